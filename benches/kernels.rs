@@ -5,7 +5,7 @@
 //! read bandwidth; batches in GOP/s and as a fraction of the peak of the arithmetic they use on that instruction set.
 //! Each number is the best of several rounds. The filter `limits` prints the machine's limits and no kernel;
 //! `scripts/race.sh` reads them.
-#![allow(unsafe_code, missing_docs)]
+#![allow(unsafe_code, missing_docs, clippy::disallowed_methods, clippy::print_stdout, clippy::print_stderr)]
 
 #[path = "kernels/between.rs"]
 mod between;

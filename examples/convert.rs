@@ -1,6 +1,8 @@
 //! Converts a Hugging Face checkpoint into a pack of 4-bit weights and prints what it writes:
 //! `cargo run --release --example convert -- HF_DIR OUT_DIR`
 
+#![allow(clippy::disallowed_methods, clippy::print_stdout, clippy::print_stderr)]
+
 use iec::convert::pack::{PackOptions, PackSummary, pack};
 use iec::session::{Session, SessionOptions};
 use std::path::Path;

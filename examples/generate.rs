@@ -1,6 +1,8 @@
 //! Opens a pack, or the model that is embedded in the library, and streams the text that follows a prompt:
 //! `cargo run --release --example generate -- ["PROMPT" [PACK]]`
 
+#![allow(clippy::disallowed_methods, clippy::print_stdout, clippy::print_stderr)]
+
 use iec::session::{GenerateOptions, Metrics, Session, SessionOptions, Speculation};
 use std::io::Write;
 use std::path::Path;

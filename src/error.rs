@@ -34,10 +34,10 @@ pub enum Cause {
     /// The engine cannot be created as asked: architecture, precision or device.
     #[error("{0}")]
     Engine(String),
-    /// Memory could not be allocated.
+    /// The system refused memory, address space, a thread or a process.
     #[error("{0}")]
     OutOfMemory(String),
-    /// A signal stopped the work. No incomplete output was left, but perhaps work that can be continued.
+    /// A signal stopped the work. No incomplete output is left; partial work may be kept for the next run.
     #[error("interrupted; {}", if *.resumable { "run the same command again to continue" } else { "nothing was left half-written" })]
     Interrupted {
         /// Signal that was received.
@@ -54,12 +54,15 @@ pub enum Signal {
     Interrupt,
     /// SIGTERM: sent by the system or by a scheduler.
     Terminate,
+    /// SIGHUP: the terminal was closed.
+    HangUp,
 }
 
 impl Signal {
     /// Returns the exit code of the process: 128 + the number of the signal, the convention of shells.
     pub fn exit_code(self) -> u8 {
         match self {
+            Signal::HangUp => 129,
             Signal::Interrupt => 130,
             Signal::Terminate => 143,
         }
@@ -68,7 +71,7 @@ impl Signal {
 
 impl Cause {
     /// Returns the stable machine-readable name, used in `--json` error objects, and the process exit code, both as
-    /// documented in the README.
+    /// documented in docs/guide/scripts-and-errors.md.
     fn kind_and_exit_code(&self) -> (&'static str, u8) {
         match self {
             Cause::Io(_) => ("io", 1),
@@ -88,7 +91,7 @@ impl Cause {
         self.kind_and_exit_code().0
     }
 
-    /// Returns the process exit code, as documented in the README.
+    /// Returns the process exit code, as documented in docs/guide/scripts-and-errors.md.
     pub fn exit_code(&self) -> u8 {
         self.kind_and_exit_code().1
     }
@@ -185,7 +188,7 @@ impl Error {
             *resumable = true;
             return self;
         }
-        self.help("run the same command again; it continues with what is finished")
+        self.help("run the same command again; it keeps the finished work and continues")
     }
 
     /// Returns the cause.
@@ -259,9 +262,19 @@ impl std::error::Error for Error {
 
 impl From<std::io::Error> for Error {
     fn from(e: std::io::Error) -> Self {
-        let full = e.kind() == std::io::ErrorKind::StorageFull;
-        let error = Error::new(Cause::Io(e));
-        if full { error.help("free some disk space and run the same command again") } else { error }
+        // Streams pass an interrupt through functions of the standard library.
+        let e = match e.downcast::<Error>() {
+            Ok(error) => return error,
+            Err(e) => e,
+        };
+        match e.kind() {
+            std::io::ErrorKind::OutOfMemory => Error::new(Cause::OutOfMemory(e.to_string()))
+                .help("give the process more memory or address space (`ulimit -v`, the limits of the container)"),
+            std::io::ErrorKind::StorageFull => {
+                Error::new(Cause::Io(e)).help("free some disk space and run the same command again")
+            }
+            _ => Error::new(Cause::Io(e)),
+        }
     }
 }
 
@@ -317,6 +330,13 @@ mod tests {
         let e = e.resumable();
         assert_eq!(e.to_string(), "interrupted; run the same command again to continue");
         assert_eq!((e.cause().exit_code(), e.help_text()), (143, None));
+    }
+
+    #[test]
+    fn refused_memory_has_its_own_exit_code_also_where_models_are_opened() {
+        let e = Error::from(std::io::Error::from_raw_os_error(12)).at("model.ie.bin").while_opening_model();
+        assert_eq!(e.cause().exit_code(), 6);
+        assert!(e.to_string().starts_with("model.ie.bin: Cannot allocate memory"), "{e}");
     }
 
     #[test]

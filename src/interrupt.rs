@@ -1,5 +1,5 @@
-//! Records interrupts (SIGINT, SIGTERM). Long loops call [`check`] and return an error, so that temporary files are
-//! removed and journals are up to date.
+//! Records interrupts (SIGINT, SIGTERM, SIGHUP). Long loops call [`check`] and return its error, so that temporary
+//! files are removed and journals are up to date.
 
 use crate::error::{Cause, Error, Result, Signal};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -15,7 +15,7 @@ pub fn request(signal: Signal) {
 /// Returns the signal that requested the process to stop, if any.
 pub fn requested() -> Option<Signal> {
     let code = REQUESTED.load(Ordering::Relaxed);
-    [Signal::Interrupt, Signal::Terminate].into_iter().find(|signal| signal.exit_code() == code)
+    [Signal::Interrupt, Signal::Terminate, Signal::HangUp].into_iter().find(|signal| signal.exit_code() == code)
 }
 
 /// Fails with [`Cause::Interrupted`] once an interrupt was requested.

@@ -4,24 +4,25 @@
 //!
 //! | module | question it answers | may import |
 //! |---|---|---|
-//! | ground: `calibration dtype error iebin interrupt job manifest mapped model_config output progress provenance quant_spec rng role scheme sha256 simd strict_json units windowed` | what is an artifact, a tensor, a number? | only ground |
+//! | ground: `calibration dtype error files iebin interrupt job manifest mapped model_config output progress provenance quant_spec resources rng role scheme sha256 simd strict_json tokenizer_limits units windowed` | what is an artifact, a tensor, a number? | only ground |
 //! | `quant` | how do floats become blocks, and was it good enough? | ground |
 //! | `dedup` | which bytes are stored twice? | ground |
 //! | `convert` | how does a Hugging Face checkpoint become an artifact? | ground, `quant` |
 //! | `runtime` | how does an artifact answer? | ground |
 //! | `eval` | how well does it answer? | ground, `runtime` |
 //! | `verify` | is the answer the one Hugging Face gives? (candle-core as an independent reference) | ground |
-//! | `trial` | is a quantized model as good as the original, and which tensor is to blame? | ground, `quant`, `convert`, `eval`, `runtime`, `verify` |
+//! | `signature` | who made a pack, and was it changed since? | ground |
+//! | `trial` | is a quantized model as good as the original, and which tensor is to blame? | ground, `quant`, `convert`, `eval`, `runtime`, `verify`, `signature` |
 //! | `selfcheck` | does a GPU compute what the CPU computes, and how fast? | ground, `runtime` |
-//! | `session` | what does a user mean by a model? pack, tokenizer, chat template, sampling, engine, metrics | ground, `quant`, `dedup`, `convert`, `runtime`, `eval`, `verify`, `trial` |
-//! | `report` | how are results shown? | ground, `quant`, `dedup`, `convert`, `runtime`, `eval`, `verify`, `trial`, `session` |
+//! | `session` | what does a user mean by a model? pack, tokenizer, chat template, sampling, engine, metrics | ground, `quant`, `dedup`, `convert`, `runtime`, `eval`, `verify`, `signature`, `trial` |
+//! | `report` | how are results shown? | ground, `quant`, `dedup`, `convert`, `runtime`, `eval`, `verify`, `signature`, `trial`, `session` |
 //! | `inspect` | what does a checkpoint, pack, weight file or manifest hold? | ground, `quant`, `dedup`, `convert`, `runtime`, `report` |
 //! | `bin/iec` | which command does what? | everything |
 //!
 //! To generate text, open a [`session::Session`] (`examples/generate.rs`); to make a pack of a checkpoint, call
 //! [`convert::pack::pack()`] (`examples/convert.rs`). docs/DESIGN.md explains the design.
 
-#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+#![cfg_attr(test, allow(clippy::disallowed_methods))]
 
 pub mod calibration;
 pub mod convert;
@@ -29,6 +30,7 @@ pub mod dedup;
 pub mod dtype;
 pub mod error;
 pub mod eval;
+pub mod files;
 pub mod iebin;
 pub mod inspect;
 pub mod interrupt;
@@ -42,6 +44,7 @@ pub mod provenance;
 pub mod quant;
 pub mod quant_spec;
 pub mod report;
+pub mod resources;
 pub mod rng;
 pub mod role;
 pub mod runtime;
@@ -49,8 +52,10 @@ pub mod scheme;
 pub mod selfcheck;
 pub mod session;
 pub mod sha256;
+pub mod signature;
 pub mod simd;
 pub mod strict_json;
+pub mod tokenizer_limits;
 pub mod trial;
 pub mod units;
 pub mod verify;

@@ -1,11 +1,17 @@
 //! Read-only bytes that tensors borrow for as long as they live: ranges of memory-mapped files, or owned memory.
 
+mod table;
+
+pub use table::file_at;
+
 use crate::error::{Cause, Context, Error, Result};
+use crate::files;
 use std::fs::File;
 use std::ops::{Deref, Range};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use table::Registered;
 
 /// Smallest page size of any supported system in bytes.
 const PAGE: usize = 4096;
@@ -19,25 +25,28 @@ pub struct MappedFile {
     path: PathBuf,
     file: File,
     map: memmap2::Mmap,
+    _registered: Registered,
 }
 
 impl MappedFile {
-    /// Maps the whole file, in huge pages where the system supports them for files: what is then read from the disk
-    /// is cached in pages of 2 MiB, and this and every later process maps it with a 500th of the page faults.
+    /// Maps the whole file, in huge pages where the system supports them for files: data that is read from
+    /// the disk through this mapping is cached in pages of 2 MiB, and using it causes a 500th of the page faults, also
+    /// in later processes.
     ///
     /// # Errors
-    /// The file cannot be opened or mapped.
+    /// The file cannot be opened or mapped, or is not a regular file.
     #[allow(unsafe_code)]
     pub fn open(path: &Path) -> Result<Arc<MappedFile>> {
-        let file = File::open(path).at(path)?;
+        let file = files::open(path)?;
         // SAFETY: artifacts are written to a temporary name and renamed, so a mapped file is never changed in place by
-        // this program; another program that truncates it while we run is outside what any mmap reader can guard
-        // against.
+        // this program. Reading what another program has truncated raises SIGBUS, which ends the process.
         let map = unsafe { memmap2::Mmap::map(&file) }.at(path)?;
         // This is advice: a system that does not support it for files returns an error, which is ignored.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
-        Ok(Arc::new(MappedFile { path: path.to_path_buf(), file, map }))
+        let addresses = map.as_ptr_range();
+        let registered = Registered::new(path, addresses.start as usize..addresses.end as usize);
+        Ok(Arc::new(MappedFile { path: path.to_path_buf(), file, map, _registered: registered }))
     }
 
     /// Returns the path of the file.
@@ -171,14 +180,15 @@ impl Bytes {
         &mut bytemuck::cast_slice_mut(lines)[..len]
     }
 
-    /// Loads `range` into memory and into the page table, unless it is there. Owned memory always is.
+    /// Loads `range` of a mapped file into memory and into the page table. Has no effect on owned memory, which is
+    /// always loaded.
     pub fn populate(&self, range: Range<usize>) {
         let Repr::Mapped(file, whole) = &self.0 else { return };
         #[cfg(target_os = "linux")]
         if file.map.advise_range(memmap2::Advice::PopulateRead, whole.start + range.start, range.len()).is_ok() {
             return;
         }
-        // Systems without that advice, and Linux before 5.14, read a byte of every page.
+        // On systems without that advice, and on Linux before 5.14, reading one byte of every page loads the pages.
         let bytes = &file.bytes()[whole.clone()][range];
         std::hint::black_box(bytes.iter().step_by(PAGE).fold(0u8, |sum, byte| sum ^ byte));
     }

@@ -49,8 +49,8 @@ pub struct ModelConfig {
     pub attention: Attention,
     /// The feed-forward part of every layer that `dense_layers` does not list.
     pub mlp: Mlp,
-    /// The layers of a mixture of experts that have a dense MLP in place of the experts. It is not written when there
-    /// are none, so that older versions read such packs.
+    /// The layers of a mixture of experts that have a dense MLP in place of the experts. The field is not written if
+    /// there are none, so that older versions read such packs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dense_layers: Option<DenseLayers>,
     /// True when the output matrix is the embedding matrix.
@@ -99,7 +99,7 @@ pub struct Attention {
 pub struct Rope {
     /// Base of the frequencies.
     pub theta: f64,
-    /// Number of values of each head that are rotated, the first ones; `null` = all.
+    /// Number of values at the start of each head that are rotated; `null` = all.
     pub rotary_dim: Option<usize>,
     /// Scaling of the frequencies for long contexts.
     pub scaling: RopeScaling,
@@ -114,7 +114,7 @@ pub enum RopeScaling {
     None,
     /// All frequencies divided by `factor`.
     Linear { factor: f64 },
-    /// Llama 3: low frequencies divided, a smooth band between.
+    /// Llama 3: low frequencies divided by `factor`, high ones kept, with a smooth transition in between.
     Llama3 { factor: f64, low_freq_factor: f64, high_freq_factor: f64, original_max_position: usize },
     /// YaRN (arXiv 2309.00071); `attention_factor` multiplies cos and sin.
     Yarn {
@@ -136,7 +136,7 @@ pub enum RopeScaling {
 pub struct DenseLayers {
     /// Numbers of the layers, in ascending order.
     pub layers: Vec<usize>,
-    /// Number of rows of gate and of up.
+    /// Number of rows of the gate matrix and of the up matrix.
     pub intermediate: usize,
 }
 
@@ -167,10 +167,10 @@ pub enum Mlp {
     },
 }
 
-/// Set of router logits over which the softmax is taken that weights the selected experts.
+/// Set of router logits over which the softmax for the weights of the selected experts is taken.
 ///
-/// Softmax over all logits, selection, and division by the sum of the selected (Mixtral, Qwen3-MoE with
-/// `norm_topk_prob`) equals softmax over the selected logits.
+/// Softmax over all logits, followed by selection and by division by the sum of the selected probabilities (Mixtral,
+/// Qwen3-MoE with `norm_topk_prob`), equals softmax over the selected logits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RouterSoftmax {
@@ -181,7 +181,7 @@ pub enum RouterSoftmax {
     All,
 }
 
-/// The non-linearity between gate and up.
+/// Function that combines the outputs of the gate and up matrices.
 #[allow(missing_docs)]
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "snake_case")]
@@ -228,31 +228,31 @@ impl ModelConfig {
             return bad("head_dim", format!("{} is odd; rotary embedding needs pairs", self.head_dim));
         }
         if !(self.norm_eps.is_finite() && self.norm_eps >= 0.0) {
-            return bad("norm_eps", format!("{} is not a small positive number", self.norm_eps));
+            return bad("norm_eps", format!("found {}, expected a finite number of at least 0", self.norm_eps));
         }
         for (name, rope) in [("rope", Some(&self.rope)), ("local_rope", self.local_rope.as_ref())] {
             rope.map_or(Ok(()), |rope| rope.validate(name, self.head_dim))?;
         }
         for (name, factor) in [("attention.scale", self.attention.scale), ("embedding_scale", self.embedding_scale)] {
             if !factor.is_finite() {
-                return bad(name, format!("{factor} is not a number"));
+                return bad(name, format!("found {factor}, expected a finite number"));
             }
         }
         for (name, cap) in [("attention.softcap", self.attention.softcap), ("logit_softcap", self.logit_softcap)] {
             if let Some(cap) = cap
                 && !(cap.is_finite() && cap > 0.0)
             {
-                return bad(name, format!("{cap} is not a positive number"));
+                return bad(name, format!("found {cap}, expected a positive number"));
             }
         }
         if !self.attention.windows.is_empty() && self.attention.windows.len() != self.n_layers {
             return bad(
                 "attention.windows",
-                format!("{} entries for {} layers", self.attention.windows.len(), self.n_layers),
+                format!("found {} entries, expected one per layer ({})", self.attention.windows.len(), self.n_layers),
             );
         }
         if self.attention.windows.contains(&Some(0)) {
-            return bad("attention.windows", "a window of 0 sees nothing".into());
+            return bad("attention.windows", "found a window of 0 positions, expected at least 1".into());
         }
         self.mlp.validate("mlp")?;
         self.validate_dense_layers()?;

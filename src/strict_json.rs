@@ -4,12 +4,11 @@
 //! A tree node takes some 80 bytes, while an element of `[0,0,0…` takes two bytes of text. The number of nodes is
 //! therefore limited by the length of the text. Nesting is limited by serde_json (128 levels).
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 use std::cell::Cell;
 use std::fmt;
-use std::path::Path;
 
 /// Number of nodes that any text may have; further nodes need [`BYTES_PER_NODE`] bytes of text each on average.
 const FREE_NODES: usize = 4096;
@@ -24,18 +23,6 @@ pub fn parse(text: &[u8]) -> Result<Value> {
     let mut deserializer = serde_json::Deserializer::from_slice(text);
     let tree = Tree { left: &left }.deserialize(&mut deserializer).and_then(|value| deserializer.end().map(|()| value));
     tree.map_err(|e| Error::corrupt(e.to_string()))
-}
-
-/// Reads a file of limited size.
-///
-/// # Errors
-/// The file cannot be read, or is longer than `most` bytes.
-pub fn read(path: &Path, most: u64) -> Result<Vec<u8>> {
-    let size = std::fs::metadata(path).at(path)?.len();
-    if size > most {
-        return Err(Error::corrupt(format!("{size} bytes, expected at most {most}")).at(path));
-    }
-    std::fs::read(path).at(path)
 }
 
 /// Deserializes the dimensions of a tensor; limits their number, so that `[0,0,0…` does not become a list much larger
@@ -67,6 +54,17 @@ pub fn dimensions<'de, D: Deserializer<'de>>(d: D) -> std::result::Result<Vec<u6
 /// Maximum number of dimensions of a tensor; weights have up to four.
 pub const MOST_DIMENSIONS: usize = 8;
 
+/// Deserializes a part of a text into a small tree, by the rules of [`parse`].
+///
+/// # Errors
+/// The part is not JSON, has a key twice in one object, or has more than [`SMALL_NODES`] values.
+pub fn small_tree<'de, D: Deserializer<'de>>(d: D) -> std::result::Result<Value, D::Error> {
+    Tree { left: &Cell::new(SMALL_NODES) }.deserialize(d)
+}
+
+/// Maximum number of values in a small tree.
+pub const SMALL_NODES: usize = 1 << 16;
+
 #[derive(Clone, Copy)]
 struct Tree<'a> {
     left: &'a Cell<usize>,
@@ -77,7 +75,7 @@ impl<'de> DeserializeSeed<'de> for Tree<'_> {
     fn deserialize<D: Deserializer<'de>>(self, d: D) -> std::result::Result<Value, D::Error> {
         match self.left.get().checked_sub(1) {
             Some(left) => self.left.set(left),
-            None => return Err(D::Error::custom("too many values for its size")),
+            None => return Err(D::Error::custom("too many values for the length of the text")),
         }
         d.deserialize_any(self)
     }

@@ -17,7 +17,11 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         _ => return Err(format!("`{unit}` is no unit of size; expected K, M, G, T, KB, MB, GB or TB")),
     };
     let bytes = number.parse::<f64>().map_err(|_| format!("`{number}` is not a number"))? * factor;
-    if (1.0..9e15).contains(&bytes) { Ok(bytes as u64) } else { Err(format!("`{text}` is out of range")) }
+    if (1.0..9e15).contains(&bytes) {
+        Ok(bytes as u64)
+    } else {
+        Err(format!("found `{text}`, expected 1 to 9e15 bytes"))
+    }
 }
 
 /// Formats a size such as `1.95 GiB`: three significant digits in the unit that fits.

@@ -4,6 +4,8 @@
 //! `IEC_FUZZ_INPUTS` sets the number of mutated inputs per parser; docs/FUZZING.md describes how to fuzz with
 //! coverage.
 
+#![allow(clippy::disallowed_methods)]
+
 #[path = "../fuzz/src/guard.rs"]
 mod guard;
 #[path = "../fuzz/src/targets.rs"]

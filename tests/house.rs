@@ -8,6 +8,8 @@
 //! The test uses only the standard library, so it can be run without building the crate, within two seconds:
 //! `rustc --edition 2024 --test tests/house.rs -o target/house && target/house`.
 
+#![allow(clippy::disallowed_methods, clippy::print_stdout)]
+
 #[path = "house/counts.rs"]
 mod counts;
 #[path = "house/graph.rs"]
@@ -38,6 +40,7 @@ const GROUND: &[&str] = &[
     "calibration",
     "dtype",
     "error",
+    "files",
     "iebin",
     "interrupt",
     "job",
@@ -48,12 +51,14 @@ const GROUND: &[&str] = &[
     "progress",
     "provenance",
     "quant_spec",
+    "resources",
     "rng",
     "role",
     "scheme",
     "sha256",
     "simd",
     "strict_json",
+    "tokenizer_limits",
     "units",
     "windowed",
 ];
@@ -73,10 +78,11 @@ const MODULES: &[Module] = &[
         question: "is the answer the one Hugging Face gives? (candle-core as an independent reference)",
         may_import: &[],
     },
+    Module { name: "signature", question: "who made a pack, and was it changed since?", may_import: &[] },
     Module {
         name: "trial",
         question: "is a quantized model as good as the original, and which tensor is to blame?",
-        may_import: &["quant", "convert", "eval", "runtime", "verify"],
+        may_import: &["quant", "convert", "eval", "runtime", "verify", "signature"],
     },
     Module {
         name: "selfcheck",
@@ -86,12 +92,12 @@ const MODULES: &[Module] = &[
     Module {
         name: "session",
         question: "what does a user mean by a model? pack, tokenizer, chat template, sampling, engine, metrics",
-        may_import: &["quant", "dedup", "convert", "runtime", "eval", "verify", "trial"],
+        may_import: &["quant", "dedup", "convert", "runtime", "eval", "verify", "signature", "trial"],
     },
     Module {
         name: "report",
         question: "how are results shown?",
-        may_import: &["quant", "dedup", "convert", "runtime", "eval", "verify", "trial", "session"],
+        may_import: &["quant", "dedup", "convert", "runtime", "eval", "verify", "signature", "trial", "session"],
     },
     Module {
         name: "inspect",
@@ -102,6 +108,7 @@ const MODULES: &[Module] = &[
 
 /// Files and folders that may contain unsafe code.
 const UNSAFE: &[&str] = &[
+    "src/bin/iec/fatal/",
     "src/mapped.rs",
     "src/runtime/cpu/",
     "src/runtime/cuda/context.rs",
@@ -302,6 +309,13 @@ fn idle_exceptions(sources: &Sources) -> Vec<String> {
     found
 }
 
+/// Returns the packages of a lock file that do not come from crates.io with a checksum, except this one.
+fn unpinned(lock: &str) -> Vec<String> {
+    let registry = "\nsource = \"registry+https://github.com/rust-lang/crates.io-index\"\nchecksum = \"";
+    let packages = lock.split("[[package]]\nname = \"").skip(1).filter(|package| !package.contains(registry));
+    packages.filter_map(|package| package.split('"').next()).filter(|name| *name != "iec").map(String::from).collect()
+}
+
 fn refuse(rule: &str, found: Vec<String>) {
     assert!(found.is_empty(), "{rule}:\n{}", found.join("\n"));
 }
@@ -358,6 +372,13 @@ fn the_library_neither_prints_nor_reads_the_environment() {
 #[test]
 fn the_engine_names_no_device() {
     refuse("a device is named", devices_named(&SOURCES));
+}
+
+#[test]
+fn dependencies_come_from_the_registry_with_checksums() {
+    refuse("a dependency has another source", unpinned(include_str!("../Cargo.lock")));
+    let planted = "[[package]]\nname = \"x\"\nversion = \"1.0.0\"\nsource = \"git+https://example.org/x\"\n";
+    assert_eq!(unpinned(planted), ["x"]);
 }
 
 #[test]

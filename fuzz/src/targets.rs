@@ -93,8 +93,8 @@ fn safetensors(data: &[u8]) {
 
 /// Parses a weight file of any format, which is detected by its first bytes, and reads both ends of every tensor.
 fn weights(data: &[u8]) {
-    let Ok(tensors) = list(&data, 0) else { return };
-    for tensor in tensors {
+    let Ok(listing) = list(&data, 0) else { return };
+    for tensor in listing.tensors {
         let mut ends = [0; 16];
         let n = tensor.nbytes.min(ends.len());
         tensor.read(&data, 0, &mut ends[..n]).expect("a range that was accepted");
@@ -217,16 +217,24 @@ fn config(data: &[u8]) {
     }
 }
 
+/// Number of bytes and of tokens that are encoded and decoded: enough for steps that grow to exceed the allowance.
+const LONG: usize = 2048;
+
 fn tokenizer(data: &[u8]) {
     let Ok(tokenizer) = Tokenizer::parse(data, Path::new("tokenizer.json")) else { return };
-    if let Ok(ids) = tokenizer.encode("Hello, wörld! 123\n\u{1F600}<s>") {
-        let _ = tokenizer.decode(&ids, true);
+    // Runs of letters and spaces are the worst texts for patterns, the file's own words for its replacements.
+    let own = String::from_utf8_lossy(&data[..data.len().min(LONG)]).into_owned();
+    for text in ["Hello, wörld! 123\n\u{1F600}<s>", &"a".repeat(LONG), &" ".repeat(LONG), &own] {
+        if let Ok(ids) = tokenizer.encode(text) {
+            let _ = tokenizer.decode(&ids, true);
+        }
     }
     let _ = tokenizer.decode(&[0, 1, 2, u32::MAX], false);
+    let _ = tokenizer.decode(&(0..LONG as u32).collect::<Vec<_>>(), false);
 }
 
 fn template(data: &[u8]) {
     let Ok(source) = std::str::from_utf8(data) else { return };
     let talk = [Message::new("user", "Hi"), Message::new("assistant", "Yes?"), Message::new("user", "é")];
-    let _ = ChatTemplate::from_source(source).render(&talk);
+    let _ = ChatTemplate::from_source(source).render(&talk, 1 << 20);
 }

@@ -3,15 +3,16 @@
 use super::file::Description;
 use super::{Calibration, CalibrationWriter};
 use crate::error::{Error, Result};
+use crate::output::AtomicFile;
 use crate::progress;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Adds statistics of the same model that were collected from different texts, and writes the sum to `out`.
 ///
 /// # Errors
 /// A file cannot be read or written, or the statistics are of different models, windows or precisions, or of the same
 /// text.
-pub fn merge(paths: &[PathBuf], out: &Path) -> Result<Description> {
+pub fn merge(paths: &[PathBuf], out: AtomicFile) -> Result<Description> {
     let parts = paths.iter().map(|path| Calibration::open(path)).collect::<Result<Vec<_>>>()?;
     let Some((first, others)) = parts.split_first() else {
         return Err(Error::usage("found no statistics, expected at least one file"));
@@ -42,7 +43,7 @@ pub fn merge(paths: &[PathBuf], out: &Path) -> Result<Description> {
         }
         description.texts.extend(found.texts.iter().cloned());
     }
-    let mut writer = CalibrationWriter::create(out, &description, first.sites().cloned().collect())?;
+    let mut writer = CalibrationWriter::begin(out, &description, first.sites().cloned().collect())?;
     let bar = progress::items("merging", first.sites().count() as u64);
     for site in first.sites() {
         let mut sums = parts.iter().filter_map(|part| part.sums(&site.name));

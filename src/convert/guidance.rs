@@ -11,7 +11,8 @@ use std::path::Path;
 /// Opens the statistics at `path`.
 ///
 /// # Errors
-/// They are damaged, the manifest was made with others, or it needs some and none are given.
+/// The statistics are damaged or others than those the manifest was made with, or the manifest needs statistics and
+/// none are given.
 pub(super) fn open(document: Option<&Document>, path: Option<&Path>) -> Result<Option<Calibration>> {
     let record = document.and_then(|document| document.calibration.as_ref());
     let Some(path) = path else {
@@ -21,7 +22,8 @@ pub(super) fn open(document: Option<&Document>, path: Option<&Path>) -> Result<O
             None => Ok(None),
             Some((name, method)) => {
                 let texts = record.iter().flat_map(|r| &r.texts).map(|text| text.name.as_str()).collect::<Vec<_>>();
-                let found = format!("method {} needs the statistics of the model's inputs", method.name());
+                let found =
+                    format!("found method {}, which needs calibration statistics, but none are given", method.name());
                 let help = format!(
                     "name the file of `iec calib` that the manifest was made with (text: {}) with --calib",
                     texts.join(", ")
@@ -34,8 +36,10 @@ pub(super) fn open(document: Option<&Document>, path: Option<&Path>) -> Result<O
     match record.filter(|record| record.seal != calibration.seal()) {
         None => Ok(Some(calibration)),
         Some(record) => {
-            let found = format!("has seal {}, the manifest was made with {}", calibration.seal(), record.seal);
-            Err(Error::usage(found)).at(path).help("name those statistics, or make the manifest again with these")
+            let found = format!("found seal {}, expected {} as in the manifest", calibration.seal(), record.seal);
+            Err(Error::usage(found))
+                .at(path)
+                .help("give the statistics that the manifest was made with, or make the manifest again with these")
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Reads untrusted JSON files: their size is limited, and duplicate keys are refused.
 
 use crate::error::{Error, Result};
+use crate::files;
 use crate::strict_json;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, Deserializer, MapAccess, Visitor};
@@ -17,7 +18,7 @@ const OBJECT_LIMIT: u64 = 16 << 20;
 
 /// Reads a whole file of at most [`JSON_LIMIT`] bytes.
 pub fn read_limited(path: &Path) -> Result<Vec<u8>> {
-    strict_json::read(path, JSON_LIMIT)
+    files::read_limited(path, JSON_LIMIT)
 }
 
 /// Reads and parses a JSON file.
@@ -27,11 +28,11 @@ pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
 
 /// Reads and parses a JSON object as a tree; no key may occur twice.
 pub fn read_object(path: &Path) -> Result<Map<String, Value>> {
-    match strict_json::parse(&strict_json::read(path, OBJECT_LIMIT)?)
+    match strict_json::parse(&files::read_limited(path, OBJECT_LIMIT)?)
         .map_err(|e| Error::corrupt(format!("invalid JSON: {e}")).at(path))?
     {
         Value::Object(map) => Ok(map),
-        _ => Err(Error::corrupt("expected a JSON object").at(path)),
+        _ => Err(Error::corrupt("found another JSON value, expected a JSON object").at(path)),
     }
 }
 

@@ -5,7 +5,8 @@
 //! names a weight file, exactly this file is used; its companions are expected in the same directory.
 
 use super::older_pack;
-use crate::error::{Context, Error, Result};
+use crate::error::{Cause, Context, Error, Result};
+use crate::files;
 use std::path::{Path, PathBuf};
 
 const SAFETENSORS: &str = "model.safetensors";
@@ -44,7 +45,10 @@ impl Layout {
     /// # Errors
     /// No weights are found, or several candidates are found and no index chooses between them.
     pub fn find(path: &Path) -> Result<Layout> {
-        if path.is_file() {
+        let found =
+            std::fs::metadata(path).at(path).help("name the directory of a Hugging Face checkpoint with --hf-dir")?;
+        if !found.is_dir() {
+            files::open(path)?;
             let dir = match path.parent() {
                 Some(dir) if !dir.as_os_str().is_empty() => dir,
                 _ => Path::new("."),
@@ -57,8 +61,7 @@ impl Layout {
                 return Ok(Layout { dirs: search_path(path, below), weights, explicit: false });
             }
         }
-        std::fs::metadata(path).at(path).help("name the directory of a Hugging Face checkpoint with --hf-dir")?;
-        if path.join("model.ie.json").is_file() {
+        if files::is_file(&path.join("model.ie.json"))? {
             return Err(Error::usage("found a pack, expected a Hugging Face checkpoint").at(path).help(format!(
                 "use it with `iec run --model-dir {0}`, or turn it back: `iec unpack --model-dir {0} --out-dir DIR`",
                 path.display()
@@ -70,8 +73,15 @@ impl Layout {
     }
 
     /// Returns true when `dir` itself (not a subdirectory) holds weights.
-    pub fn lies_in(dir: &Path) -> bool {
-        !matches!(weights_in(dir), Ok(None))
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn lies_in(dir: &Path) -> Result<bool> {
+        match weights_in(dir) {
+            Err(e) if matches!(e.cause(), Cause::Io(_)) => Err(e),
+            // Weights that cannot be used are weights, too.
+            found => Ok(!matches!(found, Ok(None))),
+        }
     }
 
     /// Returns the directory of the weights.
@@ -82,9 +92,10 @@ impl Layout {
     /// Finds a file that accompanies the weights; returns `None` when there is none.
     ///
     /// # Errors
-    /// The file is a symbolic link to a target outside the checkpoint.
+    /// The file is a symbolic link to a target outside the checkpoint or to none, or the system cannot tell whether it
+    /// exists.
     pub fn companion(&self, name: &str) -> Result<Option<PathBuf>> {
-        let path = self.dirs.iter().map(|dir| dir.join(name)).find(|path| path.exists());
+        let path = files::first(self.dirs.iter().map(|dir| dir.join(name)))?;
         path.map(|path| self.refuse_escape(&path).map(|()| path)).transpose()
     }
 
@@ -106,7 +117,7 @@ impl Layout {
         if inside(&dir) || snapshots.and_then(Path::parent).is_some_and(|repo| inside(&repo.join("blobs"))) {
             return Ok(());
         }
-        Err(Error::unsupported(format!("is a link to {}, outside the checkpoint", target.display()))
+        Err(Error::unsupported(format!("found a link to {}, outside the checkpoint", target.display()))
             .at(file)
             .help("name the directory of the file itself with --hf-dir, or copy it"))
     }
@@ -136,18 +147,19 @@ pub(in crate::convert) fn by_name(path: PathBuf) -> WeightFiles {
 
 /// Finds the weights in a directory: one of [`NAMES`], an older pack, or the only safetensors file.
 fn weights_in(dir: &Path) -> Result<Option<WeightFiles>> {
-    let known = NAMES.iter().map(|name| dir.join(name)).find(|path| path.exists());
-    if let Some(path) = known {
+    if let Some(path) = files::first(NAMES.iter().map(|name| dir.join(name)))? {
         return Ok(Some(by_name(path)));
     }
-    if let Some(description) = older_pack::description_in(dir) {
+    if let Some(description) = older_pack::description_in(dir)? {
         return Ok(Some(WeightFiles::OlderPack(description)));
     }
-    let Ok(listing) = std::fs::read_dir(dir) else { return Ok(None) };
+    if !files::is_dir(dir)? {
+        return Ok(None);
+    }
     let mut others = Vec::new();
-    for entry in listing {
+    for entry in std::fs::read_dir(dir).at(dir)? {
         let path = entry.at(dir)?.path();
-        if path.extension().is_some_and(|e| e == "safetensors") && path.is_file() {
+        if path.extension().is_some_and(|e| e == "safetensors") && files::is_file(&path)? {
             others.push(path);
         }
     }

@@ -1,8 +1,8 @@
 //! Merges the parts of a divided job into one artifact.
 //!
-//! Each part has written its data and the command it belongs to. Merging repeats that command with [`Share::Merge`]:
-//! it plans again, which shows whether inputs and version are still the same, takes over the finished work of the
-//! parts, compares every hash on the way, and commits.
+//! Each part has recorded its data and its command. Merging repeats that command with [`Share::Merge`]: it plans again
+//! and thereby detects changed inputs or versions, copies the finished work of the parts, compares every hash, and
+//! commits.
 
 use super::gguf::{ExportOptions, ExportSummary, ImportOptions, ImportSummary, export, import};
 use super::pack::{self, PackOptions, PackSummary};
@@ -38,8 +38,8 @@ pub enum Merged {
 /// read, if they read one.
 ///
 /// # Errors
-/// There are no parts, or parts of several conversions, some are missing or damaged, their inputs have changed, or
-/// the output cannot be written. The parts are kept then.
+/// No parts or parts of several conversions are found, parts are missing or damaged, their inputs have changed, or the
+/// output cannot be written. In these cases the parts are kept.
 pub fn merge(out_dir: &Path, run: RunOptions, open_pack: impl FnOnce(&Path) -> Result<IebinReader>) -> Result<Merged> {
     let (parts, command) = the_one_with_parts(out_dir)?;
     let run = RunOptions { share: Share::Merge(parts.clone()), ..run };
@@ -84,9 +84,12 @@ fn the_one_with_parts(out_dir: &Path) -> Result<(PathBuf, Command)> {
     let mut found: Vec<(PathBuf, Command)> = job::partials(out_dir)?.into_iter().filter_map(with_parts).collect();
     match found.len() {
         1 => Ok(found.remove(0)),
-        0 => Err(Error::corrupt("found no parts to merge")
-            .at(out_dir)
-            .help("run all parts first: `iec pack … --part 1/N` to `--part N/N` with this --out-dir")),
+        0 => {
+            job::remove_over(out_dir);
+            Err(Error::corrupt("found no parts to merge")
+                .at(out_dir)
+                .help("run all parts first: `iec pack … --part 1/N` to `--part N/N` with this --out-dir"))
+        }
         _ => {
             let names: Vec<String> = found.iter().map(|(path, _)| path.display().to_string()).collect();
             Err(Error::corrupt(format!("found parts of {} different conversions: {}", names.len(), names.join(", ")))

@@ -22,6 +22,7 @@
 
 pub mod arch;
 mod checkpoint;
+pub mod checksum;
 mod companions;
 mod digest;
 pub mod dry_run;

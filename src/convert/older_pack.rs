@@ -1,15 +1,16 @@
 //! Reads a pack of an older program as a checkpoint.
 //!
 //! Such a pack lists tensors by their Hugging Face names and offsets in one binary and does not describe the model,
-//! so it cannot be run; but with `config.json` it is complete as a checkpoint. Floats and MXFP4 parts become source
-//! tensors; matrices of finished 4-bit codes are taken over unchanged. Everything is read by position, as from any
-//! source.
+//! so it cannot be run; but with `config.json` it is complete as a checkpoint. Floats, MXFP4 codes and MXFP4
+//! scales become source tensors; matrices of finished 4-bit codes are copied unchanged. The data is read by position,
+//! as from any source.
 
 use super::json::Pairs;
 use super::read_at::InputFile;
 use super::shards::Shards;
 use super::source_tensor::SourceTensor;
 use crate::error::{Context, Error, Result};
+use crate::files;
 use crate::iebin::int4::TERMS;
 use crate::iebin::reader::{check_entries, plain_file_name, read_description};
 use crate::iebin::{EntryJson, JSON_NAME, Store};
@@ -19,16 +20,21 @@ use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 
-/// File names of descriptions; the second belongs to packs with copies of their attention in 4 bits.
+/// File names of descriptions; the second belongs to packs with 4-bit copies of their attention matrices.
 const NAMES: [&str; 2] = [JSON_NAME, "model.ie.compat.json"];
 
 /// Returns the path of the description if `dir` has a pack of an older program.
-pub(super) fn description_in(dir: &Path) -> Option<PathBuf> {
-    let path = NAMES.iter().map(|name| dir.join(name)).find(|path| path.is_file())?;
-    // Values are skipped, not built. An unreadable file is reported when the checkpoint is opened.
-    let Pairs::<IgnoredAny>(keys) = serde_json::from_slice(&super::json::read_limited(&path).ok()?).ok()?;
+///
+/// # Errors
+/// The description cannot be read.
+pub(super) fn description_in(dir: &Path) -> Result<Option<PathBuf>> {
+    let Some(path) = files::first(NAMES.iter().map(|name| dir.join(name)))? else { return Ok(None) };
+    // Values are skipped, not built. An invalid file is reported when the checkpoint is opened.
+    let Ok(Pairs::<IgnoredAny>(keys)) = serde_json::from_slice(&super::json::read_limited(&path)?) else {
+        return Ok(None);
+    };
     let has = |wanted: &str| keys.iter().any(|(key, _)| key == wanted);
-    (has("tensors") && !has("model") && !has("created_by")).then_some(path)
+    Ok((has("tensors") && !has("model") && !has("created_by")).then_some(path))
 }
 
 /// Opens the pack that `json` describes.
@@ -103,10 +109,10 @@ fn packed_tensor(entry: &EntryJson, quant: &Map<String, Value>, bin: &str, dir: 
     let known =
         |field: &&String| TERMS.contains(&field.as_str()) || ["scale_bin", "scale_offset"].contains(&field.as_str());
     if let Some(field) = quant.keys().find(|field| !known(field)) {
-        return Err(Error::unsupported(format!("unknown field `{field}` in quant"))
-            .help("remove it if it does not change what the bytes mean; docs/FORMAT.md lists what is understood"));
+        return Err(Error::unsupported(format!("found the unknown field `{field}` in quant"))
+            .help("remove it if it does not change what the bytes mean; docs/FORMAT.md lists the supported fields"));
     }
-    // The manifests of these programs have the same fields in one object.
+    // A manifest of these programs lists the fields of the entry and of its `quant` in one object.
     let own = json!({"shape": entry.shape, "packed_bin": bin, "q4_offset": entry.offset, "q4_nbytes": entry.nbytes});
     let mut whole = quant.clone();
     whole.extend(own.as_object().into_iter().flatten().map(|(field, value)| (field.clone(), value.clone())));

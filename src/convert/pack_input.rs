@@ -3,22 +3,24 @@
 use super::digest::hash_file;
 use super::executor::Task;
 use crate::error::{Context, Error, Result};
+use crate::files;
 use crate::iebin::{BIN_NAME, Entry, IebinReader, JSON_NAME};
 use crate::job::Fingerprint;
 use crate::progress::ProgressBar;
 
-/// Adds the files of a pack; one without its binary is rebuilt from others, and its description has the hashes.
+/// Adds the files of a pack to `fingerprint`. The weights of a pack without its binary come from other packs; its
+/// description contains their hashes.
 ///
 /// # Errors
-/// A file is not there any more.
+/// A file of the pack is missing.
 pub(super) fn fingerprint(reader: &IebinReader, fingerprint: &mut Fingerprint) -> Result<()> {
     fingerprint.file(&reader.path(JSON_NAME))?;
     let binary = reader.path(BIN_NAME);
-    if binary.exists() { fingerprint.file(&binary) } else { Ok(()) }
+    if files::exists(&binary)? { fingerprint.file(&binary) } else { Ok(()) }
 }
 
-/// Lists tasks that compare the payloads of selected tensors with their recorded hashes, so that damage is not passed
-/// on.
+/// Lists tasks that compare the payloads of selected tensors with their recorded hashes, so that damaged
+/// data does not get into the output.
 pub(super) fn check_tasks<'a>(
     reader: &'a IebinReader,
     select: impl Fn(&Entry) -> bool + 'a,

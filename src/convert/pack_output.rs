@@ -5,10 +5,11 @@ use super::companions::{Companions, NAMES};
 use super::executor::{Finished, Section};
 use super::layout;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::iebin::writer::{self, Layout, refuse_existing};
 use crate::iebin::{self, BIN_NAME, DescriptionParts, Entry, JSON_NAME, Store, dependants};
 use crate::job::{self, DataFile, Job};
-use crate::output::{AtomicFile, Inputs};
+use crate::output::{AtomicFile, Inputs, stale};
 use std::path::Path;
 
 /// Returns the data file of the binary, which tasks fill.
@@ -21,8 +22,8 @@ pub(super) fn section(entry: &Entry) -> Vec<Section> {
     vec![Section { file: 0, range: entry.offset as u64..(entry.offset + entry.nbytes) as u64 }]
 }
 
-/// Gives the files of a pack their final names. `allowed` is asked again immediately before they replace others,
-/// because another command may have written a pack in the meantime.
+/// Gives the files of a pack their final names. `allowed` is called again immediately before other files are
+/// replaced, because another command may have written a pack in the meantime.
 pub(super) fn commit<T>(
     job: &Job,
     mut files: Vec<AtomicFile>,
@@ -36,8 +37,8 @@ pub(super) fn commit<T>(
     writer::commit(layout.clone(), files.remove(0), job.dir(), parts, finished.digests(), allowed)
 }
 
-/// Returns true if a run of this job was killed while its pack got its final names, so that a pack in `out_dir` is its
-/// own.
+/// Returns true if a run of this job was killed while it renamed the files of its pack, so that the pack in `out_dir`
+/// belongs to this job.
 pub(super) fn was_torn(out_dir: &Path, fingerprint: &str) -> bool {
     job::was_torn(out_dir, fingerprint, Some(JSON_NAME), [BIN_NAME].into_iter())
 }
@@ -78,15 +79,15 @@ impl Totals {
     }
 }
 
-/// Refuses an output directory in which files would be lost: one with weights of a checkpoint, or with a
-/// configuration that is not of a pack.
+/// Refuses an output directory in which files would be lost.
 ///
 /// # Errors
-/// `dir` holds a checkpoint, or files of a pack and `overwrite` is false.
+/// `dir` holds an input, a checkpoint, a pack that other packs need, or files of a pack and `overwrite` is false.
 pub(super) fn refuse_occupied(dir: &Path, overwrite: bool, inputs: &Inputs) -> Result<()> {
+    stale::remove(dir);
     inputs.refuse_members(dir, &iebin::members())?;
     dependants::refuse_if_needed(dir)?;
-    if layout::Layout::lies_in(dir) {
+    if layout::Layout::lies_in(dir)? {
         let found = "found a checkpoint, whose configuration a pack would replace";
         return Err(Error::usage(found).at(dir).help("choose another --out-dir"));
     }
@@ -94,7 +95,7 @@ pub(super) fn refuse_occupied(dir: &Path, overwrite: bool, inputs: &Inputs) -> R
         return Ok(());
     }
     refuse_existing(dir)?;
-    match NAMES.iter().map(|name| dir.join(name)).find(|path| path.exists()) {
+    match files::first(NAMES.iter().map(|name| dir.join(name)))? {
         Some(path) => Err(Error::usage("exists already").at(path).help("add --overwrite or choose another --out-dir")),
         None => Ok(()),
     }

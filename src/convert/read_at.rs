@@ -1,6 +1,8 @@
 //! Random-access reads by byte position, from an opened file or, in tests and fuzzing, from memory.
 
+use super::checksum::Checksum;
 use crate::error::{Context, Error, Result};
+use crate::files;
 use crate::provenance::SourceFile;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -23,7 +25,9 @@ pub trait ReadAt {
     /// # Errors
     /// The range reaches past the end, or reading fails.
     fn read_vec(&self, at: u64, n: u64) -> Result<Vec<u8>> {
-        let past_end = || Error::corrupt(format!("bytes {at}..+{n} of {}: the file is truncated", self.nbytes()));
+        let past_end = || {
+            Error::corrupt(format!("found a file of {} bytes, expected {n} bytes from offset {at} on", self.nbytes()))
+        };
         if at.checked_add(n).is_none_or(|end| end > self.nbytes()) {
             return Err(past_end());
         }
@@ -41,23 +45,34 @@ pub struct InputFile {
     nbytes: u64,
     /// Modification time when the file was opened.
     modified: SystemTime,
+    /// Recorded checksums of parts of the file, in file order.
+    checksums: Vec<Checksum>,
 }
 
 impl InputFile {
     /// Opens a file.
     ///
     /// # Errors
-    /// The file cannot be opened.
+    /// The file cannot be opened, or is not a regular file.
     pub fn open(path: &Path) -> Result<InputFile> {
-        let file = File::open(path).at(path)?;
-        let metadata = file.metadata().at(path)?;
+        let (file, metadata) = files::open_with_metadata(path)?;
         let modified = metadata.modified().at(path)?;
-        Ok(InputFile { path: path.to_path_buf(), file, nbytes: metadata.len(), modified })
+        Ok(InputFile { path: path.to_path_buf(), file, nbytes: metadata.len(), modified, checksums: Vec::new() })
     }
 
-    /// Fails if the content was changed since the file was opened, as its size and modification time show. What was
-    /// read before and after the change does not belong together. A file that was replaced by another one is not
-    /// changed: reads still go to the first one.
+    /// Adds the checksums that the file records, in file order.
+    pub(super) fn with_checksums(self, checksums: Vec<Checksum>) -> InputFile {
+        InputFile { checksums, ..self }
+    }
+
+    /// Returns the checksums that the file records, in file order.
+    pub(super) fn checksums(&self) -> &[Checksum] {
+        &self.checksums
+    }
+
+    /// Fails if the size or modification time of the file has changed since it was opened, because data read before
+    /// and after a change do not belong together. Replacing the file at the path by another file is not a change:
+    /// reads still go to the opened file.
     ///
     /// # Errors
     /// The file was changed, or its metadata cannot be read.
@@ -65,7 +80,7 @@ impl InputFile {
         let metadata = self.file.metadata().at(&self.path)?;
         match metadata.len() == self.nbytes && metadata.modified().at(&self.path)? == self.modified {
             true => Ok(()),
-            false => Err(Error::corrupt("was changed while it was read")
+            false => Err(Error::corrupt("the file was changed while it was read")
                 .at(&self.path)
                 .help("run the same command again when the file is complete")),
         }
@@ -105,7 +120,7 @@ impl ReadAt for InputFile {
 /// Returns true when the file at `path` begins with `magic`.
 pub(super) fn begins_with<const N: usize>(path: &Path, magic: &[u8; N]) -> bool {
     let mut start = [0; N];
-    File::open(path).and_then(|file| file.read_exact_at(&mut start, 0)).is_ok() && start == *magic
+    files::open(path).is_ok_and(|file| file.read_exact_at(&mut start, 0).is_ok()) && start == *magic
 }
 
 impl ReadAt for &[u8] {

@@ -31,7 +31,8 @@ pub struct RowStack {
 }
 
 impl RowStack {
-    /// Returns the view of a tensor; `vector` is true for a vector or a stack of vectors.
+    /// Returns a tensor of `shape` as a stack of matrices. `vector` is true for a vector or a stack of vectors, each of
+    /// which becomes a matrix of one column.
     pub fn new(shape: &[usize], vector: bool) -> RowStack {
         match (shape, vector) {
             ([lead @ .., rows], true) => RowStack { count: lead.iter().product(), rows: *rows, cols: 1 },
@@ -77,7 +78,7 @@ pub(super) struct RowSource<'a> {
     /// Rows of each of its matrices, and elements of a row.
     rows: usize,
     cols: usize,
-    /// Layout of each matrix, and one row, if they are in tiles.
+    /// Layout of each matrix and a buffer for a row, if the matrices are in tiles.
     tiles: Option<(TileLayout, CodedRow)>,
     read: Box<Read<'a>>,
     /// The bytes that were read last, and the row that they begin with.
@@ -99,7 +100,7 @@ impl<'a> RowSource<'a> {
         Ok(RowSource { name, form, rows, cols, tiles, read, bytes: Vec::new(), first: 0, values: Vec::new() })
     }
 
-    /// Reads some rows of a matrix.
+    /// Reads rows of a matrix into `bytes`; from tiles, all rows of the tiles that contain them.
     pub(super) fn load(&mut self, matrix: usize, rows: Range<usize>) -> Result<()> {
         let (start, length) = match &self.tiles {
             Some((layout, _)) => {
@@ -119,9 +120,13 @@ impl<'a> RowSource<'a> {
 
     /// Returns the number of bytes of a row that is stored contiguously.
     fn row_bytes(&self) -> Result<usize> {
-        let floats = |kind| Error::unsupported(format!("found {kind}, expected floats")).tensor(self.name);
+        let partial = |kind: GgmlType| {
+            let found = format!("found rows of {} elements", self.cols);
+            Error::unsupported(format!("{found}, expected a multiple of {} for {kind} blocks", kind.block()))
+                .tensor(self.name)
+        };
         match self.form {
-            Form::Blocks(kind) => kind.row_bytes(self.cols).ok_or_else(|| floats(kind)),
+            Form::Blocks(kind) => kind.row_bytes(self.cols).ok_or_else(|| partial(kind)),
             Form::Plain(dtype) => Ok(self.cols * dtype.size()),
             Form::Tiles(_) => unreachable!("rows of tiles are interleaved"),
         }
@@ -158,7 +163,7 @@ impl<'a> RowSource<'a> {
     }
 }
 
-/// Returns the layout of the matrices, and a row, of a form that has tiles.
+/// Returns the layout of the matrices and a buffer for a row, if `form` has tiles.
 fn tiles(form: Form, rows: usize, cols: usize) -> Result<Option<(TileLayout, CodedRow)>> {
     let Form::Tiles(spec) = form else { return Ok(None) };
     let layout = TileLayout::new(spec, rows, cols)?;
@@ -168,7 +173,7 @@ fn tiles(form: Form, rows: usize, cols: usize) -> Result<Option<(TileLayout, Cod
 /// Tensor that is written, or a part of one.
 pub(super) struct RowTarget {
     pub(super) form: Form,
-    /// Its matrices, and the rows and columns of each.
+    /// Matrices that are written, and the rows and columns of each.
     pub(super) matrices: Range<usize>,
     pub(super) rows: usize,
     pub(super) cols: usize,
@@ -179,7 +184,7 @@ pub(super) struct RowTarget {
 }
 
 impl RowTarget {
-    /// Writes all rows; `find` returns the source of a row and its index there, for every matrix alike.
+    /// Writes all rows; `find` returns the index of the source of a row and its row there, the same for every matrix.
     pub(super) fn fill(
         &self,
         sources: &mut [RowSource<'_>],

@@ -70,10 +70,12 @@ fn check(raw: Vec<(String, RawTensor)>, data_start: u64, file_len: u64, shard: u
         let name = &tensor.name;
         if tensor.start < end {
             let before: &SourceTensor = previous.unwrap_or(tensor);
-            return Err(Error::corrupt(format!("overlaps tensor {}", before.name)).tensor(name));
+            return Err(Error::corrupt(format!("found data that overlaps tensor {}", before.name)).tensor(name));
         }
         if tensor.start > end {
-            return Err(Error::corrupt(format!("found {} unused bytes before it", tensor.start - end)).tensor(name));
+            return Err(
+                Error::corrupt(format!("found {} unused bytes before this tensor", tensor.start - end)).tensor(name)
+            );
         }
         end = tensor.start + tensor.nbytes as u64;
         previous = Some(tensor);
@@ -100,7 +102,7 @@ fn check_one(name: &str, raw: &RawTensor, data_start: u64, file_len: u64, shard:
     }
     if data_start.checked_add(end).is_none_or(|end| end > file_len) {
         let found = format!(
-            "data_offsets {start}..{end} reach past the file, which has {} bytes of data",
+            "found data_offsets {start}..{end}, which reach past the file of {} bytes of data",
             file_len - data_start
         );
         return Err(Error::corrupt(found).help("the file is truncated or damaged; get it again"));
@@ -193,7 +195,7 @@ mod tests {
                     r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[3,7]}}"#,
                     7,
                 ),
-                "b: overlaps tensor a",
+                "b: found data that overlaps tensor a",
             ),
             (
                 "duplicate",

@@ -5,8 +5,11 @@
 
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
+use crate::files;
 use crate::iebin;
-use crate::output::{AtomicFile, DirLock, exchange, pretty, refuse_irreplaceable, require_space, reserve};
+use crate::output::{
+    AtomicFile, DirLock, directory_of, exchange, pretty, refuse_irreplaceable, require_space, reserve, stale,
+};
 use serde_json::{Map, Value, json};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -137,7 +140,10 @@ pub fn index<T>(shards: &[Shard<T>]) -> Option<(&'static str, Vec<u8>)> {
 /// # Errors
 /// `dir` holds a pack, or a checkpoint that must not or cannot be replaced, or it cannot be read.
 pub fn refuse_checkpoint(dir: &Path, overwrite: bool) -> Result<()> {
-    if [iebin::JSON_NAME, iebin::BIN_NAME, iebin::DEDUP_JSON_NAME].iter().any(|name| dir.join(name).exists()) {
+    stale::remove(dir);
+    stale::remove(directory_of(dir));
+    let pack = [iebin::JSON_NAME, iebin::BIN_NAME, iebin::DEDUP_JSON_NAME];
+    if files::first(pack.map(|name| dir.join(name)))?.is_some() {
         let found = "found a pack, whose configuration a checkpoint would replace";
         return Err(Error::usage(found).at(dir).help("choose another --out-dir"));
     }
@@ -150,10 +156,10 @@ pub fn refuse_checkpoint(dir: &Path, overwrite: bool) -> Result<()> {
     }
 }
 
-/// Gives the files of a checkpoint their names in `dir`. An old checkpoint is replaced in one step. Where there is
-/// none, the files are renamed in the given order: the last should be `config.json`, without which no reader opens a
-/// checkpoint. `allowed` is asked again before that, because another command may have written a checkpoint in the
-/// meantime.
+/// Gives the files of a checkpoint their names in `dir`. An old checkpoint is replaced in one step, and a directory
+/// without files is filled in one. Where there are only other files, the files are renamed in the given order: the last
+/// should be `config.json`, without which no reader opens a checkpoint. `allowed` is called again before that, because
+/// another command may have written a checkpoint in the meantime.
 ///
 /// # Errors
 /// `allowed` fails, or a file cannot be removed, synced or renamed.
@@ -164,10 +170,23 @@ pub fn commit(
 ) -> Result<()> {
     let _lock = DirLock::acquire(dir)?;
     allowed()?;
-    if checkpoint_files(dir)?.is_empty() {
+    let is_replaced = if is_new(dir)? { refuse_irreplaceable(dir).is_ok() } else { !checkpoint_files(dir)?.is_empty() };
+    if !is_replaced {
         return files.into_iter().try_for_each(AtomicFile::commit);
     }
     exchange(dir, files, |name| !is_checkpoint_file(name))
+}
+
+/// Returns true for a directory with nothing but temporary files of this program.
+fn is_new(dir: &Path) -> Result<bool> {
+    for entry in std::fs::read_dir(dir).at(dir)? {
+        let entry = entry.at(dir)?;
+        let is_temporary = entry.file_name().to_string_lossy().starts_with(stale::PREFIX);
+        if !is_temporary || entry.file_type().at(dir)?.is_dir() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Returns true for the names that [`divide`] and [`index`] give: `model.safetensors`, its index, and
@@ -186,7 +205,7 @@ fn is_checkpoint_file(name: &str) -> bool {
 /// Returns the files in `dir` that belong to a checkpoint, `config.json` first.
 fn checkpoint_files(dir: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
-    if !dir.exists() {
+    if !files::exists(dir)? {
         return Ok(names);
     }
     for entry in std::fs::read_dir(dir).at(dir)? {

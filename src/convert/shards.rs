@@ -1,5 +1,6 @@
 //! Opens all weight files of a checkpoint and lists their tensors.
 
+use super::checksum;
 use super::json::{Pairs, read_limited};
 use super::layout::{Layout, WeightFiles};
 use super::older_pack;
@@ -7,8 +8,10 @@ use super::read_at::InputFile;
 use super::shard;
 use super::source_tensor::SourceTensor;
 use crate::error::{Context, Error, Result};
+use crate::files;
 use crate::iebin::reader::plain_file_name;
 use crate::manifest::FinishedTensor;
+use crate::progress;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
@@ -62,8 +65,8 @@ impl Shards {
         let paths: Vec<_> = names.iter().map(|name| dir.join(name)).collect();
         for (name, path) in names.iter().zip(&paths) {
             plain_file_name(name).tensor("weight_map").at(index_path)?;
-            if !path.exists() {
-                let missing = format!("names the shard `{name}`, which does not exist");
+            if !files::exists(path).help("the download is incomplete; download that file")? {
+                let missing = format!("found the shard `{name}` in the index, but no such file");
                 return Err(Error::corrupt(missing)
                     .at(index_path)
                     .help("the download is incomplete; download that file"));
@@ -74,7 +77,13 @@ impl Shards {
         for (tensor, file) in &weight_map {
             match shards.get(tensor) {
                 Some(found) if shards.file_name(found) == file => {}
-                _ => return Err(Error::corrupt(format!("is not in `{file}`")).at(index_path).tensor(tensor)),
+                _ => {
+                    return Err(Error::corrupt(format!(
+                        "this tensor is not in `{file}`, the file that the index gives"
+                    ))
+                    .at(index_path)
+                    .tensor(tensor));
+                }
             }
         }
         Ok(shards)
@@ -93,6 +102,16 @@ impl Shards {
             files.push(shard);
         }
         Ok(Shards { files, tensors, packed: BTreeMap::new(), unexplained: BTreeSet::new() })
+    }
+
+    /// Reads all entries that have a recorded checksum, and compares them.
+    ///
+    /// # Errors
+    /// A checksum differs, a file cannot be read, or the user interrupts.
+    pub(super) fn compare_checksums(&self) -> Result<()> {
+        let all = self.files.iter().flat_map(InputFile::checksums);
+        let bar = progress::bytes("verifying", all.map(|entry| entry.range.end - entry.range.start).sum());
+        self.files.iter().try_for_each(|file| checksum::compare(file, file.checksums(), &bar).at(file.path()))
     }
 
     /// Returns the files, in the order of their names.

@@ -4,6 +4,7 @@ use super::description::JSON_NAME;
 use super::layout::Layout;
 use super::store::Store;
 use crate::error::{Context, Error, Result};
+use crate::files;
 use crate::iebin::{self, Entry};
 use crate::mapped::MappedFile;
 use std::ops::Range;
@@ -40,13 +41,13 @@ impl Chain {
         Ok(chain)
     }
 
-    /// Fails if bytes in `place` belong to a pack of the chain: that pack would be rebuilt from itself, which is
+    /// Fails if the directory `place` is that of a pack in the chain: that pack would be rebuilt from itself, which is
     /// impossible once its binary is removed.
     fn refuse(&self, place: &Path, dir: &Path) -> Result<()> {
         if !self.0.contains(&place.canonicalize().at(place)?) {
             return Ok(());
         }
-        Err(Error::corrupt("would be rebuilt from itself: it is a base of its own base")
+        Err(Error::corrupt("found a pack that is a base of its own base, so that it would be rebuilt from itself")
             .at(dir)
             .help("restore one of the two, then run `iec dedup` on it without --base"))
     }
@@ -59,17 +60,17 @@ enum Source {
 }
 
 impl Artifact {
-    /// Opens the binary of the last pack of a chain, or its store if the binary was removed.
+    /// Opens the pack in `dir`, a base of the last pack in `chain`: its binary or, if that was removed, its store.
     ///
     /// # Errors
     /// Both are missing, or a number in a description is out of range.
     pub(super) fn open_below(dir: &Path, chain: &Chain) -> Result<Artifact> {
         chain.refuse(dir, dir)?;
         let binary = dir.join(iebin::BIN_NAME);
-        if binary.exists() || !dir.join(JSON_NAME).exists() {
+        if files::exists(&binary)? || !files::exists(&dir.join(JSON_NAME))? {
             let reader = iebin::IebinReader::open(dir)?;
             let bin = reader.bin()?;
-            // It may be a link to the first pack of the chain.
+            // The binary may be a link into a pack of the chain.
             chain.refuse(bin.path().canonicalize().at(&binary)?.parent().unwrap_or(dir), dir)?;
             let entries = reader.entries().to_vec();
             return Ok(Artifact { dir: dir.to_path_buf(), entries, bytes: Source::Binary(bin.clone()) });

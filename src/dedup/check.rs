@@ -26,8 +26,9 @@ impl Store {
                 None => None,
                 Some(name) => {
                     let found = by_name.get(name.as_str()).copied().filter(|entry| place[*entry].is_none());
-                    let entry =
-                        found.ok_or_else(|| Error::corrupt("listed twice, or not in model.ie.json").tensor(label))?;
+                    let entry = found.ok_or_else(|| {
+                        Error::corrupt("this tensor is listed twice, or missing from model.ie.json").tensor(label)
+                    })?;
                     place[entry] = Some(i);
                     Some(&self.entries[entry])
                 }
@@ -36,7 +37,9 @@ impl Store {
             end = payload.offset + payload.nbytes;
         }
         let missing = |(entry, place): (&Entry, Option<usize>)| {
-            place.ok_or_else(|| Error::corrupt("is listed in model.ie.json, but not in this file").tensor(&entry.name))
+            place.ok_or_else(|| {
+                Error::corrupt("this tensor is listed in model.ie.json, but not in this file").tensor(&entry.name)
+            })
         };
         self.place = self.entries.iter().zip(place).map(missing).collect::<Result<_>>()?;
         self.layouts = layouts;
@@ -52,7 +55,7 @@ impl Store {
         let agrees = entry.is_none_or(|e| (e.offset as u64, e.nbytes as u64) == (payload.offset, payload.nbytes));
         if !fits || !agrees {
             return Err(Error::corrupt(format!(
-                "found {} bytes at {}, which is not the place of this tensor",
+                "found {} bytes at {}, which differs from model.ie.json or overlaps other bytes",
                 payload.nbytes, payload.offset
             )));
         }
@@ -61,7 +64,9 @@ impl Store {
         if units == layout.units {
             return Ok(layout);
         }
-        layout.cut(units).ok_or_else(|| Error::corrupt(format!("found {} bytes in {units} units", payload.nbytes)))
+        layout.cut(units).ok_or_else(|| {
+            Error::corrupt(format!("found {} bytes, which cannot be divided into {units} units", payload.nbytes))
+        })
     }
 
     fn check_unit(&self, payload: usize, unit: &Unit) -> Result<()> {
@@ -92,10 +97,10 @@ impl Store {
         Ok(())
     }
 
-    /// Checks the origin of a unit: it has the same layout. Differences are taken from units that need no other, and
-    /// copies are made of any units but copies, so that references cannot form a cycle.
+    /// Checks that the origin of a unit exists and has a suitable layout. Differences may refer only to units that need
+    /// no other, and copies to all units but copies, so that references cannot form a cycle.
     fn check_origin(&self, layout: &Layout, encoding: Encoding, of: &Origin) -> Result<()> {
-        let wrong = || Error::corrupt("refers to a unit that does not exist or has another layout");
+        let wrong = || Error::corrupt("found a reference to a unit that does not exist or has another layout");
         let Some(base) = of.base else {
             let payload = self.description.payloads.get(of.payload).ok_or_else(wrong)?;
             let unit = payload.units.get(of.unit).ok_or_else(wrong)?;
@@ -113,7 +118,7 @@ impl Store {
         }
         if entry.sha256.is_none() || entry.sha256 != of.sha256 {
             return Err(Error::corrupt(format!(
-                "found other bytes of {} in its base than when it was deduplicated",
+                "found other bytes of {} in the base than when this pack was deduplicated",
                 entry.name
             ))
             .help("restore the pack it was deduplicated against"));

@@ -1,8 +1,8 @@
-//! Reads and writes `model.dedup.json`, which says what every payload of a pack is rebuilt from.
+//! Reads and writes `model.dedup.json`, which describes how every payload of a pack is rebuilt.
 //!
-//! Its last field is the SHA-256 of all text before it, so that a changed number is detected. The text is untrusted
-//! input even so: [`super::store`] checks every range against the files, and every tensor against the pack's
-//! description.
+//! Its last field is the SHA-256 of all text before it, so that a changed number is detected. The text is
+//! nevertheless untrusted input: [`super::store`] checks every range against the files, and every tensor against the
+//! pack's description.
 
 use super::plane::Effort;
 use crate::error::{Context, Error, Result};
@@ -17,8 +17,9 @@ pub use crate::iebin::DEDUP_FILE_NAMES as FILE_NAMES;
 pub use crate::iebin::DEDUP_FORMAT as FORMAT;
 /// File name of the description.
 pub use crate::iebin::DEDUP_JSON_NAME as JSON_NAME;
-/// Hash that seals a description, and references to base packs.
+/// Reference to a base pack.
 pub use crate::iebin::dependants::Base;
+/// Functions that append the hash to a description and check it.
 pub use crate::iebin::seal::{sealed, unsealed};
 
 /// Top-level object of the file.
@@ -29,12 +30,12 @@ pub(crate) struct Description {
     /// SHA-256 of the `model.ie.json` that the store belongs to; `None` in stores of earlier versions.
     #[serde(default)]
     pub pack_sha256: Option<String>,
-    /// The binary that can be rebuilt.
+    /// File name of the binary that can be rebuilt.
     pub weights_bin: String,
     pub total_bytes: u64,
     /// Lengths of the files of streams.
     pub files: [u64; 3],
-    /// Base packs, whose tensors are referred to.
+    /// Base packs, to whose tensors units refer.
     pub bases: Vec<Base>,
     /// All bytes of the binary that are not zeros between tensors, in file order.
     pub payloads: Vec<Payload>,
@@ -62,8 +63,8 @@ impl Codec {
     }
 }
 
-/// Consecutive bytes of the binary: a tensor, or bytes between tensors that are not zeros. Facts of a tensor that are
-/// in `model.ie.json` are not repeated here.
+/// Consecutive bytes of the binary: a tensor, or bytes between tensors that are not zeros. Properties of a
+/// tensor that are in `model.ie.json` are not repeated here.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Payload {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -71,7 +72,7 @@ pub(crate) struct Payload {
     /// Offset and length of bytes that belong to no tensor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<[u64; 2]>,
-    /// Its hash, unless `model.ie.json` records it.
+    /// SHA-256 of the bytes, unless `model.ie.json` records it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
     /// Units of equal size: the matrices of a stack, or one.
@@ -82,13 +83,13 @@ pub(crate) struct Payload {
     /// Length in bytes; set with the offset.
     #[serde(skip)]
     pub nbytes: u64,
-    /// Its hash, from this file or from `model.ie.json`.
+    /// SHA-256 of the bytes, from this file or from `model.ie.json`.
     #[serde(skip)]
     pub hash: String,
 }
 
 impl Payload {
-    /// Returns its name for messages.
+    /// Returns the name of the payload for messages.
     pub fn label(&self) -> &str {
         self.name.as_deref().unwrap_or("(between tensors)")
     }
@@ -97,10 +98,10 @@ impl Payload {
 /// Part of a payload, and the source of its bytes: its own streams, another unit, or both.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Unit {
-    /// Unit that it is equal to, or differs from.
+    /// Unit that this one equals, or from which it is stored as differences.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of: Option<Origin>,
-    /// Start and length in each file; it starts at the end of the unit before.
+    /// Start and length in each file; the streams start where those of the unit before end.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "lengths")]
     pub streams: Option<[[u64; 2]; 3]>,
 }
@@ -170,16 +171,17 @@ impl Description {
         sealed(&format!("{{\n{},\n  \"payloads\": [\n{}\n  ]", head.join(",\n"), payloads.join(",\n")))
     }
 
-    /// Reads [`Description::to_text`].
+    /// Parses the output of [`Description::to_text`].
     ///
     /// # Errors
     /// A byte was changed, or the version is another one.
     pub fn parse(text: &[u8]) -> Result<Description> {
         let broken = |what: &str| Error::corrupt(what).help("restore it from a backup, or run `iec dedup` again");
-        let text = std::str::from_utf8(text).map_err(|_| broken("not UTF-8"))?;
-        let body = unsealed(text).ok_or_else(|| broken("was changed: its own sha256 does not match"))?;
+        let text = std::str::from_utf8(text).map_err(|_| broken("found text that is not UTF-8"))?;
+        let body =
+            unsealed(text).ok_or_else(|| broken("found changed text: the sha256 in its last field does not match"))?;
         let description: Description =
-            serde_json::from_str(&format!("{body}}}")).map_err(|e| broken(&format!("not a description: {e}")))?;
+            serde_json::from_str(&format!("{body}}}")).map_err(|e| broken(&format!("invalid description: {e}")))?;
         if description.format != FORMAT {
             return Err(Error::unsupported(format!("found format `{}`, expected `{FORMAT}`", description.format))
                 .help("restore the pack with the program that wrote it, and run `iec dedup` again"));
@@ -205,7 +207,8 @@ impl Description {
             }
         }
         if ends != self.files {
-            return Err(Error::corrupt(format!("found streams of {ends:?} bytes in files of {:?}", self.files)));
+            let found = format!("found files of {:?} bytes, expected {ends:?}, the sums of all streams", self.files);
+            return Err(Error::corrupt(found));
         }
         Ok(self)
     }

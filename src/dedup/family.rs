@@ -7,10 +7,11 @@ use super::description::{FILE_NAMES, JSON_NAME};
 use super::report::{Shared, Summary};
 use super::store::read_store;
 use crate::error::{Context, Error, Result};
+use crate::files;
 use crate::iebin;
 use crate::iebin::dependants::{LIST_NAME, dependants, forget, lock, refuse_if_needed, relative, tidy};
 use crate::iebin::reader::{check_entries, read_description};
-use crate::output::DirLock;
+use crate::output::{DirLock, sync_dir};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -24,18 +25,24 @@ pub fn remove(dir: &Path) -> Result<()> {
     let names = [iebin::JSON_NAME, JSON_NAME, iebin::BIN_NAME, LIST_NAME];
     let names: Vec<&str> = names.into_iter().chain(FILE_NAMES).collect();
     let present = |name: &&&str| dir.join(name).symlink_metadata().is_ok();
+    // Locked before the search, so that the lock file of a killed command is removed even if there is no pack.
+    let changing = DirLock::acquire(dir).map_err(Error::while_opening_model)?;
     if names.iter().filter(present).count() == 0 {
         return Err(Error::usage("found no pack").at(dir));
     }
-    let changing = DirLock::acquire(dir)?;
     let lock = lock(dir)?;
     refuse_if_needed(dir)?;
     let bases = read_store(dir).map_or_else(|_| Vec::new(), |description| description.bases);
-    let bases: Vec<PathBuf> = bases.iter().map(|base| dir.join(&base.dir)).filter(|base| base.exists()).collect();
+    let bases: Vec<PathBuf> =
+        bases.iter().map(|base| dir.join(&base.dir)).filter(|base| matches!(files::exists(base), Ok(true))).collect();
     let listed = bases.iter().map(|base| relative(dir, base)).collect::<Result<Vec<_>>>()?;
-    for name in names.iter().filter(present) {
+    for (i, name) in names.iter().filter(present).enumerate() {
         std::fs::remove_file(dir.join(name)).at(dir.join(name))?;
+        if i == 0 {
+            sync_dir(dir)?;
+        }
     }
+    sync_dir(dir)?;
     drop((lock, changing));
     // A failure here is harmless: entries of the list are checked when they are used.
     for (base, listed) in bases.iter().zip(listed) {
@@ -45,7 +52,7 @@ pub fn remove(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Bytes of a pack of a family.
+/// Sizes of a pack of a family, and the packs related to it.
 #[derive(Debug, Clone, Serialize)]
 pub struct Member {
     /// Directory of the pack.
@@ -71,7 +78,7 @@ impl Member {
         let size = |name: &str| std::fs::metadata(dir.join(name)).map_or(0, |file| file.len());
         let binary_bytes = size(iebin::BIN_NAME);
         let needed_by = dependants(dir)?;
-        let summary = if dir.join(JSON_NAME).exists() { Some(summary(dir)?) } else { None };
+        let summary = if files::exists(&dir.join(JSON_NAME))? { Some(summary(dir)?) } else { None };
         Ok(Member {
             dir: dir.to_path_buf(),
             original_bytes: summary.as_ref().map_or(binary_bytes, |summary| summary.original_bytes),
@@ -91,7 +98,7 @@ impl Member {
         let mut open = vec![tidy(dir)];
         while let Some(dir) = open.pop() {
             let Ok(place) = dir.canonicalize() else { continue };
-            if members.iter().any(|(seen, _)| *seen == place) || !dir.join(iebin::JSON_NAME).exists() {
+            if members.iter().any(|(seen, _)| *seen == place) || !files::exists(&dir.join(iebin::JSON_NAME))? {
                 continue;
             }
             let member = Member::of(&dir)?;

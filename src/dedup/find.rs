@@ -1,8 +1,8 @@
 //! Finds units that are equal or similar to others.
 //!
-//! Equal units are found by their hashes. Candidates for similarity are the unit of the same name in a base, then
-//! units with the same hash there, then units with a similar fingerprint in the bases and earlier in the same pack. A
-//! sample is encoded to choose among them, or none.
+//! Equal units are found by their hashes. The candidates for similarity are, in each base pack, the tensors with the
+//! same hash or name, then units with a similar fingerprint; and last, earlier units of the same pack with a similar
+//! fingerprint. A sample of the differences from each candidate is encoded to choose the best one, or none.
 
 use super::artifact::Artifact;
 use super::description::{Encoding, Origin};
@@ -20,7 +20,7 @@ use std::collections::HashMap;
 const CHUNK: usize = 1 << 20;
 /// Bytes of a unit that are encoded as a sample.
 const SAMPLE: usize = 128 << 10;
-/// Differences are used if they take less than this fraction of the bytes of the unit alone.
+/// Differences are used if they take less than this fraction of the bytes of the unit encoded alone.
 const WORTH: f64 = 0.95;
 /// Bytes that are hashed before their pages are released.
 const HASHED: usize = 256 << 20;
@@ -36,7 +36,7 @@ pub(super) struct Candidate<'a> {
     pub bytes: &'a [u8],
     /// Name of the tensor; none for bytes between tensors.
     pub name: Option<&'a str>,
-    /// Its recorded hash.
+    /// Recorded hash of the tensor.
     pub sha256: Option<&'a str>,
 }
 
@@ -78,13 +78,13 @@ pub(super) fn origins(
                 first.insert(hashes[i], i);
                 let trial = Trial::of(unit, effort);
                 match in_bases(&trial, &bases)? {
-                    None => near_in_pack(&trial, units, &mut own, i),
+                    None => near_in_pack(&trial, units, &mut own, i)?,
                     origin => origin,
                 }
             }
         };
         found.push(origin);
-        // Each fingerprint maps 2 MiB.
+        // Reading the few KiB of a fingerprint may map 2 MiB.
         release();
         bases.iter().for_each(|base| base.artifact.release());
     }
@@ -121,7 +121,7 @@ struct Base<'a> {
     artifact: &'a Artifact,
     by_name: HashMap<&'a str, usize>,
     by_hash: HashMap<&'a str, usize>,
-    /// Its units by payload and position; only for a mode that stores differences.
+    /// Fingerprints of the units of the pack, by payload and number of the unit.
     lineup: Lineup<(usize, usize)>,
 }
 
@@ -167,15 +167,15 @@ impl<'a> Trial<'a> {
         Trial { unit, print: unit.fingerprint(), effort }
     }
 
-    /// Returns the size of differences from these bytes, as a fraction of the size of the unit alone; none if it is
-    /// not small enough. `theirs` are the bytes of [`Trial::sample`] in the other unit.
-    fn worth(&self, theirs: &[u8]) -> Option<f64> {
+    /// Returns the encoded size of the sample as differences from `theirs`, the bytes of [`Trial::sample`] in another
+    /// unit, as a fraction of its encoded size alone; `None` if the fraction is not below [`WORTH`].
+    fn worth(&self, theirs: &[u8]) -> Result<Option<f64>> {
         let ours = &self.unit.bytes[self.sample()];
         let mut coder = Coder::new(self.effort);
-        let alone = coder.encode(&self.unit.layout.pattern, ours, None).len();
-        let delta = coder.encode(&self.unit.layout.pattern, ours, Some(theirs)).len();
+        let alone = coder.encode(&self.unit.layout.pattern, ours, None)?.len();
+        let delta = coder.encode(&self.unit.layout.pattern, ours, Some(theirs))?.len();
         let share = delta as f64 / alone.max(1) as f64;
-        (share < WORTH).then_some(share)
+        Ok((share < WORTH).then_some(share))
     }
 
     fn sample(&self) -> std::ops::Range<usize> {
@@ -217,7 +217,7 @@ fn best(trial: &Trial<'_>, b: usize, base: &Base<'_>, likely: impl Iterator<Item
         let mut theirs = vec![0; trial.sample().len()];
         base.artifact.read_unit(payload, &layout, place, trial.sample(), &mut theirs)?;
         if trial.effort != Effort::None
-            && let Some(share) = trial.worth(&theirs)
+            && let Some(share) = trial.worth(&theirs)?
             && share < best.0
         {
             best = (share, Some((Encoding::Delta, origin)));
@@ -226,18 +226,20 @@ fn best(trial: &Trial<'_>, b: usize, base: &Base<'_>, likely: impl Iterator<Item
     Ok(best.1)
 }
 
-/// Returns the most similar of the earlier units that need no other; if there is none, this unit becomes one of them.
-fn near_in_pack(trial: &Trial<'_>, units: &[Candidate<'_>], own: &mut Lineup<usize>, i: usize) -> Found {
+/// Returns the most similar of the units in `own`, which are stored without reference to another. If none is similar
+/// enough, unit `i` is added to them.
+fn near_in_pack(trial: &Trial<'_>, units: &[Candidate<'_>], own: &mut Lineup<usize>, i: usize) -> Result<Found> {
     if trial.effort == Effort::None {
-        return None;
+        return Ok(None);
     }
     let shares = own.nearest(trial.unit.layout, trial.print.as_ref(), RELATED).into_iter();
-    let shares = shares.filter_map(|j| Some((trial.worth(&units[j].bytes[trial.sample()])?, j)));
-    let best = shares.min_by(|a, b| a.0.total_cmp(&b.0));
+    let shares = shares.map(|j| Ok(trial.worth(&units[j].bytes[trial.sample()])?.map(|share| (share, j))));
+    let shares = shares.collect::<Result<Vec<_>>>()?;
+    let best = shares.into_iter().flatten().min_by(|a, b| a.0.total_cmp(&b.0));
     if best.is_none() {
         own.add(trial.unit.layout, trial.print.clone(), i);
     }
-    best.map(|(_, j)| (Encoding::Delta, units[j].origin()))
+    Ok(best.map(|(_, j)| (Encoding::Delta, units[j].origin())))
 }
 
 fn equal(bytes: &[u8], base: &Artifact, payload: usize, start: usize) -> Result<bool> {

@@ -10,7 +10,7 @@ pub(crate) fn frame_bytes(pattern: &Pattern, effort: Effort) -> usize {
     let coded = pattern.parts.iter().any(|part| part.numbers.planes().contains(&Kind::SparseExponents));
     match effort {
         Effort::None | Effort::Fast if !coded => pattern.frame_bytes(256 << 10),
-        // Entropy codes need a table per frame: larger frames need fewer.
+        // An entropy coder stores a table per frame, so larger frames need fewer tables.
         _ => pattern.frame_of_rows(1 << 20),
     }
 }
@@ -45,18 +45,21 @@ impl Coder {
 
     /// Encodes a frame, or its differences from `base`, which has the same length. The result has at most one byte
     /// more than the frame.
-    pub fn encode(&mut self, pattern: &Pattern, frame: &[u8], base: Option<&[u8]>) -> Streams {
+    ///
+    /// # Errors
+    /// There is no memory for the tables of zstd.
+    pub fn encode(&mut self, pattern: &Pattern, frame: &[u8], base: Option<&[u8]>) -> Result<Streams> {
         let mut out = Streams::default();
         out.masks.push(PLANES);
-        self.encode_planes(pattern, frame, base, &mut out);
+        self.encode_planes(pattern, frame, base, &mut out)?;
         if out.len() > frame.len() {
-            return Streams { defaults: frame.to_vec(), masks: vec![AS_IT_IS], exceptions: Vec::new() };
+            return Ok(Streams { defaults: frame.to_vec(), masks: vec![AS_IT_IS], exceptions: Vec::new() });
         }
-        out
+        Ok(out)
     }
 
-    fn encode_planes(&mut self, pattern: &Pattern, frame: &[u8], base: Option<&[u8]>, out: &mut Streams) {
-        // Differences save nothing without a code for small numbers.
+    fn encode_planes(&mut self, pattern: &Pattern, frame: &[u8], base: Option<&[u8]>, out: &mut Streams) -> Result<()> {
+        // Differences save space only with an entropy coder, because they are mostly small numbers.
         let effort = match self.effort {
             Effort::Fast if base.is_some() => Effort::Small(1),
             effort => effort,
@@ -79,13 +82,14 @@ impl Coder {
                 _ => (kinds, None),
             };
             for (plane, kind) in self.planes.iter().zip(alone) {
-                plane::encode(self.level, plane, *kind, effort, &mut self.scratch, out);
+                plane::encode(self.level, plane, *kind, effort, &mut self.scratch, out)?;
             }
             if let Some(kinds) = floats {
                 let planes = [&self.planes[alone.len()][..], &self.planes[alone.len() + 1]];
-                plane::encode_floats(self.level, planes, kinds, pattern.window(), effort, &mut self.scratch, out);
+                plane::encode_floats(self.level, planes, kinds, pattern.window(), effort, &mut self.scratch, out)?;
             }
         }
+        Ok(())
     }
 
     /// Decodes a frame, as long as `out`, from its streams.
@@ -102,7 +106,7 @@ impl Coder {
         match take(&mut from.masks, 1)?[0] {
             AS_IT_IS => out.copy_from_slice(take(&mut from.defaults, out.len())?),
             PLANES => self.decode_planes(pattern, &mut from, base, out)?,
-            other => return Err(Error::corrupt(format!("found an encoded frame of kind {other}"))),
+            other => return Err(Error::corrupt(format!("found an encoded frame of kind {other}, expected 0 or 1"))),
         }
         match from {
             Cursors { defaults: [], masks: [], exceptions: [] } => Ok(()),
@@ -193,7 +197,7 @@ mod tests {
     fn round_trip(pattern: &Pattern, frame: &[u8], base: Option<&[u8]>) {
         for effort in [Effort::Fast, Effort::Small(1)] {
             let mut coder = Coder::new(effort);
-            let streams = coder.encode(pattern, frame, base);
+            let streams = coder.encode(pattern, frame, base).unwrap();
             assert!(streams.len() <= frame.len() + 1, "{} for {} bytes of {pattern:?}", streams.len(), frame.len());
             let cursors =
                 Cursors { defaults: &streams.defaults, masks: &streams.masks, exceptions: &streams.exceptions };
@@ -255,7 +259,7 @@ mod tests {
             row: 0,
         };
         let ratio = |numbers, frame: &[u8], base, effort| {
-            let streams = Coder::new(effort).encode(&pattern(numbers), frame, base);
+            let streams = Coder::new(effort).encode(&pattern(numbers), frame, base).unwrap();
             streams.len() as f64 / frame.len() as f64
         };
         assert!(ratio(Numbers::Bf16, &bf16, None, Effort::Fast) < 0.70);

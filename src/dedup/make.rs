@@ -32,7 +32,7 @@ const FRAMES_PER_THREAD: usize = 8;
 pub struct Options {
     /// Directory of the pack.
     pub model_dir: PathBuf,
-    /// Packs that it may be similar to.
+    /// Other packs to which this pack may be similar.
     pub bases: Vec<PathBuf>,
     /// Trade-off between size and speed.
     pub codec: Codec,
@@ -51,8 +51,8 @@ pub fn dedup(options: &Options) -> Result<Made> {
     let dir = &options.model_dir;
     let _lock = DirLock::acquire(dir).map_err(Error::while_opening_model)?;
     swap::settle(dir, PACK)?;
-    if is_reduced(dir) {
-        return Err(Error::usage("is already deduplicated, and its binary was removed")
+    if is_reduced(dir)? {
+        return Err(Error::usage("found a deduplicated pack whose binary was removed")
             .at(dir)
             .help("restore the binary first: `iec dedup --restore --model-dir DIR`"));
     }
@@ -90,7 +90,7 @@ pub fn dedup(options: &Options) -> Result<Made> {
     if summary.stored_bytes >= summary.original_bytes && !options.even_if_larger {
         return Ok(Made { summary: summary.nothing_gained(), unlisted: Vec::new() });
     }
-    // Without its description, an older store does not exist: its files must not be mixed with the new ones.
+    // An older store is invalidated first, because its description must not be mixed with the new files.
     remove_if_there(&dir.join(JSON_NAME))?;
     files.into_iter().try_for_each(AtomicFile::commit)?;
     let listed: Vec<Result<()>> = bases.iter().map(|base| add_dependant(&base.dir, dir)).collect();
@@ -155,9 +155,11 @@ impl<'a> Plan<'a> {
         let mut end = 0;
         for entry in entries {
             if entry.offset < end {
-                return Err(Error::unsupported("shares its bytes with another tensor, as packs of older programs do")
-                    .tensor(&entry.name)
-                    .help("convert the pack first: `iec pack --hf-dir OLD_PACK --out-dir NEW_PACK`"));
+                return Err(Error::unsupported(
+                    "found bytes that belong to another tensor, too, as in packs of older programs",
+                )
+                .tensor(&entry.name)
+                .help("convert the pack first: `iec pack --hf-dir OLD_PACK --out-dir NEW_PACK`"));
             }
             gap(&mut parts, end, entry.offset)?;
             let layout = Layout::of(Some(entry), entry.nbytes, effort).tensor(&entry.name)?;
@@ -168,7 +170,7 @@ impl<'a> Plan<'a> {
         Ok(Plan { bin, parts })
     }
 
-    /// Divides matrices whose slices repeat.
+    /// Divides matrices into slices where slices repeat.
     fn cut(&mut self, reader: &IebinReader) {
         let Some(model) = &reader.description.model else { return };
         let tensors = self.parts.iter().enumerate().filter_map(|(i, part)| {
@@ -273,7 +275,7 @@ impl Writer<'_> {
                         Some(&buffer[..])
                     }
                 };
-                Ok(coder.encode(&layout.pattern, &bytes[range], base))
+                coder.encode(&layout.pattern, &bytes[range], base)
             };
             let encoded: Vec<Streams> =
                 batch.par_iter().map_init(|| Coder::new(effort), encode).collect::<Result<_>>()?;

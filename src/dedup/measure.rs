@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// Frames that are read before their pages are released.
 const LET_GO: usize = 256;
 
-/// Frames of one kind of tensor.
+/// Measurement of all frames of one kind of tensor.
 #[derive(Debug, Clone, Serialize)]
 pub struct Measured {
     /// The dtype or scheme; `all` for the sum.
@@ -100,7 +100,7 @@ pub fn measure(dir: &Path, codec: Codec, level: i32) -> Result<Vec<Measured>> {
 
 fn round_trip(coder: &mut Coder, layout: &Layout, frame: &[u8], back: &mut [u8]) -> Result<Sum> {
     let start = Instant::now();
-    let streams = coder.encode(&layout.pattern, frame, None);
+    let streams = coder.encode(&layout.pattern, frame, None)?;
     let encode = start.elapsed();
     let start = Instant::now();
     coder.decode(&layout.pattern, streams.cursors(), None, back)?;

@@ -4,16 +4,20 @@ use super::artifact::Chain;
 use super::description::{Description, FILE_NAMES, JSON_NAME, Payload};
 use super::store::{Room, Store};
 use crate::error::{Context, Error, Result};
+use crate::files;
 use crate::iebin;
 use crate::iebin::writer::PACK;
-use crate::output::{AtomicFile, DirLock, OutDir, require_space, swap, write_atomically};
+use crate::output::{AtomicFile, DirLock, OutDir, require_space, swap, sync_dir, write_atomically};
 use crate::progress::{self, ProgressBar};
 use crate::sha256::{Digest, Sha256};
 use std::path::Path;
 
 /// Returns true for a pack whose binary was removed and can be rebuilt.
-pub fn is_reduced(dir: &Path) -> bool {
-    !dir.join(iebin::BIN_NAME).exists() && dir.join(JSON_NAME).exists()
+///
+/// # Errors
+/// The system cannot tell whether its files exist.
+pub fn is_reduced(dir: &Path) -> Result<bool> {
+    Ok(!files::exists(&dir.join(iebin::BIN_NAME))? && files::exists(&dir.join(JSON_NAME))?)
 }
 
 /// Rebuilds every payload in memory and compares its hash; returns the number of bytes that were compared.
@@ -44,20 +48,24 @@ pub fn remove_original(dir: &Path) -> Result<()> {
     swap::settle(dir, PACK)?;
     verify(dir)?;
     let binary = dir.join(iebin::BIN_NAME);
-    std::fs::remove_file(&binary).at(&binary)
+    std::fs::remove_file(&binary).at(&binary)?;
+    sync_dir(dir)
 }
 
 /// Writes the binary again into `out_dir`, with the files that belong to a pack; every payload is compared with its
 /// hash.
 ///
 /// # Errors
-/// A file is missing or was changed, or the disk is full; then no binary is left.
+/// A file is missing or was changed, or the disk is full. In these cases no binary is left.
 pub fn restore(dir: &Path, out_dir: &Path) -> Result<u64> {
-    let store = Store::open(dir, &Chain::default()).map_err(Error::while_opening_model)?;
-    let total = store.description.total_bytes;
-    refuse_other_pack(dir, out_dir)?;
+    let open = || Store::open(dir, &Chain::default()).map_err(Error::while_opening_model);
+    drop(open()?);
     let out = OutDir::make(out_dir)?;
     let _lock = DirLock::acquire(out.path())?;
+    // Until now, another command may have replaced the pack.
+    let store = open()?;
+    let total = store.description.total_bytes;
+    refuse_other_pack(dir, out_dir)?;
     require_space(out.path(), total, 0)?;
     let bar = progress::bytes("restore", total);
     let path = out.path().join(iebin::BIN_NAME);
@@ -75,7 +83,7 @@ pub fn restore(dir: &Path, out_dir: &Path) -> Result<u64> {
 /// Refuses an `out_dir` that holds another pack.
 fn refuse_other_pack(dir: &Path, out_dir: &Path) -> Result<()> {
     let there = out_dir.join(iebin::JSON_NAME);
-    if !there.exists() || std::fs::read(&there).at(&there)? == std::fs::read(dir.join(iebin::JSON_NAME)).at(dir)? {
+    if !files::exists(&there)? || files::read(&there)? == files::read(&dir.join(iebin::JSON_NAME))? {
         return Ok(());
     }
     Err(Error::usage("found another pack").at(out_dir).help("choose another --out-dir"))
@@ -91,14 +99,14 @@ fn copy_companions(dir: &Path, out_dir: &Path) -> Result<()> {
         let entry = entry.at(dir)?;
         let name = entry.file_name();
         let ours = [iebin::BIN_NAME, iebin::JSON_NAME, JSON_NAME].iter().chain(&FILE_NAMES).any(|own| name == **own);
-        if !ours && entry.path().is_file() && !name.as_encoded_bytes().starts_with(b".") {
+        if !ours && files::is_file(&entry.path())? && !name.as_encoded_bytes().starts_with(b".") {
             names.push(name);
         }
     }
     names.push(iebin::JSON_NAME.into());
     names.iter().try_for_each(|name| {
         let (from, to) = (dir.join(name), out_dir.join(name));
-        write_atomically(&to, &std::fs::read(&from).at(&from)?)
+        write_atomically(&to, &files::read(&from)?)
     })
 }
 

@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// Checks that are made when a store is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Trust {
-    /// No data is compared with checksums; it is compared when it is rebuilt into memory.
+    /// None: data is compared with its checksums only when it is rebuilt into memory.
     #[default]
     Files,
     /// All data is compared with its checksums.
@@ -156,7 +156,7 @@ mod tests {
         let pattern = Pattern { parts: vec![NumberRun { numbers: Numbers::Bf16, bytes: 2 }], period: 2, row: 0 };
         let mut coder = Coder::new(Effort::Fast);
         let frames = bytes.chunks(frame_bytes(&pattern, Effort::Fast));
-        let frames = frames.map(|frame| coder.encode(&pattern, frame, None)).collect();
+        let frames = frames.map(|frame| coder.encode(&pattern, frame, None).unwrap()).collect();
         (numbers, frames)
     }
 

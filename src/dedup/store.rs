@@ -7,13 +7,13 @@ use super::index::{self, INDEX_ENTRY};
 use super::layout::Layout;
 use super::plane::{Cursors, Effort};
 use crate::error::{Context, Error, Result};
+use crate::files;
 use crate::iebin::reader::{check_entries, plain_file_name, read_description};
 use crate::iebin::{self, Entry};
 use crate::interrupt;
 use crate::mapped::MappedFile;
 use crate::progress::{self, ProgressBar};
 use crate::sha256::{Digest, Sha256, hex};
-use crate::strict_json;
 use rayon::prelude::*;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -81,7 +81,7 @@ impl Store {
         let effort = description.codec.effort(1);
         let open_base = |base: &Base| {
             let base = dir.join(&base.dir);
-            if !base.join(iebin::JSON_NAME).exists() {
+            if !files::exists(&base.join(iebin::JSON_NAME))? {
                 return Err(Error::corrupt("found no pack here, expected the one this pack was deduplicated against")
                     .at(base)
                     .help("restore it: without it this pack cannot be rebuilt"));
@@ -133,9 +133,9 @@ impl Store {
         self.place[i]
     }
 
-    /// Rebuilds payload `i` in pieces, each frame by frame on all threads, and passes the pieces to `take`; the next
-    /// piece is made at the same time. Pages of the files are released after use, so memory does not grow with the
-    /// size.
+    /// Rebuilds payload `i` in pieces, each frame by frame on all threads, and passes the pieces to `take`;
+    /// meanwhile, the next piece is rebuilt. Pages of the files are released after use, so memory does not grow with
+    /// the size.
     pub fn pieces(&self, i: usize, room: &mut Room, mut take: impl FnMut(&[u8]) -> Result<()> + Send) -> Result<()> {
         let layout = &self.layouts[i];
         let unit_frames = |unit| (0..layout.frames()).map(move |frame| (unit * layout.unit_bytes, layout.frame(frame)));
@@ -260,8 +260,10 @@ impl Store {
             &self.files[i].bytes()[streams[i][0] as usize + before[i]..][..lengths[i]]
         }));
         if index::checksum(&cursors) != index::checksum_of(&index[frame]) {
-            return Err(Error::corrupt(format!("found another checksum of frame {frame} than the recorded one"))
-                .help("restore the files model.dedup.* from a backup"));
+            return Err(Error::corrupt(format!(
+                "found a checksum of frame {frame} that differs from the recorded one"
+            ))
+            .help("restore the files model.dedup.* from a backup"));
         }
         Ok(cursors)
     }
@@ -269,11 +271,11 @@ impl Store {
 
 /// Returns the SHA-256 of a file in hex.
 pub(super) fn sha256_of(path: &Path) -> Result<String> {
-    Ok(hex(Sha256::new_with_prefix(std::fs::read(path).at(path)?)))
+    Ok(hex(Sha256::new_with_prefix(files::read(path)?)))
 }
 
 /// Reads the description of the store in `dir`.
 pub(super) fn read_store(dir: &Path) -> Result<Description> {
     let json = dir.join(JSON_NAME);
-    strict_json::read(&json, JSON_LIMIT).and_then(|text| Description::parse(&text)).at(&json)
+    files::read_limited(&json, JSON_LIMIT).and_then(|text| Description::parse(&text)).at(&json)
 }

@@ -6,6 +6,7 @@ use super::perplexity::{Perplexity, Reader, check, walk};
 use super::stats::{Mean, Spread};
 use super::windows::Windows;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::iebin::IebinReader;
 use crate::iebin::reader::NAME_A_PACK;
 use crate::runtime::text::{Tokenizer, tokenizer};
@@ -52,15 +53,15 @@ impl Token {
     }
 }
 
-/// Opens the pack of a reference for a model with this tokenizer. Packs of floats run in fp32 unless `options`
-/// specifies a precision.
+/// Opens the pack in `dir` as the reference for a model with this tokenizer. Packs of floats run in fp32 unless
+/// `options` specifies a precision.
 ///
 /// # Errors
 /// There is no valid pack, its tokens differ from the model's, or it cannot run with `options`.
 pub fn open_reference(dir: &Path, tokenizer: &Tokenizer, options: EngineOptions) -> Result<Engine> {
     let reader = IebinReader::open(dir).map_err(|e| e.help(NAME_A_PACK).while_opening_model())?;
     let path = dir.join(tokenizer::FILE_NAME);
-    if path.exists() && !Tokenizer::open(&path)?.has_tokens_of(tokenizer) {
+    if files::exists(&path)? && !Tokenizer::open(&path)?.has_tokens_of(tokenizer) {
         let found = "found other tokens than those of the model, whose probabilities cannot be compared";
         return Err(Error::usage(found).at(&path).help("compare a pack with one of the same checkpoint"));
     }

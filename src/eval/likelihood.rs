@@ -153,8 +153,8 @@ fn check(request: &Request, engine: &Engine) -> Result<()> {
     }
     if request.continuation.len() > engine.context() {
         let found =
-            format!("a continuation of {} tokens; the context has {}", request.continuation.len(), engine.context());
-        return Err(Error::usage(found).help("ask for the likelihood of a long text with an empty context"));
+            format!("found {} tokens to score, expected at most {}", request.continuation.len(), engine.context());
+        return Err(Error::usage(found).help("leave the context empty to score a long text in several windows"));
     }
     let vocab = engine.config().vocab;
     match request.context.iter().chain(&request.continuation).find(|id| **id as usize >= vocab) {

@@ -3,14 +3,14 @@
 //!
 //! A pack that was deduplicated against bases records their directories and the hashes of their tensors, so a missing
 //! or changed base is detected. In the other direction, a base keeps a list of the packs that need it. A pack is added
-//! to the list before its own description is written, and the list counts only for packs with such a description. An
-//! interruption at any point therefore cannot lead to the removal of a base that is still needed.
+//! to the list before its own description is written, and a list entry counts only if its pack has such a description.
+//! An interruption at any point therefore cannot lead to the removal of a base that is still needed.
 
 use super::seal::unsealed;
 use super::{DEDUP_FORMAT, DEDUP_JSON_NAME};
 use crate::error::{Context, Error, Result};
+use crate::files;
 use crate::output::{pretty, write_atomically};
-use crate::strict_json;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -34,12 +34,12 @@ impl List {
     fn read(base: &Path) -> Result<List> {
         let path = base.join(LIST_NAME);
         let read = || {
-            let text = match strict_json::read(&path, LIST_LIMIT) {
+            let text = match files::read_limited(&path, LIST_LIMIT) {
                 Err(e) if e.is_not_found() => return Ok(List::default()),
                 text => text?,
             };
             let list: List =
-                serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("not a list of packs: {e}")))?;
+                serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("invalid list of packs: {e}")))?;
             match list.format == FORMAT {
                 true => Ok(list),
                 false => Err(Error::unsupported(format!("found format `{}`, expected `{FORMAT}`", list.format))),
@@ -64,9 +64,9 @@ impl List {
 
 /// Locks the list of the pack in `dir` until the result is dropped.
 pub(crate) fn lock(dir: &Path) -> Result<File> {
-    let lock = File::open(dir).at(dir)?;
-    lock.lock().at(dir)?;
-    Ok(lock)
+    let opened = files::open_dir(dir).at(dir)?;
+    crate::output::lock(&opened, dir)?;
+    Ok(opened)
 }
 
 /// Adds `member`, which is about to need `base`, to the list of `base`.
@@ -94,8 +94,8 @@ pub fn dependants(dir: &Path) -> Result<Vec<PathBuf>> {
         return Ok(Vec::new());
     }
     let this = dir.canonicalize().at(dir)?;
-    let needs_this = |member: &PathBuf| match std::fs::read(member.join(DEDUP_JSON_NAME)) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => false,
+    let needs_this = |member: &PathBuf| match files::read(&member.join(DEDUP_JSON_NAME)) {
+        Err(e) if e.is_not_found() => false,
         // A pack whose description cannot be read may need this one.
         Err(_) => true,
         Ok(text) => bases(&text).is_none_or(|bases| {
@@ -135,7 +135,8 @@ pub fn refuse_if_needed(dir: &Path) -> Result<()> {
     if names.is_empty() {
         return Ok(());
     }
-    Err(Error::refused(format!("{} could not be rebuilt without this pack", names.join(", "))).at(dir).help(
+    let found = format!("the pack must stay as it is, because {} are rebuilt from it", names.join(", "));
+    Err(Error::refused(found).at(dir).help(
         "first make them independent: `iec dedup --restore --model-dir DIR`, then `iec dedup --model-dir DIR` without --base",
     ))
 }

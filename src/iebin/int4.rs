@@ -1,6 +1,6 @@
 //! Reads the descriptions that older writers gave of their 4-bit codes.
 //!
-//! Their packs and manifests describe an INT4 matrix by fields: `per` row, tensor or group; `pack: nibble_lohi` (even
+//! These packs and manifests describe an INT4 matrix by fields: `per` row, tensor or group; `pack: nibble_lohi` (even
 //! columns in the low nibble); a zero point of 0 (two's complement) or 8 (biased codes); and the type of the scales.
 //! Values that this program cannot convert bit for bit are refused with the name of the field.
 
@@ -50,7 +50,7 @@ impl Int4Terms {
             ("scheme", json!(["weight_only", "int4", "int4w"]), "\"weight_only\""),
             ("pack", json!(["nibble_lohi"]), "\"nibble_lohi\""),
             ("bits", json!([4]), "4"),
-            ("symmetric", json!([true, 1]), "true: no form of older zero points per group is known"),
+            ("symmetric", json!([true, 1]), "true, because zero points per group are not read from older packs"),
             ("zp", json!([0, 8]), ZERO_POINTS),
             ("zero_point", json!([0, 8]), ZERO_POINTS),
             ("bias", json!([0, 8]), ZERO_POINTS),

@@ -44,6 +44,8 @@ pub const COMPANIONS: [&str; 6] = [
     "special_tokens_map.json",
     "chat_template.jinja",
 ];
+/// Default name of the signature of a pack.
+pub const SIGNATURE_NAME: &str = "model.sig";
 /// Name of the format, as the description spells it.
 pub const FORMAT: &str = "iebin_v1";
 /// Version written by this crate, and the highest one that it reads.
@@ -108,7 +110,7 @@ pub struct Description {
     /// in packs of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub files: Option<BTreeMap<String, String>>,
-    /// Lowest format version that a reader must know to read the pack; absent means `version`.
+    /// Lowest format version that a reader must support to read the pack; absent means `version`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reader_version: Option<u32>,
     /// One entry per tensor, in file order.
@@ -118,7 +120,7 @@ pub struct Description {
     /// files. Absent in packs of earlier versions.
     #[serde(default, skip_serializing)]
     pub sha256: Option<String>,
-    /// Device and number of the file that it was read from.
+    /// Device and inode number of the file from which the description was read.
     #[serde(skip)]
     pub(crate) read_from: Option<(u64, u64)>,
 }

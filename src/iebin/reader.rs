@@ -8,11 +8,11 @@ use super::{
 };
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
+use crate::files;
 use crate::mapped::{Bytes, MappedFile};
 use crate::output::swap;
 use crate::scheme::TileLayout;
 use crate::sha256::{Digest, Sha256, hex};
-use crate::strict_json;
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -62,12 +62,12 @@ impl IebinReader {
             Some(path) => path.to_path_buf(),
             None => swap::member(json, plain_file_name(&description.weights_bin).at(json).tensor("weights_bin")?),
         };
-        let bin = MappedFile::open(&bin_path).map_err(|e| match dir.join(DEDUP_JSON_NAME).exists() {
-            true => e.help(
+        let bin = MappedFile::open(&bin_path).map_err(|e| match files::exists(&dir.join(DEDUP_JSON_NAME)) {
+            Ok(true) => e.help(
                 "the pack is deduplicated; `run`, `bench`, `eval`, `verify`, `inspect`, `unpack` and `export-gguf` read \
                  it, for other commands restore the binary with `iec dedup --restore --model-dir DIR`",
             ),
-            false => e,
+            _ => e,
         })?;
         if let Some(expected) = description.total_bytes
             && expected != bin.bytes().len() as u64
@@ -99,7 +99,9 @@ impl IebinReader {
     fn checked(mut description: Description, json: &Path, length: usize, payloads: Payloads) -> Result<IebinReader> {
         let dir = json.parent().unwrap_or(Path::new("")).to_path_buf();
         if description.read_from.is_some_and(|read| identity(json).is_some_and(|now| now != read)) {
-            return Err(Error::corrupt("was replaced while it was opened").at(json).help("run the command again"));
+            return Err(Error::corrupt("the file was replaced while the pack was opened")
+                .at(json)
+                .help("run the command again"));
         }
         let older = description.is_older();
         let entries = check_entries(std::mem::take(&mut description.tensors), length, older).at(json)?;
@@ -123,7 +125,7 @@ impl IebinReader {
     pub fn check_file(&self, name: &str) -> Result<()> {
         let Some(expected) = self.description.files.as_ref().and_then(|files| files.get(name)) else { return Ok(()) };
         let path = self.path(name);
-        let found = hex(Sha256::new_with_prefix(std::fs::read(&path).at(&path)?));
+        let found = hex(Sha256::new_with_prefix(files::read(&path)?));
         if found == *expected {
             return Ok(());
         }
@@ -142,11 +144,13 @@ impl IebinReader {
         if let Some(files) = &self.description.files {
             return Ok(files.clone());
         }
-        let present = COMPANIONS.into_iter().map(|name| (name, self.path(name))).filter(|(_, path)| path.exists());
-        let digest = |(name, path): (&str, PathBuf)| {
-            Ok((name.to_string(), hex(Sha256::new_with_prefix(std::fs::read(&path).at(&path)?))))
-        };
-        present.map(digest).collect()
+        let mut digests = BTreeMap::new();
+        for name in COMPANIONS {
+            if let Some(path) = files::first([self.path(name)])? {
+                digests.insert(name.to_string(), hex(Sha256::new_with_prefix(files::read(&path)?)));
+            }
+        }
+        Ok(digests)
     }
 
     /// Compares every file that belongs to the pack with its recorded hash; returns their number.
@@ -176,7 +180,7 @@ impl IebinReader {
     /// Returns the index of an entry; fails when the pack has no tensor of its name.
     fn place(&self, entry: &Entry) -> Result<usize> {
         let place = self.position(&entry.name);
-        place.ok_or_else(|| Error::corrupt("is not a tensor of this pack").tensor(&entry.name))
+        place.ok_or_else(|| Error::corrupt("this tensor is not in the pack").tensor(&entry.name))
     }
 
     /// Returns the payload of a tensor of this pack, borrowed from the mapped binary or rebuilt.
@@ -199,7 +203,7 @@ impl IebinReader {
     /// The bytes lie outside the payload, cannot be read, or the data that they are rebuilt from were changed.
     pub fn read(&self, entry: &Entry, at: usize, out: &mut [u8]) -> Result<()> {
         if at.checked_add(out.len()).is_none_or(|end| end > entry.nbytes) {
-            let found = format!("{} bytes from {at} on lie outside of {}", out.len(), entry.nbytes);
+            let found = format!("found a read of {} bytes from {at} on in a payload of {}", out.len(), entry.nbytes);
             return Err(Error::corrupt(found).tensor(&entry.name));
         }
         match &self.payloads {
@@ -224,7 +228,7 @@ impl IebinReader {
         }
     }
 
-    /// Returns the length of the binary, which a deduplicated pack need not have.
+    /// Returns the length of the binary, also for a deduplicated pack whose binary was removed.
     pub fn total_bytes(&self) -> u64 {
         match &self.payloads {
             Payloads::Binary(bin) => bin.bytes().len() as u64,
@@ -241,7 +245,7 @@ impl IebinReader {
             Payloads::Binary(bin) => Ok(bin),
             Payloads::Rebuilt(..) => {
                 let dir = self.dir.join(&self.description.weights_bin);
-                Err(Error::unsupported("was removed when the pack was deduplicated")
+                Err(Error::unsupported("the binary was removed when the pack was deduplicated")
                     .at(dir)
                     .help("restore it: `iec dedup --restore --model-dir DIR`"))
             }
@@ -258,18 +262,23 @@ pub const NAME_A_PACK: &str = "name a pack with --model-dir, or make one: `iec p
 /// The file is missing, malformed, or of another version or endianness.
 pub fn read_description(json: &Path) -> Result<Description> {
     let read_from = identity(json);
-    let found = strict_json::read(json, JSON_LIMIT).and_then(|text| parse_description(&text)).at(json);
+    let found = files::read_limited(json, JSON_LIMIT).and_then(|text| parse_description(&text)).at(json);
     let found = found.map(|description| Description { read_from, ..description });
     match json.parent() {
-        Some(dir) if found.is_err() && !json.exists() && dir.join("config.json").is_file() => found.help(&format!(
-            "{0} is a Hugging Face checkpoint; make a pack of it: `iec pack --hf-dir {0} --out-dir DIR`",
-            dir.display()
-        )),
+        Some(dir)
+            if found.as_ref().is_err_and(Error::is_not_found)
+                && matches!(files::is_file(&dir.join("config.json")), Ok(true)) =>
+        {
+            found.help(&format!(
+                "{0} is a Hugging Face checkpoint; make a pack of it: `iec pack --hf-dir {0} --out-dir DIR`",
+                dir.display()
+            ))
+        }
         _ => found.help(NAME_A_PACK),
     }
 }
 
-/// Returns device and number of a file, which are those of another file once it was replaced.
+/// Returns the device and inode number of a file, which change when the file is replaced.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     path.metadata().ok().map(|found| (found.dev(), found.ino()))
 }
@@ -288,9 +297,11 @@ pub fn parse_description(text: &[u8]) -> Result<Description> {
         return Err(Error::unsupported(found).tensor("version").help("read it with a newer version of iec"));
     }
     if description.sha256.is_some() && std::str::from_utf8(text).ok().and_then(unsealed).is_none() {
-        return Err(Error::corrupt("was changed: its SHA-256 differs from the recorded one").tensor("sha256").help(
-            "restore the file or make the pack again; to keep a deliberate change, remove the last line, `sha256`",
-        ));
+        return Err(Error::corrupt("the file was changed: its SHA-256 differs from the recorded one")
+            .tensor("sha256")
+            .help(
+                "restore the file or make the pack again; to keep a deliberate change, remove the last line, `sha256`",
+            ));
     }
     if description.endianness.as_deref().is_some_and(|e| e != "little") {
         return Err(Error::unsupported("found big-endian payloads, expected little-endian ones").tensor("endianness"));
@@ -350,7 +361,7 @@ fn entry_from_json(json: EntryJson, file_len: usize, older: bool) -> Result<Entr
     let end = offset.checked_add(nbytes).filter(|end| *end <= file_len);
     if end.is_none() {
         return Err(Error::corrupt(format!(
-            "{nbytes} bytes at offset {offset} reach past the end of the binary ({file_len} bytes)"
+            "found {nbytes} bytes at offset {offset}, which reach past the end of the binary ({file_len} bytes)"
         )));
     }
     if !older && !offset.is_multiple_of(store.alignment()) {
@@ -395,7 +406,9 @@ fn refuse_overlap(entries: &[Entry], may_share: bool) -> Result<()> {
             continue;
         }
         if pair[0].offset + pair[0].nbytes > pair[1].offset {
-            return Err(Error::corrupt(format!("overlaps tensor {}", pair[0].name)).tensor(&pair[1].name));
+            return Err(
+                Error::corrupt(format!("found data that overlaps tensor {}", pair[0].name)).tensor(&pair[1].name)
+            );
         }
     }
     Ok(())

@@ -27,10 +27,7 @@ pub struct TensorMap {
 pub fn tensor_map(reader: &IebinReader, strict: bool) -> Result<TensorMap> {
     let bar = progress::bytes("hash", reader.total_bytes());
     let (sha256, checked) = rayon::join(
-        || match reader.rebuilt() {
-            Some((source, _)) => source.sha256(&|bytes| bar.inc(bytes)),
-            None => sha256_hex(reader.bin()?.bytes(), &bar),
-        },
+        || binary_sha256(reader, &bar),
         || if strict { check_payloads(reader, &ProgressBar::hidden()) } else { Ok(()) },
     );
     checked?;
@@ -50,6 +47,17 @@ pub fn tensor_map(reader: &IebinReader, strict: bool) -> Result<TensorMap> {
     Ok(TensorMap { text, sha256 })
 }
 
+/// Returns the SHA-256 of the whole binary of a pack, which is rebuilt in memory if deduplication has removed it.
+///
+/// # Errors
+/// Data that payloads are rebuilt from were changed, or the user interrupts.
+pub fn binary_sha256(reader: &IebinReader, bar: &ProgressBar) -> Result<String> {
+    match reader.rebuilt() {
+        Some((source, _)) => source.sha256(&|bytes| bar.inc(bytes)),
+        None => sha256_hex(reader.bin()?.bytes(), bar),
+    }
+}
+
 fn line(entry: &Entry) -> Value {
     json!({
         "name": entry.name,
@@ -62,7 +70,7 @@ fn line(entry: &Entry) -> Value {
 
 /// Compares every payload with its recorded hash and names the first that differs.
 fn check_payloads(reader: &IebinReader, bar: &ProgressBar) -> Result<()> {
-    let failures = failures(reader, bar);
+    let failures = failures(reader, bar)?;
     let count = failures.len();
     match failures.into_iter().next() {
         None => reader.check_files().map(drop),
@@ -80,8 +88,7 @@ fn check_payloads(reader: &IebinReader, bar: &ProgressBar) -> Result<()> {
 /// The user interrupts.
 pub fn differing_payloads(reader: &IebinReader) -> Result<Vec<Error>> {
     let bar = progress::bytes("hash", reader.entries().iter().map(|entry| entry.nbytes as u64).sum());
-    let mut failures = failures(reader, &bar);
-    interrupt::check()?;
+    let mut failures = failures(reader, &bar)?;
     failures.extend(reader.check_files().err());
     Ok(failures)
 }
@@ -98,9 +105,12 @@ pub fn refuse_damage(reader: &IebinReader) -> Result<()> {
     interrupt::check().and(recorded().try_for_each(check)).at(&reader.dir).help("make the pack again with `iec pack`")
 }
 
-fn failures(reader: &IebinReader, bar: &ProgressBar) -> Vec<Error> {
+fn failures(reader: &IebinReader, bar: &ProgressBar) -> Result<Vec<Error>> {
     let entries = reader.entries().par_iter();
-    entries.filter_map(|entry| check_payload(reader, entry, bar).err().map(|e| e.tensor(&entry.name))).collect()
+    let failures =
+        entries.filter_map(|entry| check_payload(reader, entry, bar).err().map(|e| e.tensor(&entry.name))).collect();
+    // After an interrupt, most of them are tensors that were not read.
+    interrupt::check().map(|()| failures)
 }
 
 fn check_payload(reader: &IebinReader, entry: &Entry, bar: &ProgressBar) -> Result<()> {

@@ -9,9 +9,10 @@ use super::dependants;
 use super::reader::parse_description;
 use super::{
     ALIGNMENT, BIN_NAME, COMPANIONS, DEDUP_FILE_NAMES, DEDUP_JSON_NAME, Description, Entry, EntryJson, FORMAT,
-    JSON_NAME, QuantJson, READER_VERSION, Store, VERSION, stored_bytes,
+    JSON_NAME, QuantJson, READER_VERSION, SIGNATURE_NAME, Store, VERSION, stored_bytes,
 };
 use crate::error::{Context, Error, Result};
+use crate::files;
 use crate::interrupt;
 use crate::model_config::ModelConfig;
 use crate::output::{AtomicFile, DirLock, directory_of, swap};
@@ -35,24 +36,20 @@ const MEMBERS: [&str; 1 + COMPANIONS.len()] = {
 };
 
 /// Returns the names of files that do not belong to the pack with this description: companions that it does not list,
-/// and a store, which can only be of the old pack.
+/// a store and a signature, which can only be of the old pack.
 fn obsolete(description: &[u8]) -> Vec<&'static str> {
     let listed = parse_description(description).ok().and_then(|description| description.files);
     let companions =
         COMPANIONS.into_iter().filter(|name| listed.as_ref().is_some_and(|files| !files.contains_key(*name)));
-    companions.chain([DEDUP_JSON_NAME]).chain(DEDUP_FILE_NAMES).collect()
+    companions.chain([DEDUP_JSON_NAME, SIGNATURE_NAME]).chain(DEDUP_FILE_NAMES).collect()
 }
 
 /// Completes the replacement of the pack in `dir` if a killed process has left it half done.
 ///
 /// # Errors
-/// A file cannot be renamed, or the user interrupts the wait for another command; the pack is complete nevertheless.
-pub fn settle(dir: &Path) -> Result<()> {
-    if swap::staged(&dir.join(JSON_NAME)).is_none() {
-        return Ok(());
-    }
-    let _lock = DirLock::acquire(dir)?;
-    swap::settle(dir, PACK)
+/// The same as for [`swap::recover`].
+pub fn recover(dir: &Path) -> Result<()> {
+    swap::recover(dir, PACK)
 }
 
 /// A tensor that will be written.
@@ -98,12 +95,12 @@ pub struct Layout {
 
 /// Completes the pack whose binary is `bin`, which has all payloads at their offsets and zeros between them. `sha256`
 /// holds the hex digest of every payload, in plan order. `work` is the directory of partial work, next to the files of
-/// the pack; `allowed` is asked immediately before the swap, while other commands are locked out.
+/// the pack; `allowed` is called immediately before the swap, while other commands are locked out.
 ///
 /// # Errors
 /// A write, sync or rename fails, the user interrupts, `allowed` fails, or other packs are rebuilt from the pack that
-/// would be replaced. The old pack is unchanged then, unless the error occurs after the swap: then the new pack is
-/// complete.
+/// would be replaced. In these cases the old pack is unchanged or, if the error occurs after the swap, the new pack
+/// is complete.
 pub fn commit(
     layout: Layout,
     bin: AtomicFile,
@@ -143,7 +140,7 @@ impl Layout {
         let mut end = 0usize;
         for tensor in plan {
             if !names.insert(tensor.name.clone()) {
-                return Err(Error::corrupt("planned twice").tensor(tensor.name));
+                return Err(Error::corrupt("found this tensor twice in the plan").tensor(tensor.name));
             }
             let nbytes = stored_bytes(tensor.store, &tensor.shape).tensor(&tensor.name)?;
             let range = end
@@ -151,7 +148,8 @@ impl Layout {
                 .and_then(|offset| Some((offset, offset.checked_add(nbytes)?)))
                 .filter(|(_, end)| i64::try_from(*end).is_ok());
             let Some((offset, after)) = range else {
-                return Err(Error::corrupt("the pack would exceed the largest size of a file").tensor(tensor.name));
+                return Err(Error::corrupt("found a pack of more than 2^63 - 1 bytes, which no file can have")
+                    .tensor(tensor.name));
             };
             end = after;
             let PlannedTensor { name, shape, store, source_layout, metrics } = tensor;
@@ -163,7 +161,7 @@ impl Layout {
 
 /// Refuses a directory that contains a pack.
 pub fn refuse_existing(dir: &Path) -> Result<()> {
-    match [JSON_NAME, BIN_NAME].map(|name| dir.join(name)).into_iter().find(|path| path.exists()) {
+    match files::first([JSON_NAME, BIN_NAME].map(|name| dir.join(name)))? {
         Some(path) => Err(Error::usage("exists already").at(path).help("add --overwrite or choose another --out-dir")),
         None => Ok(()),
     }

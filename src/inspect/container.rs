@@ -9,6 +9,7 @@ use crate::convert::source_tensor::SourceTensor;
 use crate::dedup::source::{self, Trust};
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
+use crate::files;
 use crate::iebin::reader::{check_entries, read_description};
 use crate::iebin::rebuild::Rebuild;
 use crate::iebin::{Description, Entry, IebinReader, JSON_NAME, Store};
@@ -23,7 +24,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Pack, checkpoint or weight file with all its tensors.
 #[derive(Default)]
 pub struct Container {
-    /// `IEBIN pack`, `Hugging Face checkpoint`, `safetensors file` or `PyTorch file`.
+    /// `IEBIN pack`, `deduplicated IEBIN pack`, `Hugging Face checkpoint`, `safetensors file` or `PyTorch file`.
     pub kind: &'static str,
     /// Class name of the model, if a configuration contains it.
     pub architecture: Option<String>,
@@ -131,6 +132,7 @@ impl Container {
         if std::fs::metadata(path).at(path)?.is_dir() {
             return open_dir(path).map(Some);
         }
+        files::open(path)?;
         match path.extension().and_then(|e| e.to_str()) {
             Some(extension @ ("safetensors" | "bin" | "pt" | "pth")) => {
                 let (shard, tensors) = shard::open(path, 0)?;
@@ -183,7 +185,7 @@ impl Container {
         let shards = Shards::open(dir)?;
         container.add(shards.files(), shards.tensors().cloned().collect())?;
         let config_path = dir.join("config.json");
-        if !config_path.is_file() {
+        if !files::is_file(&config_path)? {
             return Ok(container);
         }
         let config = read_object(&config_path)?;
@@ -232,10 +234,10 @@ fn parameters(tensor: &SourceTensor) -> u64 {
 }
 
 fn open_dir(dir: &Path) -> Result<Container> {
-    if crate::dedup::is_reduced(dir) {
+    if crate::dedup::is_reduced(dir)? {
         return Container::deduplicated(dir);
     }
-    if dir.join(JSON_NAME).is_file() {
+    if files::is_file(&dir.join(JSON_NAME))? {
         return Container::pack(IebinReader::open(dir)?);
     }
     Container::checkpoint(dir).map_err(|e| e.help(format!("expected {JSON_NAME}, or a Hugging Face checkpoint")))

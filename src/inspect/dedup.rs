@@ -3,6 +3,7 @@
 use crate::dedup::family::{self, Member};
 use crate::dedup::{EncodingBytes, JSON_NAME, Shared, Summary};
 use crate::error::Result;
+use crate::files;
 use crate::iebin::dependants::LIST_NAME;
 use crate::report::table::{Column, Table};
 use crate::units::human_bytes;
@@ -20,8 +21,11 @@ pub struct Deduplicated {
 impl Deduplicated {
     /// Reads the pack in `dir`; `None` unless it was deduplicated or other packs are rebuilt from it.
     pub fn at(dir: &Path) -> Result<Option<Deduplicated>> {
-        let reduced = dir.join(JSON_NAME).is_file();
-        if !reduced && !dir.join(LIST_NAME).is_file() {
+        if !files::is_dir(dir)? {
+            return Ok(None);
+        }
+        let reduced = files::is_file(&dir.join(JSON_NAME))?;
+        if !reduced && !files::is_file(&dir.join(LIST_NAME))? {
             return Ok(None);
         }
         let summary = if reduced { Some(family::summary(dir)?) } else { None };

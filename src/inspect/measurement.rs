@@ -1,6 +1,7 @@
 //! The description of a measurement that `iec bench` or `iec run` stored as JSON lines, and the check of its figures.
 
 use crate::error::{Error, Result};
+use crate::files;
 use crate::report::measurement::record::{self, Entry, Meta, Record};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
@@ -9,7 +10,7 @@ use std::path::Path;
 /// Relative difference up to which two figures are equal.
 const TOLERANCE: f64 = 1e-6;
 
-/// Measurement as its file holds it.
+/// Measurement that was read from a file.
 pub struct Report {
     meta: Meta,
     records: Vec<Record>,
@@ -18,8 +19,11 @@ pub struct Report {
 
 impl Report {
     /// Returns true when `path` names a file of JSON lines.
-    pub fn is_at(path: &Path) -> bool {
-        path.extension().is_some_and(|extension| extension == "jsonl") && path.is_file()
+    ///
+    /// # Errors
+    /// The system cannot tell whether it exists.
+    pub fn is_at(path: &Path) -> Result<bool> {
+        Ok(path.extension().is_some_and(|extension| extension == "jsonl") && files::is_file(path)?)
     }
 
     /// Reads a measurement.
@@ -44,10 +48,10 @@ impl Report {
         }
     }
 
-    /// Checks that the figures of the report agree with each other and that all expected tokens came.
+    /// Checks that the figures of the report agree with each other and that all expected tokens were generated.
     ///
     /// # Errors
-    /// They do not (exit code 4); the error names the first figure that is wrong.
+    /// A figure or token is wrong (exit code 4); the error names the first one.
     pub fn check(&self, path: &Path) -> Result<()> {
         let mut wrong = Vec::new();
         if self.records.is_empty() || self.summaries.is_empty() {
@@ -73,7 +77,8 @@ impl Report {
         let tokens: usize = self.records.iter().filter(own).map(|record| record.tokens_generated).sum();
         let mut expect = |name: &str, expected: f64| match number(name) {
             Some(found) if (found - expected).abs() <= TOLERANCE * expected.abs().max(1.0) => {}
-            found => wrong.push(format!("run {run}: found `{name}` {found:?}, expected {expected}")),
+            Some(found) => wrong.push(format!("run {run}: found `{name}` {found}, expected {expected}")),
+            None => wrong.push(format!("run {run}: found no `{name}`, expected {expected}")),
         };
         expect("tokens_generated", tokens as f64);
         if let Some(wall) = number("wall_time_s").filter(|wall| *wall > 0.0) {
@@ -81,7 +86,8 @@ impl Report {
         }
         let percentiles = ["latency_p50_ms", "latency_p95_ms", "latency_p99_ms"].map(number);
         if !percentiles.is_sorted() {
-            wrong.push(format!("run {run}: found percentiles {percentiles:?}, expected ascending ones"));
+            let found = percentiles.into_iter().flatten().map(|ms| ms.to_string()).collect::<Vec<_>>().join(", ");
+            wrong.push(format!("run {run}: found the percentiles {found}, expected ascending ones"));
         }
     }
 

@@ -1,7 +1,7 @@
 //! Describes the contents of a checkpoint, pack, weight file, GGUF file or manifest (`iec inspect`).
 //!
 //! [`describe`] detects the format at a path. Checkpoints, packs and single weight files become one `Container`,
-//! whose tensors are summed up by role; GGUF files and manifests have descriptions of their own.
+//! which is described by sums over its tensors for each role; GGUF files and manifests have descriptions of their own.
 
 mod container;
 mod dedup;
@@ -52,7 +52,7 @@ pub struct Options {
 /// The path has no known format, the file breaks the rules of its format, or statistics are requested for a format
 /// that does not support them.
 pub fn describe(options: &Options) -> Result<String> {
-    if Report::is_at(&options.path) {
+    if Report::is_at(&options.path)? {
         return describe_measurement(options);
     }
     if options.strict {
@@ -91,7 +91,7 @@ fn describe_measurement(options: &Options) -> Result<String> {
 
 fn describe_gguf(options: &Options) -> Result<String> {
     if options.stats {
-        return Err(Error::usage("statistics of GGUF tensors are not computed")
+        return Err(Error::usage("--stats: found a GGUF file, of which no statistics are computed")
             .at(&options.path)
             .help("import it with `iec import-gguf`, then inspect the pack"));
     }
@@ -207,6 +207,9 @@ fn summary(options: &Options, container: &Container, totals: &Totals<Role>) -> S
     if let Some(maker) = container.pack.as_ref().and_then(|p| p.created_by.as_ref()) {
         line("made by", maker.clone());
     }
+    if let Some(digest) = container.pack.as_ref().and_then(|p| p.sha256.as_ref()) {
+        line("sha256", digest.clone());
+    }
     for file in container.pack.iter().filter_map(|p| p.source.as_ref()).flat_map(|s| &s.files) {
         line("made from", format!("{}, {}, sha256 {}", file.name, human_bytes(file.bytes), short_hash(&file.sha256)));
     }
@@ -309,6 +312,7 @@ fn as_json(options: &Options, container: &Container, totals: &Totals<Role>, list
         "model": container.model,
         "source": container.pack.as_ref().and_then(|p| p.source.as_ref()),
         "created_by": container.pack.as_ref().and_then(|p| p.created_by.as_ref()),
+        "sha256": container.pack.as_ref().and_then(|p| p.sha256.as_ref()),
         "quality": container.pack.as_ref().and_then(|p| p.quality.as_ref()),
         "files": files,
         "total": with_dtypes(&totals.all),

@@ -5,10 +5,12 @@
 //! is right and all lines before it are valid. The invalid tail of an interrupted write is cut off, and its tasks are
 //! repeated.
 //!
-//! A result is written only after its data was synced to disk. A sync after every tensor would take longer than the
-//! tensors themselves, so a separate thread syncs at intervals ([`Pace`]) while the work continues.
+//! A result is written only after its data was synced to disk. A sync after every tensor would take longer than
+//! its conversion, so a separate thread syncs at intervals ([`Pace`]) while the work continues.
 
 use crate::error::{Context, Error, Result};
+use crate::files;
+use crate::resources::spawn_scoped;
 use crate::sha256::{Digest, Sha256, hex};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -72,7 +74,7 @@ pub(super) struct Journal {
 #[derive(Debug, Default)]
 struct State {
     lines: Vec<u8>,
-    /// Bytes of data that these lines are the record of.
+    /// Bytes of data that the tasks in `lines` have written.
     bytes: u64,
     /// Bytes of data that are being synced.
     in_flight: u64,
@@ -146,7 +148,7 @@ impl Journal {
     pub fn keep<R>(&self, data: &[&File], work: impl FnOnce() -> Result<R>) -> Result<R> {
         self.lock_state().closing = false;
         std::thread::scope(|scope| {
-            let keeper = scope.spawn(|| self.sync_now_and_then(data));
+            let keeper = spawn_scoped(scope, "iec-journal", || self.sync_now_and_then(data))?;
             let closing = Closing(self);
             let done = work();
             drop(closing);
@@ -222,13 +224,13 @@ pub(super) fn result<T: DeserializeOwned>(finished: &Finished, task: &str) -> Op
 
 /// Returns true when another process has locked the journal at `path`.
 pub(super) fn in_use(path: &Path) -> bool {
-    File::open(path).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+    files::open(path).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
 /// Reads the header and the results of a journal without changing or locking it; `None` when its first line is not a
 /// header. The journal may belong to another job.
 pub(super) fn peek(path: &Path) -> Result<Option<(Header, Finished)>> {
-    let file = File::open(path).at(path)?;
+    let file = files::open(path)?;
     Ok(read(&file, path)?.map(|(header, finished, _)| (header, finished)))
 }
 

@@ -32,7 +32,8 @@ pub use part::{Part, deal};
 pub use partial::{Partial, partials};
 
 use crate::error::{Cause, Context, Error, Result};
-use crate::output::{self, AtomicFile, OutDir, stale, swap, write_atomically};
+use crate::files;
+use crate::output::{self, AtomicFile, OutDir, Rules, Target, stale, swap, write_atomically};
 use crate::progress;
 use journal::{Finished, Header, Journal};
 use partial::PartFiles;
@@ -63,7 +64,7 @@ pub struct Job {
     output: Output,
     out: OutDir,
     torn: bool,
-    /// True once all data are made: later errors have no cause in the data.
+    /// True once all data are written: an error after that is not caused by the data, so the partial work is kept.
     committing: AtomicBool,
 }
 
@@ -155,11 +156,16 @@ impl Job {
         if self.torn {
             self.take_back(files);
         }
-        files.iter().zip(ranges).map(|(file, ranges)| self.data_file(file, ranges)).collect()
+        let files =
+            files.iter().zip(ranges).map(|(file, ranges)| self.data_file(file, ranges)).collect::<Result<_>>()?;
+        // A power failure must not leave a journal without the files that it speaks of.
+        output::sync_dir(&self.dir)?;
+        output::sync_dir(self.out.path())?;
+        Ok(files)
     }
 
-    /// Links files that got their final names before an interrupted commit to their partial names. They keep their
-    /// final names, because the output may be complete. If the file system has no hard links, the data are made again.
+    /// Adds the partial names, as hard links, to files that got their final names before a commit was interrupted. They
+    /// keep their final names, because the output may be complete. Without hard links the data are converted again.
     fn take_back(&self, files: &[DataFile]) {
         for file in files {
             let (named, unnamed) = (self.out.path().join(&file.name), self.data_path(&self.stem, &file.partial_name));
@@ -216,9 +222,8 @@ impl Job {
         end: u64,
     ) -> Option<impl Fn(u64, &mut [u8]) -> Result<()> + use<T>> {
         let path = self.data_path(found.stem, name);
-        let file = File::open(&path).ok()?;
-        let long_enough = file.metadata().is_ok_and(|m| m.len() >= end);
-        long_enough.then_some(move |at, out: &mut [u8]| file.read_exact_at(out, at).at(&path))
+        let (file, found) = files::open_with_metadata(&path).ok()?;
+        (found.len() >= end).then_some(move |at, out: &mut [u8]| file.read_exact_at(out, at).at(&path))
     }
 
     /// Records a finished task whose `bytes` of data are written.
@@ -231,7 +236,8 @@ impl Job {
         self.journal.keep(data, work)
     }
 
-    /// Records that files get their final names from now on. If this is interrupted, the next run continues with them.
+    /// Records that files get their final names from now on. If the run is interrupted after that, the next one
+    /// uses the files that already have their final names.
     pub fn commit_begins(&self) -> Result<()> {
         self.committing.store(true, Ordering::Relaxed);
         self.journal.keep(&[], || self.journal.record(COMMIT, &(), 0))
@@ -300,9 +306,20 @@ impl Job {
     }
 }
 
-/// Removes partial work in `out_dir` whose output is complete, if no process uses it.
+/// Removes partial work in `out_dir` whose output is complete, if no process uses it, and other remains of killed
+/// processes.
 pub fn remove_over(out_dir: &Path) {
+    stale::remove(out_dir);
     partial::remove_idle(out_dir, Output::AmongOthers);
+}
+
+/// Checks an output as [`Target::check`] does. If it exists already, the job that made it may have been killed before it
+/// removed its partial work, which is removed now.
+///
+/// # Errors
+/// The same as for [`Target::check`].
+pub fn check_target(path: &Path, rules: Rules<'_>) -> Result<Target> {
+    Target::check(path, rules).inspect_err(|_| remove_over(output::directory_of(path)))
 }
 
 /// Returns the directory of an output file.
@@ -339,7 +356,7 @@ pub fn was_torn<'a>(
         |(header, finished): &(Header, Finished)| header.fingerprint == fingerprint && finished.contains_key(COMMIT);
     journal::peek(&dir.join("journal")).is_ok_and(|journal| journal.as_ref().is_some_and(committing))
         && (lead.is_some_and(|lead| swap::staged(&out_dir.join(lead)).as_ref() == Some(&dir))
-            || files.any(|name| !dir.join(name).exists()))
+            || files.any(|name| matches!(crate::files::exists(&dir.join(name)), Ok(false))))
 }
 
 fn dir_of(out_dir: &Path, fingerprint: &str) -> PathBuf {

@@ -28,7 +28,9 @@ impl Part {
     /// `number` is not in 1 to `count`, or `count` is not in 1 to 100000.
     pub fn new(number: usize, count: usize) -> Result<Part> {
         if !(1..=MOST).contains(&count) || !(1..=count).contains(&number) {
-            return Err(Error::usage(format!("found part {number}/{count}, expected 1/N to N/N")));
+            return Err(Error::usage(format!(
+                "found part {number}/{count}, expected K/N with K from 1 to N, and N at most {MOST}"
+            )));
         }
         Ok(Part { number, count })
     }

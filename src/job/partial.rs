@@ -4,8 +4,8 @@ use super::journal::{self, Finished, Header};
 use super::part::Part;
 use super::{COMMAND_NAME, COMMIT, Command, Output};
 use crate::error::{Context, Error, Result};
+use crate::files;
 use crate::output::{directory_of, stale, swap};
-use crate::strict_json;
 use std::path::{Path, PathBuf};
 
 const PREFIX: &str = swap::PARTIAL.0;
@@ -136,7 +136,7 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 fn read_command(path: &Path) -> Result<Option<Command>> {
-    let bytes = match strict_json::read(path, COMMAND_LIMIT) {
+    let bytes = match files::read_limited(path, COMMAND_LIMIT) {
         Err(e) if e.is_not_found() => return Ok(None),
         bytes => bytes?,
     };

@@ -2,6 +2,7 @@
 
 use super::{Document, Manifest, Rules, TensorEntry, VERSION, Verdict, older};
 use crate::error::{Context, Error, Result};
+use crate::files;
 use crate::iebin::reader::plain_file_name;
 use crate::quant_spec::QuantFields;
 use crate::scheme::TileLayout;
@@ -56,12 +57,12 @@ impl Manifest {
         Self::load_with(path, &QuantFields::default())
     }
 
-    /// Reads and validates a manifest, whose defaults take the parameters that they leave open from `fields`.
+    /// Reads and validates a manifest; parameters that its defaults leave open are taken from `fields`.
     ///
     /// # Errors
     /// The same as those of [`Manifest::load`], and the parameters may contradict those of a rule.
     pub fn load_with(path: &Path, fields: &QuantFields) -> Result<Manifest> {
-        let manifest = Self::parse(&strict_json::read(path, LIMIT)?, path.parent().unwrap_or(Path::new("")));
+        let manifest = Self::parse(&files::read_limited(path, LIMIT)?, path.parent().unwrap_or(Path::new("")));
         let mut manifest = manifest.at(path)?;
         if *fields != QuantFields::default() {
             manifest.document.defaults = manifest.document.defaults.or(fields);
@@ -133,7 +134,7 @@ impl TensorEntry {
             return Err(Error::corrupt("expected either quantization parameters or `keep`"));
         }
         if self.count == 0 {
-            return Err(Error::corrupt("count 0"));
+            return Err(Error::corrupt("found count 0, expected at least 1"));
         }
         if (self.verdict == Some(Verdict::Kept)) != self.keep.is_some() {
             return Err(Error::corrupt("verdict `kept` belongs to entries with `keep`, and only to them"));

@@ -107,7 +107,7 @@ impl Manifest {
     /// There is such an entry.
     pub fn refuse_strangers(&self, is_known: impl Fn(&str) -> bool) -> Result<()> {
         match self.document.tensors.keys().find(|name| !is_known(name)) {
-            Some(name) => Err(Error::corrupt("is in the manifest, but not in the model")
+            Some(name) => Err(Error::corrupt("found in the manifest, but not in the model")
                 .tensor(name)
                 .help("make the manifest again with `iec ptq` from this checkpoint")),
             None => Ok(()),

@@ -159,7 +159,7 @@ fn dimensions(entry: &Object) -> Result<(usize, usize)> {
     let shape = entry.get("shape").and_then(Value::as_array).filter(|shape| shape.len() == 2);
     let rows = entry.get("rows").or_else(|| shape.map(|s| &s[0])).and_then(whole);
     let cols = entry.get("cols").or_else(|| shape.map(|s| &s[1])).and_then(whole);
-    rows.zip(cols).ok_or_else(|| Error::corrupt("is not a matrix; expected rows and cols, or a shape of both"))
+    rows.zip(cols).ok_or_else(|| Error::corrupt("found no matrix, expected rows and cols, or a shape of two numbers"))
 }
 
 /// Returns the file name in one of the fields `names`, and the offset at which the bytes start in this file.
@@ -182,7 +182,7 @@ fn place(
             .ok_or_else(|| Error::corrupt(format!("{field}: found {value}, expected a whole number"))),
     };
     if let Some(found) = number(nbytes)?.filter(|found| *found != expected) {
-        return Err(Error::corrupt(format!("{nbytes} {found}, expected {expected}")));
+        return Err(Error::corrupt(format!("{nbytes}: found {found}, expected {expected}")));
     }
     if let Some(start) = number(offset)? {
         return Ok((file.to_string(), start));

@@ -58,13 +58,13 @@ pub(crate) fn length_beside(dir: &Path, name: &str) -> Result<u64> {
     let target = path.canonicalize().at(&path).help(advice)?;
     let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
     if !target.starts_with(dir.canonicalize().at(dir)?) {
-        let found = format!("is a link to {}, outside its directory", target.display());
+        let found = format!("found a link to {}, outside its directory", target.display());
         return Err(Error::unsupported(found).at(&path).help(advice));
     }
     Ok(std::fs::metadata(&target).at(&path)?.len())
 }
 
-/// A matrix whose codes and scales are finished.
+/// Matrix, or stack of matrices, whose codes and scales are in files already.
 #[derive(Debug, Clone)]
 pub struct FinishedTensor {
     /// `(rows, cols)`, or `(count, rows, cols)`.

@@ -1,12 +1,13 @@
 //! Atomic output files, which appear complete or not at all: they are written under a temporary name in the same
 //! directory, synced, then renamed.
 
-use super::paths::{directory_of, special};
+use super::paths::directory_of;
 use super::stale;
 use super::target::Place;
 use crate::error::{Context, Error, Result};
+use crate::files::{self, Stream};
 use std::fs::File;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use tempfile::{NamedTempFile, TempPath};
 
@@ -17,6 +18,7 @@ use tempfile::{NamedTempFile, TempPath};
 pub struct AtomicFile {
     content: Content,
     path: PathBuf,
+    overwrite: bool,
 }
 
 /// Destination of the bytes until the commit.
@@ -25,7 +27,7 @@ enum Content {
     /// Temporary file, which is renamed at the commit.
     Renamed(NamedTempFile),
     /// Final destination, which cannot be renamed.
-    Written(File),
+    Written(Stream),
 }
 
 impl AtomicFile {
@@ -46,7 +48,7 @@ impl AtomicFile {
         refuse_special(path)?;
         stale::remove(dir);
         let temporary = stale::lock_new(|| temporaries().tempfile_in(dir)).at(path)?;
-        Ok(AtomicFile { content: Content::Renamed(temporary), path: path.to_path_buf() })
+        Ok(AtomicFile::new(Content::Renamed(temporary), path))
     }
 
     /// Wraps `file`, which is open at `temporary`. If it is dropped before the commit, the temporary file remains.
@@ -58,19 +60,28 @@ impl AtomicFile {
         let mut name = TempPath::try_from_path(temporary).at(temporary)?;
         name.disable_cleanup(true);
         let temporary = NamedTempFile::from_parts(file, name);
-        Ok(AtomicFile { content: Content::Renamed(temporary), path: path.to_path_buf() })
+        Ok(AtomicFile::new(Content::Renamed(temporary), path))
     }
 
     /// Opens `place`, which is not a regular file, for direct writes.
     pub(super) fn written(place: &Place, path: &Path) -> Result<AtomicFile> {
-        Ok(AtomicFile { content: Content::Written(place.open().at(path)?), path: path.to_path_buf() })
+        Ok(AtomicFile::new(Content::Written(place.open().at(path)?), path))
+    }
+
+    fn new(content: Content, path: &Path) -> AtomicFile {
+        AtomicFile { content, path: path.to_path_buf(), overwrite: true }
+    }
+
+    /// Sets whether the commit may replace a file that exists at that time. The default is true.
+    pub fn overwrite(self, overwrite: bool) -> AtomicFile {
+        AtomicFile { overwrite, ..self }
     }
 
     /// Returns the open file, for positioned writes.
     pub fn file(&self) -> &File {
         match &self.content {
             Content::Renamed(temporary) => temporary.as_file(),
-            Content::Written(file) => file,
+            Content::Written(stream) => stream.file(),
         }
     }
 
@@ -85,7 +96,7 @@ impl AtomicFile {
     /// A write, sync or rename fails.
     pub fn stage(self, staged: &Path) -> Result<()> {
         let Content::Renamed(temporary) = self.content else {
-            return Err(Error::usage("is no regular file, which one of several files must be").at(&self.path));
+            return Err(Error::usage("found a device or pipe, expected a regular file").at(&self.path));
         };
         temporary.as_file().sync_all().at(&self.path)?;
         temporary.persist(staged).map(drop).map_err(|e| e.error).at(staged)
@@ -94,28 +105,41 @@ impl AtomicFile {
     /// Syncs the bytes to disk and renames the file to its final path, replacing a regular file that exists there.
     ///
     /// # Errors
-    /// A write, sync or rename fails; an existing file is unchanged then.
+    /// A write, sync or rename fails, or a file exists that may not be replaced ([`AtomicFile::overwrite`]); an
+    /// existing file is unchanged then.
     pub fn commit(self) -> Result<()> {
-        let path = self.path;
-        match self.content {
+        let AtomicFile { content, path, overwrite } = self;
+        match content {
             Content::Renamed(temporary) => {
                 temporary.as_file().sync_all().at(&path)?;
                 refuse_special(&path)?;
-                temporary.persist(&path).map_err(|e| e.error).at(&path)?;
+                let renamed = if overwrite { temporary.persist(&path) } else { temporary.persist_noclobber(&path) };
+                renamed.map_err(|e| match e.error.kind() {
+                    ErrorKind::AlreadyExists => exists(&path),
+                    _ => Error::from(e.error).at(&path),
+                })?;
                 sync_parent(&path)
             }
-            Content::Written(mut file) => file.flush().at(&path),
+            Content::Written(mut stream) => stream.flush().at(&path),
         }
     }
 }
 
 impl Write for AtomicFile {
     fn write(&mut self, buf: &[u8]) -> std::io::Result<usize> {
-        self.file().write(buf)
+        match &mut self.content {
+            Content::Renamed(temporary) => temporary.as_file().write(buf),
+            Content::Written(stream) => stream.write(buf),
+        }
     }
     fn flush(&mut self) -> std::io::Result<()> {
-        self.file().flush()
+        Ok(())
     }
+}
+
+/// Builds the error for an output that exists and may not be replaced.
+pub(super) fn exists(path: &Path) -> Error {
+    Error::usage("exists already").at(path).help("add --overwrite or choose another name")
 }
 
 /// Writes a whole small file atomically.
@@ -135,7 +159,7 @@ pub fn sync_parent(path: &Path) -> Result<()> {
 
 /// Syncs a directory, so that names that were created, renamed or removed in it are durable.
 pub fn sync_dir(dir: &Path) -> Result<()> {
-    File::open(dir).and_then(|d| d.sync_all()).at(dir)
+    files::open_dir(dir).and_then(|d| d.sync_all()).at(dir)
 }
 
 /// Fails if `path` is not a regular file: a rename would replace a device, a pipe or a symbolic link itself instead
@@ -146,7 +170,7 @@ pub fn sync_dir(dir: &Path) -> Result<()> {
 pub fn refuse_special(path: &Path) -> Result<()> {
     match path.symlink_metadata() {
         Ok(found) if !found.is_file() => {
-            Err(Error::usage(format!("is {}; only a regular file is replaced", special(&found)))
+            Err(Error::usage(format!("found {}, expected a regular file to replace", files::special(&found)))
                 .at(path)
                 .help("remove it, or choose another place for the output"))
         }
@@ -198,6 +222,23 @@ mod tests {
         let path = dir.path().join("out");
         write_atomically(&path, b"old").unwrap();
         write_atomically(&path, b"new").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"new");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_file_that_appears_before_the_commit_is_replaced_only_when_allowed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("out");
+        let commit = |overwrite| {
+            let mut file = AtomicFile::create(&path).unwrap().overwrite(overwrite);
+            file.write_all(b"new").unwrap();
+            std::fs::write(&path, "appeared").unwrap();
+            file.commit()
+        };
+        assert_eq!(commit(false).unwrap_err().cause().exit_code(), 2);
+        assert_eq!(std::fs::read(&path).unwrap(), b"appeared");
+        commit(true).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"new");
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     }

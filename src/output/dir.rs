@@ -3,9 +3,10 @@
 use super::atomic::sync_parent;
 use super::paths::directory_of;
 use crate::error::{Context, Error, Result};
+use crate::files;
 use std::path::{Component, Path, PathBuf};
 
-/// Output directory. It is removed when it is dropped if this run created it and it is empty.
+/// Output directory. Dropping this value removes the directory if this run created it and it is empty.
 #[derive(Debug)]
 pub struct OutDir {
     path: PathBuf,
@@ -13,14 +14,12 @@ pub struct OutDir {
 }
 
 impl OutDir {
-    /// Creates the directory if it is missing, and its missing parents. Each is synced in its own parent, so that a
-    /// power failure does not lose a complete output with its directory.
+    /// Creates the directory as [`make_dir`] does.
+    ///
+    /// # Errors
+    /// The same as for [`make_dir`].
     pub fn make(path: &Path) -> Result<OutDir> {
-        let missing: Vec<&Path> =
-            path.ancestors().take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists()).collect();
-        std::fs::create_dir_all(path).at(path)?;
-        missing.iter().try_for_each(|dir| sync_parent(dir))?;
-        Ok(OutDir { path: path.to_path_buf(), created: !missing.is_empty() })
+        Ok(OutDir { path: path.to_path_buf(), created: make_dir(path)? })
     }
 
     /// Returns the path of the directory.
@@ -38,6 +37,24 @@ impl Drop for OutDir {
     }
 }
 
+/// Creates a directory if it is missing, and its missing parents; returns true if it was missing. Each is synced in its
+/// own parent, so that a power failure does not lose a complete output with its directory.
+///
+/// # Errors
+/// A directory cannot be created or synced.
+pub fn make_dir(path: &Path) -> Result<bool> {
+    let mut missing = Vec::new();
+    for dir in path.ancestors().take_while(|dir| !dir.as_os_str().is_empty()) {
+        if files::exists(dir)? {
+            break;
+        }
+        missing.push(dir);
+    }
+    std::fs::create_dir_all(path).at(path)?;
+    missing.iter().try_for_each(|dir| sync_parent(dir))?;
+    Ok(!missing.is_empty())
+}
+
 /// Fails if output would go into the checkpoint `source` or below it: converters must not mix their inputs with their
 /// outputs. If the checkpoint is a single file, its directory counts. A missing `source` is not an error here;
 /// opening it reports the error.
@@ -45,12 +62,12 @@ impl Drop for OutDir {
 /// # Errors
 /// `out` is that directory or lies inside it, after links are resolved.
 pub fn refuse_within(source: &Path, out: &Path) -> Result<()> {
-    let Ok(found) = source.metadata() else { return Ok(()) };
+    let Some(found) = files::find(source)? else { return Ok(()) };
     let dir = resolved(if found.is_dir() { source } else { directory_of(source) })?;
     let found = match resolved(out)?.strip_prefix(&dir) {
         Err(_) => return Ok(()),
-        Ok(rest) if rest.as_os_str().is_empty() => "is the directory of the checkpoint itself",
-        Ok(_) => "lies inside the checkpoint",
+        Ok(rest) if rest.as_os_str().is_empty() => "found the directory of the checkpoint itself",
+        Ok(_) => "found a place inside the checkpoint",
     };
     Err(Error::usage(format!("{found} ({})", source.display())).at(out))
 }

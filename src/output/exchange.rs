@@ -1,13 +1,15 @@
-//! Replaces a directory as a whole, for outputs whose readers follow no pointer, such as checkpoints.
+//! Replaces a directory as a whole, for outputs whose readers do not follow the link of [`super::swap`], such as
+//! checkpoints.
 //!
 //! The new files are collected in a hidden directory next to the old one, together with hard links to the files of the
 //! user that stay. Then the two directories exchange their names in one step, and the old one is removed.
 
 use super::atomic::{AtomicFile, sync_dir};
+use super::paths::remove_if_there;
 use super::stale;
 use crate::error::{Context, Error, Result};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
-use std::fs::File;
+use rustix::io::Errno;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -25,10 +27,10 @@ pub fn refuse_irreplaceable(dir: &Path) -> Result<()> {
     let refuse = |found: &str| Err(Error::usage(found).at(dir).help(ADVICE));
     let device = |dir: &Path| Ok::<u64, Error>(dir.metadata().at(dir)?.dev());
     if device(&real)? != device(parent)? {
-        return refuse("is a mount point, which cannot be replaced as a whole");
+        return refuse("found a mount point, which cannot be replaced as a whole");
     }
     if std::env::current_dir().is_ok_and(|current| current.starts_with(&real)) {
-        return refuse("is the current directory, which cannot be replaced as a whole");
+        return refuse("found the current directory, which cannot be replaced as a whole");
     }
     for entry in std::fs::read_dir(dir).at(dir)? {
         let entry = entry.at(dir)?;
@@ -43,7 +45,7 @@ pub fn refuse_irreplaceable(dir: &Path) -> Result<()> {
 }
 
 /// Replaces the content of `dir` by `files`, of which each has a name in `dir`, in one step. Files of `dir` stay if
-/// `keep` returns true for their names. An empty `dir` may be replaced, too.
+/// `keep` returns true for their names. A new `dir`, which holds at most its lock file, may be replaced, too.
 ///
 /// # Errors
 /// The errors of [`refuse_irreplaceable`], or a file cannot be synced, linked or renamed; `dir` is unchanged then.
@@ -51,19 +53,16 @@ pub fn exchange(dir: &Path, files: impl IntoIterator<Item = AtomicFile>, keep: i
     refuse_irreplaceable(dir)?;
     let real = dir.canonicalize().at(dir)?;
     let parent = parent(&real)?;
-    let new = tempfile::Builder::new().prefix(stale::PREFIX).suffix(stale::EXCHANGED).tempdir_in(parent).at(parent)?;
-    // The lock shows other commands that the directory is in use; without locks they leave it alone.
-    let lock = File::open(new.path()).at(new.path())?;
-    let _ = lock.try_lock();
+    let (new, _lock) = stale::directory(parent).at(parent)?;
     std::fs::set_permissions(new.path(), real.metadata().at(dir)?.permissions()).at(new.path())?;
     for file in files {
         let name = file.path().file_name().expect("output files have names").to_owned();
         file.stage(&new.path().join(name))?;
     }
-    let mut is_empty = true;
+    let mut is_new = true;
     for entry in std::fs::read_dir(&real).at(dir)? {
         let (entry, name) = entry.map(|entry| (entry.path(), entry.file_name())).at(dir)?;
-        is_empty = false;
+        is_new &= name == stale::LOCK;
         let to = new.path().join(&name);
         let ours = name.to_string_lossy().starts_with(stale::PREFIX);
         if !ours && name.to_str().is_none_or(&keep) && to.symlink_metadata().is_err() {
@@ -71,13 +70,13 @@ pub fn exchange(dir: &Path, files: impl IntoIterator<Item = AtomicFile>, keep: i
         }
     }
     sync_dir(new.path())?;
-    if is_empty {
-        std::fs::rename(new.path(), &real).at(dir)?;
-    } else {
-        renameat_with(CWD, new.path(), CWD, &real, RenameFlags::EXCHANGE)
-            .map_err(std::io::Error::from)
-            .at(dir)
-            .help(ADVICE)?;
+    match renameat_with(CWD, new.path(), CWD, &real, RenameFlags::EXCHANGE) {
+        // Some file systems cannot exchange names, but all replace an empty directory.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) if is_new => {
+            remove_if_there(&real.join(stale::LOCK))?;
+            std::fs::rename(new.path(), &real).at(dir)?;
+        }
+        done => done.map_err(std::io::Error::from).at(dir).help(ADVICE)?,
     }
     // The name now belongs to the old directory, which is removed when `new` is dropped.
     sync_dir(parent)
@@ -92,7 +91,7 @@ fn link(from: &Path, to: &Path) -> Result<()> {
 }
 
 fn parent(real: &Path) -> Result<&Path> {
-    real.parent().ok_or_else(|| Error::usage("is the root directory").at(real))
+    real.parent().ok_or_else(|| Error::usage("found the root directory, which cannot be replaced as a whole").at(real))
 }
 
 #[cfg(test)]

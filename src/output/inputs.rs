@@ -38,14 +38,14 @@ impl Inputs {
     /// `out` is an input or a file of a pack that is read, under this or another name, or lies inside a checkpoint.
     pub fn refuse(&self, out: &Path) -> Result<()> {
         if let Some(input) = self.files.iter().find(|input| is_same(input, out)) {
-            let found = format!("is an input of this command ({})", input.display());
+            let found = format!("found an input of this command ({})", input.display());
             return Err(Error::usage(found).at(out).help("choose another name for the output"));
         }
         let outside = |checkpoint: &PathBuf| refuse_within(checkpoint, out).help("write it outside of it");
         self.checkpoints.iter().try_for_each(outside)?;
         for (dir, members) in &self.packs {
             if members.iter().any(|name| is_same(&dir.join(name), out)) {
-                let found = format!("belongs to the pack that this command reads ({})", dir.display());
+                let found = format!("found a file of the pack that this command reads ({})", dir.display());
                 return Err(Error::usage(found).at(out).help("choose another name for the output"));
             }
         }

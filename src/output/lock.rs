@@ -1,15 +1,14 @@
 //! Lock of a directory whose outputs are changed by one command at a time.
 
-use super::stale::is_at;
+use super::stale::{LOCK, is_at};
 use crate::error::{Context, Result};
 use crate::interrupt;
 use crate::progress;
 use std::fs::{File, TryLockError};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Name of the lock file; it exists while a command changes the directory or waits for it.
-const NAME: &str = ".iec-lock";
 /// Interval between two attempts to lock.
 const POLL: Duration = Duration::from_millis(20);
 
@@ -19,8 +18,9 @@ const POLL: Duration = Duration::from_millis(20);
 /// File systems without locks (some network file systems) are not protected against a second command.
 #[derive(Debug)]
 pub struct DirLock {
-    /// The open lock file and its path.
-    held: Option<(File, PathBuf)>,
+    /// The open lock file; it is unlocked when it is closed.
+    _file: File,
+    path: PathBuf,
 }
 
 impl DirLock {
@@ -29,33 +29,59 @@ impl DirLock {
     /// # Errors
     /// The lock file cannot be created, or the user interrupts the wait.
     pub fn acquire(dir: &Path) -> Result<DirLock> {
-        let path = dir.join(NAME);
-        let mut noted = false;
+        let path = dir.join(LOCK);
+        let mut wait = Wait::default();
         loop {
-            let file = File::options().append(true).create(true).open(&path).at(&path)?;
+            let file =
+                File::options().append(true).create(true).custom_flags(libc::O_NONBLOCK).open(&path).at(&path)?;
             match file.try_lock() {
                 // The last owner may have removed the file after it was opened here.
-                Ok(()) if is_at(&file, &path) => return Ok(DirLock { held: Some((file, path)) }),
-                Ok(()) => continue,
-                Err(TryLockError::Error(_)) => return Ok(DirLock { held: None }),
+                Ok(()) if !is_at(&file, &path) => continue,
+                Ok(()) | Err(TryLockError::Error(_)) => return Ok(DirLock { _file: file, path }),
                 Err(TryLockError::WouldBlock) => {}
             }
-            if !std::mem::replace(&mut noted, true) {
-                progress::detail(0, || format!("note: {}: waiting for another command that changes it", dir.display()));
-            }
-            interrupt::check()?;
-            std::thread::sleep(POLL);
+            wait.once(dir)?;
         }
+    }
+}
+
+/// Locks an open file or directory until it is closed. Waits for its owner like [`DirLock::acquire`].
+///
+/// # Errors
+/// The file system has no locks, or the user interrupts the wait.
+pub fn lock(file: &File, path: &Path) -> Result<()> {
+    let mut wait = Wait::default();
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::Error(e)) => return Err(e).at(path),
+            Err(TryLockError::WouldBlock) => wait.once(path)?,
+        }
+    }
+}
+
+/// Wait for a lock, which an interrupt ends.
+#[derive(Default)]
+struct Wait {
+    noted: bool,
+}
+
+impl Wait {
+    fn once(&mut self, path: &Path) -> Result<()> {
+        if !std::mem::replace(&mut self.noted, true) {
+            progress::detail(0, || format!("note: {}: waiting for another command that changes it", path.display()));
+        }
+        interrupt::check()?;
+        std::thread::sleep(POLL);
+        Ok(())
     }
 }
 
 impl Drop for DirLock {
     fn drop(&mut self) {
-        if let Some((_file, path)) = &self.held {
-            // Removed while it is locked: a command that waits for it finds that it has no name any more, and creates a
-            // new one.
-            let _ = std::fs::remove_file(path);
-        }
+        // The file is removed while it is locked. A command that waits for the lock then finds that the file has no name
+        // any more, and creates a new one.
+        let _ = std::fs::remove_file(&self.path);
     }
 }
 

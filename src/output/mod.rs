@@ -17,7 +17,7 @@
 //! | the name stands for | what happens |
 //! |---|---|
 //! | nothing yet | a temporary file in the same directory, synced and renamed |
-//! | a regular file | the same with `overwrite`; refused without |
+//! | a regular file | the same with `overwrite`; refused without, even if it appears during the work |
 //! | a symbolic link | the same, for the file that the link leads to |
 //! | a device, a pipe, a descriptor (`/dev/fd/N`, `/dev/stdout`), `-` | it is opened and written to |
 //! | a directory, a socket | refused |
@@ -39,11 +39,11 @@ pub mod swap;
 mod target;
 
 pub use atomic::{AtomicFile, refuse_special, sync_dir, sync_parent, write_atomically};
-pub use dir::{OutDir, make_absolute, refuse_within};
+pub use dir::{OutDir, make_absolute, make_dir, refuse_within};
 pub use exchange::{exchange, refuse_irreplaceable};
 pub use inputs::Inputs;
 pub use json_lines::JsonLines;
-pub use lock::DirLock;
+pub use lock::{DirLock, lock};
 pub use paths::{directory_of, remove_if_there};
 pub use space::{free_bytes, occupied, require_space, reserve};
 pub use target::{Rules, Target};

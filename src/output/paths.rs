@@ -1,8 +1,6 @@
 //! Small functions over paths of files.
 
 use crate::error::{Context, Result};
-use std::fs::Metadata;
-use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 /// Returns the directory of a file; `.` for a bare name.
@@ -21,17 +19,5 @@ pub fn remove_if_there(path: &Path) -> Result<()> {
     match std::fs::remove_file(path) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e).at(path),
         _ => Ok(()),
-    }
-}
-
-/// Returns a description of a directory entry that is not a regular file.
-pub(super) fn special(found: &Metadata) -> &'static str {
-    let kind = found.file_type();
-    match () {
-        () if kind.is_dir() => "a directory",
-        () if kind.is_symlink() => "a symbolic link",
-        () if kind.is_fifo() => "a named pipe",
-        () if kind.is_socket() => "a socket",
-        () => "a device",
     }
 }

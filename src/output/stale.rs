@@ -1,24 +1,26 @@
 //! Removes the remains of killed processes: temporary files, and directories of partial work that were given up.
 //!
-//! A temporary file is locked (`flock`) as long as the process that writes it is alive. A temporary file that is not
+//! A temporary file or directory is locked (`flock`) as long as the process that writes it is alive. One that is not
 //! locked is therefore a remainder, and the next command that writes into the directory removes it.
 
+use super::atomic::sync_parent;
+use crate::files;
 use std::collections::HashSet;
 use std::fs::{File, TryLockError};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, PoisonError};
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, TempDir};
 
 /// Beginning of the names of all hidden files and directories of this program.
 pub const PREFIX: &str = ".iec-";
-/// End of the names of temporary files.
+/// End of the names of temporary files and directories.
 pub const TEMPORARY: &str = ".tmp";
 /// End of the names of directories of partial work that is complete and being removed.
 const GIVEN_UP: &str = ".removed";
-/// End of the names of directories that exchange their content with an output directory.
-pub const EXCHANGED: &str = ".exchanged";
+/// Name of the lock file of a directory; it exists while a command changes the directory or waits for it.
+pub const LOCK: &str = ".iec-lock";
 /// Number of attempts to create a temporary file that no other process takes for a remainder.
 const ATTEMPTS: usize = 16;
 
@@ -36,18 +38,38 @@ fn remove_now(dir: &Path) {
         let name = entry.file_name();
         let Some(name) = name.to_str().filter(|name| name.starts_with(PREFIX)) else { continue };
         let Ok(kind) = entry.file_type() else { continue };
+        let path = entry.path();
         if name.ends_with(GIVEN_UP) && kind.is_dir() {
-            let _ = std::fs::remove_dir_all(entry.path());
-        } else if name.ends_with(TEMPORARY) && kind.is_file() && has_no_owner(&entry.path()) {
-            let _ = std::fs::remove_file(entry.path());
-        } else if name.ends_with(EXCHANGED) && kind.is_dir() && has_no_owner(&entry.path()) {
-            let _ = std::fs::remove_dir_all(entry.path());
+            let _ = std::fs::remove_dir_all(path);
+        } else if (name.ends_with(TEMPORARY) || name == LOCK) && (kind.is_dir() || kind.is_file()) {
+            // It is removed while it is locked: a process that opened it meanwhile finds that it has no name any more.
+            let opened = if kind.is_dir() { files::open_dir(&path).ok() } else { files::open(&path).ok() };
+            let Some(_locked) = opened.filter(|opened| has_no_owner(opened, &path)) else { continue };
+            let _ = if kind.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
         }
     }
 }
 
-fn has_no_owner(path: &Path) -> bool {
-    File::open(path).is_ok_and(|file| file.try_lock().is_ok() && is_at(&file, path))
+/// Locks an open file or directory; returns false if another process has locked it.
+fn has_no_owner(file: &File, path: &Path) -> bool {
+    file.try_lock().is_ok() && is_at(file, path)
+}
+
+/// Creates a temporary directory in `parent`, which is removed when it is dropped. It is locked until the file that is
+/// returned with it is closed.
+///
+/// # Errors
+/// `parent` cannot be written.
+pub fn directory(parent: &Path) -> io::Result<(TempDir, File)> {
+    for attempt in 1.. {
+        let dir = tempfile::Builder::new().prefix(PREFIX).suffix(TEMPORARY).tempdir_in(parent)?;
+        let lock = files::open_dir(dir.path())?;
+        let is_taken = matches!(lock.try_lock(), Err(TryLockError::WouldBlock)) || !is_at(&lock, dir.path());
+        if !is_taken || attempt == ATTEMPTS {
+            return Ok((dir, lock));
+        }
+    }
+    unreachable!("the last attempt returns")
 }
 
 /// Creates a temporary file and locks it. Another process may take a file that is not locked yet for a remainder and
@@ -71,6 +93,8 @@ pub fn give_up(dir: &Path) {
     // A remainder of the same name is of an earlier run of the same command.
     let _ = std::fs::remove_dir_all(&renamed);
     let place = if std::fs::rename(dir, &renamed).is_ok() { &renamed } else { dir };
+    // After a power failure, no command must find a part of the files under the old name.
+    let _ = sync_parent(&renamed);
     let _ = std::fs::remove_dir_all(place);
 }
 
@@ -93,9 +117,15 @@ mod tests {
         for name in [".iec-AbCdEf.tmp", "notes.tmp", ".iec-0123456789abcdef.partial"] {
             std::fs::write(path(name), "x").unwrap();
         }
-        std::fs::create_dir(path(".iec-0123456789abcdef.removed")).unwrap();
-        std::fs::write(path(".iec-0123456789abcdef.removed/journal"), "x").unwrap();
+        for name in [".iec-0123456789abcdef.removed", ".iec-aBcDeF.tmp"] {
+            std::fs::create_dir(path(name)).unwrap();
+            std::fs::write(path(name).join("journal"), "x").unwrap();
+        }
+        std::fs::write(path(LOCK), "").unwrap();
+        let (used, _lock) = directory(dir.path()).unwrap();
         remove_now(dir.path());
+        assert!(used.path().exists());
+        drop(used);
         let mut names: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
         names.retain(|name| name.to_str() != Some("notes.tmp"));
         assert_eq!(names.len(), 2, "{names:?}");

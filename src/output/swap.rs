@@ -16,8 +16,10 @@
 //! If the process is killed in between, [`settle`] moves the rest; every command that changes the directory calls it.
 
 use super::atomic::{AtomicFile, sync_dir};
+use super::lock::DirLock;
 use super::paths::{directory_of, remove_if_there};
 use crate::error::{Context, Result};
+use crate::files;
 use std::ffi::OsStr;
 use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
@@ -61,7 +63,7 @@ fn is_partial(name: &OsStr) -> bool {
 }
 
 /// Replaces the output in `dir` by `files`, which are complete in `work`, a directory of partial work in `dir`. The
-/// last one is the lead file. `allowed` is asked immediately before the swap.
+/// last one is the lead file. `allowed` is called immediately before the swap and refuses it by an error.
 ///
 /// # Errors
 /// A file cannot be synced or renamed, or `allowed` fails; the old output is unchanged then. If an error occurs after
@@ -93,6 +95,18 @@ pub fn replace(
     finish(dir, work, kind)
 }
 
+/// Locks `dir` and completes the swap of an output in it if a killed process has left it half done.
+///
+/// # Errors
+/// A file cannot be renamed, or the user interrupts the wait for another command; the output is complete nevertheless.
+pub fn recover(dir: &Path, kind: Kind) -> Result<()> {
+    if staged(&dir.join(kind.lead)).is_none() {
+        return Ok(());
+    }
+    let _lock = DirLock::acquire(dir)?;
+    settle(dir, kind)
+}
+
 /// Completes the swap of an output in `dir` if a killed process has left it half done. The caller holds the lock of the
 /// directory.
 ///
@@ -104,7 +118,7 @@ pub fn settle(dir: &Path, kind: Kind) -> Result<()> {
 
 fn finish(dir: &Path, work: &Path, kind: Kind) -> Result<()> {
     let (from, to) = (work.join(kind.lead), dir.join(kind.lead));
-    let obsolete = (kind.obsolete)(&std::fs::read(&from).at(&from)?);
+    let obsolete = (kind.obsolete)(&files::read(&from)?);
     for name in kind.members {
         let (staged, path) = (work.join(name), dir.join(name));
         match std::fs::rename(&staged, &path) {

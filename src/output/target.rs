@@ -1,12 +1,13 @@
 //! Destinations of output files that the user named: checked before the work starts and written when it ends.
 
-use super::atomic::AtomicFile;
+use super::atomic::{AtomicFile, exists};
 use super::inputs::Inputs;
-use super::paths::{directory_of, special};
+use super::paths::directory_of;
 use super::space::require_space;
+use super::stale;
 use crate::error::{Context, Error, Result};
+use crate::files::{self, Stream};
 use rustix::fs::{Access, access};
-use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
@@ -31,6 +32,7 @@ pub struct Rules<'a> {
 pub struct Target {
     path: PathBuf,
     place: Place,
+    overwrite: bool,
 }
 
 /// Kind of destination that a path leads to.
@@ -62,22 +64,22 @@ impl Place {
                 }
                 Ok(found) if found.is_file() => return Ok(Place::File(place)),
                 Ok(found) if found.is_dir() || found.file_type().is_socket() => {
-                    return Err(Error::usage(format!("is {}; expected a file", special(&found))).at(path));
+                    return Err(Error::usage(format!("found {}, expected a file", files::special(&found))).at(path));
                 }
                 Ok(_) => return Ok(Place::Stream(place)),
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Place::File(place)),
                 Err(e) => return Err(e).at(path),
             }
         }
-        Err(Error::usage("is a symbolic link without a target").at(path))
+        Err(Error::usage("found a symbolic link without a target").at(path))
     }
 
     /// Opens a destination that cannot be replaced by a rename.
-    pub(super) fn open(&self) -> std::io::Result<File> {
+    pub(super) fn open(&self) -> std::io::Result<Stream> {
         match self {
-            Place::Stdout => Ok(std::io::stdout().as_fd().try_clone_to_owned()?.into()),
+            Place::Stdout => Ok(Stream::of(std::io::stdout().as_fd().try_clone_to_owned()?.into())),
             // Appends, because a descriptor may be a file that another process has started to write.
-            Place::Stream(path) | Place::File(path) => File::options().append(true).open(path),
+            Place::Stream(path) | Place::File(path) => Stream::append(path),
         }
     }
 }
@@ -105,9 +107,9 @@ impl Target {
         match &place {
             Place::File(file) => {
                 rules.inputs.refuse(file)?;
-                if file.exists() && !rules.overwrite {
-                    let help = "add --overwrite or choose another name";
-                    return Err(Error::usage("exists already").at(path).help(help));
+                if files::exists(file)? && !rules.overwrite {
+                    stale::remove(directory_of(file));
+                    return Err(exists(path));
                 }
                 access(directory_of(file), Access::WRITE_OK | Access::EXEC_OK)
                     .map_err(std::io::Error::from)
@@ -120,7 +122,7 @@ impl Target {
             Place::Stdout => {}
         }
         let path = if place == Place::Stdout { Path::new("stdout") } else { path };
-        Ok(Target { path: path.to_path_buf(), place })
+        Ok(Target { path: path.to_path_buf(), place, overwrite: rules.overwrite })
     }
 
     /// Returns the path that the user gave, or `stdout`.
@@ -164,7 +166,7 @@ impl Target {
             return Ok(());
         }
         let path = self.work_path();
-        let mut made = File::open(&path).at(&path)?;
+        let mut made = files::open(&path)?;
         std::fs::remove_file(&path).at(&path)?;
         let mut stream = self.place.open().at(&self.path)?;
         std::io::copy(&mut made, &mut stream).map(drop).at(&self.path)
@@ -184,7 +186,7 @@ impl Target {
     /// The file cannot be created.
     pub fn create(&self) -> Result<AtomicFile> {
         match &self.place {
-            Place::File(file) => AtomicFile::create(file),
+            Place::File(file) => Ok(AtomicFile::create(file)?.overwrite(self.overwrite)),
             stream => AtomicFile::written(stream, &self.path),
         }
     }

@@ -225,7 +225,7 @@ impl Quantizer {
         }
     }
 
-    /// Sets the codes of padding columns to zero for the zero point of the last group.
+    /// Sets the codes of padding columns to the code of zero under the zero point of the last group.
     fn neutralize_padding(&self, row: &mut CodedRow) {
         let zero = row.zeros.last().copied().unwrap_or(0);
         row.codes[self.layout.cols..].fill(self.quant.spec.code_map().neutral(zero));
@@ -282,7 +282,7 @@ impl Quantizer {
         }
         let at = values.iter().position(|x| !x.is_finite()).unwrap_or(0);
         let (value, column) = (values[at], at % self.layout.cols);
-        Err(Error::corrupt(format!("a weight is {value} (column {column}); NaN and infinity cannot be quantized"))
+        Err(Error::corrupt(format!("found the weight {value} in column {column}, which cannot be quantized"))
             .help("the checkpoint is damaged or its training diverged; get it again or exclude the tensor"))
     }
 }

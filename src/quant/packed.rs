@@ -2,6 +2,7 @@
 
 use super::block::tile;
 use crate::error::{Context, Result};
+use crate::files;
 use crate::manifest::PackedRange;
 use crate::scheme::{Granularity, TileLayout};
 use std::fs::File;
@@ -17,7 +18,7 @@ impl PackedRange {
     /// A file cannot be read or its bytes are invalid.
     pub fn read_tiles(&self, layout: &TileLayout, matrix: usize, rows: Range<usize>, out: &mut [u8]) -> Result<()> {
         let (codes, scales, zeros) = layout.canonical_sizes(layout.rows);
-        let (bin, scale_bin) = (File::open(&self.bin).at(&self.bin)?, File::open(&self.scale_bin).at(&self.scale_bin)?);
+        let (bin, scale_bin) = (files::open(&self.bin)?, files::open(&self.scale_bin)?);
         // A tensor-wide scale is stored once per matrix, everything else per row.
         let shared = layout.spec.granularity == Granularity::Tensor;
         let part = |file: &File, path: &Path, start: u64, of_matrix: usize, shared: bool| {

@@ -1,6 +1,7 @@
 //! Formats the comparison of a pack with its checkpoint or a trace as text and as JSON, and returns the verdict.
 
 use crate::error::{Error, Result};
+use crate::signature::Signature;
 use crate::trial::Again;
 use crate::trial::agreement::{Agreement, CheckedHashes, PromptAgreement};
 use crate::units::decimals;
@@ -18,19 +19,19 @@ fn objection(found: &Agreement) -> Option<String> {
     if let Some(Again { recorded, found: again, differs, objections }) = &found.gate {
         if *differs {
             return Some(format!(
-                "the evidence is not of this pack and checkpoint: a divergence of {} is recorded, {} was found",
-                decimals(recorded.kl, 6),
-                decimals(again.kl, 6)
+                "the recorded evidence is not that of this pack and checkpoint: found a divergence of {}, expected {}",
+                decimals(again.kl, 6),
+                decimals(recorded.kl, 6)
             ));
         }
-        return (!objections.is_empty()).then(|| format!("the gate objects: {}", objections.join(", ")));
+        return (!objections.is_empty()).then(|| format!("the gate refuses the pack: {}", objections.join(", ")));
     }
     if found.same_vocabulary == Some(false) {
         return Some("the tokenizers have different tokens".into());
     }
     let why = found.explanation.clone().unwrap_or_default();
     if found.other_prompts() > 0 {
-        return Some(format!("{} prompts have other tokens; {why}", found.other_prompts()));
+        return Some(format!("{} prompts are encoded to other tokens; {why}", found.other_prompts()));
     }
     let compared = found.compared.as_ref()?;
     if compared.exact && found.total.differing() > 0 {
@@ -43,7 +44,7 @@ fn objection(found: &Agreement) -> Option<String> {
 /// Summarizes the agreement in one line.
 pub fn summary(found: &Agreement) -> String {
     let Comparison { steps, same, max_logit_difference, .. } = found.total;
-    format!("{same} of {steps} tokens are the same, logits {max_logit_difference:.6} apart at most")
+    format!("{same} of {steps} tokens are the same, logits differ by at most {max_logit_difference:.6}")
 }
 
 /// Fails if the pack differs.
@@ -87,6 +88,9 @@ pub fn json(found: &Agreement) -> Value {
     }
     if let Some(CheckedHashes { tensors, differing }) = &found.hashes {
         line["hashes"] = json!({"tensors": tensors, "differing": differing});
+    }
+    if let Some(signature) = &found.signature {
+        line["signature"] = json!(signature);
     }
     if let Some(again) = &found.gate {
         line["gate"] = json!(again);
@@ -133,6 +137,10 @@ pub fn text(found: &Agreement) -> String {
         line("hashes", format!("{} of {tensors} tensors as recorded", tensors - differing.len()));
         differing.iter().for_each(|why| line("", why.clone()));
     }
+    if let Some(signature) = &found.signature {
+        let Signature { files, algorithm, key_sha256, .. } = signature;
+        line("signature", format!("valid for {files} files, {algorithm} key {key_sha256}"));
+    }
     if let Some(Again { recorded, found, objections, .. }) = &found.gate {
         line("divergence", format!("{:.6} nats per token, {:.6} recorded", found.kl, recorded.kl));
         line("perplexity", format!("{:.4}, {:.4} recorded", found.perplexity, recorded.perplexity));
@@ -157,7 +165,7 @@ pub fn text(found: &Agreement) -> String {
             ),
         );
         let tolerance = compared.rules.logits_tol;
-        line("logits", format!("{max_logit_difference:.6} apart at most; up to {tolerance} is noise"));
+        line("logits", format!("differ by at most {max_logit_difference:.6}; up to {tolerance} counts as rounding"));
         line("agreement", format!("{:.1} % of the tokens, expected {} %", found.percent(), compared.percent));
     }
     if let Some(explanation) = &found.explanation {

@@ -38,7 +38,7 @@ pub fn table(own: &Perplexity, divergence: Option<&Divergence>) -> Table {
         row("mean KL divergence", found.kl, 6, "");
         row("same most likely token", percent(found.top1_agreement), 2, " %");
         row("mean difference of p", percent(found.delta_p), 3, " %");
-        row("root of its mean square", percent(found.rms_delta_p), 3, " %");
+        row("root mean square of it", percent(found.rms_delta_p), 3, " %");
         let spread = found.kl_spread;
         for (name, value) in [
             ("median KL divergence", spread.median),

@@ -1,4 +1,4 @@
-//! Formats a mixed-precision plan for a given size, as a table and in one line.
+//! Formats a plan of `ptq --target-bpw` or `--target-size` as a table and in one line.
 
 use super::table::Table;
 use crate::manifest::plan::{Plan, Target, Yardstick};
@@ -31,13 +31,13 @@ pub fn describe(plan: &Plan) -> String {
         Yardstick::Outputs => "weighted sum of the outputs' relative squared errors",
         Yardstick::Weights => "weighted sum of the weights' relative squared errors",
     };
-    let mut text = format!("{bits} bits per weight, {bytes}, of {asked}; {measure} {:.3e}", plan.predicted);
+    let mut text = format!("{bits} bits per weight, {bytes}, within {asked}; {measure} {:.3e}", plan.predicted);
     if let Some(measured) = plan.measured {
         text += &format!(" expected, {measured:.3e} measured");
     }
     if let Some(uniform) = plan.uniform {
         let bits = decimals(uniform.bits_per_weight, 3);
-        text += &format!(" ({:.3e} expected of q4_0 alone at {bits} bits)", uniform.predicted);
+        text += &format!(" ({:.3e} expected with q4_0 throughout, at {bits} bits)", uniform.predicted);
     }
     text
 }

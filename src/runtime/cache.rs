@@ -5,16 +5,20 @@
 
 use super::cpu::Matrix;
 use crate::error::{Error, Result};
+use crate::resources::memory_left;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Identifies a matrix: the index of its tensor in the pack and the index of the matrix in its stack.
 pub type Key = (usize, usize);
 
-/// A cache of rebuilt matrices with an optional limit in bytes.
+/// A cache of rebuilt matrices with a limit in bytes.
 #[derive(Debug)]
 pub struct Cache {
+    /// Limit that the user has set, which is never exceeded.
     limit: Option<u64>,
+    /// Limit without one of the user, from the memory that is left. Matrices in use at once may exceed it.
+    default_limit: Option<u64>,
     state: Mutex<State>,
 }
 
@@ -48,18 +52,23 @@ struct Slot {
 }
 
 impl Cache {
-    /// Creates an empty cache of at most `limit` bytes.
+    /// Creates an empty cache of at most `limit` bytes; `None` means 7/8 of the memory that is left.
     pub fn new(limit: Option<u64>) -> Cache {
-        Cache { limit, state: Mutex::default() }
+        Cache { limit, default_limit: memory_left().map(|left| left / 8 * 7), state: Mutex::default() }
     }
 
-    /// Returns true when the cache has a limit.
+    /// Returns true when the user has set a limit.
     pub fn is_bounded(&self) -> bool {
         self.limit.is_some()
     }
 
-    /// Returns the matrix, from the cache or from `build`. It takes `bytes` in the cache, and is never evicted once it
-    /// was requested as `hot`.
+    /// Returns the largest number of bytes that the cache keeps.
+    pub fn limit(&self) -> u64 {
+        self.limit.or(self.default_limit).unwrap_or(u64::MAX)
+    }
+
+    /// Returns the matrix, from the cache or from `build`. The matrix takes `bytes` in the cache and is never evicted
+    /// once it was requested as `hot`.
     ///
     /// # Errors
     /// The matrix cannot be rebuilt, or the matrices in use and the hot ones leave no room for it.
@@ -91,11 +100,12 @@ impl Cache {
     }
 
     fn make_room(&self, state: &mut State, bytes: u64) -> Result<()> {
-        let Some(limit) = self.limit else { return Ok(()) };
+        let limit = self.limit();
         while state.rebuilds.kept_bytes + bytes > limit {
             let idle = state.slots.iter().filter(|(_, slot)| !slot.hot && Arc::strong_count(&slot.matrix) == 1);
             let Some((key, _)) = idle.max_by_key(|(_, slot)| slot.used) else {
-                return Err(too_small(limit, state.rebuilds.kept_bytes + bytes));
+                let needed = state.rebuilds.kept_bytes + bytes;
+                return if self.is_bounded() { Err(too_small(limit, needed)) } else { Ok(()) };
             };
             let key = *key;
             let slot = state.slots.remove(&key).expect("it was just found");
@@ -120,7 +130,7 @@ pub fn too_small(limit: u64, needed: u64) -> Error {
         mib(needed)
     ))
     .tensor("IE_DEDUP_CACHE_MB")
-    .help(format!("allow at least {}, or fewer hot bytes", mib(needed)))
+    .help(format!("set --dedup-cache-mb to at least {}, or lower --dedup-hot-bytes", mib(needed)))
 }
 
 #[cfg(test)]
@@ -139,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_kept_than_the_limit_says_and_what_was_used_last_gives_way() {
+    fn the_limit_is_kept_by_evicting_the_matrix_that_was_used_last() {
         let cache = Cache::new(Some(100));
         for tensor in [0, 1, 2, 0, 2, 1] {
             get(&cache, tensor, false).unwrap();
@@ -159,6 +169,20 @@ mod tests {
         get(&cache, 2, false).unwrap();
         get(&cache, 0, false).unwrap();
         assert_eq!(cache.rebuilds().matrices, 3);
+    }
+
+    #[test]
+    fn the_default_limit_evicts_but_refuses_nothing() {
+        let mut cache = Cache::new(None);
+        assert!(cache.limit() < u64::MAX, "the memory of this machine is known");
+        cache.default_limit = Some(60);
+        let held = get(&cache, 0, false).unwrap();
+        get(&cache, 1, true).unwrap();
+        get(&cache, 2, false).unwrap();
+        assert_eq!(cache.rebuilds().kept_bytes, 120);
+        drop(held);
+        get(&cache, 3, false).unwrap();
+        assert_eq!((cache.rebuilds().evicted, cache.rebuilds().kept_bytes), (2, 80));
     }
 
     #[test]

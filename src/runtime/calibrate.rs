@@ -2,8 +2,8 @@
 //!
 //! Each window is read as a text of its own, so windows could be read in any order. They are read in the order of the
 //! text, and all sums are added in that order, so the same texts give the same bytes with any number of threads. The
-//! memory of the products grows with the square of the input channels. If the products of all layers exceed the allowed
-//! memory, the texts are read several times, each time for the next layers.
+//! memory of the products `X^T X` grows with the square of the input channels. If the products of all layers exceed the
+//! allowed memory, the texts are read several times, each time for the next layers.
 
 use super::engine::Engine;
 use super::observe::Observer;
@@ -29,8 +29,12 @@ impl Windows {
     /// The prefix fills the window, or all texts together give fewer than two windows, one for each half.
     pub fn new(texts: &[Vec<u32>], prefix: &[u32], window: usize) -> Result<Windows> {
         let piece = window.checked_sub(prefix.len()).filter(|piece| *piece > 0);
-        let piece = piece
-            .ok_or_else(|| Error::usage(format!("found a window of {window} tokens, which has no space for text")))?;
+        let piece = piece.ok_or_else(|| {
+            Error::usage(format!(
+                "found a window of {window} tokens, expected more than its prefix of {}",
+                prefix.len()
+            ))
+        })?;
         let pieces = texts.iter().flat_map(|text| text.chunks_exact(piece));
         let windows: Vec<Vec<u32>> = pieces.map(|piece| [prefix, piece].concat()).collect();
         if windows.len() < 2 {
@@ -46,7 +50,7 @@ impl Windows {
         self.tokens_of(self.windows.len())
     }
 
-    /// Returns the number of tokens of the first `windows`.
+    /// Returns the number of tokens in the first `windows` windows.
     pub fn tokens_of(&self, windows: usize) -> usize {
         self.windows.iter().take(windows).map(Vec::len).sum()
     }
@@ -156,7 +160,7 @@ impl Gathering {
         self.sites.iter().map(|(_, shape)| shape)
     }
 
-    /// Returns the sums of these sites in the same order.
+    /// Returns the sums in the order of [`Gathering::sites`].
     pub fn sums(&self) -> impl Iterator<Item = &Sums> {
         self.sites.iter().filter_map(|(site, _)| self.sums.get(site))
     }
@@ -166,7 +170,7 @@ impl Gathering {
         self.windows
     }
 
-    /// Continues after the first `windows`, whose sums an earlier run has computed in the order of
+    /// Continues an earlier run: `sums` are its sums over the first `windows` windows, in the order of
     /// [`Gathering::sites`].
     pub fn go_on(&mut self, windows: usize, sums: Vec<Sums>) {
         self.sums = self.sites.iter().map(|(site, _)| *site).zip(sums).collect();

@@ -33,7 +33,8 @@ struct Batch {
     wanted: Vec<usize>,
 }
 
-/// State of one text: the KV caches of the tokens read so far. A clone shares memory until one of the two reads on.
+/// State of one text: the KV caches of the tokens read so far. A clone shares memory until one of the two reads more
+/// tokens.
 #[derive(Debug, Clone)]
 pub struct Sequence {
     len: usize,
@@ -105,7 +106,7 @@ impl Engine {
     /// Creates an empty sequence for this engine; its memory grows with its length.
     ///
     /// # Errors
-    /// The keys and values of one page could never fit the address space.
+    /// The keys and values of one page do not fit the address space.
     pub fn new_sequence(&self) -> Result<Sequence> {
         let caches = self.model.parts.iter().map(|part| part.new_cache()).collect::<Result<_>>()?;
         Ok(Sequence { len: 0, caches, long: false, tokens: Vec::new() })
@@ -150,7 +151,7 @@ impl Engine {
         k: usize,
         best: &mut Vec<Vec<(u32, f32)>>,
     ) -> Result<()> {
-        assert!(self.finds_best(k), "asked before");
+        assert!(self.finds_best(k), "see `finds_best`");
         self.feed(feeds, want, None, Answer::Best(k, best))
     }
 
@@ -163,9 +164,9 @@ impl Engine {
         self.feed(&mut [Feed { sequence: &mut sequence, tokens }], Want::All, Some(observer), Answer::Nothing)
     }
 
-    /// Computes logits `(tokens - first, vocab)` for the tokens from index `first` on, of a new text and in one step.
-    /// `start` may hold a layer and the residual stream at its input; without it, the computation starts with the
-    /// embeddings.
+    /// Reads `tokens` as a new text in one step and returns the logits of those from index `first` on, `(tokens -
+    /// first, vocab)`. `start` may hold a layer and the residual stream at its input; without it, the computation
+    /// starts with the embeddings.
     ///
     /// # Errors
     /// The same as [`Engine::observe`].
@@ -250,7 +251,7 @@ impl Engine {
         if caches.len() != self.model.parts.len()
             || !self.model.parts.iter().zip(caches).all(|(part, cache)| part.owns(cache))
         {
-            return Err(Error::usage("found a sequence of an engine with another shape"));
+            return Err(Error::usage("found a sequence of an engine with another shape, expected one of this engine"));
         }
         let len = feed.sequence.len() + feed.tokens.len();
         if len > self.model.context {
@@ -355,7 +356,7 @@ impl Engine {
         self.model.parts.iter().map(|part| part.info()).collect()
     }
 
-    /// Returns the reason why no GPU is in use although one was to be used if possible.
+    /// Returns the reason why no GPU is in use although [`device::Devices::Auto`] was requested.
     pub fn without_gpu(&self) -> Option<&str> {
         self.model.without_gpu.as_deref()
     }
@@ -443,7 +444,7 @@ impl Engine {
         self.model.weights.bytes_per_token()
     }
 
-    /// Returns counters of rebuilt weights; `None` unless the pack is without its binary.
+    /// Returns counters of rebuilt weights; `None` if the pack has its binary.
     pub fn rebuilds(&self) -> Option<Rebuilds> {
         self.model.weights.cache.as_ref().map(|cache| cache.rebuilds())
     }

@@ -37,7 +37,7 @@ pub struct EngineOptions {
     pub context: Option<usize>,
     /// Element type of the KV cache; `None` = that of [`Precision::kv_type`].
     pub kv: Option<KvType>,
-    /// Largest number of tokens computed at once. It bounds the memory of a prefill; the results are the same bits.
+    /// Largest number of tokens computed at once. It bounds the memory of a prefill and does not change the results.
     pub prefill_chunk: usize,
     /// When weights are loaded into memory.
     pub residency: Residency,
@@ -91,7 +91,7 @@ impl OpenedModel {
     pub fn open(reader: &IebinReader, options: &EngineOptions) -> Result<OpenedModel> {
         let json = reader.dir.join(JSON_NAME);
         let config = (reader.description.model.clone())
-            .ok_or_else(|| Error::corrupt("found no value, which the runtime needs").tensor("model").at(&json))?;
+            .ok_or_else(|| Error::corrupt("found no description of the model to run").tensor("model").at(&json))?;
         let precision = Precision::resolve(options.precision, reader)?;
         let context = context(options, &config)?;
         let kv_layout = KvLayout::new(&config, options.kv.unwrap_or(precision.kv_type()));

@@ -38,7 +38,7 @@ impl Score {
 /// The window has fewer than two ids or does not fit the context; see [`Engine::forward`].
 pub fn score_window(engine: &mut Engine, ids: &[u32]) -> Result<Score> {
     if ids.len() < 2 {
-        return Err(Error::usage("found a window of fewer than two ids, which has no token to score"));
+        return Err(Error::usage(format!("found a window of {} ids, expected at least 2", ids.len())));
     }
     let vocab = engine.config().vocab;
     let (inputs, targets) = (&ids[..ids.len() - 1], &ids[1..]);
@@ -64,8 +64,8 @@ pub fn score_window(engine: &mut Engine, ids: &[u32]) -> Result<Score> {
 /// The prefix fills the window, or the text is shorter than one piece.
 pub fn score_text(engine: &mut Engine, ids: &[u32], prefix: &[u32], window: usize) -> Result<Score> {
     let Some(piece) = window.checked_sub(prefix.len()).filter(|piece| *piece > 0 && ids.len() >= *piece) else {
-        let found =
-            format!("found {} ids, expected at most a window of {window} with a prefix of {}", ids.len(), prefix.len());
+        let (shortest, longest) = (prefix.len() + 1, prefix.len() + ids.len());
+        let found = format!("found a window of {window} ids, expected {shortest} to {longest}");
         return Err(Error::usage(found));
     };
     let mut total = Score::default();

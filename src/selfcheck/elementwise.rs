@@ -1,4 +1,4 @@
-//! Checks norms, with everything that is added before them, and activations.
+//! Checks norms, including the addition of a branch to the residual stream before them, and activations.
 
 use super::random::{below, normals};
 use super::rig::{EPS, Expected, Rig, rounding, sum};
@@ -172,7 +172,7 @@ fn gated(
     width: usize,
     interleaved: bool,
 ) -> Result<()> {
-    let shape = format!("{n} rows of {width}{}", if interleaved { ", gate and up in turn" } else { "" });
+    let shape = format!("{n} rows of {width}{}", if interleaved { ", gate and up interleaved" } else { "" });
     let case = rig.begin(format!("gated, {name}"), shape)?;
     let mut gate = normals(&mut rig.rng, n * width, 4.0);
     let up = normals(&mut rig.rng, n * width, 4.0);

@@ -128,7 +128,7 @@ impl<'a> Rig<'a> {
         self.note(case, ratio, || {
             let Expected { value, tolerance } = expected(i);
             let (row, column) = (i / width, i % width);
-            format!("row {row}, column {column}: {} instead of {value}, which may be off by {tolerance:.3e}", found[i])
+            format!("row {row}, column {column}: found {}, expected {value} within {tolerance:.3e}", found[i])
         });
     }
 
@@ -139,7 +139,7 @@ impl<'a> Rig<'a> {
         let ratio = if differ.is_some() { f64::INFINITY } else { 0.0 };
         self.note(case, ratio, || {
             let i = differ.unwrap_or(0);
-            format!("{what} {i}: {:?} instead of {:?}", found.get(i), expected.get(i))
+            format!("{what} {i}: found {:?}, expected {:?}", found.get(i), expected.get(i))
         });
     }
 

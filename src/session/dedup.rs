@@ -3,6 +3,7 @@
 use crate::dedup::source::{self, Trust};
 use crate::dedup::{FILE_NAMES, JSON_NAME};
 use crate::error::{Cause, Context, Error, Result};
+use crate::files::{self, TEXT_LIMIT};
 use crate::iebin::reader::read_description;
 use crate::iebin::rebuild::Keep;
 use crate::iebin::{Description, IebinReader};
@@ -15,7 +16,7 @@ use std::str::FromStr;
 pub struct DedupOptions {
     /// Source of the weights: the binary or the deduplicated files.
     pub store: StoreUse,
-    /// Maximum number of bytes of rebuilt weights kept in memory; `None` = no limit.
+    /// Maximum number of bytes of rebuilt weights kept in memory; `None` = 7/8 of the memory that is left.
     pub cache_bytes: Option<u64>,
     /// Number of bytes of weights to rebuild when the pack is opened, in the order of their use, and to keep in
     /// memory.
@@ -89,7 +90,7 @@ impl DedupOptions {
         match &self.store {
             StoreUse::Never => Ok(None),
             StoreUse::Auto => {
-                let gone = bin.is_none() && !binary.exists() && beside.join(JSON_NAME).exists();
+                let gone = bin.is_none() && !files::exists(binary)? && files::exists(&beside.join(JSON_NAME))?;
                 Ok(gone.then(|| beside.to_path_buf()))
             }
             StoreUse::Always | StoreUse::Dir(_) if bin.is_some() => {
@@ -119,19 +120,21 @@ impl DedupOptions {
 
 /// Fails if one of the four files of a deduplicated pack is missing in `dir`.
 fn refuse_missing(dir: &Path) -> Result<()> {
-    let Some(missing) = [JSON_NAME].into_iter().chain(FILE_NAMES).map(|name| dir.join(name)).find(|f| !f.exists())
-    else {
-        return Ok(());
-    };
-    Err(Error::new(Cause::Model("is missing, expected with model.dedup.json and the other files of streams".into()))
-        .at(&missing)
-        .help("restore it from a backup, or write all four files again from the binary: `iec dedup --model-dir DIR`"))
+    for path in [JSON_NAME].into_iter().chain(FILE_NAMES).map(|name| dir.join(name)) {
+        if !files::exists(&path)? {
+            let found = "found no such file, expected it with the other files model.dedup.*";
+            return Err(Error::new(Cause::Model(found.into())).at(&path).help(
+                "restore it from a backup, or write all four files again from the binary: `iec dedup --model-dir DIR`",
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Parses tensor names that are separated by commas, or reads them from `@FILE`.
 fn hot_list(text: &str) -> Result<Vec<String>> {
     let (text, separator) = match text.strip_prefix('@') {
-        Some(path) => (std::fs::read_to_string(path).at(path).tensor("IE_DEDUP_HOT_LIST")?, '\n'),
+        Some(path) => (files::read_text(Path::new(path), TEXT_LIMIT).tensor("IE_DEDUP_HOT_LIST")?, '\n'),
         None => (text.to_string(), ','),
     };
     Ok(text.split(separator).map(str::trim).filter(|name| !name.is_empty()).map(String::from).collect())

@@ -1,8 +1,11 @@
 //! Peak memory of the process.
 
+use crate::files;
+use std::path::Path;
+
 /// Returns the peak resident memory in bytes: VmHWM of the kernel, or `getrusage` where there is no /proc.
 pub fn peak_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok();
+    let status = files::read_to_string(Path::new("/proc/self/status")).ok();
     status.as_deref().and_then(vm_hwm).or_else(max_rss)
 }
 

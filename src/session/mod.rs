@@ -16,8 +16,9 @@ pub mod trace;
 use crate::convert::gguf::Gguf;
 use crate::convert::pack::{PackOptions, pack};
 use crate::error::{Cause, Context, Error, Result};
+use crate::files;
 use crate::iebin::reader::{NAME_A_PACK, read_description};
-use crate::iebin::{IebinReader, JSON_NAME};
+use crate::iebin::{IebinReader, JSON_NAME, tensor_map};
 use crate::output::swap;
 use crate::progress;
 use crate::runtime::cpu::place::physical_cores;
@@ -43,6 +44,8 @@ pub struct SessionOptions {
     pub weights: Option<PathBuf>,
     /// Tokenizer file to use instead of `tokenizer.json` next to the description.
     pub tokenizer: Option<PathBuf>,
+    /// True to compare every tensor and file of the pack with its recorded hash before the model is used.
+    pub check: bool,
     /// Name of the model in reports; `None` = the path of its directory.
     pub name: Option<String>,
     /// Precision, threads (0 = all physical cores), context length, device and memory limits.
@@ -64,6 +67,7 @@ impl Default for SessionOptions {
         SessionOptions {
             weights: None,
             tokenizer: None,
+            check: false,
             name: None,
             engine: EngineOptions { threads: 0, ..EngineOptions::default() },
             speculation: Speculation::default(),
@@ -148,9 +152,10 @@ impl Session {
             return Err(to_be_converted(&json));
         }
         let reader = options.open_described(description, &json)?;
+        options.check(&reader)?;
         let tokenizer = match &options.tokenizer {
             Some(path) => Some(path.clone()),
-            None => Some(reader.path(tokenizer::FILE_NAME)).filter(|path| path.exists()),
+            None => files::first([reader.path(tokenizer::FILE_NAME)]).map_err(Error::while_opening_model)?,
         };
         if options.tokenizer.is_none() && tokenizer.is_some() {
             reader.check_file(tokenizer::FILE_NAME).map_err(Error::while_opening_model)?;
@@ -162,9 +167,13 @@ impl Session {
         let engine_options = EngineOptions { threads, ..options.engine };
         let engine = Engine::open(&reader, &engine_options).map_err(Error::while_opening_model)?;
         // The tokenizer is opened on this thread: the heap of another thread grows one page at a time, in 1400 system
-        // calls that each wait for all page faults.
+        // calls, each of which waits for the page faults of all threads.
         let tokenizer = tokenizer.map(|path| Tokenizer::open(&path)).transpose().map_err(Error::while_opening_model)?;
-        let speculator = options.speculation.open(&engine, tokenizer.as_ref()).map_err(Error::while_opening_model)?;
+        if let Some(tokenizer) = &tokenizer {
+            let checked = tokenizer.bounds().check_vocabulary(engine.config().vocab).at(tokenizer.path());
+            checked.map_err(Error::while_opening_model)?;
+        }
+        let speculator = options.speculator(&engine, tokenizer.as_ref()).map_err(Error::while_opening_model)?;
         let dir = json.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let session = Session {
             engine,
@@ -224,11 +233,31 @@ impl Session {
     /// The template fails, refuses a conversation, or exceeds the limits of memory and time for templates.
     pub fn encode_chats(&self, template: &ChatTemplate, conversations: &[Vec<Message>]) -> Result<Vec<Vec<u32>>> {
         let tokenizer = self.tokenizer()?;
+        let longest = tokenizer.longest_prompt(self.engine.context());
         let texts = match &self.template_process {
-            Some(process) => process.render(template, conversations)?,
-            None => conversations.iter().map(|messages| template.render(messages)).collect::<Result<_>>()?,
+            Some(process) => process.render(template, conversations, longest)?,
+            None => conversations.iter().map(|messages| template.render(messages, longest)).collect::<Result<_>>()?,
         };
         texts.iter().map(|text| tokenizer.encode_plain(text)).collect()
+    }
+
+    /// Encodes a prompt, with the special tokens that the tokenizer adds.
+    ///
+    /// # Errors
+    /// The pack has no tokenizer, or the text is so long that it has more tokens than the context.
+    pub fn encode(&self, prompt: &str) -> Result<Vec<u32>> {
+        let (tokenizer, context) = (self.tokenizer()?, self.engine.context());
+        let longest = tokenizer.longest_prompt(context);
+        if prompt.len() > longest {
+            let found = format!(
+                "found a prompt of {} bytes, expected at most {longest} for the context of {context} tokens",
+                prompt.len()
+            );
+            return Err(
+                Error::usage(found).help("shorten the prompt, or raise --ctx up to the context length of the model")
+            );
+        }
+        tokenizer.encode(prompt)
     }
 
     /// Returns the token that ends a turn of a conversation, if the template names one.
@@ -287,7 +316,7 @@ impl Session {
     /// # Errors
     /// The same as those of [`Session::generate`], and the pack may have no tokenizer.
     pub fn complete(&mut self, prompt: &str, max_new: usize) -> Result<String> {
-        let ids = self.tokenizer()?.encode(prompt)?;
+        let ids = self.encode(prompt)?;
         let request = Request { max_new, ..self.request(ids) };
         let generation = self.generate(vec![request], &GenerateOptions::default(), |_| Ok(()))?;
         Ok(generation.outcome.completions.into_iter().map(|completion| completion.text).collect())
@@ -298,7 +327,7 @@ impl Session {
         let Some(rebuilds) = self.engine.rebuilds() else { return };
         progress::detail(1, || {
             format!(
-                "{}: rebuilt {} matrices of {}, released {} of them, kept {} at most",
+                "{}: rebuilt {} matrices ({}), released {} of them, kept at most {} in memory",
                 self.name,
                 rebuilds.matrices,
                 human_bytes(rebuilds.bytes),
@@ -364,39 +393,46 @@ impl SessionOptions {
             .help(NAME_A_PACK)
             .map_err(Error::while_opening_model)
     }
-}
 
-impl Speculation {
+    /// Compares a pack with its recorded hashes, if this is requested.
+    fn check(&self, reader: &IebinReader) -> Result<()> {
+        if self.check { tensor_map::refuse_damage(reader).map_err(Error::while_opening_model) } else { Ok(()) }
+    }
+
+    /// Opens a draft model; fails unless its vocabulary contains that of `tokenizer`.
+    fn open_draft(&self, dir: &Path, tokenizer: Option<&Tokenizer>, threads: usize) -> Result<Engine> {
+        let reader = DedupOptions::default().open_pack(dir).help(NAME_A_PACK)?;
+        self.check(&reader)?;
+        let path = reader.path(tokenizer::FILE_NAME);
+        if let Some(tokenizer) = tokenizer
+            && !Tokenizer::open(&path)?.has_tokens_of(tokenizer)
+        {
+            let found = "found other tokens than those of the model, expected the same vocabulary";
+            return Err(Error::usage(found).at(&path).help("choose a small model of the same family"));
+        }
+        Engine::open(&reader, &EngineOptions { threads, ..EngineOptions::default() })
+    }
+
     /// Opens the source of draft tokens for `engine`, whose vocabulary is that of `tokenizer`.
-    fn open(&self, engine: &Engine, tokenizer: Option<&Tokenizer>) -> Result<Speculator> {
-        Ok(match self {
+    fn speculator(&self, engine: &Engine, tokenizer: Option<&Tokenizer>) -> Result<Speculator> {
+        Ok(match &self.speculation {
             Speculation::Off => Speculator::off(),
             Speculation::Ngram => Speculator::ngram(),
-            Speculation::Draft(dir) => Speculator::draft(open_draft(dir, tokenizer, engine.threads())?, engine),
+            Speculation::Draft(dir) => Speculator::draft(self.open_draft(dir, tokenizer, engine.threads())?, engine),
         })
     }
-}
-
-/// Opens a draft model; fails unless its vocabulary contains that of `tokenizer`.
-fn open_draft(dir: &Path, tokenizer: Option<&Tokenizer>, threads: usize) -> Result<Engine> {
-    let reader = DedupOptions::default().open_pack(dir).help(NAME_A_PACK)?;
-    let path = dir.join(tokenizer::FILE_NAME);
-    if let Some(tokenizer) = tokenizer
-        && !Tokenizer::open(&path)?.has_tokens_of(tokenizer)
-    {
-        let found = "found other tokens than those of the model, expected the same vocabulary";
-        return Err(Error::usage(found).at(&path).help("choose a small model of the same family"));
-    }
-    Engine::open(&reader, &EngineOptions { threads, ..EngineOptions::default() })
 }
 
 /// Returns the path of the description of the pack at `path`.
 fn description_path(path: &Path) -> Result<PathBuf> {
     if Gguf::is_at(path) {
         let help = format!("make a pack of it: `iec import-gguf {} --out-dir DIR`", path.display());
-        return Err(Error::new(Cause::Model("is a GGUF file".into())).at(path).help(help));
+        return Err(Error::new(Cause::Model("found a GGUF file, expected a pack".into())).at(path).help(help));
     }
-    let is_description = !path.is_dir() && (path.is_file() || path.extension().is_some_and(|e| e == "json"));
+    let is_description = match files::find(path).map_err(Error::while_opening_model)? {
+        Some(found) => !found.is_dir(),
+        None => path.extension().is_some_and(|e| e == "json"),
+    };
     Ok(if is_description { path.to_path_buf() } else { path.join(JSON_NAME) })
 }
 
@@ -409,7 +445,7 @@ fn to_be_converted(json: &Path) -> Error {
         Some(name) => dir.with_file_name(format!("{}-iec", name.to_string_lossy())),
         None => PathBuf::from("../converted"),
     };
-    let config = if dir.join("config.json").exists() { "" } else { " --config CONFIG_JSON" };
+    let config = if matches!(files::exists(&dir.join("config.json")), Ok(true)) { "" } else { " --config CONFIG_JSON" };
     Error::new(Cause::Model("found a pack of an older program, which does not describe its model".into()))
         .at(json)
         .help(format!("convert it once: iec pack --hf-dir {}{config} --out-dir {}", shell_word(old), shell_word(&new)))

@@ -5,7 +5,9 @@
 //! - JSON lines, each a string or an object with `prompt` or `text`, when the file begins with `"` or `{`
 
 use crate::error::{Context, Error, Result};
+use crate::files;
 use serde_json::Value;
+use std::io::{BufRead, Read};
 use std::path::Path;
 
 /// Prompts for measurements, written for this project: `manifests/prompts_10.txt`.
@@ -14,6 +16,8 @@ const BUILT_IN: &str = include_str!("../../manifests/prompts_10.txt");
 const MISSPELT: &str = "prompts_10..txt";
 /// Largest accepted prompts file in bytes.
 const FILE_LIMIT: u64 = 256 << 20;
+/// Largest accepted prompt of standard input, or line of a conversation, in bytes.
+const PROMPT_LIMIT: u64 = 64 << 20;
 
 /// Description of the three forms for `--help`.
 pub const FILE_HELP: &str = "\
@@ -29,18 +33,48 @@ pub fn built_in() -> Vec<String> {
 /// Reads the prompts of a file.
 ///
 /// # Errors
-/// The file cannot be read, is no text, or holds no prompt.
+/// The file cannot be read, is not UTF-8 text, has an invalid entry, or holds no prompt.
 pub fn read(path: &Path) -> Result<Vec<String>> {
-    if path.file_name().is_some_and(|name| name == MISSPELT) && !path.exists() {
+    if path.file_name().is_some_and(|name| name == MISSPELT) && !files::exists(path)? {
         return Ok(built_in());
     }
-    let size = std::fs::metadata(path).at(path)?.len();
-    if size > FILE_LIMIT {
-        return Err(Error::corrupt(format!("found {size} bytes, expected at most {FILE_LIMIT}")).at(path));
-    }
-    let text = std::fs::read_to_string(path).at(path)?;
+    let text = files::read_text(path, FILE_LIMIT)?;
     let prompts = parse(text.trim_start_matches('\u{feff}')).at(path)?;
     if prompts.is_empty() { Err(Error::corrupt("found no prompt").at(path)) } else { Ok(prompts) }
+}
+
+/// Reads one prompt of at most `PROMPT_LIMIT` bytes to its end, without the line break that `echo` adds.
+///
+/// # Errors
+/// The input is longer, is no text, or cannot be read.
+pub fn read_one(input: impl Read) -> Result<String> {
+    let mut bytes = Vec::new();
+    input.take(PROMPT_LIMIT + 1).read_to_end(&mut bytes)?;
+    prompt_of_bytes(bytes)
+}
+
+/// Reads one line of at most `PROMPT_LIMIT` bytes, without its line break; `None` at the end of the input.
+///
+/// # Errors
+/// The line is longer, is no text, or the input cannot be read.
+pub fn read_line(input: &mut impl BufRead) -> Result<Option<String>> {
+    let mut line = Vec::new();
+    input.by_ref().take(PROMPT_LIMIT + 1).read_until(b'\n', &mut line)?;
+    if line.is_empty() { Ok(None) } else { prompt_of_bytes(line).map(Some) }
+}
+
+fn prompt_of_bytes(bytes: Vec<u8>) -> Result<String> {
+    if bytes.len() as u64 > PROMPT_LIMIT {
+        let found = format!("found more than {} MiB of text, expected at most that", PROMPT_LIMIT >> 20);
+        return Err(Error::usage(found).help("give a shorter text"));
+    }
+    files::utf8(bytes).map(without_line_break)
+}
+
+fn without_line_break(mut text: String) -> String {
+    let line = text.strip_suffix('\n').map_or(text.as_str(), |line| line.strip_suffix('\r').unwrap_or(line));
+    text.truncate(line.len());
+    text
 }
 
 fn parse(text: &str) -> Result<Vec<String>> {
@@ -116,6 +150,16 @@ mod tests {
         }
         assert!(parse("[1]").unwrap_err().to_string().contains("entry 0"));
         assert!(parse("{\"a\":1}").unwrap_err().to_string().contains("line 1"));
+    }
+
+    #[test]
+    fn a_prompt_ends_at_its_line_break_or_limit() {
+        assert_eq!(read_one(&b"one\ntwo\r\n"[..]).unwrap(), "one\ntwo");
+        let mut lines = &b"one\r\n\ntwo\r"[..];
+        let read: Vec<String> = std::iter::from_fn(|| read_line(&mut lines).unwrap()).collect();
+        assert_eq!(read, ["one", "", "two\r"]);
+        assert!(read_one(&b"\xff"[..]).unwrap_err().to_string().contains("invalid UTF-8"));
+        assert_eq!(read_one(std::io::repeat(b'a')).unwrap_err().cause().exit_code(), 2);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! output.
 
 use crate::error::{Context, Error, Result};
+use crate::resources::child_refused;
 use crate::runtime::text::{ChatTemplate, Message};
 use nix::sys::resource::{Resource, setrlimit};
 use serde::{Deserialize, Serialize};
@@ -29,6 +30,7 @@ const LONGEST_PROMPT: u64 = 256 << 20;
 struct Question<'a> {
     template: Cow<'a, ChatTemplate>,
     conversations: Cow<'a, [Vec<Message>]>,
+    longest: usize,
 }
 
 /// The command line of a process that calls [`answer`].
@@ -41,21 +43,27 @@ pub struct RenderProcess {
 }
 
 impl RenderProcess {
-    /// Renders the prompt for the next turn of each conversation.
+    /// Renders the prompt for the next turn of each conversation; a prompt may have `longest` bytes.
     ///
     /// # Errors
-    /// The template fails, refuses a conversation, or exceeds the limits of memory and time.
-    pub fn render(&self, template: &ChatTemplate, conversations: &[Vec<Message>]) -> Result<Vec<String>> {
+    /// The template fails, refuses a conversation, or exceeds the limits of length, memory and time.
+    pub fn render(
+        &self,
+        template: &ChatTemplate,
+        conversations: &[Vec<Message>],
+        longest: usize,
+    ) -> Result<Vec<String>> {
         let chunks = conversations.chunks(CONVERSATIONS);
-        Ok(chunks.map(|some| self.ask(template, some)).collect::<Result<Vec<_>>>()?.concat())
+        Ok(chunks.map(|some| self.ask(template, some, longest)).collect::<Result<Vec<_>>>()?.concat())
     }
 
     /// Renders some conversations in one process.
-    fn ask(&self, template: &ChatTemplate, conversations: &[Vec<Message>]) -> Result<Vec<String>> {
+    fn ask(&self, template: &ChatTemplate, conversations: &[Vec<Message>], longest: usize) -> Result<Vec<String>> {
         let mut command = Command::new(&self.program);
         command.args(&self.arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = command.spawn().at(&self.program)?;
-        let question = Question { template: Cow::Borrowed(template), conversations: Cow::Borrowed(conversations) };
+        let mut child = command.spawn().map_err(child_refused).at(&self.program)?;
+        let (template_of, conversations) = (Cow::Borrowed(template), Cow::Borrowed(conversations));
+        let question = Question { template: template_of, conversations, longest };
         let question = serde_json::to_vec(&question).expect("plain data always serializes");
         let mut answer = Vec::new();
         // The child reads everything before it writes. If it dies early, its exit status is a better reason than the
@@ -91,7 +99,7 @@ pub fn answer(mut input: impl Read, output: impl Write) -> Result<()> {
     input.read_to_end(&mut question)?;
     let asked: Question<'_> = serde_json::from_slice(&question)
         .map_err(|e| Error::usage(format!("render-template is an internal command of `iec run`: {e}")))?;
-    let texts = asked.conversations.iter().map(|messages| asked.template.render(messages));
+    let texts = asked.conversations.iter().map(|messages| asked.template.render(messages, asked.longest));
     let answer = texts.collect::<Result<Vec<String>>>().map_err(|e| e.cause().to_string());
     serde_json::to_writer(output, &answer).map_err(|e| Error::from(std::io::Error::from(e)))
 }

@@ -1,4 +1,4 @@
-//! Measures the evidence that a pack carries again and compares it with the record.
+//! Measures the quality of a pack again and compares the figures with the evidence that the pack records.
 
 use super::{Packs, Question, Trial};
 use crate::error::{Context, Error, Result};
@@ -27,7 +27,7 @@ impl Again {
     /// Compares the pack of `reader` with the float model under the conditions that the pack's evidence records.
     ///
     /// # Errors
-    /// The pack carries no evidence, the text is another, or a model cannot be run.
+    /// The pack contains no evidence, the text is not that of the evidence, or a model cannot be run.
     pub fn measure(reader: &IebinReader, packs: &Packs, question: Question) -> Result<Again> {
         let (quality, evidence) = recorded(reader)?;
         let precision: Precision = evidence.precision.parse()?;
@@ -56,9 +56,11 @@ impl Again {
 fn recorded(reader: &IebinReader) -> Result<(&Quality, &Evidence)> {
     let quality = reader.description.quality.as_ref();
     quality.and_then(|quality| Some((quality, quality.evidence.as_ref()?))).ok_or_else(|| {
-        Error::usage("found no measured answers in the pack, because no gate measured them").at(&reader.dir).help(
-            "measure them with `iec ptq --gate kl=X --gate-text FILE` and pack with that manifest and unchanged floats",
-        )
+        Error::usage("found no measurement of the outputs in the pack, because no gate on outputs was used")
+            .at(&reader.dir)
+            .help(
+                "quantize with `iec ptq --gate kl=X --gate-text FILE` and pack with that manifest and unchanged floats",
+            )
     })
 }
 

@@ -15,6 +15,7 @@ use crate::runtime::speculate::Speculator;
 use crate::runtime::text::Tokenizer;
 use crate::runtime::text::tokenizer::FILE_NAME;
 use crate::runtime::{Engine, Feed, Precision, Want};
+use crate::signature::Signature;
 use crate::verify::trace::{TracedStep, TracedText};
 use crate::verify::{Comparison, RefDtype, Rules, Scores, Step, Trace};
 #[cfg(feature = "reference")]
@@ -52,7 +53,8 @@ pub struct AgreementOptions {
     pub max_new: usize,
     /// Number of the most likely tokens that are compared by rank.
     pub topk: usize,
-    /// Largest difference of logits that counts as noise; the default depends on the coarser precision of the two.
+    /// Largest difference of logits that counts as noise; the default depends on the precision of the
+    /// engine, or on bf16 if the reference rounds to it.
     pub logits_tol: Option<f32>,
     /// Precision to which the reference rounds.
     pub ref_dtype: RefDtype,
@@ -77,7 +79,7 @@ impl AgreementOptions {
         };
         let logits_tol = self.logits_tol.unwrap_or(usual);
         if !(logits_tol.is_finite() && logits_tol >= 0.0) {
-            return Err(Error::usage(format!("--logits-tol: found {logits_tol}, expected a number from 0 on")));
+            return Err(Error::usage(format!("--logits-tol: found {logits_tol}, expected a number of at least 0")));
         }
         Ok(Rules { topk: self.topk, logits_tol })
     }
@@ -146,6 +148,8 @@ pub struct Agreement {
     pub same_vocabulary: Option<bool>,
     /// Result of the check of recorded hashes.
     pub hashes: Option<CheckedHashes>,
+    /// Signature of the pack, if it was checked; it is valid.
+    pub signature: Option<Signature>,
     /// Evidence of the gate, measured again.
     pub gate: Option<Again>,
     /// Explanation of the first difference, with the text of its tokens.
@@ -161,7 +165,7 @@ pub struct PromptAgreement {
     pub text: String,
     /// Number of tokens of the prompt.
     pub tokens: usize,
-    /// True if both sides encode it to the same tokens.
+    /// True if the tokenizer of the pack and that of the checkpoint (or the trace) give the same tokens.
     pub same_ids: bool,
     /// Results of the steps after the prompt.
     pub steps: Option<Comparison>,

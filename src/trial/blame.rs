@@ -7,6 +7,7 @@
 use super::{Packs, Trial, open_reader, weights_alone};
 use crate::error::{Context, Result};
 use crate::eval::Remembered;
+use crate::files;
 use crate::iebin::reader::read_description;
 use crate::iebin::{BIN_NAME, Description, EntryJson, IebinReader, JSON_NAME, QUANT_ALIGNMENT};
 use crate::interrupt;
@@ -20,7 +21,7 @@ use std::path::PathBuf;
 
 /// Number of windows evaluated for each tensor when tensors are only ranked: few, because models have many tensors.
 pub const WINDOWS: usize = 2;
-/// Name of the file with both payloads, one after the other.
+/// Name of the file with the payload of the float pack followed by that of the quantized pack.
 const BOTH: &str = "both.bin";
 
 /// Divergence caused by one tensor.
@@ -33,9 +34,9 @@ pub struct Blame {
 }
 
 impl Trial<'_> {
-    /// Measures the divergence that each quantized tensor of the last pack causes alone over the first `windows`
-    /// windows, and returns the tensors, the worst first. Takes results of an earlier run from `job` and records the
-    /// others there.
+    /// Measures, for each quantized tensor of the last pack, the divergence of a model in which only this tensor is
+    /// quantized, over the first `windows` windows. Returns the tensors, the worst first. Takes results of
+    /// an earlier run from `job` and records the others there.
     ///
     /// # Errors
     /// The disk is full, an engine fails, or the user interrupts.
@@ -130,7 +131,7 @@ impl Mixed {
     }
 }
 
-/// Concatenates both payload files; returns the offset of the second.
+/// Writes the file [`BOTH`]; returns the offset of the payload of the quantized pack.
 fn concatenate(packs: &Packs) -> Result<u64> {
     let path = packs.dir().join(BOTH);
     let mut out = File::create(&path).at(&path)?;
@@ -139,7 +140,7 @@ fn concatenate(packs: &Packs) -> Result<u64> {
         behind = out.stream_position().at(&path)?.next_multiple_of(QUANT_ALIGNMENT as u64);
         out.seek(SeekFrom::Start(behind)).at(&path)?;
         let from = pack.join(BIN_NAME);
-        std::io::copy(&mut File::open(&from).at(&from)?, &mut out).at(&from)?;
+        std::io::copy(&mut files::open(&from)?, &mut out).at(&from)?;
     }
     Ok(behind)
 }

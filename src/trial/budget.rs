@@ -32,14 +32,14 @@ const COMMAND: &str = "plan";
 /// Name of the task that records the divergence of every tensor alone.
 const ALONE: &str = "alone";
 
-/// Weight of an error of the output matrix if divergences are not measured, because no later layer can correct it. On
-/// llama-trained a relative error of its outputs causes 20 to 1000 times the divergence of one in a layer, most often
-/// about 100 times.
+/// Weight of an error of the output matrix if divergences are not measured, because no later layer can correct it. In
+/// the test model llama-trained, a relative error of the outputs of this matrix causes 20 to 1000 times the divergence
+/// of an equal error in a layer, most often about 100 times.
 pub const HEAD_COUNTS: f64 = 64.0;
 
 /// Inputs of a plan.
 pub struct Planner<'a> {
-    /// Model, its selection of tensors that have a choice, and the packs that divergences are measured with.
+    /// Model, its selection of tensors whose scheme is planned, and the packs that divergences are measured with.
     pub ptq: &'a Ptq,
     /// Budget of the pack.
     pub target: Target,
@@ -249,7 +249,7 @@ impl Planner<'_> {
         let entries =
             || decisions.iter().filter_map(|(name, planned)| Some((name, planned, document.tensors.get(name)?.quant?)));
         if let Some((name, ..)) = entries().find(|(_, planned, quant)| planned.spec != quant.spec) {
-            return Err(Error::unsupported("needs f32 scales, which the plan did not include")
+            return Err(Error::unsupported("found weights that need f32 scales, which the plan did not include")
                 .tensor(name)
                 .help("exclude it with --exclude"));
         }
@@ -302,6 +302,8 @@ fn bits_per_weight(layout: &Layout) -> f64 {
 }
 
 fn too_small(bits: f64, bytes: u64) -> Error {
-    Error::usage(format!("the target is out of reach: the smallest is {bits:.3} bits per weight, {bytes} bytes"))
-        .help("give a larger target, or exclude fewer tensors")
+    Error::usage(format!(
+        "the target is out of reach: the smallest possible pack has {bits:.3} bits per weight, {bytes} bytes"
+    ))
+    .help("give a larger target, or exclude fewer tensors")
 }

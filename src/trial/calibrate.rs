@@ -10,6 +10,7 @@ use crate::calibration::file::{Description, SiteShape};
 use crate::calibration::{Calibration, CalibrationWriter, Sums, Text};
 use crate::convert::pack::{self, PackOptions};
 use crate::error::{Context, Error, Result};
+use crate::files;
 use crate::iebin::{BIN_NAME, Entry, IebinReader, JSON_NAME, Store, tensor_map};
 use crate::job::{Fingerprint, Job, RunOptions, this_version};
 use crate::output::AtomicFile;
@@ -36,6 +37,8 @@ pub struct CalibrationOptions {
     pub texts: Vec<PathBuf>,
     /// Path of the statistics to write.
     pub out: PathBuf,
+    /// True when an existing file of statistics may be replaced.
+    pub overwrite: bool,
     /// True to collect the products of all pairs of input channels, too (method gptq).
     pub hessian: bool,
     /// Tokens per window.
@@ -82,11 +85,12 @@ fn decide(options: &CalibrationOptions, fingerprint: &mut Fingerprint) -> Result
 
 /// Returns the files of a checkpoint.
 fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
-    if !path.is_dir() {
+    if !files::is_dir(path)? {
         return Ok(vec![path.to_path_buf()]);
     }
     let entries = std::fs::read_dir(path).at(path)?.collect::<std::io::Result<Vec<_>>>().at(path)?;
-    let mut files: Vec<PathBuf> = entries.into_iter().map(|entry| entry.path()).filter(|path| path.is_file()).collect();
+    let mut files: Vec<PathBuf> =
+        entries.into_iter().map(|entry| entry.path()).filter(|path| matches!(files::is_file(path), Ok(true))).collect();
     files.sort();
     Ok(files)
 }
@@ -121,14 +125,14 @@ fn read_all(options: &CalibrationOptions, job: &Job) -> Result<(Description, u64
     };
     let gather = Gather { products: options.hessian, memory: options.memory };
     let save_every = options.run.pace.bytes;
-    let known = Work { job, engine, windows, description: &description, gather, save_every }.run(&options.out)?;
+    let known = Work { job, engine, windows, description: &description, gather, save_every }.run(options)?;
     Ok((description, known))
 }
 
 /// Packs the checkpoint without quantization, unless an interrupted run has done so.
 fn float_pack(hf_dir: &Path, config: Option<&PathBuf>, options: &CalibrationOptions, job: &Job) -> Result<PathBuf> {
     let out_dir = job.dir().join("pack");
-    if !out_dir.join(JSON_NAME).exists() {
+    if !files::exists(&out_dir.join(JSON_NAME))? {
         pack::pack(&PackOptions {
             hf_dir: hf_dir.to_path_buf(),
             config: config.cloned(),
@@ -143,22 +147,23 @@ fn float_pack(hf_dir: &Path, config: Option<&PathBuf>, options: &CalibrationOpti
 fn refuse_quantized(reader: &IebinReader, dir: &Path) -> Result<()> {
     let quantized = |entry: &&Entry| matches!(entry.store, Store::Tiled(spec) if !spec.scheme.info().is_source_format);
     match reader.entries().iter().find(quantized) {
-        Some(entry) => Err(Error::usage("is quantized, so the pack computes other values than the original model")
-            .tensor(&entry.name)
-            .at(dir)
-            .help("pack the checkpoint without --q4-map, or name it with --hf-dir")),
+        Some(entry) => {
+            Err(Error::usage("found a quantized tensor, expected floats, because quantization changes the statistics")
+                .tensor(&entry.name)
+                .at(dir)
+                .help("pack the checkpoint without --q4-map, or name it with --hf-dir"))
+        }
         None => Ok(()),
     }
 }
 
 /// Reads a text; returns its description and its tokens without BOS.
 fn tokenize(path: &Path, tokenizer: &Tokenizer, most: Option<usize>) -> Result<(Text, Vec<u32>)> {
-    let bytes = std::fs::read(path).at(path)?;
-    let text = std::str::from_utf8(&bytes).map_err(|e| Error::corrupt(format!("is no UTF-8 text: {e}")).at(path))?;
-    let mut ids = tokenizer.encode_plain(text)?;
+    let text = files::read_to_string(path)?;
+    let mut ids = tokenizer.encode_plain(&text)?;
     ids.truncate(most.unwrap_or(usize::MAX));
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let sha256 = hex(Sha256::new_with_prefix(&bytes));
+    let sha256 = hex(Sha256::new_with_prefix(&text));
     Ok((Text { name, sha256, tokens: ids.len() as u64 }, ids))
 }
 
@@ -174,15 +179,16 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Writes the statistics to `out`; returns the number of tokens that an earlier run had processed.
-    fn run(mut self, out: &Path) -> Result<u64> {
+    /// Writes the statistics to `options.out`; returns the number of tokens that an earlier run had processed.
+    fn run(mut self, options: &CalibrationOptions) -> Result<u64> {
         let sites = calibrate::sites(self.engine.config(), self.gather.products).into_iter().map(|(_, shape)| shape);
         let path = self.job.dir().join("statistics");
         let file = File::options().read(true).write(true).create(true).truncate(false).open(&path).at(&path)?;
         let data = file.try_clone().at(&path)?;
-        let file = AtomicFile::resumable(file, &path, out)?;
+        let file = AtomicFile::resumable(file, &path, &options.out)?.overwrite(options.overwrite);
         let mut writer = CalibrationWriter::begin(file, self.description, sites.collect())?;
         let known = self.job.keep(&[&data], || self.passes(&mut writer))?;
+        self.job.commit_begins()?;
         writer.finish()?;
         Ok(known)
     }

@@ -28,6 +28,7 @@ pub use source::ModelSource;
 use crate::error::{Context, Error, Result};
 use crate::eval::windows::WINDOW;
 use crate::eval::{Divergence, Windows, divergence};
+use crate::files;
 use crate::iebin::IebinReader;
 use crate::manifest::Document;
 use crate::provenance::SourceFile;
@@ -45,7 +46,7 @@ const REFERENCE: Precision = Precision::Fp32;
 pub struct Question {
     /// Text that both models process.
     pub text: PathBuf,
-    /// Number of tokens at its beginning that are skipped, rounded up to whole windows.
+    /// Number of tokens at the beginning of the text that are skipped, rounded up to whole windows.
     pub skip: usize,
     /// Largest number of windows that are processed after the skipped tokens.
     pub windows: Option<usize>,
@@ -71,19 +72,17 @@ impl Trial<'_> {
     /// # Errors
     /// The model cannot be run or has no tokenizer, or the text is not valid UTF-8 or is shorter than a window.
     pub fn begin(packs: &Packs, question: Question) -> Result<Trial<'_>> {
-        let text = std::fs::read(&question.text).at(&question.text)?;
+        let text = files::read(&question.text)?;
         let file = SourceFile {
             name: question.text.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             bytes: text.len() as u64,
             sha256: hex(Sha256::new_with_prefix(&text)),
         };
-        let text = String::from_utf8(text).map_err(|e| {
-            Error::corrupt(format!("byte {} is not UTF-8", e.utf8_error().valid_up_to())).at(&question.text)
-        })?;
+        let text = files::utf8(text).at(&question.text)?;
         let reference = open(&packs.float(), Some(REFERENCE), question.threads)?;
         let path = packs.float().join(tokenizer::FILE_NAME);
-        if !path.exists() {
-            let error = Error::usage("found no tokenizer.json, which a gate on answers needs");
+        if !files::exists(&path)? {
+            let error = Error::usage("found no tokenizer.json, expected one to encode the text");
             return Err(error.at(packs.checkpoint()));
         }
         let len = WINDOW.min(reference.context());
@@ -92,7 +91,7 @@ impl Trial<'_> {
         let windows = Windows::of_text(&Tokenizer::open(&path)?, &text, len, limit).at(&question.text)?;
         let windows = windows.behind(skipped).ok_or_else(|| {
             let found =
-                format!("its {} windows of {len} tokens have all been read for something else", windows.count());
+                format!("found {} windows of {len} tokens, all used by calibration or the gate", windows.count());
             Error::usage(found).at(&question.text).help("give another text")
         })?;
         Ok(Trial { packs, question, reference, windows, skipped, text: file })

@@ -3,6 +3,8 @@
 use crate::convert::pack::{PackOptions, PackSummary, pack};
 use crate::error::{Context, Result};
 use crate::manifest::Document;
+use crate::output::stale;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
@@ -17,6 +19,8 @@ pub struct Packs {
     /// Checkpoint, its configuration, and the statistics that manifests may need.
     origin: PackOptions,
     dir: TempDir,
+    /// Shows other processes that the directory is in use.
+    _lock: File,
     weights: u64,
 }
 
@@ -26,8 +30,9 @@ impl Packs {
     /// # Errors
     /// The checkpoint cannot be packed, or the disk is full.
     pub fn begin(beside: &Path, origin: PackOptions) -> Result<Packs> {
-        let dir = tempfile::Builder::new().prefix(".iec-").suffix(".tmp").tempdir_in(beside).at(beside)?;
-        let mut packs = Packs { origin, dir, weights: 0 };
+        stale::remove(beside);
+        let (dir, lock) = stale::directory(beside).at(beside)?;
+        let mut packs = Packs { origin, dir, _lock: lock, weights: 0 };
         packs.weights = packs.pack(None, packs.float())?.weights;
         Ok(packs)
     }

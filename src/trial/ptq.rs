@@ -12,18 +12,19 @@ use crate::convert::quantize::judge::{self, Judgement, OnFailure};
 use crate::convert::quantize::ptq::{self, Measured};
 use crate::convert::quantize::select::{Selection, SelectionOptions};
 use crate::convert::quantize::weights::{Tensor, Weights};
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
 use crate::eval::windows::WINDOW;
+use crate::files;
 use crate::job::{Job, RunOptions};
 use crate::manifest::plan::{Plan, Target};
 use crate::manifest::{TensorEntry, Verdict};
-use crate::output::{directory_of, write_atomically};
+use crate::output::{self, directory_of};
 use crate::provenance::{Evidence, Gate};
 use crate::sha256::{Digest, Sha256, hex};
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 
-/// Number of tensors that the error of a rejecting gate lists.
+/// Number of tensors that the error lists if a gate rejects the model.
 const NAMED: usize = 10;
 
 /// Text, and the part of it that is used.
@@ -85,7 +86,9 @@ impl PtqOptions {
     fn judges_answers(&self, calibration: Option<&Calibration>) -> Result<bool> {
         let Some(TextWindows { text, .. }) = &self.gate_text else {
             return match self.gate.asks_the_model() {
-                true => Err(Error::usage("a gate on answers needs a text").help("add --gate-text FILE")),
+                true => {
+                    Err(Error::usage("a gate on outputs (kl, ppl, top1) needs a text").help("add --gate-text FILE"))
+                }
                 false => Ok(false),
             };
         };
@@ -93,9 +96,11 @@ impl PtqOptions {
         if let Some(calibration) = calibration {
             let sha256 = hash(text)?;
             if calibration.description().texts.iter().any(|text| text.sha256 == sha256) {
-                return Err(Error::usage("this text was used for calibration, so it cannot judge the result")
-                    .at(text)
-                    .help("give another text with --gate-text"));
+                return Err(Error::usage(
+                    "this text was used for calibration, so it cannot be used to judge the result",
+                )
+                .at(text)
+                .help("give another text with --gate-text"));
             }
         }
         Ok(true)
@@ -116,7 +121,7 @@ impl PtqOptions {
             && hash(&gate.text)? == sha256
         {
             let windows = gate.windows.ok_or_else(|| {
-                Error::usage("the gate reads all of this text; the text that chooses must be different")
+                Error::usage("the gate uses all of this text, which leaves nothing for the plan")
                     .at(text)
                     .help("limit the gate with --gate-windows, or give another --plan-text")
             })?;
@@ -127,7 +132,7 @@ impl PtqOptions {
 }
 
 fn hash(path: &Path) -> Result<String> {
-    Ok(hex(Sha256::new_with_prefix(std::fs::read(path).at(path)?)))
+    Ok(hex(Sha256::new_with_prefix(files::read(path)?)))
 }
 
 /// Model to be quantized, with its options.
@@ -161,7 +166,7 @@ impl Ptq {
         Ok(Ptq { options, selection, weights, calibration, judges_answers, packs: OnceCell::new() })
     }
 
-    /// Reports the planned form of each tensor without a budget; measures nothing.
+    /// Returns the planned type of each tensor, for options without a budget; measures nothing.
     ///
     /// # Errors
     /// The same as for [`ptq::dry_run`].
@@ -288,16 +293,15 @@ pub struct Quantized<'a> {
 }
 
 impl Quantized<'_> {
-    /// Writes the manifest.
+    /// Writes the manifest to `out`.
     ///
     /// # Errors
     /// A gate rejects the manifest and `force` is not set, or it cannot be written.
-    pub fn write(&self) -> Result<()> {
-        let PtqOptions { force, out, .. } = &self.ptq.options;
-        if let Some(refusal) = self.refusal().filter(|_| !force) {
+    pub fn write(&self, out: &output::Target) -> Result<()> {
+        if let Some(refusal) = self.refusal().filter(|_| !self.ptq.options.force) {
             return Err(refusal);
         }
-        write_atomically(out, &self.measured.document.to_json())
+        out.write(&self.measured.document.to_json())
     }
 
     /// Returns the error of the gate that rejects the manifest, if one does.
@@ -325,8 +329,8 @@ fn refused_tensors(measured: &Measured) -> Error {
 fn refused_answers(evidence: &Evidence, blame: &[Blame]) -> Error {
     let worst: Vec<String> = blame.iter().take(NAMED).map(|b| format!("{} {:.5}", b.tensor, b.kl)).collect();
     let worst =
-        if worst.is_empty() { String::new() } else { format!("; alone these diverge by: {}", worst.join(", ")) };
-    Error::refused(format!("the gate refuses the model's answers: {}{worst}", evidence.objections.join(", "))).help(
+        if worst.is_empty() { String::new() } else { format!("; divergence of single tensors: {}", worst.join(", ")) };
+    Error::refused(format!("the gate refuses the model's outputs: {}{worst}", evidence.objections.join(", "))).help(
         "try --keep-failing int6 or int8 (with a higher --max-bpw), a smaller --group-size, or --force to write the \
          manifest all the same",
     )

@@ -1,6 +1,7 @@
 //! Generates short greedy continuations with a pack.
 
 use crate::error::Result;
+use crate::files;
 use crate::iebin::IebinReader;
 use crate::runtime::generate::{Options, Request, generate};
 use crate::runtime::speculate::Speculator;
@@ -33,7 +34,7 @@ pub fn continuations(
     max_new: usize,
 ) -> Result<Option<Vec<String>>> {
     let path = dir.join(tokenizer::FILE_NAME);
-    if !path.exists() {
+    if !files::exists(&path)? {
         return Ok(None);
     }
     let tokenizer = Tokenizer::open(&path)?;

@@ -1,7 +1,8 @@
 //! Compares two predictions of the next token: the same, a tie, or different.
 //!
-//! Rounding in a different order causes small numerical noise. If the two best tokens are closer than that noise,
-//! their order is not significant; such steps are counted as ties. Larger differences are mismatches.
+//! Rounding in a different order causes small numerical noise, up to [`Rules::logits_tol`]. If the two best tokens are
+//! closer than that noise, their order is not significant; such steps are counted as ties. Larger differences are
+//! mismatches.
 
 use serde::Serialize;
 
@@ -103,7 +104,8 @@ pub struct Mismatch {
     pub expected_logit: Option<f32>,
     /// Logit of `expected_id` in the reference.
     pub expected_id_logit: Option<f32>,
-    /// Difference by which the reference prefers its token; for logits, their difference.
+    /// Difference of the reference's logits of `expected_id` and `id`; for [`Kind::Logits`], the difference of `logit`
+    /// and `expected_logit`; for [`Kind::Topk`], the distance of `id` from the last of the most likely tokens.
     pub margin: Option<f32>,
 }
 
@@ -127,7 +129,7 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Adds the tokens of a prompt; returns true when both sides have the same.
+    /// Adds the tokens of a prompt; returns true when the model under test and the reference have the same ones.
     pub fn prompt(&mut self, prompt: usize, ours: &[u32], theirs: &[u32]) -> bool {
         let same = ours == theirs;
         if !same && self.first_mismatch.is_none() {
@@ -145,7 +147,7 @@ impl Comparison {
         same
     }
 
-    /// Adds a step.
+    /// Compares the two predictions of a step and adds the result.
     pub fn step(&mut self, step: &Step<'_>, rules: &Rules) {
         let ((ours_id, ours), (theirs_id, theirs)) = (step.ours, step.theirs);
         self.steps += 1;
@@ -218,18 +220,18 @@ impl Mismatch {
             [self.logit, self.expected_logit, self.expected_id_logit, self.margin].map(number);
         match self.kind {
             Kind::PromptIds => {
-                format!("prompt {} token {}: {id}, expected {expected}", self.prompt_index, self.position)
+                format!("prompt {} token {}: found {id}, expected {expected}", self.prompt_index, self.position)
             }
             Kind::NextId => format!(
-                "{place}: chose {id}, expected {expected}; the reference gives them {reference} and {best}, a margin of \
-                 {margin}"
+                "{place}: chose {id}, expected {expected}; the reference gives them the logits {reference} and {best}, \
+                 a margin of {margin}"
             ),
             Kind::Topk => format!(
-                "{place}: {id} is among the most likely with {own}, the reference gives it {reference}, {margin} less than \
-                 its last of them"
+                "{place}: found {id} among the most likely tokens with the logit {own}; the reference gives it \
+                 {reference}, which is {margin} below the last of its most likely tokens"
             ),
             Kind::Logits => {
-                format!("{place}: token {id} has the logit {own}, expected {reference}; {margin} apart")
+                format!("{place}: token {id} has the logit {own}, expected {reference}: a difference of {margin}")
             }
         }
     }

@@ -1,12 +1,10 @@
 //! Reads traces of another program: JSON lines of kind `prompt` and `gen_step`, as `iec run --trace-ids` writes them.
 
 use crate::error::{Context, Error, Result};
+use crate::files::{self, TEXT_LIMIT};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::Path;
-
-/// Largest accepted trace in bytes; no trace of real prompts is larger.
-const FILE_LIMIT: u64 = 4 << 30;
 
 /// Texts of a trace, in the order of their indices.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -62,11 +60,7 @@ impl Trace {
     /// # Errors
     /// A line is malformed, or a prompt or a step is duplicated or missing.
     pub fn read(path: &Path) -> Result<Trace> {
-        let size = std::fs::metadata(path).at(path)?.len();
-        if size > FILE_LIMIT {
-            return Err(Error::corrupt(format!("found {size} bytes, expected at most {FILE_LIMIT}")).at(path));
-        }
-        Trace::parse(&std::fs::read_to_string(path).at(path)?).at(path)
+        Trace::parse(&files::read_text(path, TEXT_LIMIT)?).at(path)
     }
 
     /// Parses the text of a trace.
@@ -79,7 +73,7 @@ impl Trace {
         for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             let place = format!("line {}", number + 1);
             let line = serde_json::from_str(line).map_err(|e| Error::corrupt(format!("not a line of a trace: {e}")));
-            let twice = || Error::corrupt("is given twice").tensor(&place);
+            let twice = || Error::corrupt("found this prompt or step twice").tensor(&place);
             match line.tensor(&place)? {
                 Line::Prompt { prompt_index: index, prompt, prompt_token_ids: ids } => {
                     let text = TracedText { index, prompt, ids, steps: Vec::new() };
@@ -104,7 +98,8 @@ impl Trace {
         }
         for ((prompt, step), traced) in steps {
             let text = texts.get_mut(&prompt).filter(|text| text.steps.len() == step);
-            let missing = || Error::corrupt(format!("prompt {prompt} step {step}: what comes before it is missing"));
+            let missing =
+                || Error::corrupt(format!("found step {step} of prompt {prompt} without the lines before it"));
             text.ok_or_else(missing)?.steps.push(traced);
         }
         let texts: Vec<TracedText> = texts.into_values().collect();
@@ -139,10 +134,10 @@ mod tests {
         let cases = [
             (String::new(), "found no prompt"),
             ("{}".into(), "line 1"),
-            ([PROMPT, PROMPT].join("\n"), "line 2: is given twice"),
-            ([PROMPT, STEP, STEP].join("\n"), "line 3: is given twice"),
-            ([PROMPT, NEXT].join("\n"), "step 1: what comes before it is missing"),
-            (STEP.into(), "missing"),
+            ([PROMPT, PROMPT].join("\n"), "line 2: found this prompt or step twice"),
+            ([PROMPT, STEP, STEP].join("\n"), "line 3: found this prompt or step twice"),
+            ([PROMPT, NEXT].join("\n"), "step 1 of prompt 3 without the lines before it"),
+            (STEP.into(), "without the lines before it"),
             (PROMPT.replace("1,2", ""), "no tokens"),
             ([PROMPT, &STEP.replace("[1.5]", "[]")].join("\n"), "1 topk_ids and 0 topk_logits"),
             (PROMPT.replace("[1,2]", "[-1]"), "line 1"),

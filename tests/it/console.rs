@@ -52,7 +52,11 @@ const FORMS: &[(&str, i32)] = &[
     ("verify-source --hf-dir {S}", 0),
     ("verify-source --json --hf-dir {S}", 0),
     ("unpack --json --model-dir {P} --out-dir {O}/s", 0),
+    ("sign --json --new-key {O}/key", 0),
     ("synth --json --config {S}/config.json --out-dir {O}/s", 0),
+    ("pull a/b --local-dir {O}/s", 1),
+    ("demo", 0),
+    ("demo --json", 0),
 ];
 
 /// Input files of the command lines.
@@ -125,15 +129,19 @@ fn full_device() -> Stdio {
 
 /// Runs every command line with its streams replaced and fails with a list of those that do not end as `judge`
 /// expects.
-fn each_form(more: &[&str], streams: impl Fn() -> (Stdio, Stdio), judge: impl Fn(i32, i32, &str) -> bool) {
+fn each_form(more: &[&str], streams: impl Fn(&mut Command), judge: impl Fn(i32, i32, &str) -> bool) {
     let files = Files::make();
     let mut wrong = Vec::new();
     for (form, code) in FORMS {
         let fresh = TempDir::new().unwrap();
         let words = files.words(form, fresh.path());
-        let (stdout, stderr) = streams();
-        let mut command = Command::new(assert_cmd::cargo::cargo_bin("iec"));
-        command.args(more).args(words).env("IEC_DEVICE", "cpu").stdin(Stdio::null()).stdout(stdout).stderr(stderr);
+        // The shell closes a stream of the program, which `Command` cannot.
+        let mut command = Command::new("sh");
+        command.args(["-c", r#"eval "exec \"\$@\" $CLOSED""#, "sh"]).arg(assert_cmd::cargo::cargo_bin("iec"));
+        command.args(more).args(words).env("IEC_DEVICE", "cpu").stdin(Stdio::null());
+        // No server listens at this address.
+        command.env("HF_ENDPOINT", "http://127.0.0.1:1");
+        streams(&mut command);
         let output = command.spawn().unwrap().wait_with_output().unwrap();
         let found = output.status.code().unwrap_or(-1);
         let said = String::from_utf8_lossy(&output.stderr);
@@ -145,9 +153,23 @@ fn each_form(more: &[&str], streams: impl Fn() -> (Stdio, Stdio), judge: impl Fn
 }
 
 #[test]
+fn every_command_has_a_form() {
+    let help = String::from_utf8(iec().arg("--help").assert().success().get_output().stdout.clone()).unwrap();
+    let lines = help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    let commands: Vec<&str> =
+        lines.filter(|line| !line.starts_with("    ")).filter_map(|line| line.split_whitespace().next()).collect();
+    let has_form = |name: &&&str| FORMS.iter().any(|(form, _)| form.split_whitespace().next() == Some(name));
+    let missing: Vec<_> = commands.iter().filter(|name| !has_form(name)).collect();
+    assert!(commands.len() >= 20 && missing.is_empty(), "{missing:?} of {commands:?}");
+}
+
+#[test]
 fn a_reader_that_leaves_ends_every_command_with_success_and_without_a_word() {
     let silent = |code, found, said: &str| found == code && (code != 0 || said.is_empty());
-    each_form(&["-q"], || (closed_pipe(), Stdio::piped()), silent);
+    let closed = |command: &mut Command| {
+        command.stdout(closed_pipe()).stderr(Stdio::piped());
+    };
+    each_form(&["-q"], closed, silent);
 }
 
 #[test]
@@ -156,11 +178,28 @@ fn a_full_disk_under_stdout_is_an_error_of_every_command() {
         0 => found == 1 && said.contains("stdout: No space left"),
         code => found == code && !said.contains("panicked"),
     };
-    each_form(&["-q"], || (full_device(), Stdio::piped()), told);
+    let full = |command: &mut Command| {
+        command.stdout(full_device()).stderr(Stdio::piped());
+    };
+    each_form(&["-q"], full, told);
 }
 
 #[test]
 fn lost_notes_change_no_exit_code() {
-    each_form(&["-v", "-v"], || (Stdio::null(), closed_pipe()), |code, found, _| found == code);
-    each_form(&["-v", "-v"], || (Stdio::null(), full_device()), |code, found, _| found == code);
+    for lost in [closed_pipe, full_device] {
+        let streams = |command: &mut Command| {
+            command.stdout(Stdio::null()).stderr(lost());
+        };
+        each_form(&["-v", "-v"], streams, |code, found, _| found == code);
+    }
+}
+
+#[test]
+fn a_stream_that_is_closed_at_the_start_counts_as_the_null_device() {
+    for closed in [">&-", "2>&-", "<&- >&- 2>&-"] {
+        let streams = |command: &mut Command| {
+            command.env("CLOSED", closed).stdout(Stdio::null()).stderr(Stdio::null());
+        };
+        each_form(&["-v", "-v"], streams, |code, found, _| found == code);
+    }
 }

@@ -108,7 +108,7 @@ fn an_unknown_dtype_is_refused() {
 fn an_index_that_names_a_missing_shard_is_refused() {
     let dir = copy_of("llama-gqa");
     std::fs::remove_file(dir.path().join(FIRST)).unwrap();
-    refused(&dir, &[INDEX, FIRST, "does not exist"]);
+    refused(&dir, &[INDEX, FIRST, "no such file"]);
 }
 
 #[test]

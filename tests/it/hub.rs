@@ -140,8 +140,8 @@ fn what_is_not_in_the_cache_is_named_with_what_is() {
     let other = "f".repeat(40);
     for (repo, messages) in [
         ("tests/other", &["tests/other", "which has tests/model", "iec pull tests/other"][..]),
-        ("tests/model@v2", &["v2", "there are", COMMIT, "main", "@REVISION"]),
-        (&format!("tests/model@{other}"), &["has no snapshot", COMMIT]),
+        ("tests/model@v2", &["v2", "the cache has", COMMIT, "main", "@REVISION"]),
+        (&format!("tests/model@{other}"), &["no snapshot of this commit", COMMIT]),
     ] {
         let mut command = cache.iec();
         let (code, _, stderr) = run(command.args(["verify-source", "--hf-repo", repo]));

@@ -1,5 +1,7 @@
 //! End-to-end and whole-model tests in one binary, so that a release build links only once.
 
+#![allow(clippy::disallowed_methods)]
+
 mod checkpoint;
 mod common;
 mod cuda;
@@ -33,6 +35,7 @@ mod help;
 mod hostile;
 mod hub;
 mod inspect;
+mod irregular;
 mod layouts;
 #[cfg(feature = "reference")]
 mod odd_shapes;
@@ -52,8 +55,11 @@ mod random_checkpoint;
 mod recipes;
 mod replacement;
 mod reports;
+mod resources;
 mod resume;
 mod run;
+mod sign;
+mod signals;
 mod speculate;
 mod synth;
 mod tuning;

@@ -191,7 +191,7 @@ fn what_can_never_be_written_is_refused_before_the_work() {
     each_writer(all(), |form, dir| {
         fs::create_dir(dir.join("dir")).unwrap();
         let output = write(form, dir, "dir", &[]);
-        expect(output.status.code() == Some(2) && said(&output).contains("is a directory"), &output)?;
+        expect(output.status.code() == Some(2) && said(&output).contains("found a directory"), &output)?;
         let output = write(form, dir, "missing/f", &[]);
         expect(output.status.code() == Some(1) && said(&output).contains("missing"), &output)?;
         let _socket = std::os::unix::net::UnixListener::bind(dir.join("socket")).unwrap();
@@ -246,8 +246,7 @@ fn no_command_writes_over_what_it_reads() {
     let mut wrong = Vec::new();
     for line in cases {
         let output = iec_in(dir.path(), line, &[]);
-        let told =
-            ["is an input", "belongs to the pack", "the checkpoint"].iter().any(|text| said(&output).contains(text));
+        let told = ["an input", "a file of the pack", "the checkpoint"].iter().any(|text| said(&output).contains(text));
         if output.status.code() != Some(2) || !told {
             wrong.push(format!("{line}: {:?}: {}", output.status.code(), said(&output)));
         }

@@ -174,7 +174,7 @@ fn a_job_array_tells_each_process_its_part_when_asked() {
     for (arguments, words) in [
         (&["--parts", "2"][..], "neither SLURM_ARRAY_TASK_ID nor JOB_COMPLETION_INDEX"),
         (&["--parts", "two"], "expected a number or auto"),
-        (&["--part", "3/2"], "expected 1/N to N/N"),
+        (&["--part", "3/2"], "expected K/N with K from 1 to N"),
         (&["--part", "1/2", "--parts", "2"], "cannot be used with"),
     ] {
         let mut refused = iec();

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 fn tensors(bytes: &[u8]) -> Result<Vec<SourceTensor>> {
-    list(&bytes, 0)
+    list(&bytes, 0).map(|listing| listing.tensors)
 }
 
 fn golden(name: &str) -> Vec<u8> {
@@ -136,6 +136,69 @@ fn a_pickled_checkpoint_packs_to_the_same_bytes_as_safetensors() {
     }
 }
 
+/// Returns the positions of `needle`.
+fn positions(bytes: &[u8], needle: &[u8]) -> Vec<usize> {
+    (0..bytes.len()).filter(|at| bytes[*at..].starts_with(needle)).collect()
+}
+
+#[test]
+fn a_flipped_bit_in_a_storage_is_found_by_its_checksum_and_named() {
+    let dir = copy_of("stories260k");
+    let good = state_dict(&load(dir.path()));
+    remove_safetensors(dir.path());
+    let mut bad = good.clone();
+    let (name, inside) = ("m/data/5", 40);
+    let local = positions(&good, name.as_bytes())[0];
+    bad[local + name.len() + inside] ^= 1;
+    let file = dir.path().join("pytorch_model.bin");
+    for (command, out) in [
+        (&["pack", "--out-dir"][..], "p"),
+        (&["q4", "--out-dir"], "q"),
+        (&["ptq", "--bits", "8", "--out"], "m.json"),
+        (&["verify-source"], ""),
+    ] {
+        let run = |bytes: &[u8]| {
+            let outputs = tempfile::tempdir().unwrap();
+            std::fs::write(&file, bytes).unwrap();
+            let mut iec = iec();
+            iec.args(command);
+            if !out.is_empty() {
+                iec.arg(outputs.path().join(out));
+            }
+            let output = iec.arg("--hf-dir").arg(dir.path()).output().unwrap();
+            (output.status.code(), String::from_utf8(output.stderr).unwrap(), outputs.path().join(out).is_file())
+        };
+        let (code, said, complete) = run(&bad);
+        let words = ["pytorch_model.bin", name, "found the CRC-32"];
+        assert!(code == Some(4) && words.iter().all(|word| said.contains(word)), "{command:?}: {code:?} {said}");
+        assert!(!complete, "{command:?}");
+        let (code, said, _) = run(&good);
+        assert_eq!(code, Some(0), "{command:?}: {said}");
+    }
+}
+
+#[test]
+fn archives_without_checksums_and_with_those_of_their_directory_only_are_read() {
+    let dir = copy_of("stories260k");
+    let good = state_dict(&load(dir.path()));
+    remove_safetensors(dir.path());
+    // Entries that were written before their length was known have a flag, and no checksum in their local header.
+    let mut streamed = good.clone();
+    for at in positions(&good, b"PK\x03\x04") {
+        streamed[at + 6] |= 8;
+        streamed[at + 14..at + 18].fill(0);
+    }
+    let mut unchecked = streamed.clone();
+    for at in positions(&good, b"PK\x01\x02") {
+        unchecked[at + 16..at + 20].fill(0);
+    }
+    let expected = packed(&fixture("stories260k"));
+    for bytes in [good, streamed, unchecked] {
+        std::fs::write(dir.path().join("pytorch_model.bin"), bytes).unwrap();
+        assert!(packed(dir.path()) == expected);
+    }
+}
+
 #[test]
 fn every_other_callable_is_refused_by_name_and_nothing_runs() {
     let dir = tempfile::tempdir().unwrap();
@@ -209,7 +272,7 @@ fn what_is_no_state_dict_is_refused() {
         (Pickle::new().op(b"}").int(1).op(b"a").end(), "no list"),
         (Pickle::new().op(b"0").end(), "empty stack"),
         (Pickle::new().op(b"(0").end(), "empty stack"),
-        (Pickle::new().op(b"h\x07").end(), "nothing was remembered as 7"),
+        (Pickle::new().op(b"h\x07").end(), "no value in memo slot 7"),
         (Pickle::new().op(b"t").end(), "no mark"),
         (Pickle::new().op(b"X\xff\xff\xff\xff").end(), "4294967295 bytes of text"),
         (Pickle::new().op(b"i").end(), "opcode 0x69"),
@@ -252,7 +315,7 @@ fn containers_that_lie_are_refused() {
         (golden("big_endian.bin"), "byte order `big`"),
         (good[..good.len() - 30].to_vec(), "no directory"),
         (zip(&[entry("m/other", b"")]), "without data.pkl"),
-        (zip(&[entry("a/data.pkl", &pickle), entry("b/data.pkl", &pickle)]), "two of them"),
+        (zip(&[entry("a/data.pkl", &pickle), entry("b/data.pkl", &pickle)]), "two files data.pkl"),
         (zip(&[entry("m/data.pkl", &pickle), entry("m/data.pkl", &pickle)]), "two entries named"),
         (past, "reach past"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:12\n".to_vec(), "Git LFS pointer"),

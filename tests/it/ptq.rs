@@ -296,7 +296,7 @@ fn a_quantized_pack_is_not_quantized_again() {
     command.arg("--q4-map").arg(&manifest.out).assert().success();
     let output = iec().args(["ptq", "--out", "m.json", "--model-dir"]).arg(&pack).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("is quantized already (q4_0)"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("found weights quantized as q4_0"));
 }
 
 const DOWN: &str = "model.layers.1.mlp.down_proj.weight";

@@ -281,7 +281,7 @@ fn refusals_of_the_hub_are_told_in_words() {
     }
     let hub = Hub::serve(BTreeMap::from([("config.json".into(), b"{}".to_vec())]), Faults::default());
     let (_, _, stderr) = hub.pull(cache.path(), &["tests/model"]);
-    assert!(stderr.contains("no weights that are read"), "{stderr}");
+    assert!(stderr.contains("no weights in a supported format"), "{stderr}");
     assert_eq!(std::fs::read_dir(cache.path()).unwrap().count(), 0);
 }
 

@@ -175,3 +175,37 @@ fn a_checkpoint_is_replaced_as_a_whole_and_files_of_the_user_stay() {
     let hidden = |entry: &std::fs::DirEntry| entry.file_name().to_string_lossy().starts_with(".iec-");
     assert!(!std::fs::read_dir(home.path()).unwrap().flatten().any(|entry| hidden(&entry)));
 }
+
+#[test]
+fn check_refuses_damaged_weights_before_the_first_token() {
+    let pack = packed("stories260k");
+    let dir = pack.path().parent().unwrap();
+    let name = pack.path().file_name().unwrap().to_str().unwrap();
+    let checked = format!("run --check --prompt Once --max-new 2 --quiet --model-dir {name}");
+    done(&checked, dir);
+    let path = pack.path().join("model.ie.bin");
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[70_000] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    done(&checked.replace("--check ", ""), dir);
+    let refused = run(&checked, dir);
+    assert!(refused.status.code() == Some(4) && refused.stdout.is_empty(), "{}", said(&refused));
+    assert!(said(&refused).contains("sha256"), "{}", said(&refused));
+    let drafted = run(&format!("{checked} --draft-model-dir {name}"), dir);
+    assert_eq!(drafted.status.code(), Some(4), "{}", said(&drafted));
+}
+
+#[test]
+fn the_removal_of_a_binary_can_be_repeated() {
+    let home = two_packs();
+    let reduce = "dedup --even-if-larger --remove-original --model-dir old";
+    done(reduce, home.path());
+    let before = files(&home.path().join("old"));
+    done(reduce, home.path());
+    assert!(files(&home.path().join("old")) == before);
+    // The lock file of a killed `dedup --remove` does not stay in a directory without a pack.
+    std::fs::create_dir(home.path().join("gone")).unwrap();
+    std::fs::write(home.path().join("gone/.iec-lock"), "").unwrap();
+    assert_eq!(run("dedup --remove --model-dir gone", home.path()).status.code(), Some(2));
+    assert!(!home.path().join("gone/.iec-lock").exists());
+}

@@ -104,13 +104,19 @@ fn transposed(tensor: &Tensor, rows: usize, cols: usize) -> Vec<u8> {
     out
 }
 
-/// Builds a zip archive of stored (uncompressed) entries.
+/// Builds a zip archive of stored (uncompressed) entries with their checksums.
 pub fn zip(entries: &[(String, Vec<u8>)]) -> Vec<u8> {
+    zip_with(entries, |_, data| crc32fast::hash(data))
+}
+
+/// Builds a zip archive with the checksums that `crc32` returns for the name and the data of each entry.
+pub fn zip_with(entries: &[(String, Vec<u8>)], crc32: impl Fn(&str, &[u8]) -> u32) -> Vec<u8> {
     let (mut out, mut directory) = (Vec::new(), Vec::new());
     for (name, data) in entries {
         let start = out.len() as u32;
         // Version, flags, method, time, date, checksum, sizes, lengths of name and extra field.
-        let mut facts = vec![0; 14];
+        let mut facts = vec![0; 10];
+        facts.extend(crc32(name, data).to_le_bytes());
         facts.extend([data.len() as u32; 2].iter().flat_map(|n| n.to_le_bytes()));
         facts.extend((name.len() as u16).to_le_bytes());
         facts.extend([0; 2]);

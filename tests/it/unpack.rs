@@ -230,7 +230,7 @@ fn damage_and_contradictions_are_refused_and_leave_nothing() {
     refused(1, &["mlp.gate_proj.weight", "expected [64, 64] from config.json"]);
     std::fs::write(pack.join("config.json"), config.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1"))
         .unwrap();
-    refused(1, &["model.layers.1.", "does not describe it"]);
+    refused(1, &["model.layers.1.", "not described by config.json"]);
     std::fs::remove_file(pack.join("config.json")).unwrap();
     refused(1, &["config.json", "`iec pack` wrote"]);
     std::fs::write(pack.join("config.json"), &config).unwrap();

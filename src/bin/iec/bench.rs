@@ -18,11 +18,11 @@ use iec::units;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
-/// Arguments.
+/// Arguments of `iec bench`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{}\n\n{}\n\n\
 The end-of-sequence token does not end a text here, so that every run generates the same number of tokens.\n\
-ttft_s is the mean over the prompts, each from getting its slot to its first token. Latencies are the times between\n\
+ttft_s is the mean time per prompt from the start of its prefill to its first token. Latencies are the times between\n\
 consecutive tokens of a text. effective_bandwidth_gbps is weights_bytes_per_token x tps_decode; with --batch it\n\
 counts weights that are read once for all texts as if they were read for each.\n\n\
 Examples:\n  \
@@ -89,8 +89,8 @@ pub struct Args {
     profile: bool,
     #[command(flatten)]
     report: ReportArgs,
-    /// Write the median of the runs into the table of a document, between its markers; a row with the same settings is
-    /// replaced
+    /// Write the median of the runs into the table of a Markdown document, between the comments `iec bench: begin` and
+    /// `iec bench: end`; a row with the same settings is replaced
     #[arg(long, value_name = "FILE")]
     performance_md: Option<PathBuf>,
     /// Measure nothing; compare two reports and say whether B is slower than A (exit code 4 if so)
@@ -101,7 +101,7 @@ pub struct Args {
     /// Percent by which B may be slower than A without a failure
     #[arg(long, value_name = "PERCENT", default_value_t = 2.0, requires = "compare", value_parser = percent)]
     tolerance: f64,
-    /// Print measurements as JSON lines on a terminal, too (always done if stdout is a file or pipe), and errors
+    /// Print measurements as JSON lines also on a terminal (files and pipes always get them), and errors as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -120,7 +120,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     if let Some([a, b]) = args.compare.as_deref() {
         return print_comparison(a, b, args.tolerance / 100.0, global);
     }
-    if args.verify && (args.hf_dir.is_none() || !args.model.is_named()) {
+    if args.verify && (args.hf_dir.is_none() || !args.model.is_named()?) {
         return Err(Error::usage("--verify: found no pack and checkpoint to compare, expected both")
             .help("name them with --model-dir DIR and --hf-dir DIR (MODEL_DIR and HF_DIR)"));
     }
@@ -151,7 +151,7 @@ pub fn measure(args: &Args, global: &Global, each: impl FnMut(&Line) -> Result<(
     let options = args.options()?;
     options.validate()?;
     let mut session = args.open(global)?;
-    // A progress bar would cut prompts into pieces and draw inside the window.
+    // With a progress bar, prompts would be read in smaller steps, and drawing would take part of the measured time.
     iec::progress::set_quiet(true);
     bench(&mut session, &options, each)
 }
@@ -192,7 +192,7 @@ impl Args {
 
     /// Opens the model named by the options, or the one in the current directory, or the embedded one.
     fn open(&self, global: &Global) -> Result<Session> {
-        if self.model.is_named() {
+        if self.model.is_named()? {
             return self.model.open(global, Speculation::Off);
         }
         if self.require_model {

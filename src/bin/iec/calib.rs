@@ -7,7 +7,8 @@ use crate::source::SourceArgs;
 use iec::calibration::{Calibration, merge};
 use iec::error::{Context, Result};
 use iec::iebin;
-use iec::output::{Inputs, Rules, Target};
+use iec::job::check_target;
+use iec::output::{AtomicFile, Inputs, Rules};
 use iec::report::calibration::table;
 use iec::trial::calibrate::{CalibrationOptions, calibrate};
 use iec::units::{human_bytes, parse_size};
@@ -15,7 +16,7 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Arguments.
+/// Arguments of `iec calib`.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).args(["hf_dir", "hf_repo", "model_dir", "merge"]))]
 #[command(after_help = "Examples:
@@ -79,11 +80,11 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     let read = args.text.iter().chain(&args.merge).chain(&args.tokenizer).chain(&args.source.config);
     let inputs = Inputs::default().files(read).packs(&args.model_dir, &iebin::members());
     let inputs = inputs.checkpoints(args.source.path()?);
-    let target = Target::check(&args.out, Rules { inputs: &inputs, overwrite: args.overwrite, stdout: !args.json })?;
+    let target = check_target(&args.out, Rules { inputs: &inputs, overwrite: args.overwrite, stdout: !args.json })?;
     let out = target.work_path();
     let (description, known) = match args.merge.is_empty() {
         true => calibrate(&args.options(&out, global)?)?,
-        false => (merge(&args.merge, &out)?, 0),
+        false => (merge(&args.merge, AtomicFile::create(&out)?.overwrite(args.overwrite))?, 0),
     };
     let stats = Calibration::open(&out)?;
     global.note(table(&stats).to_string().trim_end());
@@ -117,6 +118,7 @@ impl Args {
             tokenizer: self.tokenizer.clone(),
             texts: self.text.clone(),
             out: out.to_path_buf(),
+            overwrite: self.overwrite,
             hessian: self.hessian,
             window: self.window,
             max_tokens: self.max_tokens,

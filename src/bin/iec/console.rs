@@ -5,6 +5,7 @@
 //! error. Stderr has no data, so a note that cannot be printed is dropped and never ends a command.
 
 use iec::error::{Error, Result};
+use iec::files::Stream;
 use serde::Serialize;
 use serde_json::json;
 use std::fmt::Display;
@@ -21,8 +22,7 @@ const SCHEMA_FIELD: &str = "\"schema_version\":";
 /// # Errors
 /// Stdout is closed or cannot be written to.
 pub fn print(text: impl Display) -> Result<()> {
-    write!(Stdout, "{text}")?;
-    Ok(Stdout.flush()?)
+    Ok(Stdout.write_all(text.to_string().as_bytes())?)
 }
 
 /// Prints `text` and a line end on stdout, at once.
@@ -79,23 +79,26 @@ pub fn parser_answer(answer: &clap::Error) -> ExitCode {
     }
 }
 
-/// Stdout for functions that take a [`Write`]. Code that prints many small pieces wraps it in a buffer.
+/// Stdout for functions that take a [`Write`]. It has no buffer; code that prints many small pieces wraps it in one.
+/// Waiting for a reader that is slow ends with an interrupt.
 pub struct Stdout;
 
 impl Write for Stdout {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        io::stdout().write(bytes).map_err(named)
+        Stream::of(io::stdout()).write(bytes).map_err(named)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        io::stdout().flush().map_err(named)
+        Ok(())
     }
 }
 
-/// Adds to an error that stdout failed. The error of a closed pipe is kept as it is, because it is never shown.
+/// Adds `stdout:` to an error of the system. The error of a closed pipe is returned unchanged, because it is never
+/// shown.
 fn named(e: io::Error) -> io::Error {
     match e.kind() {
-        ErrorKind::BrokenPipe | ErrorKind::Interrupted => e,
+        ErrorKind::BrokenPipe => e,
+        _ if e.raw_os_error().is_none() => e,
         kind => io::Error::new(kind, format!("stdout: {e}")),
     }
 }

@@ -5,11 +5,12 @@ use crate::global::Global;
 use crate::names::{Named, named};
 use iec::dedup::{self, Codec, EncodingBytes, FILE_NAMES, JSON_NAME, Measured, Summary, family, make};
 use iec::error::{Error, Result};
+use iec::output::stale;
 use iec::units::human_bytes;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
-/// Arguments.
+/// Arguments of `iec dedup`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   iec dedup --model-dir packs/tinyllama
@@ -39,7 +40,7 @@ pub struct Args {
     /// Level of zstd, 1 to 22; higher levels search for repetitions, which weights rarely have
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(i32).range(1..=22), conflicts_with = "restore")]
     level: i32,
-    /// Write the four files even if they are not smaller than model.ie.bin; without it such a pack is left as it is
+    /// Write the four files even if they are not smaller than model.ie.bin; by default such a pack is left unchanged
     #[arg(long, conflicts_with_all = ["restore", "remove", "dry_run"])]
     even_if_larger: bool,
     /// Encode and decode every tensor in memory on one thread and report size and speed; write nothing
@@ -52,7 +53,7 @@ pub struct Args {
     /// Rebuild every tensor in memory and compare its hash; nothing else is done if model.ie.bin was removed
     #[arg(long)]
     verify: bool,
-    /// Verify, then remove model.ie.bin
+    /// Verify, then remove model.ie.bin; if it was removed already, only verify
     #[arg(long, conflicts_with = "restore")]
     remove_original: bool,
     /// Restore model.ie.bin
@@ -75,6 +76,9 @@ const CODECS: &[Named<Codec>] =
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
+    if !args.dry_run {
+        args.model_dir.iter().chain(&args.base).for_each(|dir| stale::remove(dir));
+    }
     let Some(dir) = &args.model_dir else { return run_family(&args, global) };
     if args.dry_run {
         return measure(dir, &args, global);
@@ -85,7 +89,8 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     if args.restore {
         return restore(dir, &args, global);
     }
-    if args.verify && !args.remove_original && dedup::is_reduced(dir) {
+    // After `--remove-original` was interrupted, the same command verifies what it has left.
+    if (args.verify || args.remove_original) && dedup::is_reduced(dir)? {
         return verify(dir, &args, global);
     }
     let summary = reduce(dir, &args.base, &args, global)?;
@@ -95,14 +100,14 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
 /// Deduplicates the first pack of `--base` alone and the others against it. A pack whose binary was removed already is
 /// only verified, and only with `--verify`.
 fn run_family(args: &Args, global: &Global) -> Result<()> {
-    let [base, members @ ..] = &args.base[..] else { unreachable!("clap asks for one or the other") };
+    let [base, members @ ..] = &args.base[..] else { unreachable!("clap requires --model-dir or --base") };
     if members.is_empty() {
         return Err(Error::usage("--base: found one pack and no --model-dir, expected at least two packs")
             .help("name the pack to deduplicate with --model-dir, or more packs after --base"));
     }
     let mut lines = Vec::new();
     for (i, dir) in args.base.iter().enumerate() {
-        if dedup::is_reduced(dir) {
+        if dedup::is_reduced(dir)? {
             if args.verify {
                 dedup::verify(dir)?;
             }
@@ -123,7 +128,7 @@ fn run_family(args: &Args, global: &Global) -> Result<()> {
     global.summarize(format_args!("{packs} packs: {after} of {before} before: {ratio:.4}"), args.json, &line)
 }
 
-/// Deduplicates one pack and, with the options for it, verifies the result and removes its binary.
+/// Deduplicates one pack and, if the arguments say so, verifies the result and removes the binary of the pack.
 fn reduce(dir: &Path, bases: &[PathBuf], args: &Args, global: &Global) -> Result<Summary> {
     let made = make::dedup(&make::Options {
         model_dir: dir.to_path_buf(),
@@ -136,8 +141,8 @@ fn reduce(dir: &Path, bases: &[PathBuf], args: &Args, global: &Global) -> Result
         let (dir, before) = (dir.display(), human_bytes(made.summary.original_bytes));
         let store = human_bytes(made.summary.store_bytes);
         global.note(format_args!(
-            "{dir}: nothing is gained, the pack stays as it is: {store} in four files, of {before} before; \
-             `--even-if-larger` writes them all the same"
+            "{dir}: nothing is gained, so the pack is left unchanged: the four files would have {store}, the pack has \
+             {before}; `--even-if-larger` writes them nevertheless"
         ));
         return Ok(made.summary);
     }

@@ -10,7 +10,7 @@ use iec::selfcheck::{self, Options, Report};
 use iec::units::human_bytes;
 use serde_json::{Value, json};
 
-/// Arguments.
+/// Arguments of `iec devices`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   iec devices
@@ -19,8 +19,8 @@ use serde_json::{Value, json};
 
 --check runs every kernel of `iec run --device cuda` on random numbers and odd shapes, and compares the results with
 those of the CPU. The worst error is relative to the largest error that rounding may cause: more than 1 is wrong. Then
-it measures copies, matrix products and attention. It takes about a minute. Exit code 4 if a kernel is wrong, 5 if
-there is no GPU to check.")]
+--check measures the speed of copies, matrix products and attention. All this takes about a minute. Exit code 4 if a
+kernel is wrong, 5 if there is no GPU to check.")]
 pub struct Args {
     /// Compare every kernel with the CPU, and measure the speed
     #[arg(long)]
@@ -89,7 +89,7 @@ fn list(json: bool, global: &Global) -> Result<()> {
     }
     console::print(&table)?;
     gpus.iter().filter_map(|found| found.as_ref().err()).try_for_each(console::print_line)?;
-    global.note(format_args!("driver of CUDA {driver}; use one with --device cuda:N"));
+    global.note(format_args!("the driver supports CUDA {driver}; select a GPU with --device cuda:N"));
     Ok(())
 }
 

@@ -6,9 +6,10 @@ use crate::model::ModelArgs;
 use iec::error::{Error, Result};
 use iec::eval::divergence::open_reference;
 use iec::eval::stats::Mean;
-use iec::eval::tasks::{Answers, Encoder, TaskOptions, exact_match, loglikelihoods, multiple_choice, read_text};
+use iec::eval::tasks::{Answers, Encoder, TaskOptions, exact_match, loglikelihoods, multiple_choice};
 use iec::eval::windows::WINDOW;
 use iec::eval::{Windows, divergence, perplexity};
+use iec::files::{self, TEXT_LIMIT};
 use iec::output::{Rules, Target};
 use iec::report::perplexity as shown;
 use iec::runtime::{EngineOptions, Precision};
@@ -19,7 +20,7 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Arguments.
+/// Arguments of `iec eval`.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).args(["text", "loglikelihood", "choices", "exact_match"]))]
 #[command(after_help = "\
@@ -37,7 +38,7 @@ docs/guide/measuring.md describes the forms of these files.")]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// Measure perplexity over the text of a file; --ctx is the length of a window [default: 512]
+    /// Measure perplexity over the text of a file, in windows of --ctx tokens (of 512 without --ctx)
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
     /// Pack of a reference model, such as the float model; measures KL divergence from it, agreement and differences of
@@ -54,11 +55,12 @@ pub struct Args {
     /// each, in order
     #[arg(long, value_name = "FILE")]
     loglikelihood: Option<PathBuf>,
-    /// Measure accuracy on multiple choice (HellaSwag, ARC, or `query`, `choices`, `answer`), raw and normalized by the
-    /// length of the choice
+    /// Measure accuracy on multiple choice (HellaSwag, ARC, or fields `query`, `choices`, `answer`), raw and normalized
+    /// by the length of the choice
     #[arg(long, value_name = "FILE")]
     choices: Option<PathBuf>,
-    /// Measure accuracy on tasks with one right result (GSM8K, or `prompt`, `answer`, `regex`), answered greedily
+    /// Measure accuracy on tasks with one right result (GSM8K, or fields `prompt`, `answer`, `regex`), answered
+    /// greedily
     #[arg(long, value_name = "FILE")]
     exact_match: Option<PathBuf>,
     /// File with worked examples, put before every question
@@ -112,7 +114,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
 
 impl Args {
     fn text(&self, file: &Path, model: &mut Session, global: &Global) -> Result<()> {
-        let text = read_text(file)?;
+        let text = files::read_text(file, TEXT_LIMIT)?;
         let options = EngineOptions {
             precision: self.ref_precision,
             threads: global.threads(),
@@ -199,7 +201,7 @@ impl Args {
         Ok(TaskOptions { few_shot: self.few_shot.clone(), limit: self.limit, details: self.target()? })
     }
 
-    /// Prints fractions, in JSON under their keys and otherwise under their names.
+    /// Prints shares: with `--json` as fractions under their keys, otherwise as percentages with their names.
     fn print_shares(
         &self,
         (task, file, questions): (&str, &Path, usize),

@@ -3,13 +3,16 @@
 use crate::console;
 use clap::{Args, ColorChoice};
 use iec::error::{Error, Result, Signal};
+use iec::files;
 use iec::interrupt;
+use iec::resources::{spawn, thread_refused};
 use iec::runtime::cpu;
-use iec::runtime::cpu::place::physical_cores;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use iec::runtime::cpu::place::{granted_processors, physical_cores};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::ffi::OsString;
 use std::io::IsTerminal;
+use std::path::Path;
 
 /// Threads, verbosity and color.
 #[derive(Debug, Args)]
@@ -34,6 +37,9 @@ pub struct Global {
     #[arg(long, global = true, default_value = "auto", value_name = "WHEN", help_heading = "Global options")]
     color: ColorChoice,
 }
+
+/// Most threads that convert weights per processor. Some of them may wait for a disk; more only compete.
+const THREADS_PER_PROCESSOR: usize = 4;
 
 /// Value of `--threads`; `auto` is `None`.
 #[derive(Debug, Clone, Copy)]
@@ -92,14 +98,15 @@ impl Global {
         if let Some(isa) = non_empty_variable(cpu::ISA_VARIABLE) {
             cpu::force_isa(isa.to_string_lossy().into_owned());
         }
-        listen_for_signals();
-        rayon::ThreadPoolBuilder::new()
-            .num_threads(self.threads())
-            .build_global()
-            .map_err(|e| Error::engine(format!("no worker threads: {e}")))
+        listen_for_signals()?;
+        let (threads, most) = (self.threads(), THREADS_PER_PROCESSOR * granted_processors());
+        if threads > most {
+            self.note(format_args!("--threads {threads}: {most} are started, {THREADS_PER_PROCESSOR} per processor"));
+        }
+        rayon::ThreadPoolBuilder::new().num_threads(threads.min(most)).build_global().map_err(thread_refused)
     }
 
-    /// Returns the number of `--verbose`, or the level of `IEC_LOG` if there is none.
+    /// Returns how often `--verbose` is given, or the level of `IEC_LOG` if it is not given.
     fn verbosity(&self) -> Result<u8> {
         match self.verbose {
             0 => {
@@ -119,12 +126,12 @@ impl Global {
         }
     }
 
-    /// Returns the number of worker threads: the one of `--threads`, else that of the machine's physical cores.
+    /// Returns the number of worker threads: the value of `--threads`, otherwise the number of physical cores.
     pub fn threads(&self) -> usize {
         self.requested_threads().unwrap_or_else(physical_cores)
     }
 
-    /// Returns the number of `--threads` or its variable, if one is given.
+    /// Returns the value of `--threads` or of its variable, if one is given.
     pub fn requested_threads(&self) -> Option<usize> {
         self.threads.and_then(|threads| threads.0)
     }
@@ -143,17 +150,31 @@ impl Global {
     }
 }
 
-/// Handles signals: after the first SIGINT or SIGTERM the command stops where it leaves nothing half-written; a
-/// second one ends the process at once.
-fn listen_for_signals() {
-    let Ok(mut signals) = Signals::new([SIGINT, SIGTERM]) else { return };
-    std::thread::spawn(move || {
+/// Handles signals: after the first SIGINT, SIGTERM or SIGHUP the command stops where it leaves nothing half-written;
+/// a second SIGINT or SIGTERM ends the process at once. A terminal that closes may send SIGHUP several times.
+fn listen_for_signals() -> Result<()> {
+    let hang_up = Some(SIGHUP).filter(|_| !ignores_hang_up());
+    let Ok(mut signals) = Signals::new([SIGINT, SIGTERM].into_iter().chain(hang_up)) else { return Ok(()) };
+    spawn("iec-signals", move || {
         for number in signals.forever() {
-            let signal = if number == SIGTERM { Signal::Terminate } else { Signal::Interrupt };
-            if interrupt::requested().is_some() {
+            let signal = match number {
+                SIGTERM => Signal::Terminate,
+                SIGHUP => Signal::HangUp,
+                _ => Signal::Interrupt,
+            };
+            if interrupt::requested().is_some() && signal != Signal::HangUp {
                 std::process::exit(i32::from(signal.exit_code()));
             }
             interrupt::request(signal);
         }
-    });
+    })?;
+    Ok(())
+}
+
+/// Returns true if the process was started with SIGHUP ignored, as `nohup` does; then it runs on without its terminal.
+fn ignores_hang_up() -> bool {
+    let status = files::read_to_string(Path::new("/proc/self/status")).unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask >> (SIGHUP - 1) & 1 == 1
 }

@@ -1,6 +1,6 @@
 //! The `iec` command: parses arguments, runs one command, turns errors into messages and exit codes.
 
-#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+#![cfg_attr(test, allow(clippy::disallowed_methods))]
 
 mod bench;
 mod calib;
@@ -13,6 +13,7 @@ mod devices;
 mod dry_run;
 mod eval;
 mod export_gguf;
+mod fatal;
 mod global;
 mod import_gguf;
 mod inspect;
@@ -28,6 +29,7 @@ mod q4;
 mod report_args;
 mod run;
 mod sampling;
+mod sign;
 mod source;
 mod synth;
 mod tensor_map;
@@ -56,8 +58,8 @@ struct Cli {
     command: Command,
 }
 
-/// Defines the commands: an enum for the parser, and the function of each. A command is a module with `Args`, whose
-/// field `json` asks for machine output on stdout, where errors then go too, and a function `run`.
+/// Defines the enum of commands for the parser, and the call of each command. A command is a module with a function
+/// `run` and a struct `Args`. If the field `json` of `Args` is true, results and errors are printed as JSON on stdout.
 macro_rules! commands {
     ($($(#[doc = $help:literal])+ $name:ident => $module:ident,)+) => {
         #[derive(Debug, Subcommand)]
@@ -95,7 +97,7 @@ commands! {
     Calib => calib,
     /// Chooses and checks a quantization, and writes its manifest for pack
     Ptq => ptq,
-    /// Quantizes to streaming q4 files, which pack copies without recomputing
+    /// Quantizes weights into q4 files, which pack copies without recomputing
     Q4 => q4,
     /// Merges the results of the parts of a divided job
     Merge => merge,
@@ -125,6 +127,8 @@ commands! {
     VerifySource => verify_source,
     /// Converts a pack back to a checkpoint of safetensors
     Unpack => unpack,
+    /// Signs a pack with a key from a file
+    Sign => sign,
     /// Creates a checkpoint with the shapes of a real model and random weights
     Synth => synth,
     /// Runs the whole pipeline on the embedded model
@@ -136,7 +140,7 @@ commands! {
 fn parser() -> clap::Command {
     let negative =
         |arg: clap::Arg| if arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg };
-    // `-h` leaves these groups to `--help`.
+    // `-h` omits these groups; `--help` shows them.
     let short = |arg: clap::Arg| {
         let rare = arg.get_help_heading().is_some_and(|heading| ["Tuning", "Deduplicated packs"].contains(&heading));
         arg.hide_short_help(rare)
@@ -168,6 +172,7 @@ fn name_command(mut error: clap::Error) -> clap::Error {
 }
 
 fn main() -> ExitCode {
+    fatal::install();
     let mut parser = parser().color(global::color_choice());
     let parsed = parser.try_get_matches_from_mut(std::env::args_os());
     let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
@@ -192,7 +197,7 @@ fn report(error: &Error, json: bool, colors: bool) -> ExitCode {
     if let Cause::Io(io) = error.cause()
         && io.kind() == std::io::ErrorKind::BrokenPipe
     {
-        // The reader has seen enough; that is success for a filter.
+        // The reader has closed stdout, as `head` does; that is no failure of this command.
         return ExitCode::SUCCESS;
     }
     let (red, cyan, plain) = if colors { ("\x1b[1;31m", "\x1b[36m", "\x1b[0m") } else { ("", "", "") };

@@ -6,6 +6,7 @@ use crate::tuning::TuningArgs;
 use clap::ValueEnum;
 use clap::builder::FalseyValueParser;
 use iec::error::{Cause, Error, Result};
+use iec::files;
 use iec::iebin::{self, IebinReader, JSON_NAME};
 use iec::output::Inputs;
 use iec::runtime::text::Tokenizer;
@@ -30,6 +31,9 @@ pub struct ModelArgs {
     /// Tokenizer to use instead of the pack's tokenizer.json
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
+    /// Compare every tensor of the pack with its recorded hash before the model is used (exit code 4 if one differs)
+    #[arg(long, env = "IE_CHECK", value_parser = FalseyValueParser::new())]
+    check: bool,
     /// fp32, bf16, fp16, int8w, int8, int4w, int4, or auto: the fastest one for the weights of the pack [default: auto]
     #[arg(long, value_name = "P", env = "IE_PRECISION", value_parser = parse_precision)]
     precision: Option<PrecisionOrAuto>,
@@ -55,7 +59,7 @@ pub struct ModelArgs {
     tuning: TuningArgs,
 }
 
-/// `auto` is `None`.
+/// Value of `--precision`; `None` for `auto`.
 #[derive(Debug, Clone, Copy)]
 struct PrecisionOrAuto(Option<Precision>);
 
@@ -79,13 +83,16 @@ fn parse_precision(text: &str) -> std::result::Result<PrecisionOrAuto, String> {
 
 impl ModelArgs {
     /// Returns true if an option or a variable names the model, or the current directory holds one.
-    pub fn is_named(&self) -> bool {
-        self.model_json.is_some() || self.named_dir().is_some() || Path::new(JSON_NAME).exists()
+    pub fn is_named(&self) -> Result<bool> {
+        Ok(self.model_json.is_some() || self.named_dir().is_some() || files::exists(Path::new(JSON_NAME))?)
     }
 
     /// Returns the files and packs that the command reads, which outputs must not replace.
     pub fn inputs(&self) -> Inputs {
-        let beside = self.path().ok().map(|path| if path.is_dir() { path } else { path.with_file_name("") });
+        let beside = self
+            .path()
+            .ok()
+            .map(|path| if matches!(files::is_dir(&path), Ok(true)) { path } else { path.with_file_name("") });
         let named = [&self.model_json, &self.model_bin, &self.tokenizer].into_iter().flatten();
         Inputs::default().files(named).packs(beside.into_iter().chain(self.draft_model_dir.clone()), &iebin::members())
     }
@@ -138,7 +145,7 @@ impl ModelArgs {
     fn path(&self) -> Result<PathBuf> {
         match self.model_json.clone().or_else(|| self.named_dir()) {
             Some(path) => Ok(path),
-            None if Path::new(JSON_NAME).exists() => Ok(PathBuf::from(JSON_NAME)),
+            None if files::exists(Path::new(JSON_NAME))? => Ok(PathBuf::from(JSON_NAME)),
             None => Err(Error::new(Cause::Model(format!("no model named, and no {JSON_NAME} in this directory")))
                 .help("name a pack with --model-dir DIR or MODEL_DIR")),
         }
@@ -154,12 +161,13 @@ impl ModelArgs {
         Ok(SessionOptions {
             weights: self.model_bin.clone(),
             tokenizer: self.tokenizer.clone(),
+            check: self.check,
             dedup: self.dedup.options()?,
             ..SessionOptions::default()
         })
     }
 
-    /// Returns these options for the library.
+    /// Converts these arguments to the library's options of a session.
     fn options(&self, global: &Global, speculation: Speculation) -> Result<SessionOptions> {
         self.tuning.note_options_without_effect(global);
         Ok(SessionOptions {
@@ -214,8 +222,8 @@ struct DedupArgs {
         hide_default_value = true
     )]
     dedup: StoreUse,
-    /// Memory limit in MiB for rebuilt weights; weights beyond it are rebuilt at each use [default: no limit]. Weights
-    /// that kernels read in their stored form do not count
+    /// Memory limit in MiB for rebuilt weights; weights beyond it are rebuilt at each use [default: 7/8 of the memory
+    /// that the machine or container has left]. Weights that kernels read in their stored form do not count
     #[arg(help_heading = "Deduplicated packs", long, value_name = "N", env = "IE_DEDUP_CACHE_MB")]
     dedup_cache_mb: Option<u64>,
     /// Rebuild this many bytes of weights before the first token, in the order of their use, and keep them

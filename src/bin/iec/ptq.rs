@@ -26,7 +26,7 @@ use iec::units::parse_size;
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Arguments.
+/// Arguments of `iec ptq`.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("source").required(true).args(["hf_dir", "hf_repo", "model_dir"]))]
 #[command(after_help = "Examples:
@@ -41,7 +41,7 @@ use std::path::PathBuf;
 Defaults: --bits 4 is q4_0 with searched scales, --bits 5 and 6 are int5 and int6 with a scale per 32 weights, --bits
 8 is int8 with a scale per row. Without --include the matrices of attention, MLP and experts are quantized; MXFP4
 experts are not changed.
-A gate on answers (kl, ppl, top1) packs the float model and the quantized one into temporary directories next to --out
+A gate on outputs (kl, ppl, top1) packs the float model and the quantized one into temporary directories next to --out
 and compares them. With --keep-failing the tensors with the largest effect get more bits until the gate passes.")]
 pub struct Args {
     #[command(flatten)]
@@ -139,7 +139,7 @@ struct ReportArgs {
     report_tensor: Option<String>,
 }
 
-/// Options of a gate on answers.
+/// Options of a gate on outputs.
 #[derive(Debug, clap::Args)]
 struct AnswerArgs {
     /// Text on which the gates kl, ppl and top1 compare the float model and the quantized one; it must not be part of
@@ -154,7 +154,7 @@ struct AnswerArgs {
     max_bpw: Option<f64>,
 }
 
-/// Options that decide what a tensor is stored as, which a budget does instead.
+/// Options that choose the format of tensors. They conflict with a budget, which chooses the formats itself.
 const OTHERS: [&str; 10] = [
     "bits",
     "scheme",
@@ -223,7 +223,7 @@ const METHODS: &[Named<Method>] = &[
     (
         Method::Exact,
         &["exact", "lattice"],
-        "Weights that lie on a quantization grid already keep their codes; other weights are refused",
+        "Recover the exact codes of weights that were decoded from 4-bit codes; refuse other weights",
     ),
 ];
 
@@ -238,9 +238,9 @@ const ON_FAILURE: &[Named<OnFailure>] = &[
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
     let inputs = args.inputs()?;
-    // A dry run writes neither.
+    // A dry run writes neither the manifest nor the page.
     let rules = Rules { inputs: &inputs, overwrite: args.overwrite || args.dry_run, stdout: !args.json };
-    let out = output::Target::check(&args.out, rules)?;
+    let out = iec::job::check_target(&args.out, rules)?;
     let page_rules = Rules { stdout: false, ..rules };
     let page = args.report.report.as_deref().map(|page| output::Target::check(page, page_rules)).transpose()?;
     if let Some(page) = page.as_ref().filter(|page| page.is_same(&out)) {
@@ -252,8 +252,8 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     if let Some(Budget { text: None, .. }) = budgeted {
         let errors = if calibrated { "the errors of outputs" } else { "the errors of weights" };
         global.note(format_args!(
-            "note: without --plan-text {errors} decide, as if the model minded them alike in all its tensors but the \
-             output matrix, where they count {} times",
+            "note: without --plan-text {errors} decide; they count equally in all tensors, except in the output \
+             matrix, where they count {} times",
             iec::trial::budget::HEAD_COUNTS
         ));
     }
@@ -305,8 +305,7 @@ fn finish(
     if args.include_lm_head && !measured.tensors.iter().any(|t| t.role == Role::LmHead) {
         global.note("note: --include-lm-head has no effect: the output matrix is tied to the embedding, or excluded");
     }
-    quantized.write()?;
-    out.deliver()?;
+    quantized.write(out)?;
     global.note(format_args!("wrote {}", args.out.display()));
     if args.json {
         console::print_json(&quantization::json(measured, &args.out, &quantized.blame)?)?;
@@ -349,7 +348,7 @@ impl Args {
 
     fn options(&self, global: &Global) -> Result<PtqOptions> {
         let budget = self.budget.budget()?;
-        // A budget already says how far tensors may go; they are judged only by gates that the user names.
+        // With a budget, the bounds on the cosine of each tensor apply only if the user sets them.
         let mut gate = match budget {
             Some(_) => Gate { cosine: 0.0, cosine_min: 0.0, ..Gate::default() },
             None => Gate::default(),
@@ -391,7 +390,7 @@ impl Args {
         };
         if let Some(method) = fields.method.filter(|method| method.needs_inputs() && self.calib.is_none()) {
             return Err(Error::usage(format!("--method {} without --calib", method.name()))
-                .help("collect activation statistics with `iec calib` and give them"));
+                .help("collect activation statistics with `iec calib` and give them with --calib"));
         }
         Ok(SelectionOptions {
             fields,

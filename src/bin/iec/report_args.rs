@@ -2,7 +2,8 @@
 
 use crate::global::Global;
 use clap::builder::FalseyValueParser;
-use iec::error::{Context, Result};
+use iec::error::Result;
+use iec::output::make_dir;
 use iec::report::measurement::Measurement;
 use std::path::PathBuf;
 
@@ -41,10 +42,10 @@ impl ReportArgs {
     /// # Errors
     /// The directory cannot be made.
     pub fn prepare(&self) -> Result<()> {
-        self.root().map_or(Ok(()), |root| std::fs::create_dir_all(&root).at(&root))
+        self.root().map_or(Ok(()), |root| make_dir(&root).map(drop))
     }
 
-    /// Writes a measurement, if that is wanted, and notes where it is.
+    /// Writes a measurement if a report is wanted, and prints its path as a note.
     ///
     /// # Errors
     /// A file cannot be written.

@@ -9,14 +9,14 @@ use iec::error::{Error, Result};
 use iec::units::{human_bytes, parse_size};
 use std::path::{Path, PathBuf};
 
-/// Arguments.
+/// Arguments of `iec unpack`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   iec unpack --model-dir packs/tinyllama --out-dir models/tinyllama-again
   iec unpack --model-dir packs/gpt-oss-20b --out-dir models/gpt-oss-20b-again --max-shard-size 2GB
   iec unpack --model-dir packs/tinyllama-q4 --out-dir models/tinyllama-rounded --dtype fp16 --json
 
-Floats and MXFP4 tensors are written byte for byte as in the source, under its names. Tensors with other quantization
+Floats and MXFP4 tensors get the names and bytes that they have in the source. Tensors with other quantization
 schemes are decoded to floats; the summary counts them.")]
 pub struct Args {
     /// Directory of the pack

@@ -13,12 +13,13 @@ use iec::output::{self, Target};
 use iec::report::agreement;
 use iec::runtime::Precision;
 use iec::session::prompts;
+use iec::signature::{self, PublicKey};
 use iec::trial::agreement::{Agreement, AgreementOptions, CheckedHashes, RunningPack};
 use iec::trial::{Again, Packs, Question};
 use iec::verify::RefDtype;
 use std::path::PathBuf;
 
-/// Arguments.
+/// Arguments of `iec verify`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("\
 The pack continues each prompt greedily. A reference implementation in float32, which shares no code with the runtime,
@@ -33,6 +34,7 @@ Examples:
   iec verify --model-dir packs/tinyllama --hf-dir models/tinyllama --tokenizer-only --prompts-file prompts.txt
   iec verify --model-dir packs/tinyllama --trace made-by-transformers.jsonl --json
   iec verify --model-dir packs/tinyllama --hashes
+  iec verify --model-dir packs/tinyllama --key maker.pem.pub
   iec verify --model-dir packs/tinyllama-q4 --gate --gate-text heldout.txt --hf-dir models/tinyllama
 
 Exit code 4 when something differs.", prompts::FILE_HELP))]
@@ -67,6 +69,12 @@ pub struct Args {
     /// Check every tensor of the pack against its recorded SHA-256
     #[arg(long)]
     hashes: bool,
+    /// Check the signature of the pack with the public key of its maker (PEM), and compare every signed file
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+    /// Signature file to check [default: model.sig in the directory of the pack]
+    #[arg(long, value_name = "FILE", requires = "key")]
+    signature: Option<PathBuf>,
     /// Measure the gate of the pack's manifest again on --gate-text, against the float model of --hf-dir, which is
     /// packed into TMPDIR
     #[arg(long, requires_all = ["hf_dir", "gate_text"], conflicts_with_all = ["trace", "tokenizer_only"])]
@@ -94,8 +102,11 @@ const REF_DTYPES: &[Named<RefDtype>] =
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
-    let inputs =
-        args.model.inputs().checkpoints(&args.hf_dir).files([&args.prompts_file, &args.trace].into_iter().flatten());
+    let inputs = args
+        .model
+        .inputs()
+        .checkpoints(&args.hf_dir)
+        .files([&args.prompts_file, &args.trace, &args.key, &args.signature].into_iter().flatten());
     let rules = output::Rules { inputs: &inputs, overwrite: args.overwrite, stdout: false };
     let out = args.out.as_deref().map(|path| Target::check(path, rules)).transpose()?;
     let json = args.json;
@@ -129,15 +140,20 @@ pub fn after_bench(model: ModelArgs, hf_dir: PathBuf, prompts_file: Option<PathB
 /// # Errors
 /// Something cannot be read or run. A difference is no error.
 pub fn compare(args: Args, global: &Global) -> Result<Agreement> {
-    if args.hf_dir.is_none() && args.trace.is_none() && !args.hashes {
+    if args.hf_dir.is_none() && args.trace.is_none() && args.key.is_none() && !args.hashes {
         return Err(Error::usage("found no reference to compare with")
-            .help("name the original checkpoint with --hf-dir, or give --trace FILE or --hashes"));
+            .help("name the original checkpoint with --hf-dir, or give --trace FILE, --key FILE or --hashes"));
     }
     if args.max_new == 0 || args.topk == 0 {
         return Err(Error::usage("--max-new and --topk must be at least 1"));
     }
     let mut found = Agreement::default();
-    // With a checkpoint, changed bytes must not pass because no compared token depends on them.
+    if let Some(key) = &args.key {
+        let (reader, key) = (args.model.open_reader()?, PublicKey::open(key)?);
+        let path = args.signature.clone().unwrap_or_else(|| reader.path(signature::FILE_NAME));
+        found.signature = Some(signature::verify(&reader, &key, &path)?);
+    }
+    // With a checkpoint, hashes are checked, too: the compared tokens may not depend on a byte that was changed.
     let with_checkpoint = args.hf_dir.is_some() && !args.tokenizer_only && !args.gate;
     let reader = if args.hashes || with_checkpoint { Some(args.model.open_reader()?) } else { None };
     let recorded = |reader: &IebinReader| reader.entries().iter().all(|entry| entry.sha256.is_some());

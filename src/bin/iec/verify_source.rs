@@ -5,18 +5,19 @@ use crate::global::Global;
 use crate::source::SourceArgs;
 use iec::convert::hub::verify::{Hashes, Report, Status, verify};
 use iec::error::{Cause, Error, Result};
+use iec::files;
 use iec::units::human_bytes;
 use serde_json::json;
 
-/// Arguments.
+/// Arguments of `iec verify-source`.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("source").required(true).args(["hf_dir", "hf_repo"]))]
 #[command(after_help = "Examples:
   iec verify-source --hf-repo openai/gpt-oss-20b
   iec verify-source --hf-dir models/tinyllama --json
 
-Every file is compared with the hash by which the Hub knows it: the name of its blob in the cache, or what
-`hf download --local-dir` wrote down. Works without network. Exit code 4 when something is missing or differs.")]
+Every file is compared with its hash on the Hub, which is the name of its blob in the cache or stands in the metadata
+of `hf download --local-dir`. Works without network. Exit code 4 when something is missing or differs.")]
 pub struct Args {
     #[command(flatten)]
     source: SourceArgs,
@@ -28,7 +29,7 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
     let dir = args.source.required()?;
-    if dir.is_file() {
+    if files::is_file(&dir)? {
         return Err(Error::usage("expected the directory of a checkpoint, not a file").at(dir));
     }
     let report = verify(&dir).map_err(|e| match e.cause() {

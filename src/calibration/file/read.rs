@@ -78,12 +78,12 @@ impl Calibration {
                 break;
             }
             let site = name.strip_suffix(".counts").filter(|_| tensor.dtype == "F64");
-            let site = site.ok_or_else(|| Error::corrupt("expected the counts of a site").tensor(name.as_str()))?;
+            let site = site.ok_or_else(|| Error::corrupt("expected counts of type F64").tensor(name.as_str()))?;
             let matrices = tensor.shape.get(1).copied().filter(|n| (1..=MOST).contains(n));
             let squares = by_name.get(format!("{site}.squares").as_str());
             let cols = squares.and_then(|t| t.shape.get(2).copied()).filter(|n| (1..=MOST).contains(n));
             let (Some(matrices), Some(cols)) = (matrices, cols) else {
-                return Err(Error::corrupt("found a shape that overflows").tensor(site));
+                return Err(Error::corrupt("found no counts and squares of a valid shape, expected both").tensor(site));
             };
             let shape = SiteShape {
                 name: site.to_string(),
@@ -99,7 +99,8 @@ impl Calibration {
                     t.dtype == dtype && t.shape == dims && t.data_offsets == offsets
                 });
                 if !right {
-                    return Err(Error::corrupt(format!("found another record, expected {dtype} {dims:?}")).tensor(name));
+                    let found = format!("found another tensor here, expected {dtype} {dims:?}");
+                    return Err(Error::corrupt(found).tensor(name));
                 }
                 at += bytes;
             }
@@ -109,11 +110,8 @@ impl Calibration {
         let found: Vec<(String, u64)> =
             next.map(|(n, t)| (n.clone(), t.data_offsets.1.saturating_sub(t.data_offsets.0))).collect();
         if found != seal || bytes.len() as u64 != at + 32 {
-            return Err(Error::corrupt(format!(
-                "found {} bytes, expected {} with a hash at the end",
-                bytes.len(),
-                at + 32
-            )));
+            let found = format!("found {} bytes, expected {} with a hash at the end", bytes.len(), at + 32);
+            return Err(Error::corrupt(found));
         }
         let (body, seal) = bytes.split_at(at as usize);
         let hash = hash_letting_go(&map, body);

@@ -121,7 +121,7 @@ fn longrope(config: &Fields, fields: &Fields, max_context: usize) -> Result<Rope
     let stretch = fields.number_opt("factor")?.unwrap_or(ratio);
     if stretch != ratio && original != max_context && fields.get("attention_factor").is_none() {
         // Versions of transformers differ in which of the two values they use.
-        return Err(fields.wrong("factor", &format!("{ratio}, as max_position_embeddings is to {ORIGINAL}")));
+        return Err(fields.wrong("factor", &format!("{ratio}, the ratio of max_position_embeddings to {ORIGINAL}")));
     }
     let magnitude = if stretch <= 1.0 { 1.0 } else { (1.0 + stretch.ln() / (original as f64).ln()).sqrt() };
     Ok(RopeScaling::LongRope {

@@ -1,5 +1,5 @@
-//! Binds every view to source tensors of the right shape and type, which says where each canonical tensor lies in the
-//! source. No tensor of the source may be left over.
+//! Binds every view to source tensors of the right shape and type, which gives the location of each canonical tensor
+//! in the source. No tensor of the source may be left over.
 
 use super::{BoundView, CanonicalTensor};
 use crate::convert::arch::{Arch, ExpectedTensor, View, expected_tensors, is_ignorable};
@@ -46,7 +46,7 @@ pub(super) fn bind(
         Some(t) => Err(Error::unsupported(format!("unexpected tensor for {}", model.architecture))
             .at(shards.path(t))
             .tensor(&t.name)
-            .help("the checkpoint has parts that config.json does not describe; nothing is left out silently")),
+            .help("config.json does not describe this tensor, and no tensor is left out silently")),
         None => Ok(tensors),
     }
 }
@@ -77,7 +77,7 @@ fn finished(
     let of_manifest = || manifest?.finished(&expected.name);
     let Some(packed) = shards.packed.get(&expected.name).cloned().or_else(of_manifest) else {
         if shards.unexplained.contains(&expected.name) {
-            return Err(Error::unsupported("found 4-bit codes, but no record of the tensor with their scales")
+            return Err(Error::unsupported("found 4-bit codes without a record of their scales")
                 .tensor(&expected.name)
                 .help("give the manifest they were packed with: --q4-map MANIFEST"));
         }
@@ -164,7 +164,7 @@ impl Binder<'_> {
                 unreachable!("families put floats together only");
             };
             if dtype != expected {
-                let found = format!("{dtype}, while {} is {expected}", sources[0].tensors()[0].name);
+                let found = format!("found {dtype}, expected {expected} as in {}", sources[0].tensors()[0].name);
                 let tensor = source.tensors()[0];
                 return Err(Error::unsupported(format!("{found}; both become part of {}", self.expected.name))
                     .at(self.shards.path(tensor))

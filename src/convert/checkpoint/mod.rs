@@ -15,6 +15,7 @@ use super::read_at::begins_with;
 use super::shards::Shards;
 use super::source_tensor::SourceTensor;
 use crate::error::{Cause, Context, Error, Result};
+use crate::files;
 use crate::iebin::{Store, matrices};
 use crate::manifest::{FinishedTensor, Manifest, PackedRange};
 use crate::model_config::ModelConfig;
@@ -150,11 +151,11 @@ impl Checkpoint {
     pub fn open_with(dir: &Path, options: CheckpointOptions) -> Result<Checkpoint> {
         if begins_with(dir, b"GGUF") {
             let help = format!("import it: `iec import-gguf {} --out-dir DIR`", dir.display());
-            return Err(Error::unsupported("is a GGUF file").at(dir).help(help));
+            return Err(Error::unsupported("found a GGUF file, expected a Hugging Face checkpoint").at(dir).help(help));
         }
         let layout = Layout::find(dir)?;
         let config_path = options.config.map_or_else(|| layout.dir().join(CONFIG), Path::to_path_buf);
-        if options.config.is_none() && config_path.exists() {
+        if options.config.is_none() && files::exists(&config_path)? {
             layout.refuse_escape(&config_path)?;
         }
         let config = read_object(&config_path).map_err(|e| match e.cause() {

@@ -5,15 +5,16 @@
 //! sections of the files that they fill. Each command adds two functions: `make` produces the bytes of one item, and
 //! `commit` gives the finished files their names. The bytes do not depend on the number of threads or parts.
 //!
-//! Every result is recorded in the journal of a [`Job`] with the SHA-256 of each section. A later run does not trust
-//! the journal: it reads the sections back, and makes the task again if a hash differs. `iec merge` is the same run,
+//! Every result is recorded in the journal of a [`Job`] with the SHA-256 of each section. A later run reads
+//! the sections back and repeats each task whose hash differs. `iec merge` is the same run,
 //! except that it copies the sections of the parts while it reads them back.
 
 mod output;
 
 pub(super) use output::TaskOutput;
 
-use super::digest::{hash_file, hash_range};
+use super::checksum::Comparison;
+use super::digest::hash_range;
 use super::dry_run::Disk;
 use super::read_at::{InputFile, ReadAt};
 use crate::error::{Context, Result};
@@ -133,9 +134,14 @@ impl<'a> Task<'a> {
         Task { name, weight: length, length, parallel: false, source: None, work: Work::Hash(Box::new(digest)) }
     }
 
-    /// Creates a task that hashes a whole input file. The conversion is refused if the file changes while it runs.
+    /// Creates a task that hashes a whole input file and compares the checksums that the file records. The conversion
+    /// is refused if the file changes while it runs.
     pub fn hash_file(file: &'a InputFile) -> Task<'a> {
-        let digest = |bar: &ProgressBar| hash_file(file.nbytes(), bar, |at, out| file.read_at(at, out));
+        let digest = |bar: &ProgressBar| {
+            let mut comparison = Comparison::new(file.checksums());
+            let pass = |at: u64, bytes: &[u8]| comparison.pass(at, bytes).at(file.path());
+            hash_range(0..file.nbytes(), bar, |at, out| file.read_at(at, out), pass)
+        };
         Task { source: Some(file), ..Task::hash(format!("shard {}", file.name()), file.nbytes(), digest) }
     }
 

@@ -12,7 +12,7 @@ use crate::convert::arch::ARCHS;
 use crate::error::{Error, Result};
 use serde_json::{Map, Value, json};
 
-/// Key under which an export lists all tokens that end a text; the standard keys of GGUF hold one.
+/// Key under which an export lists all tokens that end a text; the standard keys of GGUF hold only one.
 pub(super) const EOS_KEY: &str = "iec.eos_token_ids";
 /// Names of the tensors that hold hyper-parameters: the factors of LongRoPE for long and for short texts, and those of
 /// Llama 3's RoPE scaling.
@@ -73,9 +73,9 @@ impl<'a> Writer<'a> {
         }
         let list = self.gguf.metadata.integers_opt(&key)?.unwrap_or_default();
         match list.split_first() {
-            Some((first, rest)) if rest.iter().all(|n| n == first) => {
-                usize::try_from(*first).map(Some).map_err(|_| Error::corrupt("expected a count").tensor(key))
-            }
+            Some((first, rest)) if rest.iter().all(|n| n == first) => usize::try_from(*first)
+                .map(Some)
+                .map_err(|_| Error::corrupt(format!("found {first}, expected a count")).tensor(key)),
             _ => Err(Error::unsupported("found different values in the layers, expected the same in all").tensor(key)),
         }
     }
@@ -116,7 +116,7 @@ impl<'a> Writer<'a> {
         let partial = self.family.partial_rotary && rotated < head_dim;
         for leaf in ["attention.key_length", "attention.value_length", "rope.dimension_count"] {
             if self.count_opt(leaf)?.is_some_and(|width| width != head_dim) && !(partial && leaf.starts_with("rope")) {
-                let found = format!("found another value than the head size {head_dim}");
+                let found = format!("found another value, expected the head size {head_dim}");
                 return Err(Error::unsupported(found).tensor(self.key(leaf)));
             }
         }
@@ -175,7 +175,7 @@ impl<'a> Writer<'a> {
         };
         // The number is bounded before a list is made; the code of the family checks it again.
         if model.layers > 10_000 {
-            return Err(Error::corrupt(format!("found {} layers, expected at least 1", model.layers))
+            return Err(Error::corrupt(format!("found {} layers, expected at most 10000", model.layers))
                 .tensor(self.key("block_count")));
         }
         let key = self.key("attention.sliding_window_pattern");
@@ -185,7 +185,7 @@ impl<'a> Writer<'a> {
                     list.numbers().into_iter().flatten().map(|n| n.as_bool().or(n.as_integer().map(|n| n != 0)));
                 flags
                     .collect::<Option<_>>()
-                    .ok_or_else(|| Error::corrupt("expected a list of booleans").tensor(&key))?
+                    .ok_or_else(|| Error::corrupt("found another type, expected a list of booleans").tensor(&key))?
             }
             _ => {
                 let period = self.gguf.metadata.count_opt(&key)?.unwrap_or(default).max(1);
@@ -284,7 +284,9 @@ impl<'a> Writer<'a> {
             ["rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_log_multiplier"]
         {
             if self.number_opt(leaf)?.is_some_and(|x| x != 0.0 && x != 1.0) {
-                return Err(Error::unsupported("is not supported").tensor(self.key(leaf)));
+                return Err(
+                    Error::unsupported("found a value that is not supported, expected 0 or 1").tensor(self.key(leaf))
+                );
             }
         }
         Ok(yarn)
@@ -293,7 +295,9 @@ impl<'a> Writer<'a> {
     fn factors(&self, name: &str) -> Result<Vec<f32>> {
         let tensor = self.needed(name)?;
         if tensor.elements() > 1 << 16 {
-            return Err(Error::corrupt(format!("found {} factors", tensor.elements())).tensor(name));
+            return Err(
+                Error::corrupt(format!("found {} factors, expected at most 65536", tensor.elements())).tensor(name)
+            );
         }
         self.gguf.floats(tensor)
     }

@@ -86,19 +86,15 @@ fn check(model: &ModelConfig, family: &Family) -> Result<()> {
             format!("{activation:?}, expected {:?}", family.activation),
         ),
         ("mlp.router_softmax", !all_experts, "weights of experts that do not sum to one".into()),
-        (
-            "attention.scale",
-            close(attention.scale, scale),
-            format!("scores are scaled by {}, expected {scale}", attention.scale),
-        ),
+        ("attention.scale", close(attention.scale, scale), format!("{}, expected {scale}", attention.scale)),
         (
             "embedding_scale",
             close(model.embedding_scale, embedding),
-            format!("embeddings are scaled by {}, expected {embedding}", model.embedding_scale),
+            format!("{}, expected {embedding}", model.embedding_scale),
         ),
-        ("attention.softcap", attention.softcap.is_some() == family.softcap, format!("{:?}", attention.softcap)),
-        ("logit_softcap", if cap.is_some() { family.logit_softcap } else { !family.softcap }, format!("{cap:?}")),
-        ("rope.rotary_dim", family.partial_rotary || !partial, "heads are rotated in part".into()),
+        ("attention.softcap", attention.softcap.is_some() == family.softcap, or_none(attention.softcap)),
+        ("logit_softcap", if cap.is_some() { family.logit_softcap } else { !family.softcap }, or_none(cap)),
+        ("rope.rotary_dim", family.partial_rotary || !partial, "a rotation of only a part of each head".into()),
         ("norm_plus_one", model.norm_plus_one == family.norm_plus_one, model.norm_plus_one.to_string()),
         ("post_norms", model.post_norms == family.norm_plus_one, model.post_norms.to_string()),
         ("attention.sinks", attention.sinks == family.sinks, attention.sinks.to_string()),
@@ -115,8 +111,12 @@ fn check(model: &ModelConfig, family: &Family) -> Result<()> {
     }
 }
 
+fn or_none(number: Option<f32>) -> String {
+    number.map_or("none".to_string(), |number| number.to_string())
+}
+
 fn cannot(family: &Family, field: &str, why: &str) -> Error {
-    Error::unsupported(format!("{why}; llama.cpp cannot run it as {}", family.name)).tensor(field)
+    Error::unsupported(format!("found {why}; llama.cpp does not support this for {}", family.name)).tensor(field)
 }
 
 fn close(a: f32, b: f32) -> bool {
@@ -140,8 +140,8 @@ fn windows(model: &ModelConfig, family: &Family, out: &mut Description) {
     let Some(period) = family.window else {
         if let Some(width) = lost_window(model, family) {
             out.notes.push(format!(
-                "llama.cpp has no sliding window for {}; context_length is written as {width}, up to which it sees the same \
-                 (of {})",
+                "llama.cpp has no sliding window for {}; context_length is written as {width} instead of {}, because \
+                 only up to this length the results are the same",
                 family.name, model.max_context
             ));
         }
@@ -163,7 +163,7 @@ fn rope(model: &ModelConfig, family: &Family, out: &mut Description) -> Result<(
     let mut put = |leaf: &str, value: Meta| out.entries.push((format!("{}.rope.{leaf}", family.name), value));
     if let Some(Rope { theta, scaling, .. }) = &model.local_rope {
         if *scaling != RopeScaling::None || !family.local_rope {
-            return Err(no("a scaled RoPE of its own in layers with a window"));
+            return Err(no("another RoPE in layers with a window"));
         }
         put("freq_base_swa", Meta::f32(*theta as f32));
     }
@@ -214,4 +214,4 @@ fn rope(model: &ModelConfig, family: &Family, out: &mut Description) -> Result<(
 }
 
 const ROUNDED_RAMP: &str =
-    "llama.cpp rounds the bounds of YaRN's ramp to whole frequencies, this model does not: positions differ a little";
+    "llama.cpp rounds the bounds of YaRN's ramp to whole frequencies, unlike this model: rotary angles differ a little";

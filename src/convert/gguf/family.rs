@@ -42,8 +42,8 @@ pub struct Family {
     pub softcap: bool,
     /// True when logits may be soft-capped.
     pub logit_softcap: bool,
-    /// Number of layers by which llama.cpp recognizes the largest model of the family, whose attention scores are
-    /// scaled by hidden width per head instead of the head width.
+    /// Number of layers by which llama.cpp recognizes the largest model of the family. Its attention scores are divided
+    /// by the square root of hidden width / heads instead of that of the head width.
     pub layers_of_largest: Option<usize>,
     /// Fixed choice of llama.cpp about tied embeddings: whether input and output embeddings are the same matrix.
     /// `None` when both are possible.
@@ -161,7 +161,7 @@ impl Family {
     /// This program does not support the family.
     pub fn of_file(name: &str) -> Result<&'static Family> {
         FAMILIES.iter().find(|f| f.name == name).ok_or_else(|| {
-            Error::unsupported(format!("`{name}` is not supported; expected one of {}", known(|f| vec![f.name])))
+            Error::unsupported(format!("found `{name}`, expected one of {}", known(|f| vec![f.name])))
                 .tensor("general.architecture")
         })
     }
@@ -175,7 +175,7 @@ impl Family {
         let found = FAMILIES.iter().find(|f| f.classes().any(|c| c == class));
         found.ok_or_else(|| {
             let expected = known(|f| f.classes().collect());
-            Error::unsupported(format!("{class} has no GGUF form here; expected one of {expected}"))
+            Error::unsupported(format!("found {class}, which cannot be exported; expected one of {expected}"))
                 .tensor("architecture")
         })
     }

@@ -23,7 +23,7 @@ pub struct Header {
     pub tensors: Vec<GgufTensor>,
 }
 
-/// Parses and checks the header of file number `number` of a model.
+/// Parses and checks the header of a file; `number` is its index among the files of a split model.
 ///
 /// # Errors
 /// The file is not a GGUF file of a supported version, or a count, length, type or offset in it is impossible.
@@ -53,8 +53,7 @@ pub fn parse(source: &dyn ReadAt, number: usize) -> Result<Header> {
     Ok(Header { version, metadata, tensors: infos })
 }
 
-/// Lower bound of the size in bytes of a key with its value: 8 of the length of the name, 4 of
-/// the type, 1 of the value.
+/// Minimum size in bytes of a key with its value: 8 for the length of the name, 4 for the type, 1 for the value.
 const MIN_KEY: u64 = 8 + 4 + 1;
 /// Minimum size in bytes of a tensor's description: length of the name, number of dimensions, one
 /// dimension, type, offset.
@@ -62,7 +61,7 @@ const MIN_TENSOR: u64 = 8 + 4 + 8 + 4 + 8;
 
 fn read_version(cursor: &mut Cursor) -> Result<u32> {
     if cursor.left() < 4 || cursor.take(4)? != MAGIC {
-        return Err(Error::corrupt("found other first bytes than `GGUF`").help("expected a GGUF model file"));
+        return Err(Error::corrupt("found other first bytes than `GGUF`").help("give a GGUF model file"));
     }
     match cursor.u32()? {
         version @ (2 | 3) => Ok(version),
@@ -105,7 +104,9 @@ fn refuse_overlap(tensors: &[GgufTensor]) -> Result<()> {
     order.sort_unstable_by_key(|t| t.start);
     for pair in order.windows(2) {
         if pair[0].start + pair[0].nbytes > pair[1].start {
-            return Err(Error::corrupt(format!("overlaps tensor {}", pair[0].name)).tensor(&pair[1].name));
+            return Err(
+                Error::corrupt(format!("found data that overlaps tensor {}", pair[0].name)).tensor(&pair[1].name)
+            );
         }
     }
     Ok(())

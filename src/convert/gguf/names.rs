@@ -136,7 +136,7 @@ pub fn map(
             all.push(mapped(name.to_string(), RowOrder::Same));
             continue;
         }
-        let unknown = || Error::unsupported("has no name in GGUF").tensor(&tensor.name);
+        let unknown = || Error::unsupported("this tensor has no name in GGUF").tensor(&tensor.name);
         let in_layer = tensor.name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
         let (layer, part) = in_layer.ok_or_else(unknown)?;
         let (part, suffix) = match part.strip_suffix("bias") {
@@ -146,7 +146,7 @@ pub fn map(
         let name = |leaf: &str| format!("blk.{layer}.{leaf}.{suffix}");
         let stack = STACKS.iter().find(|(parts, leaf)| parts.contains(&part) && fused(&name(leaf)));
         if let Some((parts, leaf)) = stack {
-            // The first tensor of a stack represents the others, too.
+            // The first tensor of a stack adds the whole stack to the list.
             if part == parts[0] {
                 let member = |part| format!("model.layers.{layer}.{part}.{suffix}");
                 all.push(stacked(mapped(name(leaf), RowOrder::Same), parts.iter().map(member), expected)?);
@@ -177,7 +177,9 @@ fn stacked(
     let start = first.canonical[0];
     let position = |name: String| {
         let found = expected[start..].iter().position(|tensor| tensor.name == name);
-        found.map(|after| start + after).ok_or_else(|| Error::unsupported("is missing").tensor(name))
+        found.map(|after| start + after).ok_or_else(|| {
+            Error::unsupported("missing, but GGUF stores it in one matrix with others of its layer").tensor(name)
+        })
     };
     first.canonical = members.map(position).collect::<Result<_>>()?;
     let rows: Vec<usize> = first.canonical.iter().map(|position| expected[*position].shape[0]).collect();

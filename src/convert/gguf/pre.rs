@@ -22,7 +22,7 @@ pub(super) struct Pre {
     nfc: bool,
     /// True when a word that is a token as a whole is used as it is, without merges.
     pub(super) ignore_merges: bool,
-    /// True when the beginning-of-sequence token is added unless the file says otherwise.
+    /// True when the beginning-of-sequence token is added if the file has no key `add_bos_token`.
     pub(super) adds_bos: bool,
 }
 
@@ -87,9 +87,9 @@ impl Pre {
             let (normalizer, pre) = (normalizer.to_string(), tokenizer["pre_tokenizer"].to_string());
             let found =
                 format!("normalizer {normalizer:.300}, pre_tokenizer {pre:.300}, ignore_merges {ignore_merges}");
-            Error::unsupported(format!("llama.cpp has no pre-tokenizer for {found}"))
+            Error::unsupported(format!("found {found}; expected the rules of a supported pre-tokenizer of llama.cpp"))
                 .tensor("pre_tokenizer")
-                .help("name the one with the same rules with --pre NAME, for example --pre gpt-2")
+                .help("if llama.cpp has a pre-tokenizer with these rules, give its name, for example --pre gpt-2")
         })
     }
 

@@ -150,7 +150,7 @@ fn refuse_duplicates(tensors: &[GgufTensor]) -> Result<()> {
     let mut names: Vec<&str> = tensors.iter().map(|t| t.name.as_str()).collect();
     names.sort_unstable();
     match names.windows(2).find(|pair| pair[0] == pair[1]) {
-        Some(pair) => Err(Error::corrupt("listed twice").tensor(pair[0])),
+        Some(pair) => Err(Error::corrupt("found two tensors with this name, expected one").tensor(pair[0])),
         None => Ok(()),
     }
 }

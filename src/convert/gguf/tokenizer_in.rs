@@ -72,7 +72,7 @@ struct Vocabulary<'a> {
 pub fn tokenizer_files(meta: &Metadata, rows: usize) -> Result<TokenizerFiles> {
     let vocabulary = Vocabulary::read(meta, rows)?;
     if let Some(text) = meta.text_opt(HF_JSON)? {
-        companions::check(TOKENIZER, text.as_bytes()).tensor(HF_JSON)?;
+        companions::check(TOKENIZER, text.as_bytes(), rows).tensor(HF_JSON)?;
         return Ok(TokenizerFiles { tokenizer: text.into(), config: vocabulary.config()? });
     }
     let (model, adds_bos, rules) = match meta.text("tokenizer.ggml.model")? {
@@ -157,8 +157,10 @@ impl<'a> Vocabulary<'a> {
         }
         let added = kinds.iter().filter(|kind| is_added(**kind)).count();
         if tokens.len() > MOST_TOKENS || added > MOST_ADDED {
-            let found = format!("{} tokens, {added} of them special", tokens.len());
-            return Err(Error::unsupported(found).tensor(TOKENS).help(TAKE_JSON));
+            let found = format!("found {} tokens, {added} of them special", tokens.len());
+            return Err(Error::unsupported(format!("{found}, expected at most {MOST_TOKENS} and {MOST_ADDED}"))
+                .tensor(TOKENS)
+                .help(TAKE_JSON));
         }
         Ok(Vocabulary { meta, tokens, kinds })
     }
@@ -187,7 +189,9 @@ impl<'a> Vocabulary<'a> {
         const MERGES: &str = "tokenizer.ggml.merges";
         let merges = super::value::required(MERGES, self.meta.texts_opt(MERGES)?)?;
         if merges.iter().any(|merge| merge.matches(' ').count() != 1) {
-            return Err(Error::corrupt("found a merge that does not consist of two parts").tensor(MERGES));
+            return Err(
+                Error::corrupt("found an invalid merge, expected two tokens separated by a space").tensor(MERGES)
+            );
         }
         let mut model = bpe(self.vocab()?, merges);
         model["ignore_merges"] = json!(pre.ignore_merges);
@@ -230,8 +234,9 @@ impl<'a> Vocabulary<'a> {
                 halves.filter_map(|(l, r)| Some((*ids.get(l)?, *ids.get(r)?, l, r))).collect();
             pairs.sort_unstable();
             merges.extend(pairs.into_iter().map(|(_, _, l, r)| (scores[id], l, r)));
-            if merges.len() > LONGEST_PIECE + MERGES_PER_TOKEN * self.tokens.len() {
-                let found = format!("found more merges than the limit of {}", merges.len());
+            let limit = LONGEST_PIECE + MERGES_PER_TOKEN * self.tokens.len();
+            if merges.len() > limit {
+                let found = format!("found more than {limit} merges, which is the limit");
                 return Err(Error::unsupported(found).tensor("tokenizer.ggml.tokens").help(TAKE_JSON));
             }
         }

@@ -42,7 +42,7 @@ impl Keys {
 /// Converts the tokenizer to metadata keys.
 ///
 /// # Errors
-/// The tokenizer is of a kind that GGUF has no form for or this program cannot convert.
+/// GGUF cannot represent the tokenizer, or this program cannot convert it.
 pub fn tokenizer_keys(source: &Source<'_>) -> Result<Keys> {
     let model = &source.tokenizer["model"];
     if model["type"] != "BPE" {
@@ -84,25 +84,25 @@ fn sentence_piece(source: &Source, tokens: &Tokens, keys: &mut Keys) -> Result<(
     keys.put("add_space_prefix", Meta::bool(prefix));
     if unordered > 0 {
         keys.notes.push(format!(
-            "the tokenizer merges by pairs, llama.cpp by scores of whole pieces: {unordered} pairs that are never merged here \
-             may be merged there, so some words may be cut differently"
+            "the tokenizer merges only the pairs of its list, but llama.cpp merges any two tokens that form a token: \
+             {unordered} such pairs are not in the list, so llama.cpp may split some words differently"
         ));
-        // Scores cannot express every order of merges, so the whole tokenizer.json is kept under
-        // the key of GGUF for it.
+        // Scores cannot express every list of merges, so the whole tokenizer.json is stored, too, under GGUF's key
+        // for it.
         let text = source.tokenizer.to_string();
         keys.entries.push((HF_JSON.into(), Meta::String(text)));
     }
     Ok(())
 }
 
-/// Returns true when the tokenizer puts a space before the text. Recognizes the three forms in which SentencePiece
-/// tokenizers are written.
+/// Returns true when the tokenizer puts a space before the text. Recognizes the three forms in which a tokenizer.json
+/// describes a SentencePiece tokenizer.
 fn space_prefix(tokenizer: &Value) -> Result<bool> {
     let (normalizer, pre) = (&tokenizer["normalizer"], &tokenizer["pre_tokenizer"]);
     let replaces =
         |step: &Value| step["type"] == "Replace" && step["pattern"]["String"] == " " && step["content"] == "▁";
     let prepends = |step: &Value| step["type"] == "Prepend" && step["prepend"] == "▁";
-    // The normalizer has replaced all spaces before, so this split never finds one.
+    // The normalizer has already replaced all spaces, so this split never finds one.
     let no_split = pre.is_null() || pre["type"] == "Split" && pre["pattern"]["String"] == " ";
     let metaspace = normalizer.is_null() && pre["type"] == "Metaspace" && pre["replacement"] == "▁";
     match (normalizer["normalizers"].as_array().map(Vec::as_slice), pre["prepend_scheme"].as_str()) {
@@ -113,12 +113,12 @@ fn space_prefix(tokenizer: &Value) -> Result<bool> {
         _ => {}
     }
     let (normalizer, pre) = (normalizer.to_string(), pre.to_string());
-    Err(Error::unsupported(format!("normalizer {normalizer:.300}, pre_tokenizer {pre:.300}: no form of GGUF"))
-        .tensor("normalizer"))
+    let found = format!("found normalizer {normalizer:.300}, pre_tokenizer {pre:.300}, which GGUF cannot represent");
+    Err(Error::unsupported(found).tensor("normalizer"))
 }
 
 fn merges<'a>(tokenizer: &'a Value) -> Result<Vec<(&'a str, &'a str)>> {
-    let wrong = || Error::corrupt("expected a list of pairs").tensor("model.merges");
+    let wrong = || Error::corrupt("found another form, expected a list of pairs").tensor("model.merges");
     let list = tokenizer["model"]["merges"].as_array().ok_or_else(wrong)?;
     let pair = |merge: &'a Value| match merge {
         Value::String(text) => text.split_once(' '),
@@ -131,7 +131,7 @@ fn merges<'a>(tokenizer: &'a Value) -> Result<Vec<(&'a str, &'a str)>> {
     list.iter().map(pair).collect::<Option<_>>().ok_or_else(wrong)
 }
 
-/// Token of every row of the embedding.
+/// Text and type of the token of each row of the embedding, and the ids of the texts.
 struct Tokens<'a> {
     texts: Vec<String>,
     kinds: Vec<i32>,
@@ -141,11 +141,12 @@ struct Tokens<'a> {
 impl<'a> Tokens<'a> {
     fn read(source: &Source<'a>) -> Result<Tokens<'a>> {
         let vocab = source.model.vocab;
-        let wrong = |what: &str| Error::corrupt(format!("{what} of tokenizer.json does not fit the model"));
+        let wrong = |what: &str| Error::corrupt(format!("found an invalid `{what}` in tokenizer.json"));
         let id_of = |value: &Value, token: &str| {
             let id = value.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| (*id as usize) < vocab);
             id.ok_or_else(|| {
-                Error::corrupt(format!("token `{token:.60}` has no row among the {vocab} of the embedding"))
+                let found = format!("found id {value} of token `{token:.60}`");
+                Error::corrupt(format!("{found}, expected one below {vocab}, the number of rows of the embedding"))
             })
         };
         let mut tokens = Tokens {
@@ -245,16 +246,19 @@ fn frame(post: &Value) -> Result<(Vec<u32>, Vec<u32>)> {
             }
             Ok((before, after))
         }
-        Some(other) => Err(Error::unsupported(format!("`{other:.40}` has no form in GGUF")).tensor("post_processor")),
+        Some(other) => {
+            Err(Error::unsupported(format!("found `{other:.40}`, which GGUF cannot represent"))
+                .tensor("post_processor"))
+        }
     }
 }
 
 fn special_tokens(source: &Source, tokens: &Tokens, keys: &mut Keys) -> Result<()> {
     let (before, after) = frame(&source.tokenizer["post_processor"])?;
     if before.len() > 1 || after.len() > 1 {
-        let found =
-            format!("adds {} tokens before and {} after a text; GGUF has room for one each", before.len(), after.len());
-        return Err(Error::unsupported(found).tensor("post_processor"));
+        let found = format!("found {} tokens added before a text and {} after it", before.len(), after.len());
+        return Err(Error::unsupported(format!("{found}, expected at most one each, because GGUF stores one each"))
+            .tensor("post_processor"));
     }
     let eos = &source.model.eos;
     let named = |name: &str| {
@@ -273,7 +277,7 @@ fn special_tokens(source: &Source, tokens: &Tokens, keys: &mut Keys) -> Result<(
     ] {
         if let Some(id) = id {
             if id as usize >= tokens.texts.len() {
-                let found = format!("token {id} is outside the vocabulary");
+                let found = format!("found token {id}, expected one below {}", tokens.texts.len());
                 return Err(Error::corrupt(found).tensor(format!("{leaf}_token")));
             }
             keys.put(&format!("{leaf}_token_id"), Meta::u32(id));

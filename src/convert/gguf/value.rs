@@ -78,7 +78,7 @@ impl Number {
     /// Returns the value of a number of any integer type.
     pub fn as_integer(&self) -> Option<i128> {
         let unsigned = u64::from_le_bytes(self.bytes);
-        // The bits above those of the type, which sign extension fills.
+        // Number of bits above those of the type; sign extension fills them.
         let spare = 64 - 8 * self.kind.size();
         match self.kind {
             U8 | U16 | U32 | U64 => Some(unsigned.into()),
@@ -192,7 +192,9 @@ impl Metadata {
 
     fn typed<'a, T>(&'a self, key: &str, expected: &str, read: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        read(value).map(Some).ok_or_else(|| Error::corrupt(format!("expected {expected}")).tensor(key))
+        read(value)
+            .map(Some)
+            .ok_or_else(|| Error::corrupt(format!("found another type or value, expected {expected}")).tensor(key))
     }
 
     /// Returns the value of a key that holds a count; `None` when the key is absent.

@@ -1,7 +1,8 @@
 //! Finds the cache of the Hugging Face Hub and a snapshot in it.
 
 use super::{RepoSpec, Variables, id_of, is_hex};
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
+use crate::files;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -41,17 +42,17 @@ fn expand(variable: &Variables<'_>, value: OsString) -> PathBuf {
 /// The repository or the revision was not downloaded; the error lists those that were.
 pub fn snapshot(root: &Path, spec: &RepoSpec) -> Result<PathBuf> {
     let repo = root.join(spec.folder());
-    if !repo.is_dir() {
-        let found = format!("is not in the Hugging Face cache, which has {}", listed(repos(root)));
+    if !files::is_dir(&repo)? {
+        let found = format!("not found in the Hugging Face cache, which has {}", listed(repos(root)));
         return Err(Error::corrupt(found).at(root).tensor(&spec.id).help(get(spec)));
     }
     let reference = repo.join("refs").join(&spec.revision);
     let commit = if spec.is_commit() {
         spec.revision.clone()
-    } else if reference.is_file() {
-        std::fs::read_to_string(&reference).at(&reference)?.trim().to_string()
+    } else if files::is_file(&reference)? {
+        files::read_to_string(&reference)?.trim().to_string()
     } else {
-        let found = format!("was not downloaded; there are {}", listed(revisions(&repo)));
+        let found = format!("this revision was not downloaded; the cache has {}", listed(revisions(&repo)));
         return Err(Error::corrupt(found).at(&repo).tensor(&spec.revision).help(choose(spec)));
     };
     if !is_hex(&commit, 40) {
@@ -60,10 +61,10 @@ pub fn snapshot(root: &Path, spec: &RepoSpec) -> Result<PathBuf> {
             .help(get(spec)));
     }
     let snapshot = repo.join("snapshots").join(&commit);
-    if snapshot.is_dir() {
+    if files::is_dir(&snapshot)? {
         return Ok(snapshot);
     }
-    let found = format!("has no snapshot; there are {}", listed(revisions(&repo)));
+    let found = format!("found no snapshot of this commit; the cache has {}", listed(revisions(&repo)));
     Err(Error::corrupt(found).at(&repo).tensor(&commit).help(choose(spec)))
 }
 

@@ -1,11 +1,12 @@
-//! Verifies a downloaded checkpoint. Every file is compared with the hash of the Hub, as far as the hash is on disk:
-//! the links of a cache's snapshot point to files named by their hash, and `hf download --local-dir` writes the hash
-//! to `.cache/huggingface/download/FILE.metadata`. The network is not used.
+//! Verifies a downloaded checkpoint. Every file whose hash on the Hub is also recorded on disk is compared with
+//! it: the links of a cache's snapshot point to files named by their hash, and `hf download --local-dir` writes the
+//! hash to `.cache/huggingface/download/FILE.metadata`. The network is not used.
 
 use super::hash::HashKind;
 use crate::convert::layout::{Layout, WeightFiles};
 use crate::convert::shards::{Shards, read_index};
 use crate::error::{Context, Error, Result};
+use crate::files;
 use crate::iebin::reader::plain_file_name;
 use crate::progress;
 use rayon::prelude::*;
@@ -96,7 +97,7 @@ pub fn verify(dir: &Path) -> Result<Report> {
     let metadata = dir.join(".cache/huggingface/download");
     let hashes = if names.iter().any(|name| blob_name(&dir.join(name)).is_some()) {
         Hashes::CacheBlobs
-    } else if metadata.is_dir() {
+    } else if files::is_dir(&metadata)? {
         // Every file for which a download wrote metadata should exist.
         let mut promised = BTreeSet::new();
         list(&metadata, "", 0, &mut promised)?;
@@ -120,7 +121,7 @@ pub fn verify(dir: &Path) -> Result<Report> {
     let total = files.iter().filter(|file| file.hash.is_some()).filter_map(|file| file.bytes).sum();
     let bar = progress::bytes("verifying", total);
     files.par_iter_mut().try_for_each(|file| check(dir, file, &bar))?;
-    Ok(Report { dir: dir.to_path_buf(), repo: super::repo_of(dir), hashes, files, problems: problems(dir) })
+    Ok(Report { dir: dir.to_path_buf(), repo: super::repo_of(dir), hashes, files, problems: problems(dir, hashes)? })
 }
 
 /// Compares a file with its hash, if both exist.
@@ -134,7 +135,10 @@ fn check(dir: &Path, file: &mut FileReport, bar: &progress::ProgressBar) -> Resu
 /// Adds the names of all files below `dir` to `names`. Links are not resolved, so broken links are listed, too.
 fn list(dir: &Path, below: &str, depth: usize, names: &mut BTreeSet<String>) -> Result<()> {
     if depth > MAX_DEPTH {
-        return Err(Error::unsupported(format!("directories nested more than {MAX_DEPTH} deep")).at(dir));
+        return Err(Error::unsupported(format!(
+            "found directories nested more than {MAX_DEPTH} deep, which are not supported"
+        ))
+        .at(dir));
     }
     let here = dir.join(below);
     for entry in std::fs::read_dir(&here).at(&here)? {
@@ -166,25 +170,38 @@ fn etag(path: &Path) -> Option<String> {
 }
 
 /// Returns the problems of the weights as a whole, including each shard that the index names and the directory lacks.
-fn problems(dir: &Path) -> Vec<String> {
+/// Files without a hash of the Hub are compared with the checksums that they record themselves.
+///
+/// # Errors
+/// The user interrupts.
+fn problems(dir: &Path, hashes: Hashes) -> Result<Vec<String>> {
     let layout = match Layout::find(dir) {
         Ok(layout) => layout,
-        Err(e) => return vec![e.to_string()],
+        Err(e) => return Ok(vec![e.to_string()]),
     };
     let mut problems = Vec::new();
-    if !layout.dir().join("config.json").exists() {
-        problems.push("config.json is missing".to_string());
+    match files::exists(&layout.dir().join("config.json")) {
+        Ok(true) => {}
+        Ok(false) => problems.push("config.json is missing".to_string()),
+        Err(e) => problems.push(e.to_string()),
     }
     if let WeightFiles::Index(index) = &layout.weights
         && let Ok(map) = read_index(index)
     {
         let shards: BTreeSet<&String> = map.values().collect();
-        let missing = |name: &&String| plain_file_name(name).is_ok() && !layout.dir().join(name.as_str()).exists();
-        let words = |name: &String| format!("{name} is missing, which {} names", index.display());
+        let missing = |name: &&String| {
+            plain_file_name(name).is_ok() && !matches!(files::exists(&layout.dir().join(name.as_str())), Ok(true))
+        };
+        let words = |name: &String| format!("{name} is missing, but {} lists it", index.display());
         problems.extend(shards.into_iter().filter(missing).map(words));
     }
     if problems.is_empty() {
-        problems.extend(Shards::open_layout(&layout).err().map(|e| e.to_string()));
+        let compare = |shards: Shards| if hashes == Hashes::None { shards.compare_checksums() } else { Ok(()) };
+        match Shards::open_layout(&layout).and_then(compare) {
+            Ok(()) => {}
+            Err(e) if e.is_interrupt() => return Err(e),
+            Err(e) => problems.push(e.to_string()),
+        }
     }
-    problems
+    Ok(problems)
 }

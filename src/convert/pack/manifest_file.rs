@@ -1,16 +1,16 @@
-//! Does the manifest that a pack obeys belong to these weights, and are the finished bytes that it lists those of
-//! `iec q4`?
+//! Checks that the manifest of a pack was made from the weights of the checkpoint, and that the files of codes and
+//! scales that it lists are those that `iec q4` wrote.
 
 use crate::convert::digest::hash_file;
 use crate::convert::executor::Task;
 use crate::error::{Context, Error, Result};
+use crate::files;
 use crate::manifest::Manifest;
 use crate::progress::ProgressBar;
 use crate::provenance::Source;
-use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-/// Refuses a manifest that was made from other weights, as far as it names them.
+/// Refuses a manifest that lists a weight file of the checkpoint with another size or hash.
 pub(super) fn check_source(manifest: &Manifest, found: &Source) -> Result<()> {
     let Some(made_from) = &manifest.document().source else { return Ok(()) };
     for expected in &made_from.files {
@@ -24,18 +24,19 @@ pub(super) fn check_source(manifest: &Manifest, found: &Source) -> Result<()> {
     Ok(())
 }
 
-/// Compares the finished bytes that the manifest lists with the hashes that it names.
+/// Lists tasks that compare the files of codes and scales with the sizes and hashes in the manifest.
 pub(super) fn tasks(manifest: &Manifest) -> impl Iterator<Item = Task<'_>> {
     manifest.document().files.iter().enumerate().map(|(i, expected)| {
         let path = manifest.dir().join(&expected.name);
         let name = format!("manifest file {i}");
         let hash = move |bar: &ProgressBar| {
-            let file = File::open(&path).at(&path)?;
-            let bytes = file.metadata().at(&path)?.len();
+            let (file, found) = files::open_with_metadata(&path)?;
+            let bytes = found.len();
             let sha256 = hash_file(bytes, bar, |at, out| file.read_exact_at(out, at).at(&path))?;
             if bytes != expected.bytes || sha256 != expected.sha256 {
-                let found = format!("{bytes} bytes with SHA-256 {sha256}, the manifest says {}", expected.sha256);
-                return Err(Error::corrupt(found).at(&path).help("run `iec q4` again"));
+                let found = format!("found {bytes} bytes with SHA-256 {sha256}");
+                let expected = format!("expected {} bytes with {} from the manifest", expected.bytes, expected.sha256);
+                return Err(Error::corrupt(format!("{found}, {expected}")).at(&path).help("run `iec q4` again"));
             }
             Ok(sha256)
         };

@@ -18,7 +18,7 @@ use crate::convert::guidance;
 use crate::convert::json::read_limited;
 use crate::dtype::DType;
 use crate::error::{Context, Result};
-use crate::iebin::writer::{Layout, PlannedTensor};
+use crate::iebin::writer::{self, Layout, PlannedTensor};
 use crate::iebin::{DescriptionParts, Entry, JSON_NAME};
 use crate::job::{Command, Fingerprint, Job, Output, RunOptions};
 use crate::manifest::Manifest;
@@ -105,13 +105,14 @@ pub struct PackSummary {
 /// Packs a checkpoint or one part of it, or merges its parts.
 ///
 /// # Errors
-/// The checkpoint is damaged or not supported, the manifest does not fit it, or the output cannot be written. Nothing
-/// is left under a final name then; what was finished before an interrupt or a failure of the disk is kept for the next
-/// run.
+/// The checkpoint is damaged or not supported, the manifest does not fit it, or the output cannot be written. In
+/// these cases no file has its final name; work that was finished before an interrupt or a disk error is kept for the
+/// next run.
 pub fn pack(options: &PackOptions) -> Result<PackSummary> {
     let start = Instant::now();
     let inputs = Inputs::open(options)?;
     let plan = inputs.plan()?;
+    writer::recover(&options.out_dir)?;
     for item in &plan.items {
         let PlannedTensor { name, shape, .. } = &item.planned;
         progress::detail(2, || format!("{name} {shape:?}: stored as {}", item.stored_as()));
@@ -217,8 +218,8 @@ impl<'a> Inputs<'a> {
         })
     }
 
-    /// Lists the tasks in the order of the tensors on disk, the hash of each shard before its tensors: data that one
-    /// thread reads is still in the page cache for the other.
+    /// Lists the tasks in the order of the tensors on disk, the hash of each shard before its tensors. Data that
+    /// one thread has read for the hash is then still in the page cache when another converts it.
     fn tasks<'b>(&'b self, plan: &'b PackPlan<'_>) -> Vec<Task<'b>> {
         let mut order: Vec<usize> = (0..plan.items.len()).collect();
         order.sort_by_key(|i| plan.items[*i].tensor.position());
@@ -287,8 +288,8 @@ impl<'a> Inputs<'a> {
         refuse_occupied(&self.options.out_dir, self.options.overwrite, &self.options.inputs())
     }
 
-    /// Returns the quality that the manifest documents. Its answers were measured with a model whose other tensors
-    /// were not changed, so they are left out if `--dtype` changes them.
+    /// Returns the quality that the manifest documents. Its `evidence` was measured without `--dtype`, so
+    /// it is left out if that option changes the unquantized tensors.
     fn quality(&self, manifest: &Manifest) -> Option<Quality> {
         let quality = manifest.document().quality()?;
         Some(Quality { evidence: quality.evidence.filter(|_| self.options.dtype.is_none()), ..quality })
@@ -309,7 +310,7 @@ fn collect(checkpoint: &Checkpoint, options: &PackOptions) -> Result<Companions>
         };
         if let Some(path) = path {
             let bytes = read_limited(&path)?;
-            companions::check(name, &bytes).at(&path)?;
+            companions::check(name, &bytes, checkpoint.config().vocab).at(&path)?;
             files.push((*name, bytes));
         }
     }

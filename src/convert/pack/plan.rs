@@ -13,15 +13,15 @@ use crate::scheme::QuantSpec;
 /// Reason for keeping MXFP4 codes.
 const CODES_STAY: &str = "4-bit codes stay as they are";
 
-/// Reason for taking over finished codes.
-const FINISHED: &str = "codes are finished";
+/// Reason for copying codes that are already in their final form.
+const FINISHED: &str = "already quantized";
 
 /// Tensor with its place in the pack and its conversion.
 #[derive(Debug)]
 pub struct PackItem<'a> {
     /// The tensor of the checkpoint.
     pub tensor: &'a CanonicalTensor,
-    /// Its entry in the pack.
+    /// Entry of the tensor in the pack.
     pub planned: PlannedTensor,
     /// Conversion of its bytes.
     pub work: Encoding,
@@ -67,7 +67,7 @@ impl Encoding {
 /// Plans every tensor of a checkpoint; `dtype` is for floats that the manifest does not mention.
 ///
 /// # Errors
-/// The manifest names tensors that do not exist, or asks for something that cannot be done.
+/// The manifest names tensors that do not exist, or requires a conversion that is not supported.
 pub fn plan<'a>(
     checkpoint: &'a Checkpoint,
     dtype: Option<DType>,
@@ -129,7 +129,7 @@ fn decide<'a>(tensor: &'a CanonicalTensor, dtype: Option<DType>, manifest: Optio
 }
 
 /// Returns how codes of the source are taken over, and the reason; `None` for floats. Codes are exact; quantizing
-/// their values again could only be worse.
+/// their values again could only lose accuracy.
 fn codes(tensor: &CanonicalTensor) -> Option<(QuantSpec, Encoding, &'static str)> {
     match (tensor.store, tensor.packed()) {
         (Store::Plain(_), _) => None,
@@ -147,7 +147,7 @@ fn refuse_decoding(tensor: &CanonicalTensor, keep: Option<DType>) -> Error {
 
 fn refuse_again(tensor: &CanonicalTensor, spec: &QuantSpec) -> Error {
     Error::unsupported(format!(
-        "found finished {} codes in the source, but the manifest has another form",
+        "found finished {} codes in the source, but the manifest requires another form",
         spec.scheme.name()
     ))
     .tensor(&tensor.name)

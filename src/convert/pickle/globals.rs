@@ -151,7 +151,9 @@ pub(super) fn storage(machine: &Machine, id: Value) -> Result<StorageRef> {
         _ => return Err(no_storage()),
     };
     if first.checked_add(visible).is_none_or(|end| end > elements) {
-        return Err(malformed(format!("a view {first}..+{visible} of a storage of {elements} elements")));
+        return Err(malformed(format!(
+            "a view of {visible} elements from {first} on in a storage of {elements} elements"
+        )));
     }
     Ok(StorageRef { key: key.to_string(), dtype, elements, first, visible })
 }

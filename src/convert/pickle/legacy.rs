@@ -41,12 +41,14 @@ pub(super) fn load(file: &dyn ReadAt, machine: &mut Machine, budget: &Budget) ->
 
 fn check_system(machine: &Machine, system: Value) -> Result<()> {
     let Some(Object::Dict(facts)) = machine.object(system) else {
-        return Err(malformed("no facts about the system that wrote it"));
+        return Err(malformed("no information about the system that wrote the file"));
     };
     match facts.iter().find(|(key, _)| machine.text(*key) == Some("little_endian")) {
         Some((_, Value::Bool(true))) => Ok(()),
-        Some((_, Value::Bool(false))) => Err(Error::unsupported("was written by a big-endian machine")),
-        _ => Err(malformed("does not say in which byte order it is")),
+        Some((_, Value::Bool(false))) => {
+            Err(Error::unsupported("found data of a big-endian machine, expected little-endian"))
+        }
+        _ => Err(malformed("no byte order in the information about the system")),
     }
 }
 
@@ -57,10 +59,11 @@ fn ranges(file: &dyn ReadAt, machine: &Machine, keys: Value, mut at: u64, budget
     let mut ranges = HashMap::new();
     for key in keys {
         let key = machine.text(*key).ok_or_else(|| malformed("a storage without a name"))?;
-        let storage = storages.get(key).ok_or_else(|| malformed(format!("storage {key}, which nothing refers to")))?;
+        let storage = storages.get(key).ok_or_else(|| malformed(format!("storage {key}, which no tensor uses")))?;
         let count = u64_at(&file.read_vec(at, 8)?, 0);
         if count != storage.elements {
-            return Err(malformed(format!("storage {key} has {count} elements, its tensors say {}", storage.elements)));
+            let expected = storage.elements;
+            return Err(malformed(format!("storage {key} of {count} elements, expected {expected} as in its tensors")));
         }
         let start = at + 8;
         let end = count.checked_mul(storage.element_bytes()).and_then(|n| start.checked_add(n));

@@ -22,7 +22,7 @@ pub(super) enum Value {
     Int(i64),
     Global(Global),
     Object(usize),
-    /// A value that no tensor is made of, such as a float, bytes or a device.
+    /// A value that tensors do not depend on, such as a float, bytes or a device.
     Opaque,
 }
 
@@ -89,7 +89,7 @@ impl<'a> Machine<'a> {
         self.marks.clear();
         self.memo.clear();
         if stream.byte()? != PROTO {
-            return Err(malformed("does not start with a protocol number"));
+            return Err(malformed("no protocol number at the start"));
         }
         let protocol = stream.byte()?;
         if !(2..=HIGHEST_PROTOCOL).contains(&protocol) {
@@ -243,7 +243,7 @@ impl<'a> Machine<'a> {
     }
 
     fn recall(&self, number: u32) -> Result<Value> {
-        self.memo.get(&number).copied().ok_or_else(|| malformed(format!("nothing was remembered as {number}")))
+        self.memo.get(&number).copied().ok_or_else(|| malformed(format!("no value in memo slot {number}")))
     }
 
     fn extend(&mut self, items: Vec<Value>) -> Result<()> {
@@ -300,22 +300,22 @@ impl<'a> Machine<'a> {
     /// Pops `n` values; returns them in the order in which they were pushed.
     fn pop_many(&mut self, n: usize) -> Result<Vec<Value>> {
         let from = self.stack.len().checked_sub(n).filter(|from| *from >= self.floor());
-        Ok(self.stack.split_off(from.ok_or_else(|| malformed("takes a value from an empty stack"))?))
+        Ok(self.stack.split_off(from.ok_or_else(|| malformed("a value taken from an empty stack"))?))
     }
 
     fn pop_mark(&mut self) -> Result<Vec<Value>> {
-        let mark = self.marks.pop().ok_or_else(|| malformed("has no mark where one is needed"))?;
+        let mark = self.marks.pop().ok_or_else(|| malformed("no mark where one is needed"))?;
         Ok(self.stack.split_off(mark))
     }
 
     fn top(&self) -> Result<Value> {
-        self.stack.last().copied().ok_or_else(|| malformed("takes a value from an empty stack"))
+        self.stack.last().copied().ok_or_else(|| malformed("a value taken from an empty stack"))
     }
 
     fn top_object(&mut self) -> Result<&mut Object> {
         match self.top()? {
             Value::Object(number) => Ok(&mut self.objects[number]),
-            _ => Err(malformed("changes something that cannot be changed")),
+            _ => Err(malformed("a change of a value that is no object")),
         }
     }
 }
@@ -332,6 +332,6 @@ fn long(bytes: &[u8]) -> Value {
 }
 
 fn unknown(opcode: u8, at: u64) -> Error {
-    Error::unsupported(format!("pickle opcode 0x{opcode:02x} at byte {at}, which state dicts do not use"))
+    Error::unsupported(format!("found pickle opcode 0x{opcode:02x} at byte {at}, which state dicts do not use"))
         .help("save only the weights: `torch.save(model.state_dict(), path)`, or as safetensors")
 }

@@ -39,7 +39,7 @@ pub(super) fn tensors(machine: &Machine, root: Value, find: &Find<'_>, shard: us
 /// Returns the dictionary of tensors: `root` itself, or its value under one of the [`WRAPPERS`].
 fn state_dict<'m>(machine: &'m Machine, root: Value) -> Result<&'m [(Value, Value)]> {
     let no_weights = |found: &str| {
-        Error::unsupported(format!("the pickle holds {found}, expected a state dict: names with tensors"))
+        Error::unsupported(format!("found {found}, expected a state dict: a dictionary from names to tensors"))
             .help("save the weights with `torch.save(model.state_dict(), path)`, or as safetensors")
     };
     let Some(Object::Dict(pairs)) = machine.object(root) else { return Err(no_weights("no dictionary")) };
@@ -74,7 +74,7 @@ fn locate(machine: &Machine, name: &str, tensor: &TensorRef, find: &Find<'_>, sh
     // amount of data with them.
     if end > visible.end - visible.start || elements > span {
         let found = format!(
-            "shape {:?} with strides {:?} from element {} does not fit a storage of {} bytes",
+            "found shape {:?} with strides {:?} from element {}, which does not fit a storage of {} bytes",
             tensor.shape,
             tensor.strides,
             tensor.offset,
@@ -99,8 +99,9 @@ fn locate(machine: &Machine, name: &str, tensor: &TensorRef, find: &Find<'_>, sh
 fn visible_bytes(storage: &StorageRef, nbytes: u64) -> Result<std::ops::Range<u64>> {
     let size = storage.element_bytes();
     if storage.elements.checked_mul(size) != Some(nbytes) {
-        let found = format!("storage {} has {nbytes} bytes, expected {} elements", storage.key, storage.elements);
-        return Err(Error::corrupt(format!("{found} of {size}")).help("the file is damaged; get it again"));
+        let found = format!("found storage {} of {nbytes} bytes", storage.key);
+        return Err(Error::corrupt(format!("{found}, expected {} elements of {size} bytes", storage.elements))
+            .help("the file is damaged; get it again"));
     }
     // The view lies within the elements, so these products are at most `nbytes` and cannot overflow.
     Ok(storage.first * size..(storage.first + storage.visible) * size)

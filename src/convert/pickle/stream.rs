@@ -30,7 +30,7 @@ impl Budget {
                 self.left.set(left);
                 Ok(())
             }
-            None => Err(Error::corrupt(format!("malformed pickle: builds objects of more than {} bytes", self.limit))
+            None => Err(Error::corrupt(format!("malformed pickle: objects of more than {} bytes", self.limit))
                 .help("four times the size of the file is more than any real checkpoint needs")),
         }
     }
@@ -51,7 +51,7 @@ impl<'a> Stream<'a> {
     pub(super) fn new(file: &'a dyn ReadAt, start: u64, nbytes: u64) -> Result<Stream<'a>> {
         match start.checked_add(nbytes) {
             Some(end) if end <= file.nbytes() => Ok(Stream { file, next: start, end, buffer: Vec::new(), at: 0 }),
-            _ => Err(malformed("reaches past the end of the file")),
+            _ => Err(malformed("a pickle that reaches past the end of the file")),
         }
     }
 
@@ -118,7 +118,7 @@ impl<'a> Stream<'a> {
     fn refill(&mut self) -> Result<()> {
         let n = BUFFER.min(self.end - self.next);
         if n == 0 {
-            return Err(malformed("ends too early"));
+            return Err(malformed("the data ends too early"));
         }
         self.buffer = self.file.read_vec(self.next, n)?;
         self.next += n;

@@ -4,6 +4,7 @@
 //! are in the zip64 records.
 
 use super::stream::{Budget, malformed};
+use crate::convert::checksum::Checksum;
 use crate::convert::read_at::ReadAt;
 use crate::error::{Context, Error, Result};
 use std::collections::HashMap;
@@ -32,6 +33,7 @@ pub(super) struct Archive<'a> {
 struct Entry {
     stored: bool,
     nbytes: u64,
+    crc32: u32,
     header: u64,
 }
 
@@ -81,19 +83,27 @@ impl<'a> Archive<'a> {
     pub(super) fn entry(&self, name: &str) -> Result<(u64, u64)> {
         let name = format!("{}{name}", self.folder);
         let entry = self.entries.get(&name).ok_or_else(|| {
-            Error::corrupt(format!("the archive has no entry `{name}`")).help("the file is damaged; get it again")
+            Error::corrupt(format!("found no entry `{name}` in the archive")).help("the file is damaged; get it again")
         })?;
         if !entry.stored {
-            return Err(Error::unsupported(format!("entry `{name}` is compressed or encrypted"))
-                .help("torch.save stores entries as they are; save the weights again with it, or as safetensors"));
+            return Err(Error::unsupported(format!("found the compressed or encrypted entry `{name}`"))
+                .help("save the weights again with torch.save, which does not compress entries, or as safetensors"));
         }
         self.data(entry).tensor(&name)
+    }
+
+    /// Returns the position and the recorded CRC-32 of an entry of the folder. The directory has the checksum of every
+    /// entry, also of one whose local header has none because its data was written first.
+    pub(super) fn checksum(&self, name: &str) -> Result<Checksum> {
+        let (start, nbytes) = self.entry(name)?;
+        let name = format!("{}{name}", self.folder);
+        Ok(Checksum { crc32: self.entries[&name].crc32, name, range: start..start + nbytes })
     }
 
     fn data(&self, entry: &Entry) -> Result<(u64, u64)> {
         let header = self.file.read_vec(entry.header, LOCAL_BYTES)?;
         if header[..4] != LOCAL {
-            return Err(damaged("no header where the directory says"));
+            return Err(damaged("no header at the position in the directory"));
         }
         let (name, extra) = (u64::from(u16_at(&header, 26)), u64::from(u16_at(&header, 28)));
         // `read_vec` has read the header from the file, so these sums cannot overflow.
@@ -127,7 +137,7 @@ fn directory(file: &dyn ReadAt) -> Result<(u64, u64, u64)> {
         Some(at) => {
             let record = file.read_vec(at, END64_BYTES)?;
             if record[..4] != END64 {
-                return Err(damaged("no zip64 record where its locator says"));
+                return Err(damaged("no zip64 record at the position in its locator"));
             }
             end = at;
             (u64_at(&record, 48), u64_at(&record, 40), u64_at(&record, 32))
@@ -142,7 +152,7 @@ fn directory(file: &dyn ReadAt) -> Result<(u64, u64, u64)> {
     };
     match start.checked_add(nbytes) {
         Some(reached) if reached <= end => Ok((start, nbytes, count)),
-        _ => Err(damaged(format!("a directory of {nbytes} bytes at {start} of {len}"))),
+        _ => Err(damaged(format!("a directory of {nbytes} bytes at position {start} of {len} bytes"))),
     }
 }
 
@@ -168,12 +178,12 @@ fn central(bytes: &[u8]) -> Result<(String, Entry, &[u8])> {
     let (flags, method) = (u16_at(record, 8), u16_at(record, 10));
     let mut wide = zip64(extra);
     let mut number = |narrow: u32| if narrow == u32::MAX { wide.next() } else { Some(u64::from(narrow)) };
-    // The zip64 field lists the numbers that did not fit in this order.
+    // The zip64 field lists the numbers that do not fit in 32 bits, in this order.
     let unpacked = number(u32_at(record, 24)).ok_or_else(short)?;
     let packed = number(u32_at(record, 20)).ok_or_else(short)?;
     let header = number(u32_at(record, 42)).ok_or_else(short)?;
     let stored = method == 0 && flags & 1 == 0 && packed == unpacked;
-    Ok((name.to_string(), Entry { stored, nbytes: unpacked, header }, after))
+    Ok((name.to_string(), Entry { stored, nbytes: unpacked, crc32: u32_at(record, 16), header }, after))
 }
 
 /// Returns the numbers of the zip64 field among the extra fields of an entry.
@@ -198,9 +208,9 @@ fn folder(entries: &HashMap<String, Entry>) -> Result<String> {
     });
     match (folders.next(), folders.next()) {
         (Some(folder), None) => Ok(folder.to_string()),
-        (Some(_), Some(_)) => Err(malformed("two of them in the archive")),
-        (None, _) => Err(Error::unsupported("a zip archive without data.pkl, so not one of torch.save")
-            .help("expected weights: safetensors or what torch.save writes")),
+        (Some(_), Some(_)) => Err(malformed("two files data.pkl in the archive")),
+        (None, _) => Err(Error::unsupported("found a zip archive without data.pkl, expected one of torch.save")
+            .help("give weights as safetensors or as written by torch.save")),
     }
 }
 

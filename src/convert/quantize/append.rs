@@ -1,7 +1,8 @@
 //! Rewrites a pack with its attention projections as q4_0; all other tensors are copied unchanged.
 //!
 //! The new binary is written in a hidden directory of the pack and replaces the old one when it is complete. Tensors
-//! are compared with their recorded hashes, so that damage is not passed on under a new hash.
+//! are compared with their recorded hashes, so that damaged data does not get a new hash that
+//! confirms it.
 
 use super::entry::already_quantized;
 use super::judge::{Judgement, Measuring, OnFailure};
@@ -74,7 +75,7 @@ pub struct AppendSummary {
 /// refuses a matrix, the pack is damaged, other packs are rebuilt from it, or the new pack cannot be written. In all
 /// these cases the old pack remains.
 pub fn append_attention(options: &AppendOptions) -> Result<AppendSummary> {
-    writer::settle(&options.model_dir).map_err(Error::while_opening_model)?;
+    writer::recover(&options.model_dir).map_err(Error::while_opening_model)?;
     dependants::refuse_if_needed(&options.model_dir)?;
     let reader = IebinReader::open(&options.model_dir).map_err(Error::while_opening_model)?;
     let weights = match &options.hf_dir {
@@ -125,7 +126,7 @@ impl<'a> Rewriting<'a> {
             include_lm_head: options.include_lm_head,
             ..SelectionOptions::default()
         };
-        // Comparing names and sizes finds other weights at once; hashes are compared only at the end.
+        // File names and sizes usually show at once that the weights are others; hashes are compared only at the end.
         if let (Some(made_from), [_, ..]) = (&reader.description.source, weights.files()) {
             let found = weights.files().iter().map(|file| (file.name(), file.nbytes()));
             if !found.eq(made_from.files.iter().map(|file| (file.name.clone(), file.bytes))) {

@@ -32,7 +32,8 @@ pub(super) fn blank_entry(tensor: &Tensor) -> Result<TensorEntry> {
     })
 }
 
-/// Returns the entry of a tensor that is kept in the type `keep`. The metrics of `entry` remain, as they explain why.
+/// Returns the entry of a tensor that is kept in the type `keep`. The metrics of `entry` remain, because they
+/// explain the decision.
 pub(super) fn kept(entry: TensorEntry, keep: Keep, reasons: Vec<String>) -> TensorEntry {
     TensorEntry { quant: None, keep: Some(keep), verdict: Some(Verdict::Kept), reasons, ..entry }
 }
@@ -50,7 +51,7 @@ pub(super) fn already_quantized(tensor: &Tensor) -> Result<Option<TensorEntry>> 
             Ok(Some(kept(blank_entry(tensor)?, Keep::Source, vec![reason])))
         }
         Store::Tiled(spec) => Err(Error::unsupported(format!(
-            "is quantized already ({}); its original weights are needed",
+            "found weights quantized as {}, expected the original floats",
             spec.scheme.name()
         ))
         .tensor(&tensor.name)

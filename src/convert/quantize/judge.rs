@@ -1,6 +1,6 @@
-//! Chooses the quantization of one tensor and judges it. Codes of weights that were quantized before are recovered;
-//! otherwise the method is the requested one, or the one with the smallest error on inputs that it was not fitted on.
-//! A tensor that fails the gate is kept in a float type or gets more bits.
+//! Chooses the quantization of one tensor and judges it. If the weights already lie on a quantization grid, their codes
+//! are recovered exactly. Otherwise the method is the requested one, or the one with the smallest error on inputs that
+//! it was not fitted on. A tensor that fails the gate is kept in a float type or gets more bits.
 
 use super::entry::{already_quantized, blank_entry, kept};
 use super::weights::{Tensor, Weights};
@@ -32,15 +32,15 @@ pub struct Judgement {
 pub enum OnFailure {
     /// The whole manifest is refused.
     Refuse,
-    /// It is kept in this float type.
+    /// The tensor is kept in this float type.
     Keep(Keep),
-    /// It is quantized with this scheme instead, or with one of more bits, whichever passes; if none does, it is kept
-    /// as it is.
+    /// Schemes of more bits are tried, beginning with this one, until the tensor passes; if it passes with none of
+    /// them, it is kept as it is.
     Quantize(Scheme),
 }
 
 impl OnFailure {
-    /// Returns the scheme that a failing tensor of `scheme` gets next.
+    /// Returns the scheme to try when a tensor fails with `scheme`; `None` when none of more bits is left.
     fn better(self, scheme: Scheme) -> Option<Scheme> {
         let OnFailure::Quantize(first) = self else { return None };
         Scheme::offered().find(|better| better.bits() > scheme.bits() && better.bits() >= first.bits())
@@ -60,7 +60,7 @@ pub(super) struct Measuring<'a> {
 }
 
 impl Measuring<'_> {
-    /// Quantizes, measures and judges.
+    /// Quantizes and measures the tensor and applies the gate; `open` permits a choice of the method.
     pub fn decide(&self, quant: TensorQuant, open: bool, judgement: &Judgement) -> Result<TensorEntry> {
         let Judgement { gate, on_failure } = judgement;
         if let Some(kept) = already_quantized(self.tensor)? {
@@ -102,7 +102,7 @@ impl Measuring<'_> {
             return Ok(None);
         }
         let quant = TensorQuant { method: Method::Exact, ..quant };
-        // Most tensors do not lie on a grid, which a few of their rows show.
+        // Most tensors do not lie on a grid; a few rows suffice to show that.
         let whole = |stack: &Stack<'_>| {
             stream::try_rows(quant, stack).and_then(|()| stream::quantize(quant, stack, &mut |_| Ok(())))
         };
@@ -135,21 +135,21 @@ impl Measuring<'_> {
             if best.is_none_or(|(least, _)| error < least) {
                 best = Some((error, quant));
             }
-            progress::detail(2, || format!("{name}: {} leaves {error:.5} of the outputs", quant.method.name()));
+            progress::detail(2, || format!("{name}: relative output error {error:.5} with {}", quant.method.name()));
         }
         let (error, quant) = best.expect("one candidate at least");
         let (quant, metrics) = self.quantize_with_fitting_scales(quant)?;
         Ok((quant, Metrics { output_error: Some(nine_digits(error)), ..metrics }))
     }
 
-    /// Quantizes with fp16 scales and, if they overflow or underflow, again with f32 scales, unless the format of the
-    /// blocks has fp16 only.
+    /// Quantizes with fp16 scales and, if they overflow or underflow, again with f32 scales, unless the
+    /// block format has only fp16 scales or the codes are recovered.
     fn quantize_with_fitting_scales(&self, quant: TensorQuant) -> Result<(TensorQuant, Metrics)> {
         let first = self.run(quant);
         let fixed = quant.spec.scheme.info().is_block_format || quant.method == Method::Exact;
         let narrow = quant.spec.scale_dtype == ScaleType::F16 && !fixed;
         let unfit = match &first {
-            // Below 2^-14 halves lose precision; that matters when even the largest scale lies there.
+            // f16 loses precision below 2^-14; that matters when even the largest scale is smaller.
             Ok(o) => o.metrics.relative_rms > 0.0 && o.largest_scale < half::f16::MIN_POSITIVE.to_f32(),
             Err(e) => matches!(e.cause(), Cause::Unsupported(_)),
         };
@@ -197,11 +197,11 @@ fn candidates(quant: TensorQuant, open: bool, products: bool) -> Vec<TensorQuant
     std::iter::once(quant).chain(others).collect()
 }
 
-/// Quantizes a tensor with more bits than `entry` has and returns the new entry; `None` if it has all bits that
-/// `on_failure` permits.
+/// Returns an entry that stores a tensor more accurately than `entry`: with a scheme of more bits or, if `on_failure`
+/// has none, unquantized. `None` if the tensor is not quantized or `on_failure` is [`OnFailure::Refuse`].
 ///
 /// # Errors
-/// It cannot be read or quantized.
+/// The tensor cannot be read or quantized.
 pub fn promote(
     weights: &Weights,
     calibration: Option<&Calibration>,
@@ -210,7 +210,7 @@ pub fn promote(
     on_failure: OnFailure,
 ) -> Result<Option<TensorEntry>> {
     let Some(quant) = entry.quant else { return Ok(None) };
-    let reasons = vec!["the answers of the whole model were not good enough".to_string()];
+    let reasons = vec!["the whole model was not accurate enough with this tensor quantized".to_string()];
     match on_failure {
         OnFailure::Refuse => Ok(None),
         OnFailure::Keep(keep) => Ok(Some(kept(entry.clone(), keep, reasons))),
@@ -228,7 +228,7 @@ pub fn promote(
 /// Returns the distribution of a tensor's weights before and after quantization; `None` if it is not quantized.
 ///
 /// # Errors
-/// It cannot be read or quantized.
+/// The tensor cannot be read or quantized.
 pub fn spread(
     weights: &Weights,
     calibration: Option<&Calibration>,

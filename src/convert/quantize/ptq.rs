@@ -162,12 +162,13 @@ pub(super) fn selected(weights: &Weights, selection: &Selection) -> Result<Vec<(
     Ok(work)
 }
 
-/// Refuses statistics that were collected with other weights, as their effect would not be noticed.
+/// Refuses statistics that were collected with other weights; the mistake would otherwise go unnoticed.
 fn refuse_other_model(calibration: &Calibration, found: Option<&Source>) -> Result<()> {
     let (Some(made_from), Some(found)) = (&calibration.description().source, found) else { return Ok(()) };
     for expected in &made_from.files {
         if !found.files.iter().any(|file| file.sha256 == expected.sha256) {
-            let message = format!("found statistics of other weights: another `{}`", expected.name);
+            let message =
+                format!("found statistics collected with another `{}` than that of this model", expected.name);
             return Err(Error::usage(message).at(calibration.path()).help("run `iec calib` with this checkpoint"));
         }
     }

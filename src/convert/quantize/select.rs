@@ -43,8 +43,10 @@ impl Selection {
     /// parameters or patterns that it replaces.
     pub fn new(options: SelectionOptions, rules: Option<&Path>) -> Result<Selection> {
         if rules.is_some() && !options.include.is_empty() {
-            return Err(Error::usage("--rules together with --include, but rules already say what is quantized")
-                .help("write the pattern into the rules file; --exclude can be combined with it"));
+            return Err(Error::usage(
+                "found --rules together with --include, but the rules already select the tensors",
+            )
+            .help("write the pattern into the rules file; --exclude can be combined with it"));
         }
         let compile = |patterns: &[String]| patterns.iter().map(|p| compile_pattern(p)).collect::<Result<Vec<_>>>();
         Ok(Selection {
@@ -209,7 +211,8 @@ mod tests {
                     Err(e) => e.to_string(),
                 };
                 if !found.contains(expected) {
-                    wrong.push(format!("{words}, door {door}: `{found}` instead of `{expected}`"));
+                    let place = ["the options", "a rule", "the defaults"][door];
+                    wrong.push(format!("{words} in {place}: found `{found}`, expected `{expected}`"));
                 }
             }
         }

@@ -1,7 +1,8 @@
 //! Generates synthetic weights: random bits index small tables of encoded elements.
 //!
-//! A [`Palette`] has, for eight row scales, 4096 encoded elements that are equally likely: quantiles of a normal
-//! distribution in the element's own type (floats), two E2M1 codes (MXFP4 blocks) or an exponent (MXFP4 scales).
+//! A [`Palette`] has a table for each of eight row scales, with 4096 encoded elements that are equally likely:
+//! quantiles of a normal distribution in the tensor's own type (floats), two E2M1 codes (MXFP4 blocks) or an exponent
+//! (MXFP4 scales).
 //! Filling a row is a table look-up per element, which is faster than any disk. The numbers of a row depend only on
 //! the seed, the name of the tensor and the index of the row, not on threads, chunks or shards.
 
@@ -14,9 +15,8 @@ use std::sync::LazyLock;
 const INDEX_BITS: u32 = 12;
 /// Elements of one table.
 const ENTRIES: usize = 1 << INDEX_BITS;
-/// Row scales: 2^((k - 3.5) / 8), a factor of 0.74 to 1.35, so that rows of a matrix differ as those of trained models
-/// do.
-const LEVELS: usize = 8;
+/// Number of row scales: factors by which the rows of a matrix differ, as those of trained models do.
+const ROW_SCALES: usize = 8;
 
 /// Distribution of the elements of a tensor.
 #[derive(Debug, Clone, PartialEq)]
@@ -52,16 +52,16 @@ pub enum Tails {
 }
 
 impl Tails {
-    /// Returns the scale of rows of level `k`.
-    fn level_scale(self, k: usize) -> f32 {
+    /// Returns row scale number `k`, by which all weights of a row are multiplied.
+    fn row_scale(self, k: usize) -> f32 {
         let step = match self {
-            Tails::Light => 1.0 / LEVELS as f32,
+            Tails::Light => 1.0 / ROW_SCALES as f32,
             Tails::Heavy => 0.43,
         };
-        ((k as f32 - (LEVELS - 1) as f32 / 2.0) * step).exp2()
+        ((k as f32 - (ROW_SCALES - 1) as f32 / 2.0) * step).exp2()
     }
 
-    /// Returns the value at quantile `z` of the normal distribution; the standard deviation of the values is 1.
+    /// Converts a standard normal number `z` to one of this distribution, whose standard deviation is also 1.
     fn value(self, z: f32) -> f32 {
         const H: f32 = 0.1;
         match self {
@@ -75,23 +75,23 @@ impl Tails {
 #[derive(Debug)]
 pub struct Palette {
     width: usize,         // bytes of one element
-    levels: Vec<Vec<u8>>, // LEVELS x (ENTRIES * width)
+    tables: Vec<Vec<u8>>, // ROW_SCALES x (ENTRIES * width)
 }
 
 impl Palette {
     /// Creates the tables for a tensor of this element type (`U8` for the MXFP4 kinds).
     pub fn new(values: &Values, dtype: DType, tails: Tails) -> Result<Palette> {
-        let levels = (0..LEVELS).map(|k| table(values, dtype, tails, tails.level_scale(k)));
-        let levels = levels.collect::<Result<Vec<_>>>()?;
-        Ok(Palette { width: dtype.size(), levels })
+        let tables = (0..ROW_SCALES).map(|k| table(values, dtype, tails, tails.row_scale(k)));
+        let tables = tables.collect::<Result<Vec<_>>>()?;
+        Ok(Palette { width: dtype.size(), tables })
     }
 
     /// Fills one row. `group` names the tensors that share row scales (an MXFP4 tensor's codes and exponents), `name`
     /// the tensor.
     pub fn fill_row(&self, seed: u64, group: &str, name: &str, row: u64, out: &mut [u8]) {
-        let level = row_rng(seed, group, row).next_u64() as usize % LEVELS;
+        let scale = row_rng(seed, group, row).next_u64() as usize % ROW_SCALES;
         let mut rng = row_rng(seed ^ 0x5EED, name, row);
-        let table = &self.levels[level];
+        let table = &self.tables[scale];
         match self.width {
             1 => look_up::<1>(&mut rng, table, out),
             2 => look_up::<2>(&mut rng, table, out),
@@ -130,7 +130,7 @@ fn table(values: &Values, dtype: DType, tails: Tails, scale: f32) -> Result<Vec<
         }
         Values::Mxfp4Codes { std } => {
             let (_, spread) = mxfp4_scale(std * scale);
-            // Two codes of six bits each: every 64th quantile, from the middle of its class.
+            // Six bits of the index select each code: one of 64 quantiles, each the middle one of 64 neighbours.
             let code = |i: usize| e2m1(spread * tails.value(QUANTILES[i * 64 + 32]));
             Ok((0..ENTRIES).map(|i| code(i % 64) | code(i / 64) << 4).collect())
         }
@@ -143,7 +143,7 @@ fn table(values: &Values, dtype: DType, tails: Tails, scale: f32) -> Result<Vec<
 }
 
 /// Returns the exponent byte for weights of this standard deviation, and the standard deviation in units of that
-/// scale, in 1.5..3, because E2M1 reaches 6.
+/// scale, which is between 1.5 and 3, because the largest E2M1 number is 6.
 fn mxfp4_scale(std: f32) -> (u8, f32) {
     let exponent = (std / 1.5).log2().floor().clamp(-120.0, 120.0);
     ((exponent as i32 + 127) as u8, std / exponent.exp2())

@@ -14,6 +14,7 @@ use super::pack_input;
 use super::sharding::{self, Shard, divide};
 use crate::dtype::DType;
 use crate::error::{Cause, Context, Error, Result};
+use crate::files;
 use crate::iebin::{IebinReader, Store};
 use crate::job::{self, Command, DataFile, Fingerprint, Output, RunOptions};
 use crate::output::{make_absolute, pretty, refuse_within};
@@ -73,8 +74,8 @@ pub struct UnpackSummary {
 /// Unpacks the pack of `reader` or one part of it, or merges its parts.
 ///
 /// # Errors
-/// The pack is damaged or differs from its config.json, or the output cannot be written. No file has its final name
-/// then; work that was finished before an interrupt or a disk error is kept for the next run.
+/// The pack is damaged or differs from its config.json, or the output cannot be written. In these cases no file has
+/// its final name; work that was finished before an interrupt or a disk error is kept for the next run.
 pub fn unpack(reader: &IebinReader, options: &UnpackOptions) -> Result<UnpackSummary> {
     if reader.description.is_older() {
         return Err(Error::unsupported("found a pack of an older program")
@@ -168,8 +169,8 @@ fn float_type(reader: &IebinReader) -> DType {
     elements.into_values().max_by_key(|(n, _)| *n).map_or(DType::BF16, |(_, dtype)| dtype)
 }
 
-/// Returns the companion files, config.json last. A configuration that announces MXFP4 is changed if the experts are
-/// floats.
+/// Returns the companion files, config.json last. Its `quantization_config` is removed if no tensor is written as
+/// MXFP4.
 fn companions(
     reader: &IebinReader,
     config: &Map<String, Value>,
@@ -178,7 +179,7 @@ fn companions(
     let mut files = Vec::new();
     for name in companions::NAMES.iter().filter(|name| **name != CONFIG) {
         let path = reader.path(name);
-        if path.exists() {
+        if files::exists(&path)? {
             files.push((*name, read_limited(&path)?));
         }
     }

@@ -1,6 +1,6 @@
 //! Plans the tensors of the checkpoint and the parts of pack entries that each is made of. The family's [`View`]s are
-//! applied in reverse: a view says where a canonical tensor lies in the source, so it says which source tensor an
-//! entry belongs to.
+//! applied in reverse: a view gives the location of a canonical tensor in the source, and thereby the source tensor
+//! to which an entry of the pack belongs.
 
 use crate::convert::arch::{Arch, ExpectedTensor, Fields, View, expected_tensors};
 use crate::convert::executor::Section;
@@ -53,20 +53,20 @@ pub(super) struct TargetPart {
     pub(super) step: usize,
     /// Written form.
     pub(super) form: PartForm,
-    /// Element of the target at which they start.
+    /// Index of the element of the target at which the rows start.
     pub(super) first: usize,
 }
 
 /// Written form of rows of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PartForm {
-    /// One after the other.
+    /// Rows in their order.
     Rows,
     /// Rows are written as columns.
     Transposed,
     /// The 4-bit codes of MXFP4.
     Codes,
-    /// Its block scales.
+    /// The block scales of MXFP4.
     Scales,
 }
 
@@ -91,7 +91,7 @@ pub(super) fn plan(
     config: &Fields,
     dtype: DType,
 ) -> Result<UnpackPlan> {
-    // The configuration in gpt-oss's original/ names neither class nor family; its tensor names are tried last.
+    // The configuration in gpt-oss's original/ names neither class nor family; views with its tensor names come last.
     let last = config.get("architectures").is_none() && config.get("model_type").is_none();
     let mut builder = Builder { reader, targets: Vec::new(), by_name: BTreeMap::new(), used: HashSet::new() };
     let mut dequantized = Vec::new();
@@ -102,8 +102,9 @@ pub(super) fn plan(
             && views.iter().any(|view| matches!(view, View::Mxfp4 { .. }));
         let mut fitting = views.iter().filter(|view| codes == matches!(view, View::Mxfp4 { .. }));
         let view = if last { fitting.next_back() } else { fitting.next() };
-        let view =
-            view.ok_or_else(|| Error::unsupported("has no counterpart in the checkpoint").tensor(&expected.name))?;
+        let view = view.ok_or_else(|| {
+            Error::unsupported("found no counterpart of this tensor in the checkpoint").tensor(&expected.name)
+        })?;
         if matches!(entry.store, Store::Tiled(_)) && !codes {
             dequantized.push(expected.name.clone());
         }
@@ -132,7 +133,7 @@ impl<'a> Builder<'a> {
     /// Returns the entry of a tensor that the configuration requires.
     fn entry(&mut self, expected: &ExpectedTensor) -> Result<(usize, &'a Entry)> {
         let number = self.reader.position(&expected.name);
-        let number = number.ok_or_else(|| Error::corrupt("is not in the pack").tensor(&expected.name))?;
+        let number = number.ok_or_else(|| Error::corrupt("missing from the pack").tensor(&expected.name))?;
         let entry = &self.reader.entries()[number];
         if entry.shape != expected.shape {
             let found = format!("found shape {:?}, expected {:?} from config.json", entry.shape, expected.shape);
@@ -145,7 +146,7 @@ impl<'a> Builder<'a> {
     fn refuse_strangers(&self) -> Result<()> {
         match self.reader.entries().iter().enumerate().find(|(i, _)| !self.used.contains(i)) {
             Some((_, entry)) => {
-                Err(Error::corrupt("is in the pack, but config.json does not describe it").tensor(&entry.name))
+                Err(Error::corrupt("found in the pack, but not described by config.json").tensor(&entry.name))
             }
             None => Ok(()),
         }
@@ -183,7 +184,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Adds one part to each source tensor of a view that is no composition.
+    /// Adds `parts`, one to each source tensor of a view that is not composed of other views.
     fn add<const N: usize>(&mut self, view: &View, shape: &[usize], parts: [TargetPart; N]) {
         for ((name, shape), part) in view.source_shapes(shape).into_iter().zip(parts) {
             let number = *self.by_name.entry(name.to_string()).or_insert_with(|| {
@@ -220,8 +221,11 @@ fn dtype_of(target: &UnpackedTensor, reader: &IebinReader, decoded: DType) -> Re
         let entry = &reader.entries()[part.entry];
         let Store::Plain(dtype) = entry.store else { continue };
         if *found.get_or_insert(dtype) != dtype {
-            return Err(Error::unsupported(format!("found parts of different types, {} of {dtype}", entry.name))
-                .help("pack with --dtype, so that all floats are of one type"));
+            return Err(Error::unsupported(format!(
+                "found floats of different types for one tensor, {} of {dtype}",
+                entry.name
+            ))
+            .help("pack with --dtype, so that all floats are of one type"));
         }
     }
     Ok(found.unwrap_or(decoded))

@@ -1,14 +1,15 @@
 //! Codec that joins exponents with the first three bits of mantissas for an entropy coder of bytes.
 //!
-//! Given its scale, the distribution of an exponent has about 2.65 bits of entropy. Within an exponent, too, large
-//! weights are rarer than small ones, so the first bits of a mantissa are not quite noise. Both together are a byte:
-//! five bits for the distance from the top of a window, three of the mantissa; codes of whole bits lose little with
-//! so many values. The windows are rows, whose weights share a scale, and the place of a window is known to a quarter
-//! of an octave: rows of the same quarter have the same distribution and share a table. The coder is the Huffman
-//! coder of zstd, which finds no matches here and then does little else.
+//! Given the scale of the weights, an exponent has about 2.65 bits of entropy. Among weights of one exponent, too,
+//! large ones are rarer than small ones, so the first bits of a mantissa are not quite random. Both are joined in a
+//! byte: five bits for the distance of the exponent from the top of its window, and three bits of the mantissa. With
+//! so many values, Huffman codes lose little by their whole numbers of bits. A window is a row, because the weights of
+//! a row have a common scale. The place of a window is its mean exponent, to a quarter of an octave; windows whose
+//! places differ by whole octaves have the same distribution of distances, form a class and share a table. The coder
+//! is the Huffman coder of zstd, which finds no matches in such data and then does little else.
 //!
 //! * masks: number of classes (1 or 4); the smallest place (`u16`); for each window its place minus the smallest
-//!   (`u8`). A place is in octaves divided by the number of classes; its remainder is the class
+//!   (`u8`). A place is the mean exponent times the number of classes; its remainder modulo that number is the class
 //! * exceptions: for each class that occurs the bytes of its windows, compressed; then the exponents that are too far
 //!   from their tops, a byte each
 
@@ -32,13 +33,13 @@ const MOST_CLASSES: usize = 4;
 /// Layout of exponents and the bits below them.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
-    /// Weights that share a scale.
+    /// Number of weights in a window.
     pub window: usize,
     /// Position of the first bits of the mantissa in the plane below the exponents.
     pub shift: u32,
 }
 
-/// Places of windows, from which their classes follow.
+/// Places of windows, which determine their classes and tops.
 struct Places {
     classes: usize,
     of: Vec<usize>,
@@ -80,7 +81,7 @@ impl Places {
     fn read(masks: &mut &[u8], windows: usize) -> Result<Places> {
         let [classes, a, b] = take(masks, 3)?.as_chunks().0[0];
         if !matches!(classes, 1 | 4) {
-            return Err(Error::corrupt(format!("found exponents in {classes} classes")));
+            return Err(Error::corrupt(format!("found exponents in {classes} classes, expected 1 or 4")));
         }
         let least = u16::from_le_bytes([a, b]);
         let of = take(masks, windows)?.iter().map(|above| usize::from(least) + usize::from(*above)).collect();
@@ -88,7 +89,7 @@ impl Places {
     }
 }
 
-/// Returns the mean exponent in parts of octaves; outliers count with a limited distance.
+/// Returns the place of a window: its mean exponent times `classes`; the distance of outliers is limited.
 fn place(values: &[u8], classes: usize) -> usize {
     let counts = histogram(values);
     let top = usize::from(best_top(&counts));
@@ -98,6 +99,9 @@ fn place(values: &[u8], classes: usize) -> usize {
 }
 
 /// Appends a plane of exponents with the first bits of the plane below it; `symbols` is a buffer.
+///
+/// # Errors
+/// There is no memory for the tables of zstd.
 pub(super) fn encode(
     level: Level,
     shape: Shape,
@@ -106,7 +110,7 @@ pub(super) fn encode(
     zstd: &mut Zstd,
     symbols: &mut Vec<u8>,
     out: &mut Streams,
-) {
+) -> Result<()> {
     let Shape { window, shift } = shape;
     // A class takes a table of some 100 bytes.
     let classes = if exponents.len() > 65_536 { MOST_CLASSES } else { 1 };
@@ -126,9 +130,10 @@ pub(super) fn encode(
         }
     }
     for range in ranges.into_iter().filter(|range| !range.is_empty()) {
-        zstd.squeeze(&symbols[range], &mut out.exceptions);
+        zstd.squeeze(&symbols[range], &mut out.exceptions)?;
     }
     out.exceptions.extend_from_slice(&far);
+    Ok(())
 }
 
 /// Reads a plane of exponents, and adds the first bits of the plane below it; `symbols` is a buffer.
@@ -187,7 +192,7 @@ impl Kernel<bool> for Join<'_> {
     }
 }
 
-/// Splits such bytes again.
+/// Splits the bytes that [`Join`] makes; returns true if an exponent is far from its top.
 struct Split<'a> {
     symbols: &'a [u8],
     top: u8,

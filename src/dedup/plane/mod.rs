@@ -1,7 +1,7 @@
 //! Planes: the bytes of one frame with the same meaning, and the codecs that write them.
 //!
 //! A frame of numbers is split into planes (see [`super::pattern`]): exponents in one, mantissas in others. A plane
-//! is written by the [`Codec`] that makes it smallest, measured, among those that the mode permits. Every codec
+//! is written by the [`Codec`] that makes it smallest in a trial, among those that the [`Effort`] permits. Every codec
 //! writes three streams, one per file: values in full, masks, and exceptions.
 
 mod bits;
@@ -40,7 +40,7 @@ impl Kind {
 pub(crate) enum Codec {
     /// Unchanged.
     Raw = 0,
-    /// All bytes are this one.
+    /// All bytes are equal; the byte follows.
     Constant = 1,
     /// Three bits per value: its distance from the top of a window, or "exception" ([`window`]).
     Window = 2,
@@ -55,7 +55,7 @@ pub(crate) enum Codec {
 /// Codecs that may be used to make planes smaller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effort {
-    /// Only one byte for a plane of equal bytes.
+    /// Planes are stored unchanged, except those of equal bytes.
     None,
     /// Codecs that decode at memory bandwidth.
     Fast,
@@ -63,14 +63,14 @@ pub(crate) enum Effort {
     Small(i32),
 }
 
-/// The encoded pieces of a frame, one stream per file.
+/// An encoded frame, one stream per file.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Streams {
     /// Values in full.
     pub defaults: Vec<u8>,
-    /// Headers, and masks that say where the values in full apply.
+    /// Headers, and values packed in few bits.
     pub masks: Vec<u8>,
-    /// Values that the masks cannot express.
+    /// Values that do not fit in these bits, and compressed data.
     pub exceptions: Vec<u8>,
 }
 
@@ -145,14 +145,26 @@ impl Scratch {
 }
 
 /// Appends a plane in its smallest form.
-pub(crate) fn encode(level: Level, plane: &[u8], kind: Kind, effort: Effort, scratch: &mut Scratch, out: &mut Streams) {
+///
+/// # Errors
+/// There is no memory for the tables of zstd.
+pub(crate) fn encode(
+    level: Level,
+    plane: &[u8],
+    kind: Kind,
+    effort: Effort,
+    scratch: &mut Scratch,
+    out: &mut Streams,
+) -> Result<()> {
     match plane {
         [first, rest @ ..] if level.run(super::lanes::AllAre(rest, *first)) => {
-            return out.masks.extend([Codec::Constant as u8, *first]);
+            out.masks.extend([Codec::Constant as u8, *first]);
+            return Ok(());
         }
         _ if kind == Kind::Threes => {
             out.masks.push(Codec::Raw as u8);
-            return Threes::pack(level, plane, &mut out.defaults);
+            Threes::pack(level, plane, &mut out.defaults);
+            return Ok(());
         }
         _ => {}
     }
@@ -160,27 +172,35 @@ pub(crate) fn encode(level: Level, plane: &[u8], kind: Kind, effort: Effort, scr
     best.clear();
     best.masks.push(Codec::Raw as u8);
     best.defaults.extend_from_slice(plane);
-    let mut offer = |write: &mut dyn FnMut(&mut Streams)| {
+    let mut offer = |write: &mut dyn FnMut(&mut Streams) -> Result<()>| -> Result<()> {
         tried.clear();
-        write(tried);
+        write(tried)?;
         if tried.len() < best.len() {
             std::mem::swap(tried, best);
         }
+        Ok(())
     };
     let exponents = matches!(kind, Kind::Exponents | Kind::SparseExponents);
     if exponents && effort != Effort::None && (effort, kind) != (Effort::Fast, Kind::SparseExponents) {
-        offer(&mut |s| window::encode(level, plane, s, bytes));
+        offer(&mut |s| {
+            window::encode(level, plane, s, bytes);
+            Ok(())
+        })?;
     }
     if let Effort::Small(_) = effort {
         offer(&mut |s| {
             s.masks.push(Codec::Squeezed as u8);
-            zstd.squeeze(plane, &mut s.exceptions);
-        });
+            zstd.squeeze(plane, &mut s.exceptions)
+        })?;
     }
     out.append(best);
+    Ok(())
 }
 
 /// Appends a plane of exponents and the plane before it, separately or joined.
+///
+/// # Errors
+/// There is no memory for the tables of zstd.
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn encode_floats(
     level: Level,
@@ -190,14 +210,14 @@ pub(crate) fn encode_floats(
     effort: Effort,
     scratch: &mut Scratch,
     out: &mut Streams,
-) {
+) -> Result<()> {
     if effort == Effort::None || (effort, kind) == (Effort::Fast, Kind::Exponents) {
-        encode(level, lower, below, effort, scratch, out);
+        encode(level, lower, below, effort, scratch, out)?;
         return encode(level, exponents, kind, effort, scratch, out);
     }
     let mut smallest = Streams::default();
-    encode(level, lower, below, effort, scratch, &mut smallest);
-    encode(level, exponents, kind, effort, scratch, &mut smallest);
+    encode(level, lower, below, effort, scratch, &mut smallest)?;
+    encode(level, exponents, kind, effort, scratch, &mut smallest)?;
     let Scratch { zstd, tried, bytes, .. } = scratch;
     let shape = joint::Shape { window, shift: below.shift() };
     tried.clear();
@@ -205,8 +225,9 @@ pub(crate) fn encode_floats(
     if below == Kind::Bytes {
         Fives::pack(level, lower, &mut tried.defaults);
     }
-    joint::encode(level, shape, exponents, lower, zstd, bytes, tried);
+    joint::encode(level, shape, exponents, lower, zstd, bytes, tried)?;
     out.append(if tried.len() < smallest.len() { tried } else { &smallest });
+    Ok(())
 }
 
 /// Reads the next plane, of `out.len()` values. Exponents may be joined with the first bits of the plane before,

@@ -19,7 +19,7 @@ struct Question {
     answer: usize,
 }
 
-/// Index of the right choice, and of the choices preferred by the two measures.
+/// Index of the right choice, and of the choices with the best log-probability and the best normalized one.
 struct Outcome {
     answer: usize,
     chosen: usize,
@@ -131,7 +131,11 @@ fn parse(value: &Value) -> Result<Question> {
     let answer = number(answer.ok_or_else(|| lacks("`answer`"))?, &labels);
     match answer {
         Some(answer) if answer < choices.len() => Ok(Question { context, choices, answer }),
-        _ => Err(Error::corrupt(format!("expected an answer among {} choices", choices.len())).tensor("answer")),
+        _ => Err(Error::corrupt(format!(
+            "expected one of the {} choices: an index from 0, a label or a letter",
+            choices.len()
+        ))
+        .tensor("answer")),
     }
 }
 
@@ -192,8 +196,8 @@ mod tests {
             (json!({"choices": ["a"], "answer": 0}), "`query`"),
             (json!({"query": "q", "answer": 0}), "`choices`"),
             (json!({"query": "q", "choices": ["a"]}), "`answer`"),
-            (json!({"query": "q", "choices": ["a"], "answer": 1}), "among 1 choices"),
-            (json!({"query": "q", "choices": ["a"], "answer": "why"}), "among 1 choices"),
+            (json!({"query": "q", "choices": ["a"], "answer": 1}), "one of the 1 choices"),
+            (json!({"query": "q", "choices": ["a"], "answer": "why"}), "one of the 1 choices"),
         ];
         for (line, expected) in cases {
             let error = parse(&line).err().unwrap().to_string();

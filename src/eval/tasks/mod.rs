@@ -14,11 +14,12 @@ pub use requests::{Answer, Answered, loglikelihoods};
 
 use super::Request;
 use super::windows::leading_token;
-use crate::error::{Cause, Context, Error, Result};
+use crate::error::{Cause, Error, Result};
+use crate::files::{self, TEXT_LIMIT};
 use crate::model_config::ModelConfig;
 use crate::output::Target;
 use crate::runtime::text::{Tokenizer, tokenizer};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Options of all tasks with questions.
 #[derive(Debug, Clone, Default)]
@@ -34,7 +35,7 @@ pub struct TaskOptions {
 impl TaskOptions {
     /// Returns the text that precedes every question.
     fn shots(&self) -> Result<String> {
-        self.few_shot.as_deref().map_or_else(|| Ok(String::new()), read_text)
+        self.few_shot.as_deref().map_or_else(|| Ok(String::new()), |path| files::read_text(path, TEXT_LIMIT))
     }
 }
 
@@ -89,14 +90,4 @@ impl<'a> Encoder<'a> {
         }
         Ok(Request { context: ids, continuation: whole[cut..].to_vec() })
     }
-}
-
-/// Reads a file as text.
-///
-/// # Errors
-/// The file cannot be read, or is not UTF-8.
-pub fn read_text(path: &Path) -> Result<String> {
-    let bytes = std::fs::read(path).at(path)?;
-    String::from_utf8(bytes)
-        .map_err(|e| Error::corrupt(format!("byte {} is not UTF-8", e.utf8_error().valid_up_to())).at(path))
 }

@@ -8,7 +8,7 @@ use crate::quant::plain::LANES;
 use crate::scheme::BLOCK;
 use crate::simd::Level;
 
-/// Damping added to the diagonal, as a share of its mean, because the calibration text does not show all possible
+/// Damping added to the diagonal, as a share of its mean, because the calibration text does not cause all possible
 /// inputs.
 const DAMPING: f32 = 0.01;
 /// Factor by which the damping grows when the products are not positive definite; damping above 1 is an error,
@@ -105,8 +105,10 @@ impl Correlations {
             }
             damping *= MORE;
             if damping > 1.0 {
-                return Err(Error::corrupt("found products of input channels that are not finite or not positive")
-                    .help("make the statistics again with `iec calib --hessian`"));
+                return Err(Error::corrupt(
+                    "found products of input channels that are infinite or not positive definite",
+                )
+                .help("make the statistics again with `iec calib --hessian`"));
             }
         };
         let mut feedback = Vec::with_capacity(n * (n + BLOCK) / 2);

@@ -6,13 +6,17 @@ use super::expected;
 use super::line::{Line, Measured};
 use super::record::{Meta, Record};
 use super::touch::Touch;
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
+use crate::resources;
 use crate::rng::Rng;
 use crate::runtime::generate::{CachedPrefix, Request};
 use crate::session::{GenerateOptions, Generation, Session};
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 use std::time::Instant;
+
+/// Least memory of a request without its tokens, in bytes.
+const REQUEST_BYTES: usize = 256;
 
 /// Options of a benchmark.
 #[derive(Debug, Clone)]
@@ -95,17 +99,33 @@ impl BenchOptions {
         settings.as_object().cloned().unwrap_or_default()
     }
 
+    /// Checks before any tokens are made that the context and the memory hold those of synthetic prompts.
+    fn check_size(&self, session: &Session, tokens: usize) -> Result<()> {
+        let context = session.engine.context();
+        if tokens.saturating_add(self.depth) > context {
+            let found = format!("--prompt-len {tokens} with --depth {}: expected at most {context} tokens", self.depth);
+            let help = "use a shorter prompt, or raise --ctx up to the context length of the model";
+            return Err(Error::usage(found).help(help));
+        }
+        let bytes = self.batch.saturating_mul(REQUEST_BYTES + size_of::<u32>() * tokens);
+        if !resources::is_left(bytes) {
+            let found = format!("no memory for --batch {} prompts of {tokens} tokens", self.batch);
+            return Err(Error::new(Cause::OutOfMemory(found)).help("use a smaller batch or shorter prompts"));
+        }
+        Ok(())
+    }
+
     /// Returns the texts and the tokens of the prompts.
     fn encode(&self, session: &Session) -> Result<(Vec<String>, Vec<Vec<u32>>)> {
         match &self.prompts {
             BenchPrompts::Synthetic(tokens) => {
+                self.check_size(session, *tokens)?;
                 let synthetic = |i| format!("synthetic {i} of {tokens} tokens");
                 let ids = (0..self.batch).map(|i| random_ids(session, *tokens, i as u64));
                 Ok(((0..self.batch).map(synthetic).collect(), ids.collect()))
             }
             BenchPrompts::Texts(texts) => {
-                let tokenizer = session.tokenizer()?;
-                let ids = texts.iter().map(|text| tokenizer.encode(text)).collect::<Result<_>>()?;
+                let ids = texts.iter().map(|text| session.encode(text)).collect::<Result<_>>()?;
                 Ok((texts.clone(), ids))
             }
         }

@@ -16,16 +16,17 @@ use std::path::Path;
 
 /// Significance level: a difference counts if its p-value is smaller.
 const SIGNIFICANT: f64 = 0.01;
-/// Minimum number of runs on both sides whose ranks can be significant: 2 of 252 orders.
+/// Minimum number of runs of A and of B with which a rank test can be significant: 2 of 252 orders are as extreme.
 const RUNS: usize = 5;
-/// Minimum number of pairs of prompts: 2 of 256 combinations of signs.
+/// Minimum number of pairs of prompts with which a test can be significant: 2 of 256 combinations of signs are as
+/// extreme.
 const PROMPTS: usize = 8;
-/// Minimum number of alternations between A and B from which drift of the machine affects both sides about equally.
+/// Minimum number of alternations between A and B from which drift of the machine affects both about equally.
 const TURNS: usize = 4;
-/// Minimum number of single tokens on both sides.
+/// Minimum number of single tokens of A and of B.
 const TOKENS: usize = 30;
 
-/// Measurements of one side.
+/// Measurements of one file: A or B.
 struct Side {
     metas: Vec<Meta>,
     records: Vec<Record>,
@@ -87,11 +88,11 @@ enum Verdict {
     Unclear,
     /// No difference that is both significant and larger than the tolerance.
     Same,
-    /// Too little was measured for a test.
+    /// There are too few samples for a test.
     Unknown,
 }
 
-/// Metric on both sides.
+/// Comparison of one metric.
 #[derive(Debug, Serialize)]
 struct Row {
     metric: &'static str,
@@ -115,12 +116,12 @@ pub struct Report {
     a: String,
     b: String,
     tolerance: f64,
-    /// Number of alternations between the sides in the order of time; if they alternate, drift of the machine affects
+    /// Number of alternations between A and B in the order of time; if they alternate, drift of the machine affects
     /// both equally.
     alternations: usize,
-    /// Settings that are not the same on both sides.
+    /// Settings that differ between A and B.
     differences: Vec<String>,
-    /// Prompts whose tokens are not the same on both sides.
+    /// Number of prompts whose generated tokens differ between A and B.
     texts_differ: usize,
     metrics: Vec<Row>,
     verdict: Verdict,
@@ -262,7 +263,7 @@ impl Report {
     pub fn notes(&self) -> Vec<String> {
         let mut notes: Vec<String> = self.differences.iter().map(|one| format!("not the same: {one}")).collect();
         if self.texts_differ > 0 {
-            notes.push(format!("{} prompts have other tokens in B than in A", self.texts_differ));
+            notes.push(format!("{} prompts were continued with other tokens in B than in A", self.texts_differ));
         }
         if self.metrics.iter().any(|row| row.unit == "token") {
             let found = "latencies of single tokens do not show how the machine changed between the runs";
@@ -276,7 +277,7 @@ impl Report {
             notes.push("unclear: a difference is likely, but could be chance; measure more runs".into());
         }
         if self.verdict == Verdict::Unknown {
-            notes.push(format!("too little for a test: it takes {RUNS} runs or {PROMPTS} prompts on both sides"));
+            notes.push(format!("too few samples for a test, expected {RUNS} runs or {PROMPTS} prompts in A and in B"));
         }
         notes
     }
@@ -289,7 +290,7 @@ impl Row {
     }
 }
 
-/// Counts how often the side changes when all measurements are sorted by time.
+/// Counts the changes between A and B when all measurements are sorted by time.
 fn alternations(a: &Side, b: &Side) -> usize {
     let mut times: Vec<(&str, usize)> = Vec::new();
     for (side, Side { metas, .. }) in [a, b].into_iter().enumerate() {
@@ -299,7 +300,7 @@ fn alternations(a: &Side, b: &Side) -> usize {
     times.windows(2).filter(|pair| pair[0].1 != pair[1].1).count()
 }
 
-/// Lists the settings and properties of the machine that differ between the sides.
+/// Lists the settings and properties of the machine that differ between A and B.
 fn differences(a: &Side, b: &Side) -> Vec<String> {
     let mut facts: BTreeMap<String, [Vec<String>; 2]> = BTreeMap::new();
     for (side, Side { metas, .. }) in [a, b].into_iter().enumerate() {

@@ -3,6 +3,7 @@
 
 use super::line::prompt_id;
 use crate::error::{Context, Error, Result};
+use crate::files::{self, TEXT_LIMIT};
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -28,7 +29,7 @@ struct TraceLine {
 /// # Errors
 /// The file cannot be read or has none of the forms.
 pub fn read(path: &Path, prompts: &[String]) -> Result<Vec<Option<Vec<u32>>>> {
-    let text = std::fs::read_to_string(path).at(path)?;
+    let text = files::read_text(path, TEXT_LIMIT)?;
     match serde_json::from_str::<Whole>(&text) {
         Ok(Whole::ByIndex(mut ids)) => {
             ids.resize(prompts.len(), None);

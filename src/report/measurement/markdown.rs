@@ -3,6 +3,7 @@
 
 use super::Measurement;
 use super::line::Line;
+use crate::files;
 
 use super::rank::median;
 use crate::error::{Context, Error, Result};
@@ -19,13 +20,9 @@ const KEY: usize = 8;
 /// # Errors
 /// The document cannot be read or written, or does not contain exactly one pair of markers.
 pub fn merge(measurement: &Measurement, document: &Target) -> Result<()> {
-    let path = document.path();
-    // Other outputs than files have no old contents, and reading a pipe would block forever.
-    let old = match document.is_file().then(|| std::fs::read_to_string(path)) {
-        None => String::new(),
-        Some(Err(e)) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
-        Some(read) => read.at(path)?,
-    };
+    let path = document.work_path();
+    // Only files have old contents.
+    let old = if document.is_file() && files::exists(&path)? { files::read_to_string(&path)? } else { String::new() };
     let new = merged(&old, &row(measurement)).at(path)?;
     if new == old {
         return Ok(());
@@ -61,8 +58,8 @@ fn merged(document: &str, row: &[(&str, String)]) -> Result<String> {
 /// Splits the document into the text before, between and after the markers; `None` without markers.
 fn parts(document: &str) -> Result<Option<(&str, &str, &str)>> {
     let damaged = || {
-        Error::corrupt("found other markers of the table than one pair")
-            .help(format!("keep one line `{BEGIN}` and below it one line `{END}`, or neither"))
+        Error::corrupt("found missing or repeated markers of the table, expected one pair")
+            .help(format!("keep one line `{BEGIN}` and below it one line `{END}`, or remove all of them"))
     };
     match (document.matches(BEGIN).count(), document.matches(END).count()) {
         (0, 0) => Ok(None),

@@ -15,6 +15,7 @@ pub mod stages;
 mod touch;
 
 use crate::error::Result;
+use crate::files;
 use crate::output::{Target, write_atomically};
 pub use line::{Line, Measured};
 use record::{Entry, Meta, Record};
@@ -44,7 +45,7 @@ impl Measurement {
     /// A file cannot be written; the files written before are complete.
     pub fn save(&mut self, root: &Path, tokens_max: usize) -> Result<PathBuf> {
         self.records.iter_mut().for_each(|record| record.tokens.truncate(tokens_max));
-        let path = self.free_path(root);
+        let path = self.free_path(root)?;
         write_atomically(&path.with_extension("csv"), self.csv().as_bytes())?;
         write_atomically(&path.with_extension("html"), page::page(self).as_bytes())?;
         // This file is written last, so that the other files exist when it does.
@@ -60,16 +61,20 @@ impl Measurement {
         markdown::merge(self, document)
     }
 
-    /// Returns a path that is not taken, made of time, model and precision, with a number if necessary. Callers
-    /// replace the extension.
-    fn free_path(&self, root: &Path) -> PathBuf {
+    /// Returns the path of a file that does not exist yet, made of time, model and precision, with a number if
+    /// necessary. Callers replace the extension.
+    fn free_path(&self, root: &Path) -> Result<PathBuf> {
         let model = self.meta.model.rsplit(['/', ':']).find(|part| !part.is_empty()).unwrap_or("model");
         let model: String =
             model.chars().map(|c| if c.is_ascii_alphanumeric() || "-_".contains(c) { c } else { '-' }).collect();
         let time = self.meta.created.replace(['-', ':'], "");
         let stem = format!("{time}-{model}-{}", self.meta.precision);
         let named = |i: usize| root.join(if i == 1 { format!("{stem}.jsonl") } else { format!("{stem}-{i}.jsonl") });
-        (1..).map(named).find(|path| !path.exists()).expect("numbers do not end")
+        let mut i = 1;
+        while files::exists(&named(i))? {
+            i += 1;
+        }
+        Ok(named(i))
     }
 
     fn json_lines(&self) -> String {

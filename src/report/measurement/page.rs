@@ -46,7 +46,7 @@ pub fn page(measurement: &Measurement) -> String {
         title: &name,
         facts: &facts,
         body: &body.concat(),
-        footer: &format!("{} · the same numbers lie beside this page as JSON lines and CSV", meta.program),
+        footer: &format!("{} · the same numbers are in the JSON Lines and CSV files next to this page", meta.program),
     })
 }
 

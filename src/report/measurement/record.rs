@@ -3,6 +3,7 @@
 
 use super::line::{Measured, first_difference, prompt_id};
 use crate::error::{Context, Error, Result};
+use crate::files;
 use crate::runtime::generate::Completion;
 use crate::runtime::text::strftime_now;
 use crate::session::Session;
@@ -35,7 +36,7 @@ pub struct Meta {
     pub created: String,
     /// Name and version of the program.
     pub program: String,
-    /// Command that measured.
+    /// Command that made the measurement: `bench` or `run`.
     pub command: String,
     /// Name of the model.
     pub model: String,
@@ -112,11 +113,11 @@ pub struct Record {
     pub prefill_time_s: f64,
     /// Seconds from the first token to the last.
     pub decode_time_s: f64,
-    /// Computed prompt tokens per second.
+    /// Prompt tokens that were computed, per second of prefill time.
     pub tps_prefill: f64,
-    /// Tokens after the first per second.
+    /// Generated tokens, except the first, per second of decode time.
     pub tps_decode: f64,
-    /// Generated tokens per second of prefill and decode time.
+    /// Generated tokens per second of prefill and decode time together.
     pub tps_true: f64,
     /// Times between tokens in milliseconds, in order.
     pub latencies_ms: Vec<f64>,
@@ -202,7 +203,7 @@ impl Record {
 /// # Errors
 /// The file cannot be read, or a line does not belong to a measurement.
 pub fn read(path: &Path) -> Result<Vec<Entry>> {
-    let text = std::fs::read_to_string(path).at(path)?;
+    let text = files::read_to_string(path)?;
     let lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
     let entry = |(number, line): (usize, &str)| {
         serde_json::from_str(line)
@@ -219,7 +220,7 @@ pub fn read(path: &Path) -> Result<Vec<Entry>> {
 /// Reads processor, number of logical CPUs, memory, NUMA nodes, kernel and mode of huge pages, as far as the system
 /// reports them.
 fn machine() -> Map<String, Value> {
-    let file = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let file = |path: &str| files::read_to_string(Path::new(path)).unwrap_or_default();
     let field = |text: &str, name: &str| {
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim_start().strip_prefix(':'));
         value.map(|value| value.trim().to_string())

@@ -11,7 +11,7 @@ use crate::provenance::Evidence;
 
 /// Returns a table that compares the quantized model with the float model.
 pub fn answers(evidence: &Evidence) -> Table {
-    let mut table = Table::new(&["answers", ">value", ">± standard error"]);
+    let mut table = Table::new(&["whole model", ">value", ">± standard error"]);
     let f = &evidence.figures;
     table.row(["divergence, nats per token".into(), format!("{:.5}", f.kl), format!("{:.5}", f.kl_stderr)]);
     let (rise, error) = (100.0 * (f.perplexity_ratio - 1.0), 100.0 * f.perplexity_ratio_stderr);

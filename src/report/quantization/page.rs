@@ -110,7 +110,7 @@ impl Sections<'_> {
         let outputs = |entry: &TensorEntry| entry.metrics.and_then(|m| m.output_error);
         let measured = || self.entries().filter(|(_, entry)| entry.metrics.is_some() && entry.quant.is_some());
         if measured().next().is_some() && measured().all(|(_, entry)| outputs(entry).is_some()) {
-            ("Root mean square error of the outputs on calibration text that nothing was fitted on.", outputs)
+            ("Root mean square error of the outputs on calibration text that was not used for fitting.", outputs)
         } else {
             ("Root mean square error of the weights.", |entry| entry.metrics.map(|m| m.relative_rms))
         }
@@ -161,7 +161,7 @@ impl Sections<'_> {
         Ok(format!(
             "{}<ul class=\"legend\">{legend}</ul>\n{}",
             stacked(&[row("before", &before), row("after", &after)], "MB", Lengths::Sums),
-            table(&["part", "before", "after", "left"], numbers)
+            table(&["part", "before", "after", "after / before"], numbers)
         ))
     }
 
@@ -203,8 +203,8 @@ impl Sections<'_> {
         };
         let title = format!("The weights of {}", escape(&tensor.name));
         let content = format!(
-            "<p>{weights} of them before (bars) and after (line); what lies outside is counted in the first and last bar. Heights are \
-             logarithmic.</p>\n{}<p>Their errors.</p>\n{}",
+            "<p>{weights} weights before (bars) and after (line) quantization; values beyond the axis are counted in \
+             the first and last bar. Heights are logarithmic.</p>\n{}<p>Errors of these weights.</p>\n{}",
             overlay(before.limit, &before.counts, Some(&after.counts)),
             overlay(errors.limit, &errors.counts, None),
         );
@@ -232,7 +232,7 @@ impl Sections<'_> {
         };
         let rows: String = prompts.iter().zip(&float).zip(&quantized).map(row).collect();
         Ok(format!(
-            "<p>{NEW_TOKENS} tokens, always the most likely one. Colored from where they differ.</p>\n\
+            "<p>{NEW_TOKENS} tokens, generated greedily. Colored from the first difference on.</p>\n\
              <table><tr><th>prompt</th><th>floats</th><th>quantized</th></tr>\n{rows}</table>\n"
         ))
     }

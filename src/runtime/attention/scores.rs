@@ -59,7 +59,7 @@ mod tests {
     use crate::runtime::kv::PAGE;
 
     #[test]
-    fn probabilities_of_every_instruction_set_are_those_of_the_law() {
+    fn probabilities_of_every_instruction_set_equal_the_scalar_ones() {
         let mut rng = Rng::new(9);
         for isa in Cpu::isas() {
             let cpu = Cpu::with_isa(1, Some(isa)).unwrap();

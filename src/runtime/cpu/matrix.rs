@@ -1,4 +1,4 @@
-//! Weight matrices as they are stored in the artifact, and the forms of activations that they are multiplied by.
+//! Weight matrices as they are stored in the pack, and the forms of activations that they are multiplied by.
 
 use super::packed::Packed;
 use crate::dtype::DType;
@@ -16,7 +16,7 @@ pub enum MatrixStore {
     Tiled(TileLayout),
 }
 
-/// A weight matrix: `rows` outputs by `cols` inputs, borrowed from the artifact.
+/// A weight matrix: `rows` outputs by `cols` inputs, borrowed from the pack.
 #[derive(Debug, Clone)]
 pub struct Matrix {
     /// Output features.
@@ -27,7 +27,7 @@ pub struct Matrix {
     pub store: MatrixStore,
     /// Stored bytes.
     pub data: Bytes,
-    /// Least magnitude of the elements of a bf16 matrix, once it is known.
+    /// Least magnitude of the elements of a bf16 matrix, once it has been computed.
     pub(super) least_magnitude: OnceLock<u16>,
     /// Packed elements. If they are present, `data` is empty and rows are unpacked when they are needed.
     pub(super) packed: Option<Arc<Packed>>,
@@ -46,27 +46,33 @@ impl Matrix {
         }
         let matrix = Matrix { rows, cols, store, data, least_magnitude: OnceLock::new(), packed: None };
         if !matrix.is_consistent() || !(matrix.data.as_ptr() as usize).is_multiple_of(4) {
-            let (found, store) = (matrix.data.len(), matrix.store);
-            return Err(Error::corrupt(format!("found {found} bytes, expected a {rows} x {cols} matrix of {store:?}")));
+            let (found, expected) = (matrix.data.len(), matrix.payload_bytes().unwrap_or(0));
+            return Err(Error::corrupt(format!(
+                "found {found} bytes of a {rows} x {cols} matrix, expected {expected} at an address divisible by 4"
+            )));
         }
         Ok(matrix)
     }
 
-    /// Returns true when the payload has the length and layout that the store says; kernels rely on that without
+    /// Returns true when the payload has the length and layout that `store` requires; kernels rely on that without
     /// further checks.
     pub(super) fn is_consistent(&self) -> bool {
         if self.packed.is_some() {
             // The length was checked when the matrix was made; products read rows that were unpacked first.
             return self.store == MatrixStore::Plain(DType::BF16);
         }
-        let bytes = match &self.store {
-            MatrixStore::Plain(dtype) => self.rows.checked_mul(self.cols).and_then(|n| n.checked_mul(dtype.size())),
+        self.payload_bytes() == Some(self.data.len())
+    }
+
+    /// Returns the length of the payload that `store` requires; `None` if `store` does not fit the shape.
+    fn payload_bytes(&self) -> Option<usize> {
+        match &self.store {
+            MatrixStore::Plain(dtype) => self.rows.checked_mul(self.cols)?.checked_mul(dtype.size()),
             MatrixStore::Tiled(layout) => {
                 let expected = TileLayout::new(layout.spec, self.rows, self.cols);
                 expected.is_ok_and(|expected| expected == *layout).then(|| layout.nbytes())
             }
-        };
-        bytes == Some(self.data.len())
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! CPU engine: multiplies weight matrices, in the layout of the artifact, by activations.
+//! CPU engine: multiplies weight matrices, in the layout of the pack, by activations.
 //!
 //! [`Cpu::matmul`] runs a list of [`Job`]s as one parallel region. Every output element has the same bits for every
 //! instruction set, number of threads and number of columns: [`scalar`] fixes the order of summation, and the fast
@@ -35,7 +35,8 @@ pub use region::Job;
 pub use tables::ISA_VARIABLE;
 pub use weighted_sum::{SMALLEST_POWER, SumType, WeightedSum, reference};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::resources::thread_refused;
 use crate::simd::Level;
 use crate::windowed::Windowed;
 use kernels::KernelTable;
@@ -95,8 +96,7 @@ impl Cpu {
 
     fn start(threads: usize, isa: Option<&str>, placement: &Placement) -> Result<Cpu> {
         let table = isa.map_or_else(|| Ok(KernelTable::best()), KernelTable::named)?;
-        let pool = Pool::new(threads.max(1), placement)
-            .map_err(|e| Error::engine(format!("cannot start {threads} threads: {e}")).help("use fewer threads"))?;
+        let pool = Pool::new(threads.max(1), placement).map_err(thread_refused)?;
         Ok(Cpu { pool, table })
     }
 
@@ -220,7 +220,7 @@ impl<T> Base<T> {
     /// # Safety
     /// `i` lies inside the slice.
     unsafe fn at(&self, i: usize) -> *mut T {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that `i` lies inside the slice.
         unsafe { self.0.add(i) }
     }
 }

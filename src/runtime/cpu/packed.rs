@@ -18,10 +18,10 @@ const ROWS: usize = 4;
 const NEAR_BYTES: usize = 128 << 10;
 /// Largest number of columns that counts as a few: one rectangle of the widest kernels.
 const FEW: usize = 6;
-/// Marks a least magnitude that is not known yet; magnitudes have 16 bits.
+/// Marks a least magnitude that has not been computed yet; magnitudes have 16 bits.
 const UNKNOWN: u32 = u32::MAX;
 
-/// Elements of a packed matrix, and what has been found out about them so far.
+/// Elements of a packed matrix, and results of earlier products: least magnitudes, and whether bytes were corrupt.
 #[derive(Debug)]
 pub(super) struct Packed {
     numbers: Windowed,
@@ -69,7 +69,7 @@ impl Matrix {
         Some(Bytes::build(2 * self.cols, unpack))
     }
 
-    /// Fails if a product has met corrupt packed bytes, which makes its results meaningless.
+    /// Returns an error if a product has read corrupt packed bytes, so that its results are wrong.
     ///
     /// # Errors
     /// Packed bytes were corrupt.
@@ -102,7 +102,7 @@ pub(super) struct Rows(Matrix);
 impl Default for Rows {
     fn default() -> Rows {
         let store = MatrixStore::Plain(DType::BF16);
-        let matrix = Matrix::new(0, 0, store, Bytes::copied(&[])).expect("nothing is a matrix of nothing");
+        let matrix = Matrix::new(0, 0, store, Bytes::copied(&[])).expect("0 bytes are a 0 x 0 matrix");
         Rows(matrix)
     }
 }

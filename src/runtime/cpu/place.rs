@@ -139,7 +139,8 @@ impl Placement {
         };
         let bound = affinity != Affinity::Auto;
         let ordered = bound.then(|| topology.cores_first(&usable, affinity == Affinity::Scatter));
-        // Two threads pinned to one processor would wait for each other; then the system chooses instead.
+        // With more threads than processors, the system chooses, because two threads pinned to one processor would wait
+        // for each other.
         let pinned = ordered.filter(|cpus| threads <= cpus.len());
         let threads = match (pinned, node) {
             (Some(cpus), _) => cpus.into_iter().take(threads).map(|cpu| vec![cpu]).collect(),
@@ -191,11 +192,16 @@ pub fn allowed_processors() -> Vec<usize> {
     (0..std::thread::available_parallelism().map_or(1, usize::from)).collect()
 }
 
-/// Returns the number of physical cores that this process may use, at most what its control group grants: the usual
-/// number of threads.
+/// Returns the number of physical cores that this process may use, at most what its control group grants. This is the
+/// default number of threads.
 pub fn physical_cores() -> usize {
-    let granted = std::thread::available_parallelism().map_or(1, usize::from);
-    Topology::probe(Path::new(SYSTEM_ROOT)).cores(&allowed_processors()).clamp(1, granted)
+    Topology::probe(Path::new(SYSTEM_ROOT)).cores(&allowed_processors()).clamp(1, granted_processors())
+}
+
+/// Returns the number of logical processors that this process may use, at most what the `cpu.max` or `cpu.cfs_quota_us`
+/// of its control groups grant.
+pub fn granted_processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Restricts the calling thread to these processors; returns false where that is not possible.

@@ -4,14 +4,14 @@
 //! computes it, so none depends on timing. Each worker has a mailbox. The caller writes the region once, posts it to
 //! the mailboxes it needs, runs its own share, then the shares that no worker has begun (on a busy machine a worker
 //! may not be scheduled for milliseconds), and waits for the counter of open shares to reach zero. A token of a small
-//! model takes more than a hundred regions, so both sides spin for some microseconds before they sleep. They do not
-//! spin longer, so that an idle pool costs nothing and other programs on a busy machine can run.
+//! model takes more than a hundred regions, so caller and workers spin for some microseconds before they sleep. They
+//! do not spin longer, so that an idle pool costs nothing and other programs on a busy machine can run.
 //!
 //! More threads than processors would only preempt each other in the middle of a share. Therefore there are at most
 //! as many threads as processors, and each runs several shares if more are requested.
 #![allow(unsafe_code)]
 
-use super::place::{Placement, set_processors};
+use super::place::{Placement, granted_processors, set_processors};
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -70,7 +70,7 @@ unsafe impl Send for Shared {}
 
 /// Persistent threads, which end when the pool is dropped.
 pub(super) struct Pool {
-    /// Most shares that a region may have: at least the number of workers plus the caller.
+    /// Largest number of shares of a region: at least the number of workers plus the caller.
     threads: usize,
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
@@ -96,8 +96,7 @@ impl Pool {
     /// # Errors
     /// The system cannot start a thread.
     pub(super) fn new(threads: usize, placement: &Placement) -> std::io::Result<Pool> {
-        let granted = std::thread::available_parallelism().map_or(1, usize::from);
-        let active = threads.min(placement.processors().unwrap_or(granted));
+        let active = threads.min(placement.processors().unwrap_or_else(granted_processors));
         let shared = Arc::new(Shared {
             region: UnsafeCell::new(None),
             open: AtomicU32::new(0),

@@ -36,7 +36,7 @@ impl KernelTable {
     /// Returns the best table that this CPU can run.
     pub(super) fn best() -> &'static KernelTable {
         static BEST: OnceLock<&KernelTable> = OnceLock::new();
-        BEST.get_or_init(|| Self::all_detected().next().expect("the scalar row always answers"))
+        BEST.get_or_init(|| Self::all_detected().next().expect("every CPU can run the scalar table"))
     }
 
     /// Returns the table with this name.

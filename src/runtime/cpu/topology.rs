@@ -4,10 +4,10 @@
 //! `cpu/cpuN/topology/thread_siblings_list`. If a file cannot be read, the simplest case is assumed: one node, one
 //! hardware thread per core. [`Topology::cores_first`] is the order in which processors are assigned to threads.
 
+use crate::files;
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::read_to_string;
 use std::path::Path;
 
 /// Directory in which Linux reports the topology.
@@ -47,7 +47,8 @@ pub struct Node {
 impl Topology {
     /// Reads the topology from a directory tree like that under [`SYSTEM_ROOT`].
     pub fn probe(root: &Path) -> Topology {
-        let list = |path: String| read_to_string(root.join(path)).map(|text| parse_list(&text)).unwrap_or_default();
+        let list =
+            |path: String| files::read_to_string(&root.join(path)).map(|text| parse_list(&text)).unwrap_or_default();
         let mut nodes: Vec<Node> = list("node/online".into())
             .into_iter()
             .map(|id| Node {
@@ -115,7 +116,7 @@ fn parse_list(text: &str) -> Vec<usize> {
 
 /// Reads the total memory from a line such as `Node 0 MemTotal:       24684136 kB`.
 fn memory_bytes(meminfo: &Path) -> u64 {
-    let text = read_to_string(meminfo).unwrap_or_default();
+    let text = files::read_to_string(meminfo).unwrap_or_default();
     let total = text.lines().find_map(|line| line.split_once("MemTotal:"));
     let kilobytes = total.and_then(|(_, rest)| rest.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
     kilobytes.unwrap_or(0).saturating_mul(1024)

@@ -50,7 +50,8 @@ impl<T> Array<T> {
     /// There is not enough device memory.
     pub fn new(context: &Arc<Context>, len: usize) -> Result<Array<T>> {
         let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| {
-            Error::new(Cause::OutOfMemory(format!("found {len} elements of {} bytes, which overflow", size_of::<T>())))
+            let found = format!("found {len} elements of {} bytes, which exceed the address space", size_of::<T>());
+            Error::new(Cause::OutOfMemory(found))
         })?;
         Ok(Array { buffer: context.alloc(bytes)?, len, element: PhantomData })
     }

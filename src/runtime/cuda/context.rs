@@ -61,7 +61,7 @@ impl Context {
     /// The driver reports an error.
     pub fn open(info: DeviceInfo) -> Result<Arc<Context>> {
         let ptx = CString::new(PTX[usize::from(info.has_tensor_cores())]).expect("text without NUL");
-        let opening = |e| error("taking the device into use", e);
+        let opening = |e| error("opening the device", e);
         let device = result::device::get(info.ordinal as i32).map_err(opening)?;
         // SAFETY: the device exists; `drop` releases everything that is created here, in an order that keeps
         // handles valid.
@@ -147,7 +147,7 @@ impl Context {
     /// The driver reports an error.
     pub fn memory(&self) -> Result<(u64, u64)> {
         self.enter()?;
-        let (free, total) = result::mem_get_info().map_err(|e| error("asking for free memory", e))?;
+        let (free, total) = result::mem_get_info().map_err(|e| error("querying free memory", e))?;
         Ok((free as u64, total as u64))
     }
 

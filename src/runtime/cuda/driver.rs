@@ -61,7 +61,9 @@ impl Driver {
         })?;
         let mut version = 0;
         // SAFETY: the driver writes one number.
-        unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(|e| error("asking for the version", e))?;
+        unsafe { sys::cuDriverGetVersion(&mut version) }
+            .result()
+            .map_err(|e| error("querying the driver version", e))?;
         if version < OLDEST_DRIVER {
             let found = format!("found an NVIDIA driver of CUDA {}, expected at least 12.0", dotted(version));
             return Err(Error::engine(found).help(UPDATE));
@@ -89,10 +91,10 @@ impl Driver {
     /// There is no device of this number, or it is too old.
     pub fn device(&self, ordinal: usize) -> Result<DeviceInfo> {
         if ordinal >= self.devices {
-            let found = format!("found no CUDA device {ordinal}, this machine has 0 to {}", self.devices - 1);
+            let found = format!("found no CUDA device {ordinal}, expected a number from 0 to {}", self.devices - 1);
             return Err(Error::engine(found).help("`iec devices` lists them"));
         }
-        let info = self.ask(ordinal).map_err(|e| error("asking for a device", e))?;
+        let info = self.ask(ordinal).map_err(|e| error("querying the device", e))?;
         if info.capability < LEAST_CAPABILITY {
             let (major, minor) = info.capability;
             let found = format!("CUDA device {ordinal}, {}, has compute capability {major}.{minor}", info.name);

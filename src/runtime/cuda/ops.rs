@@ -143,7 +143,7 @@ impl Ops {
         unsafe { graph.launch() }
     }
 
-    /// Adds a branch to the residual stream, and norms the sum.
+    /// Adds a branch to the residual stream, and normalizes the sum.
     ///
     /// # Errors
     /// The driver reports an error.
@@ -312,20 +312,20 @@ pub fn gated(middle: &Middle<'_>, gate: View<f32>, up: Option<View<f32>>, n: usi
 /// # Errors
 /// There are too many experts, choices, heads, or rows of gate and up.
 pub fn check(config: &ModelConfig, rows: usize) -> Result<()> {
-    let refuse = |found: String| Err(Error::engine(found).help("use --device cpu"));
+    let refuse = |found: String| Err(Error::engine(format!("{found} on a GPU")).help("use --device cpu"));
     if config.n_heads > GRID {
-        return refuse(format!("{} query heads; kernels exist for {GRID}", config.n_heads));
+        return refuse(format!("found {} query heads, expected at most {GRID}", config.n_heads));
     }
     for mlp in config.mlps() {
         let width = match mlp {
             Mlp::Dense { intermediate, .. } => intermediate,
             Mlp::Moe { experts, top_k, .. } if experts > EXPERTS || top_k > TOP_K || rows * top_k > PAIRS => {
-                return refuse(format!("{top_k} of {experts} experts; kernels exist for {TOP_K} of {EXPERTS}"));
+                return refuse(format!("found {top_k} of {experts} experts, expected at most {TOP_K} of {EXPERTS}"));
             }
             Mlp::Moe { intermediate, .. } => 2 * intermediate,
         };
         if width > 16 * TICKETS {
-            return refuse(format!("{width} rows of gate and up; kernels exist for {}", 16 * TICKETS));
+            return refuse(format!("found {width} rows of gate and up, expected at most {}", 16 * TICKETS));
         }
     }
     Ok(())

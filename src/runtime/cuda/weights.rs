@@ -89,7 +89,7 @@ impl DeviceMatrix {
         self.args.cols as usize
     }
 
-    /// Copies matrices of one shape and storage format to the device, one behind the other.
+    /// Copies matrices of one shape and storage format to the device, one after the other.
     ///
     /// # Errors
     /// The matrices are too large or differ, a weight cannot be read, or there is not enough device memory.
@@ -100,7 +100,10 @@ impl DeviceMatrix {
         let (kind, mut args) = describe(store, held.rows, held.cols)?;
         // Kernels read 16 bytes at once, so each matrix is aligned.
         let stride = bytes.next_multiple_of(256);
-        let whole = stride.checked_mul(stack.len()).ok_or_else(|| Error::new(Cause::OutOfMemory("weights".into())))?;
+        let whole = stride.checked_mul(stack.len()).ok_or_else(|| {
+            let found = format!("found {} matrices of {bytes} bytes, which exceed the address space", stack.len());
+            Error::new(Cause::OutOfMemory(found))
+        })?;
         let memory = uploader.context.alloc(whole)?;
         for (i, weight) in stack.iter().enumerate() {
             let held = weight.hold()?;

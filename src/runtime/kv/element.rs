@@ -14,7 +14,7 @@ use std::str::FromStr;
 pub enum KvType {
     /// f32: keys and values as computed.
     F32,
-    /// f16: half the memory, rounded to nearest even; values beyond its range become its largest. Products are f32.
+    /// f16: half the memory, rounded to nearest even; larger values become the largest f16. Products are f32.
     F16,
     /// bf16: half the memory, rounded to nearest even. Queries and probabilities are rounded to bf16 too.
     Bf16,
@@ -58,7 +58,7 @@ pub trait Element: bytemuck::Pod + Send + Sync {
     const LARGEST: Option<f32>;
     /// Returns the stored form of a value (divided by the scale, if there is one).
     fn narrow(value: f32) -> Self;
-    /// Returns the numbers in the form that products read; `room` has a word for each two numbers.
+    /// Returns the numbers in the form that products read; `room` is a buffer with one word for two numbers.
     fn panel<'a>(stored: &'a [Self], room: &'a mut [u32]) -> &'a [u8];
 }
 
@@ -104,8 +104,8 @@ pub fn weights(sum_type: SumType, values: &[f32], words: &mut [u32]) {
     pack(values, rounded, words);
 }
 
-/// Packs the upper halves of `bits(value)` in pairs into words. It makes two passes over short buffers, so that both
-/// vectorize.
+/// Packs the upper halves of `bits(value)` in pairs into words. Each short chunk takes two loops, one for the bits and
+/// one for the pairs, so that both vectorize.
 #[inline(always)]
 fn pack<T: Copy>(values: &[T], bits: impl Fn(T) -> u32, words: &mut [u32]) {
     for start in (0..values.len()).step_by(128) {
@@ -129,7 +129,8 @@ fn joined(pair: u64) -> u32 {
     (pair >> 16 & 0xffff | pair >> 32 & 0xffff_0000) as u32
 }
 
-/// Turns scores into probabilities `2^(score - m)` as weights, and returns their sum in lanes; whole lanes only.
+/// Turns scores into probabilities `2^(score - m)` as weights, and returns their sum in lanes. The number of scores is
+/// a multiple of [`LANES`].
 #[inline(always)]
 pub fn probabilities(sum_type: SumType, scores: &[f32], m: f32, words: &mut [u32]) -> [f32; LANES] {
     let mut sum = [0f32; LANES];
@@ -205,7 +206,7 @@ impl Element for F16 {
         let abs = bits & 0x7fff_ffff;
         // Rebias the exponent and round the lost 13 bits to nearest even.
         let normal = abs.wrapping_sub(112 << 23).wrapping_add(0xfff + ((abs >> 13) & 1)) >> 13;
-        // Below 2^-14: one unit of f16 is 2^-24, the last place of numbers in 0.5..1.
+        // Below 2^-14: one unit of f16 is 2^-24, the last place of f32 numbers in 0.5..1.
         let small = (f32::from_bits(abs) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
         let half = if abs < 0x3880_0000 { small } else { normal };
         let half = if half > 0x7bff { 0x7bff } else { half };
@@ -293,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn brain_rounds_as_the_half_crate_but_knows_nothing_smaller_than_2_to_the_minus_56() {
+    fn brain_rounds_as_the_half_crate_but_is_zero_below_2_to_the_minus_56() {
         let mut rng = crate::rng::Rng::new(8);
         for _ in 0..300_000 {
             let value = f32::from_bits(rng.next_u64() as u32);

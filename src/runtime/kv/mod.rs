@@ -15,6 +15,7 @@ use super::cpu::Cpu;
 use super::ops::LANES;
 use crate::error::{Cause, Error, Result};
 use crate::model_config::ModelConfig;
+use crate::resources::{is_left, try_reserve};
 use crate::simd::Kernel;
 use std::sync::Arc;
 
@@ -125,7 +126,7 @@ impl KvCache {
         Ok(KvCache { layout, pages: Vec::new(), len: 0 })
     }
 
-    /// Returns the sizes.
+    /// Returns the sizes of the cache.
     pub fn layout(&self) -> &KvLayout {
         &self.layout
     }
@@ -136,9 +137,13 @@ impl KvCache {
     /// There is not enough memory; the cache is as before.
     pub fn grow(&mut self, more: usize) -> Result<()> {
         let lines = self.layout.page_bytes().ok_or_else(|| out_of_memory(self.len))? / size_of::<Line>();
-        while self.pages.len() < (self.len + more).div_ceil(PAGE) {
+        let new = (self.len + more).div_ceil(PAGE).saturating_sub(self.pages.len());
+        if !is_left(new.saturating_mul(lines * size_of::<Line>())) {
+            return Err(out_of_memory(self.len));
+        }
+        for _ in 0..new {
             let mut page = Vec::new();
-            page.try_reserve_exact(lines).map_err(|_| out_of_memory(self.len))?;
+            try_reserve(&mut page, lines).map_err(|_| out_of_memory(self.len))?;
             page.resize(lines, Line::default());
             self.pages.push(Arc::new(page));
         }

@@ -3,12 +3,13 @@
 //! Python, `raise_exception` and `strftime_now`.
 //!
 //! A template is an untrusted program. It can access nothing but its arguments, and its steps and its nesting are
-//! bounded. However, the template engine cannot bound its memory, and a few joined strings are enough to exhaust it.
-//! Therefore a [`ChatTemplate`] is only data until [`ChatTemplate::render`] compiles and runs it, and `iec` calls that
-//! in a separate process with limited memory and time (`src/bin/iec/template.rs`).
+//! bounded. However, the template engine cannot limit memory, and a template that doubles a string a few dozen times
+//! exhausts it. Therefore a [`ChatTemplate`] is only data until [`ChatTemplate::render`] compiles and runs it, and
+//! `iec` does that in a separate process with limited memory and time (`src/bin/iec/template.rs`).
 
 use super::datetime::strftime_now;
 use crate::error::{Context, Error, Result};
+use crate::files;
 use crate::iebin::JSON_NAME;
 use crate::output::swap;
 use minijinja::syntax::SyntaxConfig;
@@ -17,7 +18,7 @@ use minijinja::{Environment, ErrorKind};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// File name of a template in a file of its own.
+/// Name of the file that contains only the chat template.
 pub const TEMPLATE_NAME: &str = "chat_template.jinja";
 /// File name of the configuration, which holds the special tokens and may hold the template.
 pub const CONFIG_NAME: &str = "tokenizer_config.json";
@@ -91,7 +92,7 @@ impl ChatTemplate {
         ChatTemplate { source: source.into(), tokens: Vec::new(), path: TEMPLATE_NAME.into() }
     }
 
-    /// Returns the path of the file it was read from.
+    /// Returns the path of the file that the template was read from.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -101,12 +102,12 @@ impl ChatTemplate {
         self.tokens.iter().find(|(name, _)| name == "eos_token").map(|(_, text)| text.as_str())
     }
 
-    /// Renders the prompt for the next assistant turn. The prompt contains special tokens as text: encode it with
-    /// [`encode_plain`](super::Tokenizer::encode_plain).
+    /// Renders the prompt for the next assistant turn, of at most `longest` bytes. The prompt contains special tokens
+    /// as text: encode it with [`encode_plain`](super::Tokenizer::encode_plain).
     ///
     /// # Errors
-    /// The template is invalid, rejects the conversation, fails, or runs too long.
-    pub fn render(&self, messages: &[Message]) -> Result<String> {
+    /// The template is invalid, rejects the conversation, fails, runs too long, or makes a longer prompt.
+    pub fn render(&self, messages: &[Message], longest: usize) -> Result<String> {
         let environment = environment();
         let mut context: Vec<(&str, Value)> =
             self.tokens.iter().map(|(name, text)| (name.as_str(), Value::from(text.as_str()))).collect();
@@ -116,8 +117,30 @@ impl ChatTemplate {
         context.push(("add_generation_prompt", Value::from(true)));
         let context = Value::from_pairs(context);
         let source = plain_blocks(&self.source);
-        let render = || environment.template_from_named_str("chat", &source)?.render(context);
-        render().map_err(|e| template_error(&e)).at(&self.path)
+        let mut prompt = Prompt { text: Vec::new(), longest };
+        let render = || environment.template_from_named_str("chat", &source)?.render_captured_to(context, &mut prompt);
+        render().map_err(|e| template_error(&e, longest)).at(&self.path)?;
+        String::from_utf8(prompt.text).map_err(|e| Error::corrupt(format!("the chat template: {e}")).at(&self.path))
+    }
+}
+
+/// Output of a template, of limited length.
+struct Prompt {
+    text: Vec<u8>,
+    longest: usize,
+}
+
+impl std::io::Write for Prompt {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.text.len() + bytes.len() > self.longest {
+            return Err(std::io::ErrorKind::FileTooLarge.into());
+        }
+        self.text.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 
@@ -131,7 +154,7 @@ fn environment() -> Environment<'static> {
     environment.add_filter("tojson", tojson);
     environment.add_filter("length", length);
     environment.add_filter("count", length);
-    // minijinja iterates over none, but Python does not, and templates test whether `tools` is iterable.
+    // In minijinja `none is iterable` is true, in Jinja2 it is false, and templates test `tools is iterable`.
     environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
     environment.add_function("raise_exception", |message: String| -> std::result::Result<Value, minijinja::Error> {
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
@@ -142,24 +165,23 @@ fn environment() -> Environment<'static> {
     environment
 }
 
-fn template_error(error: &minijinja::Error) -> Error {
+fn template_error(error: &minijinja::Error, longest: usize) -> Error {
     let line = error.line().map_or(String::new(), |line| format!(" (line {line})"));
     match error.kind() {
         ErrorKind::OutOfFuel => Error::corrupt(format!("the chat template runs longer than {FUEL} steps{line}")),
+        ErrorKind::WriteFailure => Error::corrupt(format!(
+            "the chat template makes a prompt of more than {longest} bytes, the limit for the context"
+        )),
         _ => Error::corrupt(format!("chat template: {}{line}", error.detail().unwrap_or(&error.to_string()))),
     }
 }
 
 /// Reads a file; `None` if there is no such file.
 fn read_text(path: &Path) -> Result<Option<String>> {
-    match std::fs::metadata(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Ok(data) if data.len() > FILE_LIMIT => {
-            return Err(Error::corrupt(format!("found {} bytes, expected at most {FILE_LIMIT}", data.len())).at(path));
-        }
-        _ => {}
+    if !files::exists(path)? {
+        return Ok(None);
     }
-    std::fs::read_to_string(path).at(path).map(Some)
+    files::utf8(files::read_limited(path, FILE_LIMIT)?).at(path).map(Some)
 }
 
 /// Returns the default template: the value itself if it is a string, or the entry `default` of a list of
@@ -201,7 +223,7 @@ fn length(value: &Value) -> std::result::Result<usize, minijinja::Error> {
 fn tojson(value: &Value, options: Kwargs) -> std::result::Result<Value, minijinja::Error> {
     let failed = |e: serde_json::Error| minijinja::Error::new(ErrorKind::InvalidOperation, format!("tojson: {e}"));
     let indent: Option<usize> = options.get("indent")?;
-    // These options are accepted because templates pass them, always with the values that are implemented here.
+    // Templates pass these options only with values that ask for what this function does anyway: they are ignored.
     let _: (Option<bool>, Option<bool>) = (options.get("ensure_ascii")?, options.get("sort_keys")?);
     options.assert_all_used()?;
     let mut out = Vec::new();
@@ -212,7 +234,8 @@ fn tojson(value: &Value, options: Kwargs) -> std::result::Result<Value, minijinj
             value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, pretty)).map_err(failed)?;
         }
         Some(width) => {
-            return Err(minijinja::Error::new(ErrorKind::InvalidOperation, format!("tojson: indent {width}")));
+            let found = format!("tojson: found an indent of {width}, expected at most 16");
+            return Err(minijinja::Error::new(ErrorKind::InvalidOperation, found));
         }
         None => value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, Spaced)).map_err(failed)?,
     }
@@ -249,7 +272,7 @@ mod tests {
     fn render(template: &str) -> Result<String> {
         let config = r#"{"bos_token":{"content":"<s>"},"eos_token":"</s>"}"#;
         let messages = [Message::new("user", "Hi <b>"), Message::new("assistant", "Yes?"), Message::new("user", " é ")];
-        open(&[(TEMPLATE_NAME, template), (CONFIG_NAME, config)])?.render(&messages)
+        open(&[(TEMPLATE_NAME, template), (CONFIG_NAME, config)])?.render(&messages, 1 << 20)
     }
 
     #[test]
@@ -306,10 +329,10 @@ mod tests {
     fn a_template_is_found_in_its_file_in_the_configuration_or_in_a_list() {
         let user = [Message::new("user", "x")];
         let string = open(&[(CONFIG_NAME, r#"{"chat_template":"S{{ messages[0].content }}"}"#)]).unwrap();
-        assert_eq!(string.render(&user).unwrap(), "Sx");
+        assert_eq!(string.render(&user, 2).unwrap(), "Sx");
         let list = r#"{"chat_template":[{"name":"tool_use","template":"T"},{"name":"default","template":"D"}]}"#;
-        assert_eq!(open(&[(CONFIG_NAME, list)]).unwrap().render(&user).unwrap(), "D");
-        assert_eq!(open(&[(CONFIG_NAME, list), (TEMPLATE_NAME, "F")]).unwrap().render(&user).unwrap(), "F");
+        assert_eq!(open(&[(CONFIG_NAME, list)]).unwrap().render(&user, 2).unwrap(), "D");
+        assert_eq!(open(&[(CONFIG_NAME, list), (TEMPLATE_NAME, "F")]).unwrap().render(&user, 2).unwrap(), "F");
         let missing = open(&[(CONFIG_NAME, "{}")]).unwrap_err();
         assert!(missing.to_string().contains("chat_template") && missing.help_text().is_some());
         assert!(open(&[(CONFIG_NAME, "{")]).unwrap_err().to_string().contains(CONFIG_NAME));

@@ -1,22 +1,33 @@
 //! Tokenizer: converts text to token ids and back exactly like Hugging Face. The crate `tokenizers` runs the pipeline
 //! of `tokenizer.json`.
 //!
-//! The file is untrusted input, and the crate panics on some hostile pipelines. Therefore every call into it catches
-//! panics and returns an [`Error`] that names the file.
+//! The file is untrusted input. [`tokenizer_limits`] bounds how much longer its steps make a text. The crate panics on
+//! some hostile pipelines; therefore every call into it catches panics and returns an [`Error`] that names the file.
 
 use crate::error::{Context, Error, Result};
-use std::cell::Cell;
+use crate::files;
+use crate::tokenizer_limits::{self, Bounds, FILE_LIMIT, fenced};
 use std::path::{Path, PathBuf};
-use std::sync::Once;
 use tokenizers::models::bpe::BPE;
 use tokenizers::{
-    DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
+    DecoderWrapper, ModelWrapper, NormalizedString, Normalizer, NormalizerWrapper, PostProcessorWrapper,
+    PreTokenizerWrapper, TokenizerImpl,
 };
 
 /// File name of a tokenizer inside a model directory.
 pub const FILE_NAME: &str = "tokenizer.json";
-/// Real tokenizers are smaller than 40 MB; a larger file than this limit is rejected before it is read.
-const FILE_LIMIT: u64 = 512 << 20;
+
+/// Bytes that a text of any length may have before the model sees it. The crate takes some 70 bytes of memory for each.
+const PREPARED: usize = 8 << 20;
+/// Bytes that a text may have before the model sees it, per byte of text. Only hostile tokenizers exceed it: honest
+/// ones make three bytes of each space at most.
+const PREPARED_GROWTH: usize = 8;
+/// Bytes of a text that are normalized at a time to measure how long the whole becomes.
+const PIECE: usize = 64 << 10;
+/// Bytes of a prompt for which any context is large enough to try.
+const PROMPT: usize = 1 << 20;
+/// Bytes of a prompt per token of the context; texts have 3 to 5 on average.
+const PROMPT_BYTES_PER_TOKEN: usize = 32;
 
 /// A tokenizer, ready to encode and decode.
 #[derive(Debug)]
@@ -24,6 +35,7 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     path: PathBuf,
     byte_fallback: bool,
+    bounds: Bounds,
 }
 
 impl Tokenizer {
@@ -32,21 +44,17 @@ impl Tokenizer {
     /// # Errors
     /// The file is missing, too large, or not a tokenizer; the message names it.
     pub fn open(path: &Path) -> Result<Tokenizer> {
-        let size = std::fs::metadata(path)
-            .at(path)
-            .help("pack the model with its tokenizer.json, or name one with --tokenizer FILE")?
-            .len();
-        if size > FILE_LIMIT {
-            return Err(Error::corrupt(format!("found {size} bytes, expected at most {FILE_LIMIT}")).at(path));
-        }
-        Tokenizer::parse(&std::fs::read(path).at(path)?, path)
+        let text = files::read_limited(path, FILE_LIMIT)
+            .help("pack the model with its tokenizer.json, or name one with --tokenizer FILE")?;
+        Tokenizer::parse(&text, path)
     }
 
     /// Parses the contents of a tokenizer file; `path` is used in messages.
     ///
     /// # Errors
-    /// The text is not a valid tokenizer.
+    /// The text is not a valid tokenizer, or takes more time or memory than [`tokenizer_limits`] accepts.
     pub fn parse(text: &[u8], path: &Path) -> Result<Tokenizer> {
+        let bounds = tokenizer_limits::check(text).at(path)?;
         let inner = fenced(|| {
             let mut inner = read(text)?;
             // `tokenizer(text)` of Hugging Face also ignores the truncation and padding stored in the file.
@@ -66,12 +74,17 @@ impl Tokenizer {
         .at(path)
         .help("copy tokenizer.json from the original checkpoint again")?;
         let decoder = serde_json::to_string(&inner.get_decoder()).unwrap_or_default();
-        Ok(Tokenizer { inner, path: path.to_path_buf(), byte_fallback: decoder.contains("\"ByteFallback\"") })
+        Ok(Tokenizer { inner, path: path.to_path_buf(), byte_fallback: decoder.contains("\"ByteFallback\""), bounds })
     }
 
-    /// Returns the path of its file.
+    /// Returns the path of the tokenizer file.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Returns the bounds of its steps.
+    pub fn bounds(&self) -> &Bounds {
+        &self.bounds
     }
 
     /// Returns the ids of `text`, with the special tokens of the post-processor (usually a BOS).
@@ -84,7 +97,40 @@ impl Tokenizer {
         self.encode_with(text, false)
     }
 
+    /// Returns the number of bytes above which a text has more tokens than `context`, or is refused because it would
+    /// take more memory than any honest prompt for that context.
+    pub fn longest_prompt(&self, context: usize) -> usize {
+        let most = PROMPT.max(context.saturating_mul(PROMPT_BYTES_PER_TOKEN));
+        self.bounds.bytes_per_token.map_or(most, |bytes| most.min((bytes * context as f64) as usize))
+    }
+
+    /// Refuses a text that the normalizers make much longer. Where the bound does not exclude that, pieces of the text
+    /// are normalized, one after the other.
+    fn check_growth(&self, text: &str) -> Result<()> {
+        let limit = PREPARED.max(text.len().saturating_mul(PREPARED_GROWTH)) as f64;
+        if text.len() as f64 * self.bounds.encode_growth <= limit {
+            return Ok(());
+        }
+        let mut rest = text;
+        let mut prepared = 0.0;
+        while !rest.is_empty() {
+            let (piece, after) = rest.split_at(rest.ceil_char_boundary(rest.len().min(PIECE)));
+            let mut normalized = NormalizedString::from(piece);
+            if let Some(normalizer) = self.inner.get_normalizer() {
+                fenced(|| normalizer.normalize(&mut normalized)).map_err(Error::corrupt)?;
+            }
+            prepared += normalized.get().len() as f64 * self.bounds.pre_tokenizer_growth;
+            if prepared > limit {
+                let found = format!("makes more than {limit} bytes of a text of {} bytes", text.len());
+                return Err(Error::corrupt(found).help("use the tokenizer.json of the original model"));
+            }
+            rest = after;
+        }
+        Ok(())
+    }
+
     fn encode_with(&self, text: &str, special: bool) -> Result<Vec<u32>> {
+        self.check_growth(text).at(&self.path)?;
         fenced(|| Ok(self.inner.encode_fast(text, special)?.get_ids().to_vec()))
             .map_err(|why| Error::corrupt(format!("cannot encode a text: {why}")))
             .at(&self.path)
@@ -133,32 +179,6 @@ fn read(text: &[u8]) -> tokenizers::Result<tokenizers::Tokenizer> {
     match serde_json::from_slice::<BytePairs>(text) {
         Ok(tokenizer) => Ok(tokenizer.into()),
         Err(_) => tokenizers::Tokenizer::from_bytes(text),
-    }
-}
-
-thread_local! {
-    static FENCED: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Calls into the crate and converts its errors and panics to a message.
-fn fenced<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> std::result::Result<T, String> {
-    static QUIET: Once = Once::new();
-    QUIET.call_once(|| {
-        // Caught panics are reported as errors; only other panics print their message.
-        let previous = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |info| {
-            if !FENCED.get() {
-                previous(info);
-            }
-        }));
-    });
-    FENCED.set(true);
-    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(call));
-    FENCED.set(false);
-    match outcome {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(e)) => Err(e.to_string()),
-        Err(_) => Err("its pipeline is broken".into()),
     }
 }
 
@@ -241,6 +261,35 @@ pub(super) mod tests {
             }
         }
         assert!(wrong.is_empty(), "{wrong:#?}");
+    }
+
+    #[test]
+    fn no_token_stands_for_more_bytes_than_the_bound() {
+        let mut bounded = 0;
+        for (tokenizer, golden) in fixtures() {
+            let Some(bytes) = tokenizer.bounds().bytes_per_token else { continue };
+            bounded += 1;
+            let golden = golden["tokenization"].as_array().unwrap();
+            let texts = golden.iter().map(|case| case["text"].as_str().unwrap());
+            for text in texts.chain(["\u{0}\u{1}", "ａｂｃ", "e\u{301}가\u{1f600}", &"<s>  a".repeat(99)]) {
+                let ids = tokenizer.encode_plain(text).unwrap();
+                assert!(text.len() as f64 <= bytes * ids.len() as f64, "{}: {text:?}", tokenizer.path().display());
+            }
+        }
+        assert!(bounded >= 12, "{bounded} of {}", fixtures().len());
+    }
+
+    #[test]
+    fn a_tokenizer_that_makes_texts_longer_than_honest_ones_is_refused_with_long_texts() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama-gqa").join(FILE_NAME);
+        let mut json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        let content = "a".repeat(30);
+        json["normalizer"] = serde_json::json!({"type": "Replace", "pattern": {"String": "a"}, "content": content});
+        let tokenizer = Tokenizer::parse(json.to_string().as_bytes(), &path).unwrap();
+        assert!(tokenizer.encode("a little cat").is_ok());
+        let error = tokenizer.encode(&"a".repeat(500_000)).unwrap_err().to_string();
+        assert!(error.contains("makes more than 8388608 bytes of a text of 500000 bytes"), "{error}");
+        assert!(tokenizer.check_growth(&"b".repeat(500_000)).is_ok(), "the steps leave this text as it is");
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub(super) struct Binder<'a> {
     convert: Option<DType>,
     bound: RefCell<HashSet<String>>,
     cache: Option<Arc<Cache>>,
-    /// Matrices that kernels can read in packed form are not rebuilt.
+    /// True if matrices that kernels can read in packed form are not rebuilt.
     in_place: bool,
     hot_bytes_left: Cell<u64>,
     /// True if the embedding is also the output matrix; otherwise only single rows of it are read.
@@ -223,7 +223,7 @@ impl<'a> Binder<'a> {
 
     fn entry(&self, name: &str, shape: &[usize]) -> Result<&Entry> {
         let Some(entry) = self.reader.get(name) else {
-            return Err(Error::corrupt(format!("is missing, expected with shape {shape:?}")).tensor(name));
+            return Err(Error::corrupt(format!("found no such tensor, expected one of shape {shape:?}")).tensor(name));
         };
         if entry.shape != shape {
             return Err(Error::corrupt(format!("found shape {:?}, expected {shape:?}", entry.shape)).tensor(name));
@@ -232,15 +232,15 @@ impl<'a> Binder<'a> {
         Ok(entry)
     }
 
-    /// Returns an error for a tensor without a place in the model, which would otherwise be ignored. Only tensors
-    /// without information of their own may be ignored.
+    /// Returns an error if the pack has a tensor that the model does not use, because ignoring it would silently run a
+    /// different model. Only rotary frequencies, which are computed, and the copy of a tied embedding are ignored.
     fn refuse_leftovers(&self, c: &ModelConfig) -> Result<()> {
         let bound = self.bound.borrow();
         let harmless =
             |name: &str| name.ends_with("rotary_emb.inv_freq") || c.tied_embeddings && name == "lm_head.weight";
         match self.reader.entries().iter().find(|e| !bound.contains(&e.name) && !harmless(&e.name)) {
             Some(extra) => {
-                Err(Error::unsupported("the model description has no place for this tensor").tensor(&extra.name))
+                Err(Error::unsupported("found a tensor that the described model does not use").tensor(&extra.name))
             }
             None => Ok(()),
         }

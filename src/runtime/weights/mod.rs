@@ -151,7 +151,7 @@ pub struct Weights {
     pub final_norm: Vec<f32>,
     /// Output matrix, `(vocab, hidden)`; the embedding itself if tied.
     pub lm_head: Weight,
-    /// Cache of rebuilt matrices; `None` unless the pack is without its binary.
+    /// Cache of rebuilt matrices; `None` if the pack has its binary.
     pub cache: Option<Arc<Cache>>,
 }
 
@@ -224,24 +224,25 @@ impl Weights {
         [&self.embedding].into_iter().chain(layers).chain([&self.lm_head])
     }
 
-    /// Rebuilds weights before the first token: hot weights, and, unless `residency` is on demand, as many others as
-    /// there is room for.
+    /// Rebuilds weights before the first token: hot weights and, with [`Residency::Whole`] and [`Residency::Locked`],
+    /// as many others as there is room for.
     ///
     /// # Errors
     /// A hot tensor does not belong to this model, there is not enough room, or the source of the rebuilt bytes was
     /// changed.
     pub(super) fn rebuild(&self, keep: &Keep, residency: Residency) -> Result<()> {
+        let Some(cache) = &self.cache else { return Ok(()) };
         // The embedding is skipped because it is read row by row.
         let rebuilt: Vec<&Rebuilt> = self.matrices().skip(1).filter_map(Weight::as_rebuilt).collect();
         let (hot, cold) = sort_by_heat(&rebuilt, keep)?;
         let bytes = |list: &[&Rebuilt]| list.iter().map(|r| r.nbytes() as u64).sum::<u64>();
-        let (limit, largest) = (keep.limit.unwrap_or(u64::MAX), cold.iter().map(|r| r.nbytes() as u64).max());
+        let (limit, largest) = (cache.limit(), cold.iter().map(|r| r.nbytes() as u64).max());
         let needed = bytes(&hot) + largest.unwrap_or(0);
-        if limit < needed {
+        if cache.is_bounded() && limit < needed {
             return Err(too_small(limit, needed));
         }
         let all = matches!(residency, Residency::Whole | Residency::Locked);
-        let mut room = if all { limit - bytes(&hot) } else { 0 };
+        let mut room = if all { limit.saturating_sub(bytes(&hot)) } else { 0 };
         let warm: Vec<&Rebuilt> = cold.iter().take_while(|r| take(&mut room, r.nbytes())).copied().collect();
         let bar = progress::bytes("rebuilding", bytes(&hot) + bytes(&warm));
         for (list, hot) in [(hot, true), (warm, false)] {

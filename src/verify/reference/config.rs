@@ -35,7 +35,7 @@ pub struct Config {
     pub dense: Vec<bool>,
 }
 
-/// Non-linearity of the gate.
+/// Activation function of the gate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Activation {
     Silu,
@@ -164,7 +164,10 @@ impl Config {
         let head_dim = json.size("head_dim")?.unwrap_or(default_head_dim);
         let kv_heads = json.size("num_key_value_heads")?.unwrap_or(heads);
         if kv_heads == 0 || !heads.is_multiple_of(kv_heads) || head_dim == 0 || !head_dim.is_multiple_of(2) {
-            let found = format!("{heads} query heads, {kv_heads} key/value heads of {head_dim}");
+            let found = format!(
+                "found {heads} query heads and {kv_heads} key/value heads of {head_dim}, expected a divisor and an \
+                 even size"
+            );
             return Err(Error::corrupt(found).tensor("num_key_value_heads"));
         }
         let sliding = sliding_layers(family, json, layers)?;
@@ -241,7 +244,7 @@ impl Family {
         };
         let chosen = json.size("num_experts_per_tok")?.or(json.size("experts_per_token")?).unwrap_or(chosen);
         if count > 0 && (chosen == 0 || chosen > count) {
-            return Err(Error::corrupt(format!("{chosen} of {count}")).tensor("num_experts_per_tok"));
+            return Err(Error::corrupt(format!("found {chosen}, expected 1 to {count}")).tensor("num_experts_per_tok"));
         }
         Ok(Experts { count, chosen, normalized })
     }
@@ -266,7 +269,9 @@ impl Family {
 fn sliding_layers(family: Family, json: Fields<'_>, layers: usize) -> Result<Vec<bool>> {
     if let Some(types) = json.0["layer_types"].as_array() {
         if types.len() != layers {
-            return Err(Error::corrupt(format!("{} for {layers} layers", types.len())).tensor("layer_types"));
+            return Err(
+                Error::corrupt(format!("found {} entries, expected {layers}", types.len())).tensor("layer_types")
+            );
         }
         return Ok(types.iter().map(|kind| kind == "sliding_attention").collect());
     }

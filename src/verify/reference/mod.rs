@@ -16,6 +16,7 @@ mod weights;
 
 use super::RefDtype;
 use crate::error::{Context, Error, Result};
+use crate::files;
 use candle_core::{DType, Device, Tensor};
 use config::Config;
 use std::path::Path;
@@ -65,7 +66,7 @@ impl Reference {
     /// `config.json` or weights are missing or malformed, or the model family is not supported.
     pub fn open(dir: &Path, dtype: RefDtype) -> Result<Reference> {
         let path = dir.join("config.json");
-        let text = std::fs::read(&path).at(&path)?;
+        let text = files::read(&path)?;
         let json = serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("not JSON: {e}"))).at(&path)?;
         let config = Config::read(&json).at(&path)?;
         Ok(Reference { config, weights: Weights::open(dir)?, dtype })

@@ -39,9 +39,8 @@ impl Rope {
         let part = p.number("partial_rotary_factor")?.or(json.number("partial_rotary_factor")?).unwrap_or(1.0);
         let dim = (head_dim as f64 * part) as usize;
         if dim == 0 || dim > head_dim || !dim.is_multiple_of(2) || theta <= 0.0 {
-            return Err(
-                Error::corrupt(format!("found {dim} of {head_dim} values with base {theta}")).tensor("rope_theta")
-            );
+            let found = format!("found {dim} of {head_dim} values, base {theta}; expected an even number, base > 0");
+            return Err(Error::corrupt(found).tensor("rope_theta"));
         }
         let plain: Vec<f64> = (0..dim / 2).map(|i| theta.powf(-2.0 * i as f64 / dim as f64)).collect();
         let positions = json.number("max_position_embeddings")?.unwrap_or(2048.0);
@@ -49,7 +48,8 @@ impl Rope {
             .number("original_max_position_embeddings")?
             .or(json.number("original_max_position_embeddings")?)
             .unwrap_or(positions);
-        let need = |key: &str| p.number(key)?.ok_or_else(|| Error::corrupt("missing").tensor(format!("rope: {key}")));
+        let need =
+            |key: &str| p.number(key)?.ok_or_else(|| Error::corrupt("found no value").tensor(format!("rope: {key}")));
         let narrow = |freq: Vec<f64>| freq.into_iter().map(|f| f as f32).collect::<Vec<f32>>();
         let of = |inv_freq, factor| Rope { inv_freq: narrow(inv_freq), long: None, factor };
         match p.word("rope_type").or(p.word("type")).unwrap_or("default") {

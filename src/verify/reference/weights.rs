@@ -2,6 +2,7 @@
 
 use super::RefDtype;
 use crate::error::{Context, Error, Result};
+use crate::files;
 use crate::mapped::MappedFile;
 use candle_core::pickle::PthTensors;
 use candle_core::{DType, Device, Tensor};
@@ -47,6 +48,7 @@ impl Weights {
     fn add(&mut self, path: &Path) -> Result<()> {
         let index = self.files.len();
         let file = if path.extension().is_some_and(|e| e == "bin") {
+            files::open(path)?;
             let torch = PthTensors::new(path, None)?;
             self.place.extend(torch.tensor_infos().keys().map(|name| (name.clone(), index)));
             File::Torch(torch)
@@ -70,7 +72,7 @@ impl Weights {
         let found = match self.file(name)? {
             File::Safetensors(mapped) => tensor(&parse(mapped.bytes())?.tensor(name)?),
             File::Torch(torch) => {
-                torch.get(name).and_then(|t| t.ok_or_else(|| candle_core::Error::Msg("missing".into())))
+                torch.get(name).and_then(|t| t.ok_or_else(|| candle_core::Error::Msg("found no such tensor".into())))
             }
         };
         let widened = found.and_then(|t| dtype.round(t.to_dtype(DType::F32)?));
@@ -109,7 +111,7 @@ impl Weights {
 
     fn file(&self, name: &str) -> Result<&File> {
         let index = self.place.get(name).ok_or_else(|| {
-            Error::corrupt("missing in the checkpoint")
+            Error::corrupt("found no such tensor in the checkpoint")
                 .tensor(name)
                 .at(&self.dir)
                 .help("the reference reads checkpoints with the tensor names of transformers")
@@ -119,8 +121,10 @@ impl Weights {
 }
 
 fn entry<'a>(view: &TensorView<'a>, index: usize) -> Result<(Vec<usize>, &'a [u8])> {
-    let (count, shape) =
-        view.shape().split_first().ok_or_else(|| Error::corrupt("found a single number, expected a list"))?;
+    let (count, shape) = view
+        .shape()
+        .split_first()
+        .ok_or_else(|| Error::corrupt("found a tensor of rank 0, expected at least one dimension"))?;
     if index >= *count {
         return Err(Error::corrupt(format!("found {count} entries, expected entry {index}")));
     }
@@ -134,7 +138,7 @@ fn tensor(view: &TensorView<'_>) -> candle_core::Result<Tensor> {
         safetensors::Dtype::F16 => DType::F16,
         safetensors::Dtype::BF16 => DType::BF16,
         safetensors::Dtype::F64 => DType::F64,
-        other => return Err(candle_core::Error::Msg(format!("{other:?}; expected a float type"))),
+        other => return Err(candle_core::Error::Msg(format!("found {other:?}, expected a float type"))),
     };
     Tensor::from_raw_buffer(view.data(), dtype, view.shape(), &Device::Cpu)
 }
@@ -153,16 +157,16 @@ impl From<safetensors::SafeTensorError> for Error {
 fn weight_files(dir: &Path) -> Result<Vec<PathBuf>> {
     for stem in ["model.safetensors", "pytorch_model.bin"] {
         let single = dir.join(stem);
-        if single.exists() {
+        if files::exists(&single)? {
             return Ok(vec![single]);
         }
         let index = dir.join(format!("{stem}.index.json"));
-        if index.exists() {
-            let text = std::fs::read(&index).at(&index)?;
+        if files::exists(&index)? {
+            let text = files::read(&index)?;
             let json: serde_json::Value =
                 serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("not JSON: {e}"))).at(&index)?;
             let map = json["weight_map"].as_object();
-            let map = map.ok_or_else(|| Error::corrupt("missing").tensor("weight_map").at(&index))?;
+            let map = map.ok_or_else(|| Error::corrupt("found no object").tensor("weight_map").at(&index))?;
             let names: std::collections::BTreeSet<&str> = map.values().filter_map(|v| v.as_str()).collect();
             return names.into_iter().map(|name| shard(dir, name).at(&index)).collect();
         }

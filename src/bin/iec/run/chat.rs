@@ -3,14 +3,13 @@
 use super::Args;
 use crate::console;
 use crate::global::Global;
-use iec::error::{Cause, Error, Result};
-use iec::interrupt;
+use iec::error::{Cause, Context, Result};
+use iec::files::Stream;
 use iec::runtime::generate::Completion;
 use iec::session::Session;
 use iec::session::chat::{Conversation, Place};
-use std::io::IsTerminal;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Duration;
+use iec::session::prompts;
+use std::io::{BufReader, IsTerminal};
 
 /// Runs the conversation until the input ends.
 pub fn chat(args: &Args, session: &mut Session, global: &Global) -> Result<()> {
@@ -22,12 +21,12 @@ pub fn chat(args: &Args, session: &mut Session, global: &Global) -> Result<()> {
     if interactive {
         global.note("/reset forgets the conversation, /exit or Ctrl-D ends it");
     }
-    let lines = lines_of_stdin();
+    let mut input = BufReader::new(Stream::of(std::io::stdin()));
     loop {
         if interactive {
             console::note_part("> ");
         }
-        let Some(line) = next_line(&lines)? else { break };
+        let Some(line) = prompts::read_line(&mut input).at("standard input")? else { break };
         match line.trim() {
             "" => continue,
             "/exit" if interactive => break,
@@ -75,27 +74,4 @@ fn describe(done: &Completion) -> String {
         done.reused_tokens,
         done.ids.len()
     )
-}
-
-/// Reads input on a separate thread, so that an interrupt is noticed while waiting for input.
-fn lines_of_stdin() -> Receiver<std::io::Result<String>> {
-    let (sender, receiver) = channel();
-    std::thread::spawn(move || {
-        for line in std::io::stdin().lines() {
-            if sender.send(line).is_err() {
-                break;
-            }
-        }
-    });
-    receiver
-}
-
-fn next_line(lines: &Receiver<std::io::Result<String>>) -> Result<Option<String>> {
-    loop {
-        match lines.recv_timeout(Duration::from_millis(50)) {
-            Ok(line) => return line.map(Some).map_err(|e| Error::from(e).at("standard input")),
-            Err(RecvTimeoutError::Disconnected) => return Ok(None),
-            Err(RecvTimeoutError::Timeout) => interrupt::check()?,
-        }
-    }
 }

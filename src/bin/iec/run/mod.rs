@@ -10,6 +10,7 @@ use crate::report_args::ReportArgs;
 use crate::sampling::SamplingArgs;
 use clap::ValueEnum;
 use iec::error::{Context, Error, Result};
+use iec::files::Stream;
 use iec::output::{Rules, Target};
 use iec::report::measurement::record::Meta;
 use iec::report::measurement::{Measured, Measurement};
@@ -19,14 +20,14 @@ use iec::session::trace::Trace;
 use iec::session::{GenerateOptions, Session, Speculation, prompts};
 use output::Printer;
 use serde_json::json;
-use std::io::{IsTerminal, Read};
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Instant;
 
 /// Alternatives per token in a trace without `--logprobs`.
 const TRACE_TOP: usize = 5;
 
-/// Arguments.
+/// Arguments of `iec run`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{}\n\n{}\n\n\
 Several prompts: each text follows a line `== prompt N ==`, in the order of the prompts.\n\n\
@@ -38,7 +39,7 @@ iec run --model-dir packs/tinyllama --prompts-file prompts.txt --batch 4 --trace
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// Text to continue; without any prompt option it is read from standard input
+    /// Text to continue; without any prompt option it is read from standard input (at most 64 MiB)
     #[arg(long, value_name = "TEXT", conflicts_with = "prompts_file")]
     prompt: Option<String>,
     /// Continue every prompt of a file (forms: see below)
@@ -156,12 +157,13 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     session.note_rebuilds();
     args.report.save(&mut measurement, global)?;
     output::finish(&rounds[0], &session, args.max_new, global)?;
-    // The process ends now, and the system takes back all of the model at once: piece by piece it would take 5 ms.
+    // The process ends now, and the system frees all memory at once; dropping the model buffer by buffer takes 5 ms.
     std::mem::forget(session);
     Ok(())
 }
 
-/// Returns the invalid requests, which fail alone. If all requests are invalid, the command fails at once.
+/// Returns, for each request, whether it is invalid and must be skipped. If all requests are invalid, none is marked,
+/// so that generation fails with the error of the first one.
 fn invalid_requests(requests: &[Request], session: &Session) -> Vec<bool> {
     let invalid: Vec<bool> = requests.iter().map(|request| session.check(request).is_err()).collect();
     if invalid.contains(&false) { invalid } else { vec![false; requests.len()] }
@@ -182,7 +184,7 @@ impl Args {
             return Err(Error::usage("--system cannot be used with a raw prompt").help("add --chat or --template auto"));
         }
         if self.chat && self.report.is_wanted() {
-            return Err(Error::usage("a conversation has no report")
+            return Err(Error::usage("--chat cannot write a report")
                 .help("leave out --report-root, --html and REPORT_ROOT, or set REPORT=0"));
         }
         Ok(())
@@ -211,20 +213,16 @@ impl Args {
 
     /// Returns all of standard input, without the line break that `echo` adds.
     fn prompt_from_stdin(&self) -> Result<String> {
-        let mut stdin = std::io::stdin();
+        let stdin = std::io::stdin();
         if stdin.is_terminal() {
             return Err(Error::usage("no prompt").help("give --prompt TEXT, --prompts-file FILE or --chat"));
         }
-        let mut text = String::new();
-        stdin.read_to_string(&mut text).at("standard input")?;
-        let line = text.strip_suffix('\n').map_or(text.as_str(), |line| line.strip_suffix('\r').unwrap_or(line));
-        Ok(line.to_string())
+        prompts::read_one(Stream::of(stdin)).at("standard input")
     }
 
     fn encode(&self, session: &Session, template: Option<&ChatTemplate>, prompts: &[String]) -> Result<Vec<Vec<u32>>> {
         let Some(template) = template else {
-            let tokenizer = session.tokenizer()?;
-            return prompts.iter().map(|prompt| tokenizer.encode(prompt)).collect();
+            return prompts.iter().map(|prompt| session.encode(prompt)).collect();
         };
         let system = || self.system.iter().map(|text| Message::new("system", text));
         let conversation = |prompt| system().chain([Message::new("user", prompt)]).collect();

@@ -18,12 +18,13 @@ use crate::convert::json::{read_json, read_limited};
 use crate::convert::pack_input;
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
+use crate::files;
 use crate::iebin::reader::plain_file_name;
 use crate::iebin::{self, IebinReader, JSON_NAME};
 use crate::interrupt;
-use crate::job::{Command, DataFile, Fingerprint, Output, RunOptions, dir_of_file};
+use crate::job::{self, Command, DataFile, Fingerprint, Output, RunOptions, dir_of_file};
 use crate::model_config::ModelConfig;
-use crate::output::{AtomicFile, Inputs, Rules, Target, make_absolute};
+use crate::output::{Inputs, Rules, make_absolute};
 use plan::{ExportSource, ExportedTensor};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -102,9 +103,11 @@ pub fn export(reader: &IebinReader, options: &ExportOptions) -> Result<ExportSum
     let start = Instant::now();
     let read = reader.files().iter().map(|file| file.path());
     let inputs = Inputs::default().files(read).packs([&options.model_dir], &iebin::members());
-    let target = Target::check(&options.out, Rules { inputs: &inputs, overwrite: options.overwrite, stdout: true })?;
+    let target =
+        job::check_target(&options.out, Rules { inputs: &inputs, overwrite: options.overwrite, stdout: true })?;
     let json = options.model_dir.join(JSON_NAME);
-    let missing = || Error::corrupt("missing; only packs of known models are exported").tensor("model").at(&json);
+    let missing =
+        || Error::corrupt("missing; only packs with a model description can be exported").tensor("model").at(&json);
     let config = reader.description.model.clone().ok_or_else(missing)?;
     let family = Family::of_model(&config).at(&json)?;
     let description = config_out::describe(&config, family).at(&json)?;
@@ -119,9 +122,10 @@ pub fn export(reader: &IebinReader, options: &ExportOptions) -> Result<ExportSum
     let layout = lay_out(&metadata, &listed);
     let make = |item: usize, out: &mut TaskOutput<'_>| pack.fill(&planned[item], out);
     let out = target.work_path();
-    let finished = conversion(reader, &planned, &layout, options, &out)?.run(make, |_, files, _| {
+    let finished = conversion(reader, &planned, &layout, options, &out)?.run(make, |job, files, _| {
         interrupt::check()?;
-        files.into_iter().try_for_each(AtomicFile::commit)
+        job.commit_begins()?;
+        files.into_iter().try_for_each(|file| file.overwrite(options.overwrite).commit())
     })?;
     if finished.part.is_none() {
         target.deliver()?;
@@ -204,15 +208,15 @@ fn tokenizer(reader: &IebinReader, config: &ModelConfig, options: &ExportOptions
     let name = reader.description.tokenizer.as_deref().unwrap_or("tokenizer.json");
     reader.check_files()?;
     let path = reader.path(plain_file_name(name)?);
-    if !path.exists() {
+    if !files::exists(&path)? {
         return Err(Error::corrupt("missing; a GGUF file needs the tokenizer")
             .at(&path)
             .help("pack again with --tokenizer FILE"));
     }
     let tokenizer: Value = read_json(&path)?;
-    let optional = |name: &str| Some(reader.path(name)).filter(|path| path.exists());
-    let settings: Value = optional("tokenizer_config.json").map_or(Ok(Value::Null), |path| read_json(&path))?;
-    let template = optional("chat_template.jinja").map(|path| read_limited(&path)).transpose()?;
+    let optional = |name: &str| files::first([reader.path(name)]);
+    let settings: Value = optional("tokenizer_config.json")?.map_or(Ok(Value::Null), |path| read_json(&path))?;
+    let template = optional("chat_template.jinja")?.map(|path| read_limited(&path)).transpose()?;
     let template = template.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
     let source = tokenizer_out::Source {
         tokenizer: &tokenizer,

@@ -125,13 +125,13 @@ impl<'a> ExportSource<'a> {
                         return Ok(kind);
                     }
                     Some(kind) => (
-                        format!("rows of {cols} weights do not divide into {kind} blocks of {BLOCK}"),
+                        format!("found rows of {cols} weights, expected a multiple of {BLOCK} for {kind} blocks"),
                         FLOATS.to_string(),
                     ),
                     None => {
                         let scales = if spec.symmetric { "f32 scales" } else { "zero points" };
                         let (scheme, group) = (spec.scheme.name(), spec.granularity);
-                        let found = format!("{scheme} {group} with {scales} has no type in GGML");
+                        let found = format!("found {scheme} {group} with {scales}, which has no type in GGML");
                         (found, format!("{FLOATS}, or pack with scheme q4_0"))
                     }
                 };
@@ -148,9 +148,10 @@ impl<'a> ExportSource<'a> {
         if self.options.dequantize != Dequantize::None || kinds.iter().all(|kind| blocks::plain(*kind).is_some()) {
             return ggml_float(self.options.dtype.unwrap_or(DType::F32));
         }
-        let found = format!("found parts of {kinds:?}, expected one type, because GGUF has one matrix here");
-        Err(Error::unsupported(found)
-            .help("add --dequantize to write this tensor as floats, or quantize all its parts alike"))
+        let found = format!("found the types {kinds:?}, expected one type, because GGUF stores one tensor here");
+        Err(Error::unsupported(found).help(
+            "add --dequantize to write this tensor as floats, or pack again with one scheme for the matrices that it stacks",
+        ))
     }
 
     /// Writes the data of one tensor.

@@ -1,6 +1,6 @@
-//! Imports a GGUF file as a pack. The metadata is converted to a `config.json`; the code of the model family reads it
-//! as it reads that of a checkpoint and lists the tensors that the model must have; then every tensor is gathered row
-//! by row under its canonical name.
+//! Imports a GGUF file as a pack. The metadata is converted to a `config.json`. The code of the model family reads this
+//! file like that of a checkpoint and lists the tensors that the model must have. Every tensor is then gathered row by
+//! row under its canonical name.
 //!
 //! Blocks of a type with an equivalent scheme keep codes and scales, floats keep their bytes, and all other types are
 //! decoded to their exact f32 values. Memory is bounded by a few chunks per thread.
@@ -13,7 +13,7 @@ use crate::convert::pack_output::{self, Totals, refuse_occupied};
 use crate::convert::read_at::InputFile;
 use crate::dtype::DType;
 use crate::error::{Context, Result};
-use crate::iebin::writer::Layout;
+use crate::iebin::writer::{self, Layout};
 use crate::iebin::{DescriptionParts, JSON_NAME};
 use crate::job::{Command, Fingerprint, Output, RunOptions};
 use crate::output::{Inputs, make_absolute};
@@ -26,8 +26,7 @@ use std::time::Instant;
 
 /// Name of the command in the records of parts.
 pub const COMMAND: &str = "import-gguf";
-/// Cost of making a byte of a tensor, relative to hashing a byte. It weighs the tasks when they
-/// are divided into parts.
+/// Time to convert a byte of a tensor relative to the time to hash it; used to divide the work into equal parts.
 const MAKE_FACTOR: u64 = 4;
 
 /// Input, output and settings of an import.
@@ -94,6 +93,7 @@ pub fn import(options: &ImportOptions) -> Result<ImportSummary> {
     let model = GgufModel::read(&gguf, options).at(&options.file)?;
     let items = model.plan(options.dtype).at(&options.file)?;
     let layout = Layout::new(items.iter().map(|item| item.planned.clone()).collect())?;
+    writer::recover(&options.out_dir)?;
     let make = |item: usize, out: &mut TaskOutput<'_>| model.fill(&items[item], out).at(&options.file);
     let finished = conversion(&model, &items, &layout, options)?.run(make, |job, files, finished| {
         let read = gguf.files().iter().zip(finished.inputs.iter().flatten());

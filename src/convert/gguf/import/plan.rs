@@ -122,7 +122,7 @@ impl<'a> GgufModel<'a> {
             places.find_map(|(source, row)| Some((source, row?))).expect("every row lies in one of the tensors")
         };
         let RowStack { count, rows, cols } = RowStack::new(&item.planned.shape, item.vector);
-        // The subtraction is exact for values from 0.5 on, which all norm weights of trained models are.
+        // Subtracting 1 is exact for values of at least 0.5, as all stored norm weights of trained models are.
         let add = if item.plus_one { -1.0 } else { 0.0 };
         let target = RowTarget { form: item.planned.store.into(), matrices: 0..count, rows, cols, add, section: 0 };
         target.fill(&mut sources, find, out).tensor(&item.planned.name).map(|()| OnlyBytes {})
@@ -131,7 +131,7 @@ impl<'a> GgufModel<'a> {
 
 fn bind<'a>(mapped: &MappedTensor, by_name: &HashMap<&str, &'a GgufTensor>) -> Result<&'a GgufTensor> {
     let Some(tensor) = by_name.get(mapped.name.as_str()) else {
-        return Err(Error::corrupt(format!("missing from the file; the model needs it with shape {:?}", mapped.shape))
+        return Err(Error::corrupt(format!("missing from the file; expected with shape {:?}", mapped.shape))
             .tensor(&mapped.name));
     };
     if tensor.shape != mapped.shape {
@@ -154,12 +154,16 @@ fn refuse_leftovers(gguf: &Gguf, mapped: &[MappedTensor]) -> Result<()> {
 fn read_tokenizer(gguf: &Gguf, rows: usize, given: Option<&Path>) -> Result<Option<TokenizerFiles>> {
     if let Some(path) = given {
         let tokenizer = read_limited(path)?;
-        companions::check(TOKENIZER, &tokenizer).at(path)?;
+        companions::check(TOKENIZER, &tokenizer, rows).at(path)?;
         return Ok(Some(TokenizerFiles { tokenizer, config: tokenizer_config(&gguf.metadata)? }));
     }
     match gguf.metadata.text_opt("tokenizer.ggml.model")? {
         None | Some("none" | "no_vocab") => Ok(None),
-        Some(_) => tokenizer_files(&gguf.metadata, rows).map(Some),
+        Some(_) => {
+            let files = tokenizer_files(&gguf.metadata, rows)?;
+            companions::check(TOKENIZER, &files.tokenizer, rows)?;
+            Ok(Some(files))
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use super::super::hash::HashKind;
 use super::super::{RepoSpec, Variables, cache};
 use super::Remote;
 use crate::error::{Error, Result};
+use crate::files;
 use serde::Deserialize;
 use std::io::Read;
 use std::path::PathBuf;
@@ -68,7 +69,7 @@ impl Client {
         let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into());
         let stored = || {
             let path = variable("HF_TOKEN_PATH").map(PathBuf::from);
-            std::fs::read_to_string(path.or_else(|| Some(cache::home(variables)?.join("token")))?).ok()
+            files::read_to_string(&path.or_else(|| Some(cache::home(variables)?.join("token")))?).ok()
         };
         let token = variable("HF_TOKEN").or_else(|| variable("HUGGING_FACE_HUB_TOKEN")).or_else(stored);
         let agent = Agent::config_builder()
@@ -92,7 +93,8 @@ impl Client {
         let mut response = self.send(self.agent.get(&url), &spec.to_string())?;
         let bytes = response.body_mut().with_config().limit(INFO_LIMIT).read_to_vec();
         let bytes = bytes.map_err(|e| Error::from(failure(e, &url)))?;
-        serde_json::from_slice(&bytes).map_err(|e| Error::corrupt(format!("{url}: not a list of files: {e}")))
+        serde_json::from_slice(&bytes)
+            .map_err(|e| Error::corrupt(format!("{url}: found another response, expected a list of files: {e}")))
     }
 
     /// Requests the hash and size of a file.
@@ -114,12 +116,13 @@ impl Client {
                         header("x-linked-size").or_else(|| header("content-length")).and_then(|n| n.parse().ok());
                     return match (HashKind::of(&etag), nbytes) {
                         (Some(_), Some(nbytes)) => Ok(Remote { name: name.to_string(), url, etag, nbytes }),
-                        _ => Err(Error::unsupported("the server reports neither hash nor size").tensor(name)),
+                        _ => Err(Error::unsupported("found a response without the hash or the size of the file")
+                            .tensor(name)),
                     };
                 }
             }
         }
-        Err(Error::corrupt("redirected too often").tensor(name))
+        Err(Error::corrupt(format!("found more than {MAX_REDIRECTS} redirects")).tensor(name))
     }
 
     /// Requests the bytes of a file from position `from` on. Returns a reader and its start position, which is 0 when
@@ -134,7 +137,7 @@ impl Client {
         let start = match response.status() {
             StatusCode::PARTIAL_CONTENT if range.starts_with(&format!("bytes {from}-")) => from,
             StatusCode::PARTIAL_CONTENT => {
-                let found = format!("{}: asked for bytes from {from} on, got `{range:.60}`", remote.url);
+                let found = format!("{}: found the range `{range:.60}`, expected bytes from {from} on", remote.url);
                 return Err(Error::corrupt(found).into());
             }
             _ => 0,

@@ -52,9 +52,9 @@ pub struct PulledFile {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum How {
-    /// It existed already.
+    /// The file existed already.
     Present,
-    /// It was downloaded completely.
+    /// The file was downloaded completely.
     Downloaded,
     /// An incomplete earlier download was continued.
     Resumed,
@@ -112,8 +112,10 @@ fn weights(names: &BTreeSet<String>) -> Result<WeightFiles> {
         Some(name) => name,
         None if safetensors().count() == 1 => safetensors().next().cloned().unwrap_or_default(),
         None => {
-            return Err(Error::unsupported("has no weights that are read: safetensors or pytorch_model.bin")
-                .help("look for a repository of the same model with safetensors"));
+            return Err(Error::unsupported(
+                "found no weights in a supported format, expected safetensors or pytorch_model.bin",
+            )
+            .help("look for a repository of the same model with safetensors"));
         }
     };
     Ok(layout::by_name(PathBuf::from(plain_file_name(&name)?)))
@@ -125,7 +127,7 @@ fn shards(index: &Path, names: &BTreeSet<String>) -> Result<BTreeSet<String>> {
     for name in &shards {
         plain_file_name(name).tensor("weight_map").at(index)?;
         if !names.contains(name) {
-            let missing = format!("names the shard `{name}`, which the repository does not have");
+            let missing = format!("found the shard `{name}`, which is not in the repository");
             return Err(Error::corrupt(missing).at(index));
         }
     }

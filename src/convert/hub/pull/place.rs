@@ -134,7 +134,9 @@ impl Place {
 fn download(client: &Client, remote: &Remote, path: &Path, bar: &ProgressBar) -> Result<How> {
     let mut file = File::options().read(true).write(true).create(true).truncate(false).open(path).at(path)?;
     if file.try_lock().is_err() {
-        return Err(Error::usage("is being downloaded by another process").at(path).help("wait for it to finish"));
+        return Err(Error::usage("the file is being downloaded by another process")
+            .at(path)
+            .help("wait for it to finish"));
     }
     let mut have = file.metadata().at(path)?.len();
     if have > remote.nbytes {
@@ -155,7 +157,8 @@ fn download(client: &Client, remote: &Remote, path: &Path, bar: &ProgressBar) ->
         }
     }
     file.sync_all().at(path)?;
-    let kind = HashKind::of(&remote.etag).ok_or_else(|| Error::corrupt("no hash").tensor(&remote.name))?;
+    let kind = HashKind::of(&remote.etag)
+        .ok_or_else(|| Error::corrupt("found no hash of this file on the Hub").tensor(&remote.name))?;
     let found = kind.of_file(path, &ProgressBar::hidden())?;
     if found != remote.etag {
         std::fs::remove_file(path).at(path)?;
@@ -191,7 +194,7 @@ fn receive(
             break;
         }
         if *have + n as u64 > remote.nbytes {
-            let found = format!("more than the promised {} bytes arrive", remote.nbytes);
+            let found = format!("found more than the expected {} bytes in the response", remote.nbytes);
             return Err(Error::corrupt(found).tensor(&remote.name).into());
         }
         file.write_all(&buffer[..n]).map_err(Error::from)?;

@@ -15,8 +15,8 @@ use crate::scheme::TileLayout;
 /// All selected tensors, and the lengths of the two files in bytes.
 #[derive(Debug)]
 pub(super) struct Q4Layout {
-    /// Each tensor with its entry in the manifest, which lacks only the metrics. Entries without `packed` are of
-    /// tensors that keep the codes of the checkpoint, which are not written here.
+    /// Each tensor with its entry in the manifest, which lacks only the metrics. Entries without `packed`
+    /// belong to tensors that keep the MXFP4 codes of the checkpoint and are not written here.
     pub tensors: Vec<(Tensor, TensorEntry)>,
     pub codes_len: u64,
     pub scales_len: u64,
@@ -54,7 +54,7 @@ impl Q4Layout {
                 .checked_mul(count as u64)
                 .and_then(|n| n.checked_add(start))
                 .filter(|end| i64::try_from(*end).is_ok())
-                .ok_or_else(|| Error::corrupt("the file would exceed the largest size of a file"))?;
+                .ok_or_else(|| Error::corrupt("found a size of more than 2^63 - 1 bytes, which no file can have"))?;
             Ok::<_, Error>((start, *end - start))
         };
         let (q4_offset, q4_nbytes) = after(&mut self.codes_len, codes)?;

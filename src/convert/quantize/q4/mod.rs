@@ -19,7 +19,7 @@ use crate::error::{Context, Error, Result};
 use crate::interrupt;
 use crate::job::{self, Command, DataFile, Fingerprint, Job, Output, RunOptions, this_version};
 use crate::manifest::{self, Document, Metrics, PackedJson, TensorEntry, Version};
-use crate::output::{self, AtomicFile, DirLock, make_absolute, refuse_within, swap};
+use crate::output::{self, AtomicFile, DirLock, make_absolute, refuse_within, stale, swap};
 use crate::progress;
 use crate::provenance::{Source, SourceFile};
 use crate::quant::stream::{self, CanonicalChunk, Stack};
@@ -102,6 +102,7 @@ pub struct Q4Summary {
 /// written. In these cases no file has its final name. Work that was finished before an interrupt or a disk error is
 /// kept for the next run.
 pub fn write(options: &Q4Options) -> Result<Q4Summary> {
+    swap::recover(&options.out_dir, OUTPUT)?;
     let inputs = Inputs::open(options)?;
     let make = |item: usize, out: &mut TaskOutput<'_>| inputs.make(&inputs.layout.tensors[item], out);
     let mut files = Vec::new();
@@ -178,6 +179,7 @@ impl<'a> Inputs<'a> {
 
     /// Fails if there is a manifest already and `overwrite` is false.
     fn occupied(&self) -> Result<()> {
+        stale::remove(&self.options.out_dir);
         let there = self.options.out_dir.join(MANIFEST_NAME);
         if there.symlink_metadata().is_ok() && !self.options.overwrite {
             return Err(Error::usage("exists already").at(there).help("add --overwrite or choose another --out-dir"));
@@ -316,7 +318,7 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// Refuses a manifest that was made from other weights, as its verdicts would not apply to these.
+/// Refuses a manifest that was made from other weights, because its verdicts do not apply to this checkpoint.
 fn refuse_other_source(selection: &Selection, found: Option<&Source>) -> Result<()> {
     let Some(expected) = selection.manifest().and_then(|m| m.document().source.as_ref()) else { return Ok(()) };
     if Some(expected) == found {

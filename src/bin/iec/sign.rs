@@ -1,0 +1,94 @@
+//! `iec sign`: signs a pack with a key from a file, or makes such a key.
+
+use crate::global::Global;
+use iec::error::{Context, Error, Result};
+use iec::iebin;
+use iec::output::{Inputs, Rules, Target};
+use iec::session::dedup::DedupOptions;
+use iec::signature::{self, PrivateKey};
+use serde_json::json;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// Arguments.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  iec sign --new-key maker.pem
+  iec sign --model-dir packs/tinyllama --key maker.pem
+  iec verify --model-dir packs/tinyllama --key maker.pem.pub
+  openssl genpkey -algorithm ed25519 -out maker.pem
+
+The signature file has the layout of OpenSSF model signing. It contains the SHA-256 of every file that decides the
+answers of the pack: description, weights, tokenizer, configuration and chat template. Keys are PEM files of Ed25519,
+ECDSA P-256 or P-384. The tool `model_signing` checks signatures of the ECDSA keys, too.")]
+pub struct Args {
+    /// The pack
+    #[arg(long, value_name = "DIR", env = "MODEL_DIR", required_unless_present = "new_key")]
+    model_dir: Option<PathBuf>,
+    /// Private key (PKCS #8 in PEM, not encrypted)
+    #[arg(long, value_name = "FILE", required_unless_present = "new_key")]
+    key: Option<PathBuf>,
+    /// Signature file to write [default: model.sig in the directory of the pack]
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Replace the signature or key file if it is there
+    #[arg(long)]
+    overwrite: bool,
+    /// Make a new Ed25519 key: the private key in FILE, readable only by its owner, and the public key in FILE.pub
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["key", "out"])]
+    new_key: Option<PathBuf>,
+    /// Print a summary as JSON on stdout
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: Args, global: &Global) -> Result<()> {
+    if let Some(path) = &args.new_key {
+        return new_key(path, &args, global);
+    }
+    let (Some(dir), Some(key)) = (&args.model_dir, &args.key) else { unreachable!("clap asks for both") };
+    let out = args.out.clone().unwrap_or_else(|| dir.join(signature::FILE_NAME));
+    let inputs = Inputs::default().files([key]).packs([dir], &iebin::members());
+    let target = Target::check(&out, Rules { inputs: &inputs, overwrite: args.overwrite, stdout: !args.json })?;
+    let key = PrivateKey::open(key)?;
+    let reader = DedupOptions::default().open_pack(dir).map_err(Error::while_opening_model)?;
+    let (text, signature) = signature::sign(&reader, &key)?;
+    target.write(&text)?;
+    let (files, algorithm, digest) = (signature.files, signature.algorithm, &signature.key_sha256);
+    let words = format!("signed {files} files with the {algorithm} key {digest}: {}", target.path().display());
+    global.summarize(words, args.json, &json!({"out": out, "signature": signature}))
+}
+
+/// Makes a key. If only the private file exists, an earlier run was interrupted, and its public file is written.
+fn new_key(path: &Path, args: &Args, global: &Global) -> Result<()> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".pub");
+    let beside = PathBuf::from(beside);
+    let rules = Rules { inputs: &Inputs::default(), overwrite: args.overwrite, stdout: false };
+    let public = Target::check(&beside, rules)?;
+    let key = match path.symlink_metadata() {
+        Ok(found) if found.is_file() && !args.overwrite => PrivateKey::open(path)?,
+        _ => write_key(path, &Target::check(path, rules)?)?,
+    };
+    public.write(key.public().to_pem().as_bytes())?;
+    let digest = key.public().fingerprint();
+    let words = format!(
+        "made the key {digest}: keep {} secret and give {} to those who check your packs",
+        path.display(),
+        beside.display()
+    );
+    global.summarize(words, args.json, &json!({"private_key": path, "public_key": beside, "key_sha256": digest}))
+}
+
+fn write_key(path: &Path, target: &Target) -> Result<PrivateKey> {
+    let (key, text) = PrivateKey::generate()?;
+    let mut file = target.create()?;
+    if target.is_file() {
+        file.file().set_permissions(std::fs::Permissions::from_mode(0o600)).at(path)?;
+    }
+    file.write_all(text.as_bytes()).at(path)?;
+    file.commit()?;
+    Ok(key)
+}

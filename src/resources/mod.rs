@@ -1,0 +1,123 @@
+//! Memory and threads that the system may refuse. Every refusal becomes an error with [`Cause::OutOfMemory`].
+//!
+//! A failed allocation of Rust's collections ends the process, so a library cannot report it. Buffers whose size
+//! depends on the input are therefore reserved with [`try_reserve`]. A program that installs an allocator that ends
+//! the process with a message of its own asks [`refusal_is_handled`] first.
+//!
+//! Linux grants more memory than there is, and kills a process that uses too much. Caches that grow therefore ask
+//! [`is_left`] before.
+
+mod limits;
+
+pub use limits::memory_left;
+
+use crate::error::{Cause, Error, Result};
+use std::cell::Cell;
+use std::collections::TryReserveError;
+use std::io::ErrorKind;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
+
+/// True once the system has refused a thread.
+static THREAD_REFUSED: AtomicBool = AtomicBool::new(false);
+
+/// Number of bytes after which the limits are read again, and that must stay free.
+const STEP: usize = 16 << 20;
+
+thread_local! {
+    /// True while this thread asks for memory in [`try_reserve`].
+    static HANDLED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Reserves room for exactly `more` items.
+///
+/// # Errors
+/// The system refuses the memory.
+pub fn try_reserve<T>(items: &mut Vec<T>, more: usize) -> std::result::Result<(), TryReserveError> {
+    let before = HANDLED.replace(true);
+    let reserved = items.try_reserve_exact(more);
+    HANDLED.set(before);
+    reserved
+}
+
+/// Returns false if using this much more memory would come close to the limits of the machine or the container. Small
+/// amounts are added up, because reading the limits takes a tenth of a millisecond.
+pub fn is_left(bytes: usize) -> bool {
+    static UNCHECKED: AtomicUsize = AtomicUsize::new(0);
+    let unchecked = UNCHECKED.fetch_add(bytes, Ordering::Relaxed);
+    if unchecked.saturating_add(bytes) < STEP {
+        return true;
+    }
+    UNCHECKED.store(0, Ordering::Relaxed);
+    memory_left().is_none_or(|left| left > bytes.saturating_add(STEP) as u64)
+}
+
+/// Returns true if the allocation that this thread makes now may fail, because its caller reports the refusal.
+pub fn refusal_is_handled() -> bool {
+    HANDLED.get()
+}
+
+/// Starts a thread.
+///
+/// # Errors
+/// The system refuses the thread or the memory of its stack.
+pub fn spawn<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>> {
+    Builder::new().name(name.to_string()).spawn(work).map_err(thread_refused)
+}
+
+/// Starts a thread that ends before `scope`.
+///
+/// # Errors
+/// The system refuses the thread or the memory of its stack.
+pub fn spawn_scoped<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'scope,
+) -> Result<ScopedJoinHandle<'scope, T>> {
+    Builder::new().name(name.to_string()).spawn_scoped(scope, work).map_err(thread_refused)
+}
+
+/// Returns true if the system has refused a thread. Threads that start at the same time may then lack memory, too.
+pub fn was_thread_refused() -> bool {
+    THREAD_REFUSED.load(Ordering::Relaxed)
+}
+
+/// Creates the error for a thread or process that the system refused to start.
+pub fn thread_refused(refusal: impl std::fmt::Display) -> Error {
+    THREAD_REFUSED.store(true, Ordering::Relaxed);
+    Error::new(Cause::OutOfMemory(format!("the system refuses another thread or process: {refusal}"))).help(
+        "use fewer --threads, or raise the limits of memory and processes (`ulimit -v`, `ulimit -u`, the container's)",
+    )
+}
+
+/// Returns the error for a process that could not be started.
+pub fn child_refused(e: std::io::Error) -> Error {
+    if e.kind() == ErrorKind::WouldBlock { thread_refused(e) } else { e.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reservation_beyond_the_address_space_is_an_error_and_only_then_handled() {
+        let mut bytes: Vec<u8> = Vec::new();
+        assert!(try_reserve(&mut bytes, isize::MAX as usize).is_err());
+        try_reserve(&mut bytes, 10).unwrap();
+        assert!(bytes.capacity() >= 10 && !refusal_is_handled());
+    }
+
+    #[test]
+    fn more_memory_than_the_machine_has_is_not_left() {
+        assert!(is_left(1000));
+        assert!(!is_left(1 << 50));
+    }
+
+    #[test]
+    fn a_refused_thread_has_the_exit_code_of_missing_memory() {
+        let e = thread_refused(std::io::Error::from_raw_os_error(11));
+        assert_eq!(e.cause().exit_code(), 6);
+        assert_eq!(spawn("test", || 5).unwrap().join().unwrap(), 5);
+        assert_eq!(std::thread::scope(|scope| spawn_scoped(scope, "test", || 6).unwrap().join().unwrap()), 6);
+    }
+}

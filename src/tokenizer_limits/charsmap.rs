@@ -1,0 +1,102 @@
+//! Computes the growth of a `Precompiled` normalizer, the character map of SentencePiece.
+//!
+//! The map is a base64 text of: the size of a trie in bytes (u32, little endian), the trie as a double array of u32
+//! units, and replacements that end with a zero byte. A unit of the trie has the label of its edge in bits 0 to 7, a
+//! mark for a complete key in bit 8, and the offset of its children in bits 10 to 30, which bit 9 shifts by 8. The
+//! value of a complete key is the position of its replacement.
+
+use crate::error::{Error, Result};
+use std::collections::BTreeSet;
+
+/// Longest text in bytes that is looked up as a whole; longer graphemes are looked up by character.
+const LONGEST_KEY: usize = 5;
+/// Largest accepted map in bytes; those of known models have 320 KB.
+const LIMIT: usize = 1 << 20;
+
+/// A character map.
+pub(super) struct CharsMap {
+    units: Vec<u32>,
+    replacements: Vec<u8>,
+}
+
+/// Parses a map.
+///
+/// # Errors
+/// The map is too large, or shorter than it states.
+pub(super) fn parse(base64: &str) -> Result<CharsMap> {
+    if base64.len() > LIMIT {
+        let found = format!("found a character map of {} bytes, expected at most {LIMIT}", base64.len());
+        return Err(Error::corrupt(found));
+    }
+    let broken = || Error::corrupt("found a broken character map");
+    let blob = decode(base64).ok_or_else(broken)?;
+    let (size, rest) = blob.split_first_chunk::<4>().ok_or_else(broken)?;
+    let trie = u32::from_le_bytes(*size) as usize / 4 * 4;
+    let (trie, replacements) = rest.split_at_checked(trie).ok_or_else(broken)?;
+    let units = trie.as_chunks().0.iter().map(|unit| u32::from_le_bytes(*unit)).collect();
+    Ok(CharsMap { units, replacements: replacements.to_vec() })
+}
+
+/// Returns the largest number of bytes by which a map replaces one byte. Visits all nodes that a key can reach, by the
+/// length of the key. A node that is reached twice at one length is visited once, so that a hostile trie with cycles
+/// costs no more than a large one.
+pub(super) fn growth(CharsMap { units, replacements }: &CharsMap) -> f64 {
+    let offset = |unit: u32| ((unit >> 10) << ((unit & (1 << 9)) >> 6)) as usize;
+    let lengths = replacement_lengths(replacements);
+    let mut largest = 1.0f64;
+    let mut nodes = BTreeSet::from_iter(units.first().map(|root| offset(*root)));
+    for key_length in 1..=LONGEST_KEY {
+        let mut next = BTreeSet::new();
+        for (node, byte) in nodes.iter().flat_map(|node| (1..=255usize).map(move |byte| (*node, byte))) {
+            let at = node ^ byte;
+            let Some(&unit) = units.get(at) else { continue };
+            if unit & ((1 << 31) | 0xff) != byte as u32 {
+                continue;
+            }
+            let child = at ^ offset(unit);
+            if unit & (1 << 8) != 0 {
+                let value = units.get(child).map_or(0, |value| value & !(1 << 31)) as usize;
+                let length = lengths.get(value).copied().unwrap_or(0);
+                largest = largest.max(f64::from(length) / key_length as f64);
+            } else {
+                // Only the shortest key counts, so nothing below a complete one is ever used.
+                next.insert(child);
+            }
+        }
+        nodes = next;
+    }
+    largest
+}
+
+/// Returns for each position the distance to the next zero byte.
+fn replacement_lengths(replacements: &[u8]) -> Vec<u32> {
+    let mut lengths = vec![0; replacements.len()];
+    let mut length = 0;
+    for (at, byte) in replacements.iter().enumerate().rev() {
+        length = if *byte == 0 { 0 } else { length + 1 };
+        lengths[at] = length;
+    }
+    lengths
+}
+
+/// Decodes base64 with the usual alphabet.
+fn decode(text: &str) -> Option<Vec<u8>> {
+    let (mut bytes, mut bits, mut count) = (Vec::with_capacity(text.len() / 4 * 3), 0u32, 0);
+    for c in text.trim_end_matches('=').bytes() {
+        let value = match c {
+            b'A'..=b'Z' => c - b'A',
+            b'a'..=b'z' => c - b'a' + 26,
+            b'0'..=b'9' => c - b'0' + 52,
+            b'+' => 62,
+            b'/' => 63,
+            _ => return None,
+        };
+        bits = bits << 6 | u32::from(value);
+        count += 6;
+        if count >= 8 {
+            count -= 8;
+            bytes.push((bits >> count) as u8);
+        }
+    }
+    Some(bytes)
+}

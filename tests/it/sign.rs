@@ -1,0 +1,97 @@
+//! Tests `iec sign` and `iec verify --key`.
+
+use crate::checkpoint::files;
+use crate::common::{fixture, iec, packed};
+use serde_json::Value;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Output;
+
+const KEYS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/keys");
+
+fn run(args: &[&str], pack: &Path) -> Output {
+    iec().args(args).arg("--model-dir").arg(pack).output().unwrap()
+}
+
+fn done(args: &[&str], pack: &Path) -> String {
+    let output = run(args, pack);
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn refused(args: &[&str], pack: &Path, code: i32, word: &str) {
+    let output = run(args, pack);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(code) && said.contains(word), "{args:?}: {:?} {said}", output.status);
+}
+
+#[test]
+fn a_signed_pack_is_accepted_until_a_file_changes() {
+    let pack = packed("stories260k");
+    for name in ["ed25519", "p256", "p384"] {
+        let (private, public) = (format!("{KEYS}/{name}.pem"), format!("{KEYS}/{name}.pub.pem"));
+        let signed: Value =
+            serde_json::from_str(&done(&["sign", "--overwrite", "--json", "--key", &private], pack.path())).unwrap();
+        assert!(signed["signature"]["algorithm"].as_str().unwrap().ends_with(name), "{signed}");
+        let found: Value = serde_json::from_str(&done(&["verify", "--json", "--key", &public], pack.path())).unwrap();
+        assert!(found["ok"] == true && found["signature"] == signed["signature"], "{found}");
+    }
+    let key = format!("{KEYS}/p384.pub.pem");
+    let check = ["verify", "--key", key.as_str()];
+    refused(&["verify", "--key", &format!("{KEYS}/p256.pub.pem")], pack.path(), 4, "was made with the key");
+    refused(&["sign", "--key", &format!("{KEYS}/p384.pem")], pack.path(), 2, "exists already");
+    let bin = pack.path().join("model.ie.bin");
+    let good = std::fs::read(&bin).unwrap();
+    let mut bad = good.clone();
+    bad[70_000] ^= 1;
+    std::fs::write(&bin, bad).unwrap();
+    refused(&check, pack.path(), 4, "model.ie.bin");
+    std::fs::write(&bin, good).unwrap();
+    std::fs::write(pack.path().join("chat_template.jinja"), "{{ messages[0].content }}").unwrap();
+    refused(&check, pack.path(), 4, "not covered by the signature");
+    std::fs::remove_file(pack.path().join("chat_template.jinja")).unwrap();
+    std::fs::remove_file(pack.path().join("config.json")).unwrap();
+    refused(&check, pack.path(), 1, "config.json");
+}
+
+#[test]
+fn a_signature_holds_for_the_deduplicated_pack_and_not_for_the_next_one() {
+    let pack = packed("stories260k");
+    let (private, public) = (format!("{KEYS}/ed25519.pem"), format!("{KEYS}/ed25519.pub.pem"));
+    done(&["sign", "--key", &private], pack.path());
+    done(&["dedup", "--even-if-larger", "--remove-original"], pack.path());
+    assert!(!pack.path().join("model.ie.bin").exists());
+    done(&["verify", "--key", &public], pack.path());
+    let source = fixture("stories260k");
+    iec()
+        .args(["pack", "--overwrite", "--dtype", "fp16", "--hf-dir"])
+        .arg(source)
+        .arg("--out-dir")
+        .arg(pack.path())
+        .assert()
+        .success();
+    assert!(!pack.path().join("model.sig").exists());
+}
+
+#[test]
+fn a_new_key_is_readable_by_its_owner_only_and_checks_its_signatures() {
+    let pack = packed("stories260k");
+    let home = tempfile::tempdir().unwrap();
+    let key = home.path().join("maker.pem");
+    iec().args(["sign", "--new-key"]).arg(&key).assert().success();
+    assert_eq!(key.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    let before = files(home.path());
+    iec().args(["sign", "--new-key"]).arg(&key).assert().code(2);
+    assert!(files(home.path()) == before);
+    // The rerun after a kill between the two files.
+    let public = home.path().join("maker.pem.pub");
+    std::fs::remove_file(&public).unwrap();
+    iec().args(["sign", "--new-key"]).arg(&key).assert().success();
+    assert!(files(home.path()) == before);
+    let (key, public) = (key.display().to_string(), format!("{}.pub", key.display()));
+    let signature = home.path().join("elsewhere.sig").display().to_string();
+    done(&["sign", "--key", &key, "--out", &signature], pack.path());
+    done(&["verify", "--key", &public, "--signature", &signature], pack.path());
+    refused(&["verify", "--key", &key, "--signature", &signature], pack.path(), 1, "not the private one");
+    refused(&["verify", "--key", &public], pack.path(), 1, "model.sig");
+}
