@@ -92,7 +92,9 @@ impl Store {
         }
         let found = [streams[0][1], streams[1][1] - (index.len() * INDEX_ENTRY) as u64, streams[2][1]];
         if sums != found {
-            return Err(Error::corrupt(format!("found frames of {sums:?} bytes in streams of {found:?}")));
+            return Err(Error::corrupt(format!(
+                "found frames of {sums:?} bytes in total, expected the lengths of the streams, {found:?} bytes"
+            )));
         }
         Ok(())
     }

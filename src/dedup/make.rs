@@ -10,7 +10,6 @@ use super::plane::{Effort, Streams};
 use super::report::Summary;
 use super::restore::is_reduced;
 use super::slices::slices;
-use super::store::sha256_of;
 use crate::error::{Context, Error, Result};
 use crate::iebin::dependants::{add_dependant, relative};
 use crate::iebin::writer::PACK;
@@ -19,7 +18,7 @@ use crate::interrupt;
 use crate::mapped::MappedFile;
 use crate::output::{AtomicFile, DirLock, remove_if_there, swap, write_atomically};
 use crate::progress;
-use crate::sha256::{Digest, Sha256, hex};
+use crate::sha256::{self, Digest, Sha256, hex};
 use rayon::prelude::*;
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
@@ -56,7 +55,7 @@ pub fn dedup(options: &Options) -> Result<Made> {
             .at(dir)
             .help("restore the binary first: `iec dedup --restore --model-dir DIR`"));
     }
-    let pack_sha256 = sha256_of(&dir.join(iebin::JSON_NAME)).map_err(Error::while_opening_model)?;
+    let pack_sha256 = sha256::of_file(&dir.join(iebin::JSON_NAME), |_| {}).map_err(Error::while_opening_model)?;
     let reader = IebinReader::open(dir).map_err(Error::while_opening_model)?;
     let chain = Chain::default().with(dir)?;
     let bases = options.bases.iter().map(|base| Artifact::open_below(base, &chain).map_err(Error::while_opening_model));

@@ -13,7 +13,7 @@ use crate::iebin::{self, Entry};
 use crate::interrupt;
 use crate::mapped::MappedFile;
 use crate::progress::{self, ProgressBar};
-use crate::sha256::{Digest, Sha256, hex};
+use crate::sha256::{self, Digest, Sha256, hex};
 use rayon::prelude::*;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -61,7 +61,7 @@ impl Store {
         if description
             .pack_sha256
             .as_ref()
-            .is_some_and(|recorded| !sha256_of(pack).is_ok_and(|found| found == *recorded))
+            .is_some_and(|recorded| !sha256::of_file(pack, |_| {}).is_ok_and(|found| found == *recorded))
         {
             return Err(Error::corrupt(format!("found a store of another pack, expected one of {}", pack.display()))
                 .at(&json)
@@ -267,11 +267,6 @@ impl Store {
         }
         Ok(cursors)
     }
-}
-
-/// Returns the SHA-256 of a file in hex.
-pub(super) fn sha256_of(path: &Path) -> Result<String> {
-    Ok(hex(Sha256::new_with_prefix(files::read(path)?)))
 }
 
 /// Reads the description of the store in `dir`.

@@ -32,7 +32,7 @@ pub const BIN_NAME: &str = "model.ie.bin";
 pub const DEDUP_JSON_NAME: &str = "model.dedup.json";
 /// Format name of the description of a store.
 pub const DEDUP_FORMAT: &str = "iec_dedup_v2";
-/// File names of the store's streams: bytes kept in full, masks, exceptions.
+/// File names of the streams of a deduplicated store: bytes that are kept in full, masks, and exceptions.
 pub const DEDUP_FILE_NAMES: [&str; 3] =
     ["model.dedup.defaults.bin", "model.dedup.masks.bin", "model.dedup.exceptions.bin"];
 /// Files that a pack may copy from its checkpoint.

@@ -12,7 +12,7 @@ use crate::files;
 use crate::mapped::{Bytes, MappedFile};
 use crate::output::swap;
 use crate::scheme::TileLayout;
-use crate::sha256::{Digest, Sha256, hex};
+use crate::sha256;
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -125,7 +125,7 @@ impl IebinReader {
     pub fn check_file(&self, name: &str) -> Result<()> {
         let Some(expected) = self.description.files.as_ref().and_then(|files| files.get(name)) else { return Ok(()) };
         let path = self.path(name);
-        let found = hex(Sha256::new_with_prefix(files::read(&path)?));
+        let found = sha256::of_file(&path, |_| {})?;
         if found == *expected {
             return Ok(());
         }
@@ -147,7 +147,7 @@ impl IebinReader {
         let mut digests = BTreeMap::new();
         for name in COMPANIONS {
             if let Some(path) = files::first([self.path(name)])? {
-                digests.insert(name.to_string(), hex(Sha256::new_with_prefix(files::read(&path)?)));
+                digests.insert(name.to_string(), sha256::of_file(&path, |_| {})?);
             }
         }
         Ok(digests)

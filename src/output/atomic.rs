@@ -6,8 +6,9 @@ use super::stale;
 use super::target::Place;
 use crate::error::{Context, Error, Result};
 use crate::files::{self, Stream};
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{ErrorKind, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use tempfile::{NamedTempFile, TempPath};
 
@@ -45,9 +46,24 @@ impl AtomicFile {
     /// # Errors
     /// `path` exists and is not a regular file.
     pub fn create_in(dir: &Path, path: &Path) -> Result<AtomicFile> {
+        // Output files have the mode 0666 reduced by the umask, like those of other programs.
+        AtomicFile::create_with(0o666, dir, path)
+    }
+
+    /// Creates a file like [`AtomicFile::create`] that only its owner can read, from its first byte on.
+    ///
+    /// # Errors
+    /// `path` exists and is not a regular file.
+    pub fn create_private(path: &Path) -> Result<AtomicFile> {
+        AtomicFile::create_with(0o600, directory_of(path), path)
+    }
+
+    fn create_with(mode: u32, dir: &Path, path: &Path) -> Result<AtomicFile> {
         refuse_special(path)?;
         stale::remove(dir);
-        let temporary = stale::lock_new(|| temporaries().tempfile_in(dir)).at(path)?;
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(stale::PREFIX).suffix(stale::TEMPORARY).permissions(Permissions::from_mode(mode));
+        let temporary = stale::lock_new(|| builder.tempfile_in(dir)).at(path)?;
         Ok(AtomicFile::new(Content::Renamed(temporary), path))
     }
 
@@ -176,14 +192,6 @@ pub fn refuse_special(path: &Path) -> Result<()> {
         }
         _ => Ok(()),
     }
-}
-
-fn temporaries() -> tempfile::Builder<'static, 'static> {
-    use std::os::unix::fs::PermissionsExt;
-    let mut builder = tempfile::Builder::new();
-    // Temporary files default to mode 0600; output files get 0666 reduced by the umask, like other files.
-    builder.prefix(stale::PREFIX).suffix(stale::TEMPORARY).permissions(std::fs::Permissions::from_mode(0o666));
-    builder
 }
 
 #[cfg(test)]

@@ -191,6 +191,17 @@ impl Target {
         }
     }
 
+    /// Creates a file that only its owner can read. A device or pipe keeps its permissions.
+    ///
+    /// # Errors
+    /// The file cannot be created.
+    pub fn create_private(&self) -> Result<AtomicFile> {
+        match &self.place {
+            Place::File(file) => Ok(AtomicFile::create_private(file)?.overwrite(self.overwrite)),
+            stream => AtomicFile::written(stream, &self.path),
+        }
+    }
+
     /// Writes a small file at once.
     ///
     /// # Errors

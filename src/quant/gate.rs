@@ -38,7 +38,9 @@ impl Gate {
         };
         let percent = |text: &str, most: f64| {
             let Some(text) = text.strip_suffix('%') else {
-                return Err(Error::usage(format!("gate: found `{option}`, expected percent: {EXPECTED}")));
+                return Err(Error::usage(format!(
+                    "gate: found `{option}`, expected a number followed by %: {EXPECTED}"
+                )));
             };
             Ok(number(text, most)? / 100.0)
         };

@@ -2,7 +2,7 @@
 //!
 //! A container has less memory than its machine, and the system kills a process of it that uses more. The limits are
 //! files: `memory.max` in every directory of a control group of version 2, `memory.limit_in_bytes` in version 1.
-//! What is in use counts the cached pages of files, too, which the system drops when memory is needed.
+//! The memory in use contains cached pages of files, which the system drops when memory is needed.
 
 use crate::files;
 use std::path::{Path, PathBuf};

@@ -24,7 +24,10 @@ const PREDICATE_TYPE: &str = "https://model_signing/signature/v1.0";
 const LARGEST: u64 = 16 << 20;
 
 /// Returns the text of the signature file.
-pub(super) fn write(name: &str, resources: &[Resource], key: &PrivateKey) -> Vec<u8> {
+///
+/// # Errors
+/// The system gives no random numbers for the signature.
+pub(super) fn write(name: &str, resources: &[Resource], key: &PrivateKey) -> Result<Vec<u8>> {
     let resource = |r: &Resource| json!({"name": r.name, "algorithm": "sha256", "digest": r.sha256});
     let statement = json!({
         "_type": STATEMENT_TYPE,
@@ -41,7 +44,7 @@ pub(super) fn write(name: &str, resources: &[Resource], key: &PrivateKey) -> Vec
         },
     });
     let payload = serde_json::to_vec(&statement).expect("plain data always serializes");
-    let signature = key.sign(&encoded(&payload));
+    let signature = key.sign(&encoded(&payload))?;
     let bundle = json!({
         "mediaType": MEDIA_TYPE,
         "verificationMaterial": {"publicKey": {"hint": key.public().fingerprint()}, "tlogEntries": []},
@@ -51,7 +54,7 @@ pub(super) fn write(name: &str, resources: &[Resource], key: &PrivateKey) -> Vec
             "signatures": [{"sig": BASE64.encode(signature), "keyid": ""}],
         },
     });
-    crate::output::pretty(&bundle)
+    Ok(crate::output::pretty(&bundle))
 }
 
 /// Reads a signature file and checks the signature. Returns the name of the model and its signed files.
@@ -168,7 +171,7 @@ mod tests {
     #[test]
     fn a_signature_is_read_again_with_its_own_key_only() {
         for key in keys() {
-            let text = write("model", &resources(), &key);
+            let text = write("model", &resources(), &key).unwrap();
             assert_eq!(parse(&text, key.public()).unwrap(), ("model".to_string(), resources()));
             for other in keys().iter().filter(|other| other.public().fingerprint() != key.public().fingerprint()) {
                 assert_eq!(parse(&text, other.public()).unwrap_err().cause().exit_code(), 4);
@@ -179,7 +182,7 @@ mod tests {
     #[test]
     fn a_changed_payload_signature_or_hint_is_refused() {
         let key = &keys()[0];
-        let text = String::from_utf8(write("model", &resources(), key)).unwrap();
+        let text = String::from_utf8(write("model", &resources(), key).unwrap()).unwrap();
         let mut bundle: Value = serde_json::from_str(&text).unwrap();
         for field in ["/dsseEnvelope/payload", "/dsseEnvelope/signatures/0/sig"] {
             let old = bundle.pointer(field).unwrap().clone();
@@ -198,12 +201,12 @@ mod tests {
         let key = &keys()[0];
         let signed = |statement: &Value| {
             let payload = serde_json::to_vec(statement).unwrap();
-            let signature = key.sign(&encoded(&payload));
+            let signature = key.sign(&encoded(&payload)).unwrap();
             let bundle = json!({"mediaType": MEDIA_TYPE, "dsseEnvelope": {"payload": BASE64.encode(payload),
                 "payloadType": PAYLOAD_TYPE, "signatures": [{"sig": BASE64.encode(signature)}]}});
             parse(bundle.to_string().as_bytes(), key.public())
         };
-        let bundle: Value = serde_json::from_slice(&write("model", &resources(), key)).unwrap();
+        let bundle: Value = serde_json::from_slice(&write("model", &resources(), key).unwrap()).unwrap();
         let payload = BASE64.decode(bundle["dsseEnvelope"]["payload"].as_str().unwrap()).unwrap();
         let good: Value = serde_json::from_slice(&payload).unwrap();
         signed(&good).unwrap();
@@ -229,7 +232,7 @@ mod tests {
         fn any_text_is_parsed_or_refused(text in "\\PC*", at in 0usize..600, byte: u8) {
             let key = &keys()[0];
             let _ = parse(text.as_bytes(), key.public());
-            let mut bytes = write("model", &resources(), key);
+            let mut bytes = write("model", &resources(), key).unwrap();
             if let Some(changed) = bytes.get_mut(at) {
                 *changed = byte;
             }

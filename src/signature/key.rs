@@ -109,9 +109,7 @@ impl PrivateKey {
     /// The system gives no random numbers.
     pub fn generate() -> Result<(PrivateKey, String)> {
         let mut seed = [0; 32];
-        SystemRandom::new()
-            .fill(&mut seed)
-            .map_err(|_| Error::from(std::io::Error::other("found no random numbers")))?;
+        SystemRandom::new().fill(&mut seed).map_err(|_| no_random_numbers())?;
         let pair = Ed25519KeyPair::from_seed_unchecked(&seed).expect("a seed of 32 bytes is a key");
         Ok((PrivateKey::ed25519(pair), pem("PRIVATE KEY", &[&ED25519_PKCS8[..], &seed].concat())))
     }
@@ -121,13 +119,16 @@ impl PrivateKey {
         &self.public
     }
 
-    pub(super) fn sign(&self, message: &[u8]) -> Vec<u8> {
-        match &self.pair {
-            Pair::Ed25519(pair) => pair.sign(message).as_ref().to_vec(),
-            Pair::Ecdsa(pair) => {
-                pair.sign(&SystemRandom::new(), message).expect("the system gives random numbers").as_ref().to_vec()
-            }
-        }
+    /// Signs a message.
+    ///
+    /// # Errors
+    /// The system gives no random numbers, which ECDSA needs.
+    pub(super) fn sign(&self, message: &[u8]) -> Result<Vec<u8>> {
+        let signature = match &self.pair {
+            Pair::Ed25519(pair) => pair.sign(message),
+            Pair::Ecdsa(pair) => pair.sign(&SystemRandom::new(), message).map_err(|_| no_random_numbers())?,
+        };
+        Ok(signature.as_ref().to_vec())
     }
 }
 
@@ -168,6 +169,10 @@ impl PublicKey {
     pub(super) fn accepts(&self, message: &[u8], signature: &[u8]) -> bool {
         UnparsedPublicKey::new(self.algorithm.verification, &self.bytes).verify(message, signature).is_ok()
     }
+}
+
+fn no_random_numbers() -> Error {
+    std::io::Error::other("the system gives no random numbers").into()
 }
 
 /// Returns the content of the block `-----BEGIN LABEL-----` of a PEM file.
@@ -223,7 +228,8 @@ pub(super) mod tests {
         for (key, (_, public)) in keys().iter().zip(FILES) {
             assert_eq!(key.public().to_pem(), public);
             let read = PublicKey::from_pem(public).unwrap();
-            assert!(read.accepts(b"text", &key.sign(b"text")) && !read.accepts(b"other", &key.sign(b"text")));
+            let signature = key.sign(b"text").unwrap();
+            assert!(read.accepts(b"text", &signature) && !read.accepts(b"other", &signature));
         }
     }
 

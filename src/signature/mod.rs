@@ -22,14 +22,9 @@ pub use key::{PrivateKey, PublicKey};
 use crate::error::{Context, Error, Result};
 use crate::iebin::{COMPANIONS, IebinReader, JSON_NAME, tensor_map};
 use crate::progress::ProgressBar;
-use crate::sha256::{Digest, Sha256, hex};
-use crate::{files, interrupt, progress};
+use crate::{progress, sha256};
 use serde::Serialize;
-use std::io::Read;
-use std::path::{Component, Path, PathBuf};
-
-/// Bytes that are read and hashed at once.
-const PIECE: usize = 1 << 20;
+use std::path::{Component, Path};
 
 /// Signed hash of one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,10 +53,10 @@ pub struct Signature {
 /// Hashes all files of a pack and signs the hashes. Returns the text of the signature file and its summary.
 ///
 /// # Errors
-/// A file cannot be read, or the pack is replaced meanwhile.
+/// A file cannot be read, the pack is replaced meanwhile, or the system gives no random numbers for the signature.
 pub fn sign(reader: &IebinReader, key: &PrivateKey) -> Result<(Vec<u8>, Signature)> {
     let json = reader.path(JSON_NAME);
-    let before = hash(&json, &ProgressBar::hidden())?;
+    let before = sha256::of_file(&json, |_| {})?;
     let mut names = files_of(reader);
     names.sort_unstable();
     let bar = progress::bytes("hash", reader.total_bytes());
@@ -74,7 +69,7 @@ pub fn sign(reader: &IebinReader, key: &PrivateKey) -> Result<(Vec<u8>, Signatur
     }
     let dir = reader.dir.canonicalize().at(&reader.dir)?;
     let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let text = bundle::write(&name, &resources, key);
+    let text = bundle::write(&name, &resources, key)?;
     Ok((text, summary(name, &resources, key.public())))
 }
 
@@ -129,21 +124,5 @@ fn hash_member(reader: &IebinReader, name: &str, bar: &ProgressBar) -> Result<St
     if !plain || name.is_empty() {
         return Err(Error::corrupt(format!("found the signed file `{name}`, expected a path inside the pack")));
     }
-    let path: PathBuf = reader.path(name);
-    hash(&path, bar)
-}
-
-fn hash(path: &Path, bar: &ProgressBar) -> Result<String> {
-    let mut file = files::open(path)?;
-    let (mut hash, mut piece) = (Sha256::new(), vec![0; PIECE]);
-    loop {
-        interrupt::check()?;
-        match file.read(&mut piece).at(path)? {
-            0 => return Ok(hex(hash)),
-            n => {
-                hash.update(&piece[..n]);
-                bar.inc(n as u64);
-            }
-        }
-    }
+    sha256::of_file(&reader.path(name), |n| bar.inc(n))
 }

@@ -6,6 +6,8 @@
 //! value of a complete key is the position of its replacement.
 
 use crate::error::{Error, Result};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use std::collections::BTreeSet;
 
 /// Longest text in bytes that is looked up as a whole; longer graphemes are looked up by character.
@@ -29,7 +31,7 @@ pub(super) fn parse(base64: &str) -> Result<CharsMap> {
         return Err(Error::corrupt(found));
     }
     let broken = || Error::corrupt("found a broken character map");
-    let blob = decode(base64).ok_or_else(broken)?;
+    let blob = BASE64.decode(base64).map_err(|_| broken())?;
     let (size, rest) = blob.split_first_chunk::<4>().ok_or_else(broken)?;
     let trie = u32::from_le_bytes(*size) as usize / 4 * 4;
     let (trie, replacements) = rest.split_at_checked(trie).ok_or_else(broken)?;
@@ -77,26 +79,4 @@ fn replacement_lengths(replacements: &[u8]) -> Vec<u32> {
         lengths[at] = length;
     }
     lengths
-}
-
-/// Decodes base64 with the usual alphabet.
-fn decode(text: &str) -> Option<Vec<u8>> {
-    let (mut bytes, mut bits, mut count) = (Vec::with_capacity(text.len() / 4 * 3), 0u32, 0);
-    for c in text.trim_end_matches('=').bytes() {
-        let value = match c {
-            b'A'..=b'Z' => c - b'A',
-            b'a'..=b'z' => c - b'a' + 26,
-            b'0'..=b'9' => c - b'0' + 52,
-            b'+' => 62,
-            b'/' => 63,
-            _ => return None,
-        };
-        bits = bits << 6 | u32::from(value);
-        count += 6;
-        if count >= 8 {
-            count -= 8;
-            bytes.push((bits >> count) as u8);
-        }
-    }
-    Some(bytes)
 }

@@ -219,7 +219,9 @@ fn check_copies(template: &Value) -> Result<()> {
         let pieces = template.as_array().into_iter().flatten();
         let copies = pieces.filter(|piece| piece["Sequence"]["id"] == text).count();
         if copies > 1 {
-            return Err(Error::corrupt(format!("found {copies} copies of the text {text}, expected at most one")));
+            return Err(Error::corrupt(format!(
+                "found sequence {text} {copies} times in a template, expected at most once"
+            )));
         }
     }
     Ok(())

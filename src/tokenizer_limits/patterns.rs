@@ -136,7 +136,7 @@ fn cost(expr: &Expr) -> Option<Cost> {
                 let single = child.ways <= 1.0 && child.degree == 0;
                 return single.then_some(Cost { ways: 1.0, degree: 1, time: 1 + child.time });
             }
-            let ways = (hi - lo + 1) as f64 * child.ways.powf(*hi as f64);
+            let ways = hi.saturating_sub(*lo).saturating_add(1) as f64 * child.ways.powf(*hi as f64);
             Some(Cost { ways, degree: child.degree.saturating_mul(*hi as u32), time: child.time })
         }
         _ => None,

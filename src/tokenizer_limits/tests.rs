@@ -77,7 +77,7 @@ fn steps_that_make_texts_much_longer_are_refused() {
             json!({"post_processor": sequence("processors", steps(template(vec![special, text.clone()], 600), 2))}),
             "post_processor.processors[1]",
         ),
-        (json!({"post_processor": template(steps(text, 2), 1)}), "2 copies of the text A"),
+        (json!({"post_processor": template(steps(text, 2), 1)}), "sequence A 2 times"),
         (
             json!({"model": {"type": "BPE", "vocab": {"a": 0, "b".repeat(5000): 1}, "merges": []}}),
             "a token of 5000 bytes",

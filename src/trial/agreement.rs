@@ -131,7 +131,7 @@ pub struct Compared {
     pub rules: Rules,
     /// Percentage of steps that must agree.
     pub percent: f64,
-    /// True if every logit must agree, too.
+    /// True if every logit must also agree, within the tolerance of `rules`.
     pub exact: bool,
 }
 

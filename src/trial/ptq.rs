@@ -14,15 +14,14 @@ use crate::convert::quantize::select::{Selection, SelectionOptions};
 use crate::convert::quantize::weights::{Tensor, Weights};
 use crate::error::{Error, Result};
 use crate::eval::windows::WINDOW;
-use crate::files;
 use crate::job::{Job, RunOptions};
 use crate::manifest::plan::{Plan, Target};
 use crate::manifest::{TensorEntry, Verdict};
 use crate::output::{self, directory_of};
 use crate::provenance::{Evidence, Gate};
-use crate::sha256::{Digest, Sha256, hex};
+use crate::sha256;
 use std::cell::OnceCell;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Number of tensors that the error lists if a gate rejects the model.
 const NAMED: usize = 10;
@@ -94,7 +93,7 @@ impl PtqOptions {
         };
         self.model.refuse_pack("--gate-text")?;
         if let Some(calibration) = calibration {
-            let sha256 = hash(text)?;
+            let sha256 = sha256::of_file(text, |_| {})?;
             if calibration.description().texts.iter().any(|text| text.sha256 == sha256) {
                 return Err(Error::usage(
                     "this text was used for calibration, so it cannot be used to judge the result",
@@ -113,12 +112,12 @@ impl PtqOptions {
             return Ok(None);
         };
         self.model.refuse_pack("--plan-text")?;
-        let sha256 = hash(text)?;
+        let sha256 = sha256::of_file(text, |_| {})?;
         // One extra token for the beginning-of-sequence token.
         let calibrated = calibration.iter().flat_map(|c| &c.description().texts).filter(|t| t.sha256 == sha256);
         let mut skip = calibrated.map(|text| text.tokens as usize + 1).max().unwrap_or(0);
         if let Some(gate) = &self.gate_text
-            && hash(&gate.text)? == sha256
+            && sha256::of_file(&gate.text, |_| {})? == sha256
         {
             let windows = gate.windows.ok_or_else(|| {
                 Error::usage("the gate uses all of this text, which leaves nothing for the plan")
@@ -129,10 +128,6 @@ impl PtqOptions {
         }
         Ok(Some(Question { text: text.clone(), skip, windows: *windows, threads: self.threads }))
     }
-}
-
-fn hash(path: &Path) -> Result<String> {
-    Ok(hex(Sha256::new_with_prefix(files::read(path)?)))
 }
 
 /// Model to be quantized, with its options.

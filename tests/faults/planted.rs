@@ -38,7 +38,7 @@ enum Plant {
     ForeignRemains,
 }
 
-/// How a planted fault is searched for.
+/// Method of the search for a planted fault.
 #[derive(Debug, Clone, Copy)]
 enum Search {
     Kill,

@@ -18,7 +18,7 @@ use std::process::Command;
 /// Smallest size of an anonymous mapping that is shown to the observer.
 const LARGE: u32 = 1 << 20;
 
-/// What happens to a call.
+/// Treatment of a system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
     Make,
@@ -44,12 +44,12 @@ pub trait Observer {
     }
 }
 
-/// How a program ended, and what it said.
+/// Exit status and output of a program.
 #[derive(Debug)]
 pub struct Outcome {
     /// Exit code; `Err` holds the signal that ended the program.
     pub exit: Result<i32, i32>,
-    /// What it wrote on stdout and stderr.
+    /// Its output on stdout and stderr.
     pub said: String,
 }
 

@@ -8,7 +8,6 @@ use iec::session::dedup::DedupOptions;
 use iec::signature::{self, PrivateKey};
 use serde_json::json;
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// Arguments.
@@ -21,7 +20,8 @@ use std::path::{Path, PathBuf};
 
 The signature file has the layout of OpenSSF model signing. It contains the SHA-256 of every file that decides the
 answers of the pack: description, weights, tokenizer, configuration and chat template. Keys are PEM files of Ed25519,
-ECDSA P-256 or P-384. The tool `model_signing` checks signatures of the ECDSA keys, too.")]
+ECDSA P-256 or P-384. The tool `model_signing` can check signatures that
+were made with ECDSA keys.")]
 pub struct Args {
     /// The pack
     #[arg(long, value_name = "DIR", env = "MODEL_DIR", required_unless_present = "new_key")]
@@ -48,7 +48,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     if let Some(path) = &args.new_key {
         return new_key(path, &args, global);
     }
-    let (Some(dir), Some(key)) = (&args.model_dir, &args.key) else { unreachable!("clap asks for both") };
+    let (Some(dir), Some(key)) = (&args.model_dir, &args.key) else { unreachable!("clap requires both") };
     let out = args.out.clone().unwrap_or_else(|| dir.join(signature::FILE_NAME));
     let inputs = Inputs::default().files([key]).packs([dir], &iebin::members());
     let target = Target::check(&out, Rules { inputs: &inputs, overwrite: args.overwrite, stdout: !args.json })?;
@@ -84,10 +84,7 @@ fn new_key(path: &Path, args: &Args, global: &Global) -> Result<()> {
 
 fn write_key(path: &Path, target: &Target) -> Result<PrivateKey> {
     let (key, text) = PrivateKey::generate()?;
-    let mut file = target.create()?;
-    if target.is_file() {
-        file.file().set_permissions(std::fs::Permissions::from_mode(0o600)).at(path)?;
-    }
+    let mut file = target.create_private()?;
     file.write_all(text.as_bytes()).at(path)?;
     file.commit()?;
     Ok(key)
