@@ -137,7 +137,7 @@ pub fn openings(sources: &Sources) -> Vec<String> {
     found
 }
 
-/// Collects the files of documents and help texts, except the archive, which is kept unchanged.
+/// Collects the files of documents and help texts, except the archive of measurements.
 fn documents(folder: &Path, found: &mut Vec<(String, String)>) {
     for entry in fs::read_dir(folder).expect("a folder of the repository") {
         let path = entry.expect("a readable folder").path();
