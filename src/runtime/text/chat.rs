@@ -15,8 +15,11 @@ use crate::output::swap;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value};
 use minijinja::{Environment, ErrorKind};
+use regex::{Captures, Regex};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 /// Name of the file that contains only the chat template.
 pub const TEMPLATE_NAME: &str = "chat_template.jinja";
@@ -199,11 +202,16 @@ fn token_text(value: &serde_json::Value) -> Option<String> {
     value.as_str().or_else(|| value["content"].as_str()).map(str::to_string)
 }
 
+/// Tag that begins or ends a block of text for training.
+static GENERATION: LazyLock<Regex> =
+    LazyLock::new(|| Regex::new(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}").expect("a constant pattern"));
+
 /// Replaces `{% generation %}`, which only marks text for training, by an always-true block that renders the same.
-fn plain_blocks(source: &str) -> String {
-    let tag = |name| regex::Regex::new(&format!(r"\{{%([-+]?)\s*{name}\s*([-+]?)%\}}")).expect("a constant pattern");
-    let opened = tag("generation").replace_all(source, "{%$1 if true $2%}");
-    tag("endgeneration").replace_all(&opened, "{%$1 endif $2%}").into_owned()
+fn plain_blocks(source: &str) -> Cow<'_, str> {
+    GENERATION.replace_all(source, |tag: &Captures| {
+        let statement = if tag.get(2).is_some() { "endif" } else { "if true" };
+        format!("{{%{} {statement} {}%}}", &tag[1], &tag[3])
+    })
 }
 
 /// Returns the length of a value; as in Jinja, an undefined value has length 0.
