@@ -8,10 +8,14 @@
 
 #[path = "../fuzz/src/guard.rs"]
 mod guard;
+#[path = "../fuzz/src/mutate/mod.rs"]
+mod mutate;
 #[path = "../fuzz/src/targets.rs"]
 mod targets;
 
 use iec::rng::Rng;
+use mutate::below;
+use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use targets::{TARGETS, Target};
@@ -25,12 +29,19 @@ const SLOWNESS: u64 = 10;
 /// Maximum bytes of memory per byte of input, see `memory_grows_with_the_file_whatever_it_is_made_of`.
 const GROWTH: usize = 24;
 
+/// Maximum length in bytes of a structurally mutated input.
+const LONGEST: usize = 8192;
+
 fn files(kind: &str, target: &str) -> Vec<PathBuf> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz").join(kind).join(target);
     let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
     files.sort();
     files
+}
+
+fn known(target: &Target, kinds: &[&str]) -> Vec<Vec<u8>> {
+    kinds.iter().flat_map(|kind| files(kind, target.name)).map(|path| std::fs::read(path).unwrap()).collect()
 }
 
 /// Runs a target on an input and returns a description of the failure, if any.
@@ -60,12 +71,11 @@ fn every_seed_and_regression_is_survived() {
 fn inputs_around_the_seeds_are_survived() {
     let count = std::env::var("IEC_FUZZ_INPUTS").map_or(1000, |n| n.parse().expect("a number"));
     for target in TARGETS {
-        let read = |path: &PathBuf| std::fs::read(path).unwrap();
-        let known: Vec<Vec<u8>> =
-            [files("corpus", target.name), files("regressions", target.name)].concat().iter().map(read).collect();
+        let known = known(target, &["corpus", "regressions"]);
         let mut rng = Rng::new(7);
         for number in 0..count {
-            let input = mutated(&known, &mut rng);
+            let structural = if number % 2 == 0 { structural(target, &known, &mut rng) } else { None };
+            let input = structural.unwrap_or_else(|| noise(&known, &mut rng));
             if let Some(why) = offence(target, &input) {
                 let found = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{number}", target.name));
                 std::fs::write(&found, &input).unwrap();
@@ -111,8 +121,14 @@ fn memory_grows_with_the_file_whatever_it_is_made_of() {
     assert!(failures.is_empty(), "{failures:#?}");
 }
 
-/// Mutates a random input of `known` in a few places.
-fn mutated(known: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
+/// Mutates a random input of `known` by the rules of its format.
+fn structural(target: &Target, known: &[Vec<u8>], rng: &mut Rng) -> Option<Vec<u8>> {
+    let (input, other) = (&known[below(rng, known.len())], &known[below(rng, known.len())]);
+    mutate::mutate(target.name, input, other, rng, LONGEST)
+}
+
+/// Mutates the bytes of a random input of `known` in a few places.
+fn noise(known: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
     let mut input = known[below(rng, known.len())].clone();
     for _ in 0..=below(rng, 4) {
         let at = below(rng, input.len() + 1);
@@ -141,6 +157,36 @@ fn mutated(known: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
     input
 }
 
-fn below(rng: &mut Rng, n: usize) -> usize {
-    (rng.next_u64() % n.max(1) as u64) as usize
+/// Returns true if the outer structure of an input is correct: it is JSON, has a header, is an archive, or compiles.
+fn has_structure(target: &Target, input: &[u8]) -> bool {
+    match target.name {
+        "gguf" => iec::convert::gguf::header::parse(&input, 0).is_ok(),
+        "pickle" => {
+            let refused = iec::convert::shard::list(&input, 0).err().map(|e| e.to_string());
+            !refused.is_some_and(|why| why.contains("zip archive"))
+        }
+        "safetensors" => {
+            let length = input.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
+            let header = usize::try_from(length).ok().and_then(|n| input.get(8..n.checked_add(8)?));
+            serde_json::from_slice::<serde_json::Value>(header.unwrap_or(input)).is_ok()
+        }
+        "template" => std::str::from_utf8(input).is_ok_and(|source| {
+            let source = source.replace("endgeneration", "endif").replace("generation", "if true");
+            minijinja::Environment::new().template_from_str(&source).is_ok()
+        }),
+        "dedup" => serde_json::from_slice::<serde_json::Value>(&[input, b"}"].concat()).is_ok(),
+        _ => serde_json::Deserializer::from_slice(input).into_iter::<serde_json::Value>().all(|text| text.is_ok()),
+    }
+}
+
+/// Mutates each target's seeds 400 times: at most a quarter of inputs with random bytes keep their outer structure.
+#[test]
+fn structural_mutations_change_inputs_and_keep_their_outer_structure() {
+    for target in TARGETS {
+        let (seeds, mut rng) = (known(target, &["corpus"]), Rng::new(3));
+        let outputs: HashSet<_> = (0..400).filter_map(|_| structural(target, &seeds, &mut rng)).collect();
+        let changed = outputs.iter().filter(|output| !seeds.contains(output)).count();
+        let kept = outputs.iter().filter(|output| has_structure(target, output)).count();
+        assert!(changed >= 300 && kept >= 150, "{}: {changed} changed, {kept} kept", target.name);
+    }
 }
