@@ -111,7 +111,7 @@ impl Store {
             let good = ends && layout.alike(&self.layouts[of.payload]);
             return if good { Ok(()) } else { Err(wrong()) };
         };
-        let base = self.bases.get(base).ok_or_else(wrong)?;
+        let (base, of_pack) = self.bases.get(base).zip(self.description.bases.get(base)).ok_or_else(wrong)?;
         let entry = base.entries().get(of.payload).ok_or_else(wrong)?;
         let other = layout.facing(entry, self.effort)?;
         let fits = layout.alike(&other) || encoding == Encoding::Delta && other.can_help(layout);
@@ -119,11 +119,14 @@ impl Store {
             return Err(wrong());
         }
         if entry.sha256.is_none() || entry.sha256 != of.sha256 {
-            return Err(Error::corrupt(format!(
-                "found other bytes of {} in the base than when this pack was deduplicated",
-                entry.name
-            ))
-            .help("restore the pack it was deduplicated against"));
+            let found = format!(
+                "found other bytes of {} in the base pack {} than when this pack was deduplicated",
+                entry.name,
+                self.dir.join(&of_pack.dir).display()
+            );
+            return Err(Error::corrupt(found).help(
+                "put the unchanged base pack back into that directory; without it these weights cannot be rebuilt",
+            ));
         }
         Ok(())
     }

@@ -82,7 +82,7 @@ impl RenderProcess {
             }
         }
         .at(template.path())
-        .help("use --prompt without the template, or put another chat_template.jinja into the directory")
+        .help("leave out --chat and --template, or put another chat_template.jinja into the directory of the pack")
     }
 }
 

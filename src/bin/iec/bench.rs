@@ -37,7 +37,7 @@ pub struct Args {
     /// Prompts to continue (forms: see below) [env: PROMPTS] [default: ten built-in prompts]
     #[arg(long, value_name = "FILE")]
     prompts_file: Option<PathBuf>,
-    /// One synthetic prompt of N tokens per text of the batch, instead of prompts
+    /// Use synthetic prompts of N tokens, one per text of the batch, instead of --prompts-file or the built-in prompts
     #[arg(long, value_name = "N", conflicts_with = "prompts_file")]
     prompt_len: Option<usize>,
     /// Number of measured runs; each prints one line

@@ -29,8 +29,8 @@ pub struct Args {
     /// The pack
     #[arg(long, value_name = "DIR", required_unless_present = "base")]
     model_dir: Option<PathBuf>,
-    /// Packs that this one may resemble, such as the one it was fine-tuned from; reading it needs them from then on.
-    /// Without --model-dir all packs are deduplicated as a family: the first one alone, each of the others as its
+    /// Packs that the pack of --model-dir may resemble, such as the one that it was fine-tuned from. From then on it
+    /// can be read only while they exist. Without --model-dir all packs are deduplicated as a family: the first one alone, each of the others as its
     /// differences from the first
     #[arg(long, value_name = "DIR", num_args = 1.., conflicts_with = "restore")]
     base: Vec<PathBuf>,

@@ -243,8 +243,8 @@ struct DedupArgs {
     /// weights are checked when they are rebuilt; weights that kernels read in their stored form are not checked
     #[arg(help_heading = "Deduplicated packs", long, env = "IE_DEDUP_STRICT", value_parser = FalseyValueParser::new())]
     dedup_strict: bool,
-    /// Deduplication that is accepted: lossless: everything that `iec dedup` writes; none: only model.ie.bin, as with
-    /// --dedup off
+    /// For scripts of the predecessor: `none` has the effect of --dedup off; `lossless`, which is everything that
+    /// `iec dedup` writes, has no effect
     #[arg(
         help_heading = "Deduplicated packs",
         long,

@@ -16,7 +16,7 @@ pub struct ReportArgs {
     /// Write the same files into ./reports, unless --report-root names another directory
     #[arg(long)]
     html: bool,
-    /// Largest number of token ids per text in these files [default: no limit]
+    /// Largest number of token ids per text in the files of --report-root or --html [default: no limit]
     #[arg(long, value_name = "N", env = "REPORT_TOKENS_MAX")]
     report_tokens_max: Option<usize>,
     /// Variable of the predecessor; 0 writes no report

@@ -20,8 +20,8 @@ use std::path::{Path, PathBuf};
 
 The signature file has the layout of OpenSSF model signing. It contains the SHA-256 of every file that decides the
 answers of the pack: description, weights, tokenizer, configuration and chat template. Keys are PEM files of Ed25519,
-ECDSA P-256 or P-384. The tool `model_signing` can check signatures that
-were made with ECDSA keys.")]
+ECDSA P-256 or P-384. The tool `model_signing` can check signatures that were made
+with ECDSA keys.")]
 pub struct Args {
     /// The pack
     #[arg(long, value_name = "DIR", env = "MODEL_DIR", required_unless_present = "new_key")]

@@ -9,8 +9,8 @@ use std::path::PathBuf;
 /// Options that name the checkpoint. Each command says in an argument group whether one is required.
 #[derive(Debug, clap::Args)]
 pub struct SourceArgs {
-    /// The Hugging Face checkpoint: a directory with config.json, weights and tokenizer, one weight file,
-    /// or a pack of an older program
+    /// The Hugging Face checkpoint: a directory (config.json, weights, tokenizer), a single weight file, or a pack of
+    /// the predecessor
     #[arg(long, value_name = "DIR")]
     hf_dir: Option<PathBuf>,
     /// The checkpoint in the Hugging Face cache, by repository id; nothing is downloaded

@@ -170,7 +170,8 @@ fn etag(path: &Path) -> Option<String> {
 }
 
 /// Returns the problems of the weights as a whole, including each shard that the index names and the directory lacks.
-/// Files without a hash of the Hub are compared with the checksums that they record themselves.
+/// If no file has a hash of the Hub and nothing else is wrong, archives of `torch.save` are compared with the checksums
+/// inside them.
 ///
 /// # Errors
 /// The user interrupts.

@@ -107,7 +107,7 @@ impl<'a> Tiles<'a> {
     /// int8 activations.
     #[inline(always)]
     pub fn run_blocks(&self) -> usize {
-        // A weight scale that spans more than one group of activations spans whole groups, unless it spans the row.
+        // A group of weights is shorter than a group of activations or a multiple of it, so the shorter one is a run.
         self.layout.group_blocks.min(GROUP_BLOCKS)
     }
 

@@ -114,14 +114,11 @@ fn print_logprobs(lists: &[Option<Value>]) {
 pub fn finish(generation: &Generation, session: &Session, max_new: usize, global: &Global) -> Result<()> {
     note_full_context(generation, session, max_new, global);
     let completions = &generation.outcome.completions;
-    let invalid: Vec<String> =
-        completions.iter().filter_map(|done| done.error.as_ref()).map(ToString::to_string).collect();
-    if invalid.is_empty() {
-        return Ok(());
-    }
-    let found =
-        format!("{} of {} prompts were not continued: {}", invalid.len(), completions.len(), invalid.join("; "));
-    Err(Error::usage(found).help("shorten these prompts, or raise --ctx up to the context length of the model"))
+    let errors: Vec<&Error> = completions.iter().filter_map(|done| done.error.as_ref()).collect();
+    let Some(first) = errors.first() else { return Ok(()) };
+    let reasons = errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    let found = format!("{} of {} prompts were not continued: {reasons}", errors.len(), completions.len());
+    Err(Error::usage(found).help(first.help_text().unwrap_or("leave these prompts out")))
 }
 
 fn note_full_context(generation: &Generation, session: &Session, max_new: usize, global: &Global) {

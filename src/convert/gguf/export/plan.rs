@@ -148,9 +148,12 @@ impl<'a> ExportSource<'a> {
         if self.options.dequantize != Dequantize::None || kinds.iter().all(|kind| blocks::plain(*kind).is_some()) {
             return ggml_float(self.options.dtype.unwrap_or(DType::F32));
         }
-        let found = format!("found the types {kinds:?}, expected one type, because GGUF stores one tensor here");
+        let found = format!(
+            "found the types {kinds:?}, expected one type, because GGUF stores all experts of a layer as \
+             one tensor"
+        );
         Err(Error::unsupported(found).help(
-            "add --dequantize to write this tensor as floats, or pack again with one scheme for the matrices that it stacks",
+            "add --dequantize to write this tensor as floats, or pack again with the same scheme for all experts",
         ))
     }
 

@@ -43,22 +43,23 @@ pub(super) const fn table<I: Isa>() -> KernelTable {
     }
 }
 
-/// Returns `row` with the name and the BF16 kernels of an instruction set that only adds an instruction for pairs of
-/// BF16.
+/// Returns the kernel table `base` with the name, the detection and the BF16 kernels of `I`, an instruction set that
+/// adds a dot product of BF16 pairs to those of `base`.
 #[cfg(target_arch = "x86_64")]
-pub(super) const fn with_bf16<I: Isa>(row: KernelTable) -> KernelTable {
+pub(super) const fn with_bf16<I: Isa>(base: KernelTable) -> KernelTable {
     KernelTable {
         name: I::NAME,
         detected: I::detected,
         plain_bf16: plain::bf16::<I>,
         bf16_wants_magnitudes: I::BF16_DOTS,
         sum_bf16: weighted_sum::sum::<I, { sums::BF16 }>,
-        ..row
+        ..base
     }
 }
 
-/// Returns `row` with the name and the int8 kernel of an instruction set that only adds an instruction for bytes.
+/// Returns the kernel table `base` with the name, the detection and the int8 kernel of `I`, an instruction set that
+/// adds a dot product of bytes to those of `base`.
 #[cfg(target_arch = "x86_64")]
-pub(super) const fn with_int8<I: Isa>(row: KernelTable) -> KernelTable {
-    KernelTable { name: I::NAME, detected: I::detected, tile_int8: integer::kernel::<I, Int8>(), ..row }
+pub(super) const fn with_int8<I: Isa>(base: KernelTable) -> KernelTable {
+    KernelTable { name: I::NAME, detected: I::detected, tile_int8: integer::kernel::<I, Int8>(), ..base }
 }
