@@ -81,6 +81,7 @@ impl Shards {
                     return Err(Error::corrupt(format!(
                         "this tensor is not in `{file}`, the file that the index gives"
                     ))
+                    .help("index and weight files are of different versions; download the checkpoint again")
                     .at(index_path)
                     .tensor(tensor));
                 }

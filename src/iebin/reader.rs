@@ -130,8 +130,8 @@ impl IebinReader {
             return Ok(());
         }
         Err(Error::corrupt(format!("found the SHA-256 {found}, expected {expected} from {JSON_NAME}")).at(&path).help(
-            "restore the file or make the pack again; to keep a deliberate change, remove from model.ie.json the last \
-                 line, `sha256`, and the file from `files`",
+            "restore the file or make the pack again; to keep a deliberate change, delete from model.ie.json the \
+                 file's entry in `files` and the last field, `sha256`, with the comma before it",
         ))
     }
 
@@ -300,7 +300,8 @@ pub fn parse_description(text: &[u8]) -> Result<Description> {
         return Err(Error::corrupt("the file was changed: its SHA-256 differs from the recorded one")
             .tensor("sha256")
             .help(
-                "restore the file or make the pack again; to keep a deliberate change, remove the last line, `sha256`",
+                "restore the file or make the pack again; to keep a deliberate change, delete the last field, `sha256`, \
+                 and the comma before it",
             ));
     }
     if description.endianness.as_deref().is_some_and(|e| e != "little") {

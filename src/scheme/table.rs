@@ -128,8 +128,8 @@ pub struct SchemeInfo {
     pub codes: CodeMap,
     /// True if groups may have zero points, which changes [`SchemeInfo::codes`] to [`CodeMap::Affine`].
     pub may_be_affine: bool,
-    /// True for formats made of blocks of 32 weights: group size, symmetry and scale type are fixed, and canonical
-    /// codes are whole blocks.
+    /// True for formats made of blocks of 32 weights: group size, symmetry and scale type are fixed, and the canonical
+    /// codes of each row are padded to a multiple of 32.
     pub is_block_format: bool,
     /// Order of columns in canonical codes.
     pub order: CodeOrder,

@@ -199,7 +199,7 @@ impl Pages {
             buffer.fill(UNWRITTEN)?;
             buffers.push(buffer);
         }
-        // Page `i` of the tables is the `i`-th from the end in the order of allocation.
+        // Pages are used in the reverse order of their addresses, so that a kernel that ignores the tables fails.
         buffers.reverse();
         let stride = per_sequence.next_power_of_two();
         let mut tables = vec![0u64; sequences * stride];

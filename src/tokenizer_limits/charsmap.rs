@@ -30,7 +30,7 @@ pub(super) fn parse(base64: &str) -> Result<CharsMap> {
         let found = format!("found a character map of {} bytes, expected at most {LIMIT}", base64.len());
         return Err(Error::corrupt(found));
     }
-    let broken = || Error::corrupt("found a broken character map");
+    let broken = || Error::corrupt("found a precompiled_charsmap that is not base64 or ends too early");
     let blob = BASE64.decode(base64).map_err(|_| broken())?;
     let (size, rest) = blob.split_first_chunk::<4>().ok_or_else(broken)?;
     let trie = u32::from_le_bytes(*size) as usize / 4 * 4;

@@ -111,7 +111,7 @@ fn tokenizers_that_explode_are_refused_when_they_are_packed_and_when_they_are_ru
         ),
         (
             json!({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/".repeat(4000)}}),
-            "normalizer.precompiled_charsmap: found a broken character map",
+            "normalizer.precompiled_charsmap: found a precompiled_charsmap that is not base64 or ends too early",
         ),
         (decoders(replace("e", &"e".repeat(1000)), 4), "decoder.decoders[0]: found texts that grow"),
         (decoders(replace("a", "aa"), 40), "decoder.decoders[4]: found texts that grow"),

@@ -135,10 +135,8 @@ fn check(dir: &Path, file: &mut FileReport, bar: &progress::ProgressBar) -> Resu
 /// Adds the names of all files below `dir` to `names`. Links are not resolved, so broken links are listed, too.
 fn list(dir: &Path, below: &str, depth: usize, names: &mut BTreeSet<String>) -> Result<()> {
     if depth > MAX_DEPTH {
-        return Err(Error::unsupported(format!(
-            "found directories nested more than {MAX_DEPTH} deep, which are not supported"
-        ))
-        .at(dir));
+        let found = format!("found directories nested more than {MAX_DEPTH} deep, which are not supported");
+        return Err(Error::unsupported(found).at(dir.join(below)).help("name the directory of one checkpoint"));
     }
     let here = dir.join(below);
     for entry in std::fs::read_dir(&here).at(&here)? {

@@ -75,10 +75,11 @@ pub fn sizes(tensor: &Tensor) -> Result<Vec<u64>> {
     quantized.chain([AS_IT_IS.bytes(tensor)]).collect()
 }
 
-/// Quantizes some rows of a tensor with every scheme, each with the method that is best for it.
+/// Returns a candidate for every scheme, with the error that the best method for the scheme has on some rows of a
+/// tensor. A tensor in MXFP4 has only one candidate: it stays as it is.
 ///
 /// # Errors
-/// The tensor cannot be read, holds NaN or is quantized already (MXFP4 stays as it is); the statistics are of another
+/// The tensor cannot be read, holds NaN or is quantized already, other than as MXFP4; the statistics are of another
 /// model.
 pub fn compare(weights: &Weights, tensor: &Tensor, calibration: Option<&Calibration>) -> Result<Vec<Candidate>> {
     if already_quantized(tensor)?.is_some() {
