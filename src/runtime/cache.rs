@@ -1,4 +1,5 @@
-//! Cache of rebuilt weights of a pack without its binary: matrices are rebuilt at first use and kept within a limit.
+//! Cache of the rebuilt weights of a pack without `model.ie.bin`, such as a deduplicated pack: matrices are rebuilt at
+//! first use and kept within a limit.
 //!
 //! A token passes through all layers in order, so among the weights that are not in use, the one used last is needed
 //! again last. That one is evicted first. Hot weights are never evicted.
@@ -9,7 +10,8 @@ use crate::resources::memory_left;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Identifies a matrix: the index of its tensor in the pack and the index of the matrix in its stack.
+/// Identifies a matrix: the index of its tensor in the pack, and the index of the matrix in that tensor (the expert; 0
+/// for a tensor that is a single matrix).
 pub type Key = (usize, usize);
 
 /// A cache of rebuilt matrices with a limit in bytes.
@@ -17,7 +19,8 @@ pub type Key = (usize, usize);
 pub struct Cache {
     /// Limit that the user has set, which is never exceeded.
     limit: Option<u64>,
-    /// Limit without one of the user, from the memory that is left. Matrices in use at once may exceed it.
+    /// Limit if the user has set none: 7/8 of the memory that was left when the cache was created. Matrices that are in
+    /// use at the same time, and hot ones, may exceed it.
     default_limit: Option<u64>,
     state: Mutex<State>,
 }
@@ -40,6 +43,7 @@ pub struct Rebuilds {
 #[derive(Debug, Default)]
 struct State {
     slots: HashMap<Key, Slot>,
+    /// Number of requests so far.
     clock: u64,
     rebuilds: Rebuilds,
 }
@@ -47,6 +51,7 @@ struct State {
 #[derive(Debug)]
 struct Slot {
     matrix: Arc<Matrix>,
+    /// Value of `State::clock` at the last use.
     used: u64,
     hot: bool,
 }
@@ -71,7 +76,8 @@ impl Cache {
     /// once it was requested as `hot`.
     ///
     /// # Errors
-    /// The matrix cannot be rebuilt, or the matrices in use and the hot ones leave no room for it.
+    /// The matrix cannot be rebuilt, or the matrices in use and the hot ones leave no room for it under the user's
+    /// limit.
     pub fn get(
         &self,
         key: Key,

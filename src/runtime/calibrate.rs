@@ -26,7 +26,8 @@ impl Windows {
     /// A shorter rest of a text is dropped.
     ///
     /// # Errors
-    /// The prefix fills the window, or all texts together give fewer than two windows, one for each half.
+    /// The prefix fills the window, or all texts together give fewer than two windows: one is needed for each half of
+    /// the statistics ([`Half`]).
     pub fn new(texts: &[Vec<u32>], prefix: &[u32], window: usize) -> Result<Windows> {
         let piece = window.checked_sub(prefix.len()).filter(|piece| *piece > 0);
         let piece = piece.ok_or_else(|| {
@@ -65,7 +66,8 @@ pub struct Gather {
     pub memory: u64,
 }
 
-/// Returns the sites of a model in the order in which their statistics are collected and stored.
+/// Returns the sites of a model (each is the common input of one or more matrices) in the order in which their
+/// statistics are collected and stored.
 pub fn sites(config: &ModelConfig, products: bool) -> Vec<(Site, SiteShape)> {
     let shape = |layer, part, matrices, cols| {
         let site = Site { layer, part };
@@ -122,7 +124,9 @@ pub struct Gathering {
     sums: BTreeMap<Site, Sums>,
     /// Layers of this pass; later layers are not computed.
     layers: Range<usize>,
+    /// Buffers for the products `X^T X`.
     panels: Panels,
+    /// Number of windows read so far.
     windows: usize,
 }
 
@@ -198,7 +202,7 @@ impl Gathering {
         match self.sites().zip(self.sums()).find(|(_, sums)| damaged(sums)) {
             Some((shape, _)) => Err(Error::corrupt("found inputs that are NaN or infinite")
                 .tensor(&shape.name)
-                .help("the model is damaged, or its values need fp32")),
+                .help("collect from a pack made with --dtype fp32; if the error stays, the weights are damaged")),
             None => Ok(()),
         }
     }

@@ -24,7 +24,8 @@ pub trait DevicePart: Debug + Send + Sync {
     /// The keys and values of one page do not fit the address space.
     fn new_cache(&self) -> Result<Cache>;
 
-    /// Reports whether a cache was created by this part, or by one of the same shape on the same device.
+    /// Returns true when this part can use the cache: this part created it, or, on the CPU, a part with the same layout
+    /// of keys and values did.
     fn owns(&self, cache: &Cache) -> bool;
 
     /// Makes room for positions `positions` of a sequence; the next step writes all of them. Memory that clones of the
@@ -158,11 +159,11 @@ pub enum Devices {
     Cpu,
     /// On the first GPU if there is a usable one, otherwise on the CPU.
     Auto,
-    /// On these GPUs: bit `n` stands for device `n`.
+    /// On these GPUs: if bit `n` is set, on device `n`.
     Cuda(u64),
 }
 
-/// The part of a model that is computed on GPUs.
+/// Devices to use, and how many layers are computed on GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Offload {
     /// The devices.

@@ -215,9 +215,9 @@ impl Engine {
         done
     }
 
-    /// Rereads sequences that pass the original context length of LongRoPE, in either direction, because LongRoPE
-    /// rotates all keys of a longer text by other factors. The former state of such a sequence is added to
-    /// `replaced`.
+    /// Reads all tokens of a sequence again if it passes the original context length of LongRoPE, in either direction,
+    /// because LongRoPE rotates all keys of a longer text by other factors. The index and the former state of such a
+    /// sequence are added to `replaced`.
     fn reread_for_longrope(&mut self, feeds: &mut [Feed<'_>], replaced: &mut Vec<(usize, Sequence)>) -> Result<()> {
         let RopeScaling::LongRope { original_max_position: limit, .. } = self.model.config.rope.scaling else {
             return Ok(());
@@ -251,13 +251,14 @@ impl Engine {
         if caches.len() != self.model.parts.len()
             || !self.model.parts.iter().zip(caches).all(|(part, cache)| part.owns(cache))
         {
-            return Err(Error::usage("found a sequence of an engine with another shape, expected one of this engine"));
+            let found = "found a sequence of an engine of another shape (layers, devices or KV type)";
+            return Err(Error::usage(format!("{found}, expected one of this engine")));
         }
         let len = feed.sequence.len() + feed.tokens.len();
         if len > self.model.context {
             let found = format!("{len} tokens do not fit the context of {}", self.model.context);
             let help = if self.model.context < self.model.config.max_context {
-                format!("this model can be opened with a context of up to {}", self.model.config.max_context)
+                format!("open the model with a longer context (--ctx), up to {}", self.model.config.max_context)
             } else {
                 "use a shorter prompt or fewer new tokens".to_string()
             };
@@ -444,7 +445,7 @@ impl Engine {
         self.model.weights.bytes_per_token()
     }
 
-    /// Returns counters of rebuilt weights; `None` if the pack has its binary.
+    /// Returns counters of rebuilt weights; `None` if the pack has its `model.ie.bin`, so that nothing is rebuilt.
     pub fn rebuilds(&self) -> Option<Rebuilds> {
         self.model.weights.cache.as_ref().map(|cache| cache.rebuilds())
     }

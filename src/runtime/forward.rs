@@ -44,7 +44,7 @@ pub struct Model {
     pub cpu: Arc<Cpu>,
     /// Arithmetic of matrix products.
     pub arithmetic: Arithmetic,
-    /// Forms of activations that the products read.
+    /// Forms (number types) of activations that the products read.
     pub forms: Vec<Form>,
     /// Layers computed by this part.
     pub layers: Range<usize>,
@@ -57,13 +57,18 @@ struct Scratch {
     runs: Vec<Run>,
     /// Normalized inputs: `(n, hidden)`.
     normed: Acts,
+    /// Queries: `(n, n_heads * head_dim)`.
     q: Vec<f32>,
+    /// Keys: `(n, n_kv_heads * head_dim)`.
     k: Vec<f32>,
+    /// Values: `(n, n_kv_heads * head_dim)`.
     v: Vec<f32>,
     attend: Attend,
     /// Attention output: `(n, n_heads * head_dim)`.
     attended: Acts,
+    /// Result of the gate projection: `(n, intermediate)`.
     gate: Vec<f32>,
+    /// Result of the up projection: `(n, intermediate)`.
     up: Vec<f32>,
     /// Output of the activation function: `(n, intermediate)`.
     middle: Acts,
@@ -370,7 +375,7 @@ impl Model {
     }
 }
 
-/// A [`Job`] whose weights may still have to be rebuilt.
+/// A matrix product, `y = x * weight^T + bias`, whose weights may still have to be rebuilt; otherwise like [`Job`].
 pub(super) struct Product<'a> {
     pub weight: &'a Weight,
     /// Bias, if any: `(rows)`.

@@ -1,14 +1,19 @@
-//! Inference runtime: binds the weights of a pack once, then computes logits for the tokens it is given.
+//! Inference runtime: locates the weights of a pack once, then computes logits for the tokens it is given.
 //!
 //! [`engine::Engine`] is the entry point: it creates [`engine::Sequence`]s, reads tokens into them, and passes each
 //! step through a list of device parts (the interface is in [`device`]). [`open`] chooses and builds the parts:
-//! [`weights`] binds tensors, [`layer`] describes the layers for all devices, [`residency`] loads weights into
-//! memory. Two devices implement the interface. The CPU: [`forward`] computes the layers, [`experts`] computes
-//! mixtures of experts, [`attention`], [`ops`] and [`rope`] hold the arithmetic, [`kv`] the KV cache, [`cpu`] the
-//! matrix products. NVIDIA GPUs: `cuda`. On top of the engine, [`text`] converts text to tokens and back,
-//! [`generate`] decodes prompts in batches, [`speculate`] drafts tokens and [`sampler`] chooses them. [`profile`]
-//! measures the time of each stage. [`observe`] passes activations to [`calibrate`], which collects statistics, and
-//! to [`prefix`], which shares activations between models that differ in one layer.
+//! [`weights`] binds tensors (finds each one in the pack, checks its shape and assigns it to a layer), [`layer`]
+//! describes the layers for all devices, [`residency`] loads weights into memory. Matrices of a deduplicated pack are
+//! rebuilt from its store by [`rebuilt`] and kept in [`cache`]. [`precision`] selects the number types.
+//!
+//! Two devices implement the interface. On the CPU, [`forward`] computes the layers and [`experts`] the mixtures of
+//! experts, [`attention`], [`ops`] and [`rope`] hold the arithmetic, [`kv`] the KV cache, [`cpu`] the matrix products.
+//! `cuda` does all of this on NVIDIA GPUs.
+//!
+//! On top of the engine, [`text`] converts text to tokens and back, [`generate`] decodes prompts in batches,
+//! [`speculate`] drafts tokens, [`sampler`] chooses them, and [`score`] computes perplexities. [`profile`] measures the
+//! time of each stage. [`observe`] passes activations to [`calibrate`], which collects statistics, and to [`prefix`],
+//! which shares activations between models that differ in one layer.
 
 pub mod attention;
 pub mod cache;

@@ -3,7 +3,8 @@
 use super::ops::exp;
 use crate::model_config::RouterSoftmax;
 
-/// Picks the `choices.len()` largest logits, best first (ties go to the lower index), and computes softmax weights.
+/// Writes the experts with the `choices.len()` largest logits and their softmax weights to `choices`, the largest
+/// first; of equal logits, that of the lower index first.
 ///
 /// NaN logits count as the smallest, so that a broken model yields NaN instead of a crash.
 pub fn route(logits: &[f32], softmax: RouterSoftmax, choices: &mut [(u32, f32)]) {

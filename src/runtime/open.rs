@@ -23,13 +23,14 @@ use std::sync::Arc;
 /// Default number of tokens computed at once during prefill.
 pub const PREFILL_CHUNK: usize = 512;
 
-/// Positions that KV caches on a GPU must have room for when the caller sets no context length.
+/// Number of positions for which room is left in GPU memory for the KV cache when layers are assigned to GPUs and the
+/// caller sets no context length; the model's maximum would often leave no room for layers.
 const USUAL_CONTEXT: usize = 4096;
 
 /// Options for opening an engine.
 #[derive(Debug, Clone, Copy)]
 pub struct EngineOptions {
-    /// Number types; `None` = the fastest that the pack supports.
+    /// Precision of the run; `None` = the fastest that the pack supports.
     pub precision: Option<Precision>,
     /// Number of threads, including the caller's.
     pub threads: usize,
@@ -45,7 +46,7 @@ pub struct EngineOptions {
     pub affinity: Affinity,
     /// Memory nodes on which threads run and weights are placed.
     pub numa: Numa,
-    /// Part of the model that runs on GPUs.
+    /// Devices, and the number of layers that run on GPUs.
     pub offload: Offload,
 }
 
@@ -101,9 +102,10 @@ impl OpenedModel {
         }
         let (cpu, placement) = start_threads(options)?;
         let gpus = search(options.offload.devices)?;
-        // `auto` computes with the float types that the pack holds, even if they are mixed.
+        // Without a requested precision, float weights keep the types that the pack holds, even if they are mixed.
         let convert = options.precision.and_then(Precision::float_dtype);
-        // Matrices that the CPU reads in packed form have no unpacked bytes to copy to a GPU.
+        // Matrices that the CPU reads in the compressed form of a deduplicated pack have no plain bytes in memory that
+        // could be copied to a GPU.
         let in_place = cpu.unpacks() && matches!(gpus, Search::None { .. });
         let weights = Arc::new(Weights::bind(reader, &config, convert, in_place)?);
         let source = Source {

@@ -1,7 +1,7 @@
 //! Elementwise arithmetic between matrix products: norms, activations, and the exponential function they share.
 //!
-//! All functions are pure functions of one token's values with a fixed order of summation. They are written over 16
-//! lanes and compiled once per instruction set through [`Kernel`].
+//! The result for a token depends on the values of this token only, and sums have a fixed order. The loops are written
+//! over 16 lanes and compiled once per instruction set through [`Kernel`].
 
 use super::cpu::scalar::fold;
 use crate::model_config::Activation;

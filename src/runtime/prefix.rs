@@ -7,11 +7,13 @@ use super::precision::Precision;
 use crate::calibration::Site;
 use crate::error::Result;
 
-/// The residual stream of one text at the input of each layer. Of the output of the last layer, only the rows whose
-/// logits are wanted are kept.
+/// The residual stream of one text at the input of each layer, and the output of the last layer, of which only the rows
+/// whose logits are wanted are kept.
 #[derive(Debug, Default)]
 pub struct PrefixActivations {
     precision: Option<Precision>,
+    /// By layer: the residual stream at its input, `(tokens, hidden)`. The index `n_layers` stands for the output of
+    /// the last layer.
     streams: Vec<Vec<f32>>,
     /// The last layer whose input is kept.
     last: usize,

@@ -1,8 +1,9 @@
-//! Profiling: measures the time of each stage of a step with one clock reading at its end.
+//! Profiling: measures the time of each stage of a step with one clock reading at the end of the stage.
 //!
-//! The thread that drives the engine calls [`Profile::lap`], which adds the time since the last lap to one stage. The
-//! time for which that thread waited for other threads is counted separately, so the stages add up to the whole. A
-//! disabled profile costs one branch per lap.
+//! The driving thread, which is the one that calls the engine, calls [`Profile::lap`] at the end of each stage. This
+//! adds the time since the last call to that stage, except for the time in which the driving thread waited for other
+//! threads: that is a stage of its own, so all stages add up to the whole time. A disabled profile costs one branch per
+//! call.
 
 use super::cpu::Cpu;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ pub enum Stage {
     Embedding,
     /// Products that compute queries, keys and values, and the output projection of attention.
     Projections,
-    /// Rotation, writing of keys and values, scores and weighted sums.
+    /// Rotary position embedding, writing of keys and values, scores, and weighted sums of values.
     Attention,
     /// The dense MLP, or router and experts.
     Mlp,

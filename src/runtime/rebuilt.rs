@@ -1,4 +1,5 @@
-//! Matrices of a pack without its binary: their bytes are rebuilt from the source on demand.
+//! Matrices of a pack without `model.ie.bin`, such as a deduplicated pack. Their bytes are rebuilt on demand from a
+//! source, such as the store of the deduplicated pack.
 
 use super::cache::{Cache, Key};
 use super::cpu::{Matrix, MatrixStore};
@@ -27,7 +28,7 @@ impl Rebuilt {
     /// Creates the matrix and checks that products with its element type are supported.
     ///
     /// # Errors
-    /// The elements are not floats, or the payload has another length.
+    /// The elements of a plain matrix are not floats.
     pub(super) fn new(
         name: &Arc<str>,
         shape: Shape,

@@ -1,8 +1,9 @@
-//! Folding of partial results: combines the results of a row's pages and items into one.
+//! Folding of partial results: combines the results of a row (one query head of one token) over several pages of the KV
+//! cache into one.
 //!
-//! A partial result consists of the reference `m` of its probabilities `2^(s - m)`, the lanes of their sum, and the
-//! weighted sum of the values. Because `m` is an integer, bringing two results to the same reference multiplies them by
-//! powers of two, which is exact.
+//! A partial result consists of the reference `m` of its probabilities `2^(s - m)`, their sum (as 16 partial sums, the
+//! lanes), and the weighted sum of the values. Because `m` is an integer, bringing two results to the same reference
+//! multiplies them by powers of two, which is exact.
 
 use super::{GROUP, STATE};
 use crate::runtime::cpu::scalar::fold as fold_lanes;
@@ -19,7 +20,8 @@ pub(super) struct FoldGroup<'a> {
     pub folded: &'a mut [f32],
     /// Length of a row: its values, then [`STATE`] numbers.
     pub row_len: usize,
-    /// Reference of each new result, and the lanes of the sum of its probabilities.
+    /// Reference of each new result, or minus infinity if the row attends to no position of the page, and the lanes of
+    /// the sum of its probabilities.
     pub states: &'a [(f32, [f32; LANES]); GROUP],
     /// Weighted sum of the values of each new result: `(rows, row_len - STATE)`.
     pub sums: &'a [f32],

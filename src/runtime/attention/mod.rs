@@ -1,9 +1,10 @@
 //! Attention over a paged KV cache: splits a batch into work items and distributes them to threads.
 //!
-//! A *tile* is a few consecutive tokens of one sequence; its *rows* are their query heads that share a key/value head.
-//! For each page of positions, a row yields a partial result. Partial results are combined in the order of pages,
-//! whichever thread computed them (`page.rs` and `fold.rs`), so the bits of a row's result do not depend on the tile,
-//! the batch, the chunk or the number of threads.
+//! A *tile* is a few consecutive tokens of one sequence. An *item*, the unit of work, is a tile and a key/value head
+//! over some pages of the KV cache; its *rows* are the query heads of these tokens that share the key/value head. For
+//! each page, a row yields a partial result (`page.rs`). Partial results are combined in the order of pages, whichever
+//! thread computed them (`fold.rs`), so the bits of a row's result do not depend on the tile, the batch, the chunk or
+//! the number of threads.
 
 mod fold;
 mod page;
@@ -21,34 +22,38 @@ use std::ops::Range;
 
 pub use fold::MAX_HEAD;
 
-/// Rows of a tile. They share the loads of a page; more rows would not fit the CPU cache together with the page.
+/// Largest number of rows of an item. They share the loads of a page; more rows would not fit the CPU cache together
+/// with the page.
 const ROWS: usize = 64;
 /// Multiply-adds that justify waking a thread, which takes a microsecond or two.
 const MIN_WORK: usize = 1 << 16;
 /// Number of rows whose sums are held in registers at once.
 const GROUP: usize = 8;
-/// Numbers after the values of a partial result: 16 lanes of the sum, then the reference exponent and padding.
+/// Numbers after the values of a partial result: 16 lanes of the sum of its probabilities, then the reference `m` (an
+/// exponent, see `fold.rs`) and padding.
 const STATE: usize = 2 * LANES;
 
 /// Consecutive tokens of one sequence that are computed together.
 #[derive(Debug, Clone)]
 struct Tile {
     sequence: usize,
-    /// First row in the batch.
+    /// Index of the first token in the batch.
     first: usize,
     tokens: usize,
     /// Position of the first token.
     position: usize,
     /// Pages that at least one of its tokens attends to.
     pages: Range<usize>,
-    /// Index of its first item.
+    /// Index of the tile's first item in [`Attend::items`].
     first_item: usize,
 }
 
 /// Unit of work: a tile and a key/value head over some pages.
 #[derive(Debug, Clone)]
 struct Item {
+    /// Index of the tile in [`Attend::tiles`].
     tile: usize,
+    /// Key/value head.
     head: usize,
     pages: Range<usize>,
 }
@@ -57,7 +62,7 @@ struct Item {
 #[derive(Debug, Default)]
 pub struct Attend {
     tiles: Vec<Tile>,
-    /// Tile of each row of the batch.
+    /// Tile of each token of the batch.
     tile_of_row: Vec<u32>,
     /// Items in the order of tiles, heads and pages.
     items: Vec<Item>,
@@ -65,7 +70,8 @@ pub struct Attend {
     dealt: Vec<u32>,
     /// Offset of each item's rows in `memory`.
     places: Vec<usize>,
-    /// One slice per thread, aligned to cache lines: the folded rows of the thread's items, then a workspace.
+    /// One slice per thread, aligned to cache lines: the combined partial results of the thread's items, then a
+    /// workspace.
     memory: Vec<Line>,
 }
 
@@ -144,9 +150,9 @@ impl Attend {
         }
     }
 
-    /// Assigns items to as many threads as the work justifies and returns the number of threads. Items are dealt
-    /// longest first, to the threads in ascending and descending order by turns, so that all have about the same work.
-    /// `dealt` holds the items of one thread after those of the other, in slices of equal length.
+    /// Assigns items of at most `rows` rows to as many threads as the work justifies and returns the number of threads.
+    /// Items are dealt longest first, to the threads in ascending and descending order by turns, so that all have about
+    /// the same work. `dealt` holds the items of one thread after those of the other, in slices of equal length.
     fn deal(&mut self, task: &Task<'_>, rows: usize) -> usize {
         let items = &self.items;
         let pages: usize = items.iter().map(|item| item.pages.len()).sum();
@@ -199,6 +205,7 @@ pub struct Task<'a> {
 }
 
 impl Task<'_> {
+    /// Returns the number of query heads that share a key/value head.
     fn group(&self) -> usize {
         self.shape.n_heads / self.layout.kv_heads
     }

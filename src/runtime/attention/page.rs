@@ -1,4 +1,5 @@
-//! Attention of an item: processes its rows page by page, [`GROUP`] rows at a time.
+//! Attention of an item (a tile of tokens and a key/value head, see the parent module): processes its rows page by
+//! page, [`GROUP`] rows at a time.
 //!
 //! On each page, the scores of a row are turned into probabilities ([`super::scores`]), and the values weighted by them
 //! are added to the result of earlier pages ([`super::fold`]). Products of queries with keys and of probabilities with
@@ -14,16 +15,18 @@ use std::ops::Range;
 
 /// Buffers for one item at a time.
 pub(super) struct Workspace<'a> {
-    /// Queries in the form of weights, one row after the other.
+    /// Queries as the weights of a [`WeightedSum`], one row after the other.
     queries: &'a mut [u32],
     /// Buffer for the keys of the page in the form of [`Element::panel`].
     keys: &'a mut [u32],
+    /// Buffer for the values of the page in the form of [`Element::panel`].
     values: &'a mut [u32],
     /// Scores: `(GROUP, PAGE)`.
     scores: &'a mut [f32],
-    /// Unscaled products or probabilities as bits of f32, for types with scales: `(GROUP, PAGE)`.
+    /// For cache types with scales only, products of queries and keys, then probabilities, before they are multiplied
+    /// by scales, as bits of f32: `(GROUP, PAGE)`.
     products: &'a mut [u32],
-    /// Probabilities in the form of weights: `(GROUP, PAGE)`.
+    /// Probabilities as the weights of a [`WeightedSum`]: `(GROUP, PAGE)`.
     weights: &'a mut [u32],
     /// Weighted sums of the values: `(GROUP, value_stride)`.
     sums: &'a mut [f32],
@@ -37,7 +40,7 @@ impl<'a> Workspace<'a> {
         [queries, keys, values, group, group, group, GROUP * layout.value_stride()]
     }
 
-    /// Returns the size of the workspace for items of this many rows in words, a multiple of whole lanes.
+    /// Returns the length of the workspace for items of this many rows: a number of f32 values, divisible by [`LANES`].
     pub(super) fn len(layout: &KvLayout, rows: usize) -> usize {
         Self::lengths(layout, rows).iter().sum()
     }
@@ -145,7 +148,7 @@ fn upcoming<'a, T: Element>(
     (bytemuck::cast_slice(keys), bytemuck::cast_slice(values))
 }
 
-/// Writes the query of a row of a tile in the form of weights.
+/// Writes the query of a row of a tile to `words`, as the weights of a [`WeightedSum`].
 #[inline(always)]
 fn query_weights(sum_type: SumType, task: &Task<'_>, tile: &Tile, item: &Item, row: usize, words: &mut [u32]) {
     let (group, dim) = (task.group(), task.layout.head_dim);
@@ -247,9 +250,9 @@ impl<T: Element> RowGroup<'_, T> {
         }
     }
 
-    /// Computes the weighted sums of the values in `range`: `sums` is `(rows, value_stride)`. The probabilities are
-    /// read from `probabilities` for types with scales, where they still have to be scaled, and from `words` for
-    /// others.
+    /// Computes the weighted sums of the values in `range`: `sums` is `(rows, value_stride)`. For cache types without
+    /// scales, `words` holds the probabilities as weights. For types with scales, the probabilities are read from
+    /// `probabilities`, multiplied by the scales of the values and written to `words` first.
     #[inline(always)]
     fn weighted_sums(&self, range: &Range<usize>, probabilities: &[u32], words: &mut [u32], sums: &mut [f32]) {
         let (pair, stride) = (pair(T::SUM), self.task.layout.value_stride());

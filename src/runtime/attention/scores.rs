@@ -1,8 +1,8 @@
 //! Conversion of attention scores to probabilities (softmax in base 2).
 //!
 //! Scores are exponents of 2: `s = q . k * log2(e)`, with a softcap if the model has one. For the scores of a row in a
-//! page, the result is an integer `m` above the largest, the probabilities `2^(s - m)`, and their sum in 16 lanes, one
-//! per position modulo 16.
+//! page, the result is the largest score rounded up to an integer `m`, the probabilities `2^(s - m)`, and their sum in
+//! 16 lanes, one per position modulo 16.
 
 use crate::runtime::cpu::{Cpu, SumType, reference};
 use crate::runtime::kv::probabilities;
@@ -23,7 +23,8 @@ pub(super) fn mask(scores: &mut [f32], from: usize, slots: &Range<usize>, cap: O
     scores[seen.end..].fill(f32::NEG_INFINITY);
 }
 
-/// Turns the scores of a row into probabilities and returns their reference and the lanes of their sum.
+/// Writes the probabilities of the scores of a row to `words`, as weights of a
+/// [`WeightedSum`](crate::runtime::cpu::WeightedSum), and returns their reference `m` and the lanes of their sum.
 #[inline(always)]
 pub(super) fn row_probabilities(
     cpu: &Cpu,
@@ -75,16 +76,16 @@ mod tests {
                     4 => scores.iter_mut().for_each(|score| *score = score.round() - 0.0),
                     _ => {}
                 }
-                let (mut ours, mut law) = ([1u32; PAGE / 2], [1u32; PAGE / 2]);
+                let (mut ours, mut scalar) = ([1u32; PAGE / 2], [1u32; PAGE / 2]);
                 let (m, sum) = row_probabilities(&cpu, SumType::Bf16, &scores, &mut ours);
                 let reference = reference(max(&peaks(&scores)));
-                let lanes = probabilities(SumType::Bf16, &scores, reference, &mut law);
+                let lanes = probabilities(SumType::Bf16, &scores, reference, &mut scalar);
                 let half = |bits: u32| if f32::from_bits(bits).is_nan() { u32::MAX } else { bits };
                 let halves =
                     |words: &[u32]| words.iter().flat_map(|w| [half(w << 16), half(w >> 16 << 16)]).collect::<Vec<_>>();
                 assert_eq!(m, reference, "{isa}, case {case}");
                 assert_eq!(sum.map(|s| half(s.to_bits())), lanes.map(|s| half(s.to_bits())), "{isa}, case {case}");
-                assert_eq!(halves(&ours), halves(&law), "{isa}, case {case}");
+                assert_eq!(halves(&ours), halves(&scalar), "{isa}, case {case}");
             }
         }
     }

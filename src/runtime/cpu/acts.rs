@@ -22,8 +22,8 @@ pub(super) struct Line(pub [f32; 16]);
 pub struct Q8Group {
     /// Rounded values, -127..=127; kernels rely on the absence of -128.
     pub codes: [i8; GROUP],
-    /// For each block, -16 times the sum of its codes: added to the sum of products, it cancels an offset of 16 that
-    /// was added to the weights.
+    /// For each block, -16 times the sum of its codes. Kernels that add an offset of 16 to the weights, so that their
+    /// codes become unsigned, add this number to the sum of products, which cancels the offset.
     pub starts: [i32; GROUP_BLOCKS],
     /// Sum of `starts`.
     pub start: i32,
@@ -93,7 +93,7 @@ pub struct Acts {
 }
 
 impl Acts {
-    /// Copies `n` rows of `k` values; the buffers are reused.
+    /// Replaces the contents by `n` rows of `k` values each, `rows`, and reuses the buffers.
     pub fn set(&mut self, n: usize, k: usize, rows: &[f32]) {
         assert_eq!(rows.len(), n * k);
         self.reset(n, k);
@@ -114,6 +114,7 @@ impl Acts {
         }
     }
 
+    /// Sets the sizes and marks the rounded forms as out of date, without touching the buffers.
     pub(super) fn shape(&mut self, n: usize, k: usize) {
         // The number of blocks is odd, so that rows that are read together do not map to the same cache sets.
         (self.n, self.k, self.stride) = (n, k, (k.div_ceil(BLOCK) | 1) * BLOCK);

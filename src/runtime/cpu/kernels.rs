@@ -26,7 +26,7 @@ pub(super) struct Part<'a> {
     pub col: usize,
     /// Number of tokens.
     pub cols: usize,
-    /// True when the weights are in a near cache.
+    /// True when the weights are already in the first-level or second-level cache.
     pub near: bool,
     /// Weights that will be needed next, which a kernel may prefetch.
     pub next: &'a [u8],
@@ -46,7 +46,7 @@ impl<'a> Part<'a> {
 /// # Safety
 /// * The CPU has the instruction set of the table the kernel comes from.
 /// * Items and columns of the part lie inside the matrix and the activations, whose columns agree.
-/// * For int8 arithmetic the activations are quantized.
+/// * The activations have the form (f32, 16-bit or int8) that the kernel reads.
 pub(super) type PartFn = unsafe fn(&Part<'_>, out: &mut [f32]);
 
 impl Part<'_> {
@@ -103,8 +103,8 @@ impl<'a> Tiles<'a> {
         from..(from + self.layout.group_blocks).min(self.layout.blocks)
     }
 
-    /// Returns the number of blocks of a run, which are those that share both a scale of the weights and one of the
-    /// int8 activations.
+    /// Returns the number of blocks of a run: consecutive blocks that share both a scale of the weights and a scale of
+    /// the integer activations.
     #[inline(always)]
     pub fn run_blocks(&self) -> usize {
         // A group of weights is shorter than a group of activations or a multiple of it, so the shorter one is a run.
@@ -191,8 +191,8 @@ macro_rules! with_const {
 }
 pub(super) use with_const;
 
-/// Function that computes rectangles, and their sizes: `items` or 1 items with 1 to `cols` columns, `alone` or 1
-/// items with a single column.
+/// Function that computes rectangles, and the sizes of the rectangles that it accepts: `items` items or 1 item with 1
+/// to `cols` columns, and `alone` items with a single column.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Kernel {
     /// Items of a full rectangle.

@@ -54,8 +54,8 @@ pub struct Cpu {
     table: &'static KernelTable,
 }
 
-/// Least cost (about the bytes that are read) that is worth another thread: a core does about this much work in the
-/// time in which a sleeping thread wakes.
+/// Least cost of work (about the number of bytes that it reads) that is worth another thread: a core does about this
+/// much work in the time in which a sleeping thread wakes.
 const MIN_COST_PER_THREAD: usize = 32 << 10;
 
 /// Name of the instruction set that every [`Cpu`] of this process uses instead of the best one.

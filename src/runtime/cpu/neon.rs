@@ -86,7 +86,7 @@ unsafe impl Isa for Neon {
         }
     }
 
-    /// Does nothing, because there is no stable intrinsic.
+    /// Does nothing, because stable Rust has no intrinsic for prefetching on AArch64.
     #[inline(always)]
     fn prefetch(self, _at: *const u8) {}
 

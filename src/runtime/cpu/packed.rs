@@ -1,5 +1,6 @@
-//! Packed BF16 matrices: each weight stays stored in 11 bits. A few rows at a time are unpacked into a near cache,
-//! and the ordinary kernels multiply them there. So results have the same bits as those of the unpacked matrix.
+//! Packed BF16 matrices of deduplicated packs: each weight stays compressed to 11 bits (an exponent window, see
+//! [`crate::windowed`]). A few rows at a time are unpacked into a buffer that fits the first-level or second-level
+//! cache, and the ordinary kernels multiply them there. So results have the same bits as those of the unpacked matrix.
 
 use super::acts::LeastMagnitude;
 use super::matrix::{Matrix, MatrixStore};
@@ -12,16 +13,16 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// Rows that share one remembered least magnitude.
+/// Number of rows that share one remembered [`LeastMagnitude`].
 const ROWS: usize = 4;
-/// Bytes of rows that are unpacked at once for a few columns.
+/// Bytes of rows that are unpacked at once for a few columns (tokens).
 const NEAR_BYTES: usize = 128 << 10;
-/// Largest number of columns that counts as a few: one rectangle of the widest kernels.
+/// Largest number of columns that counts as a few: that of one call of the kernels with the most columns.
 const FEW: usize = 6;
 /// Marks a least magnitude that has not been computed yet; magnitudes have 16 bits.
 const UNKNOWN: u32 = u32::MAX;
 
-/// Elements of a packed matrix, and results of earlier products: least magnitudes, and whether bytes were corrupt.
+/// Elements of a packed matrix, and what earlier products found: least magnitudes, and whether bytes were corrupt.
 #[derive(Debug)]
 pub(super) struct Packed {
     numbers: Windowed,
@@ -80,14 +81,16 @@ impl Matrix {
 }
 
 fn broken() -> Error {
-    Error::corrupt("found a block of weights whose number of exceptions differs from its header")
-        .help("restore the files model.dedup.* from a backup; `iec dedup --verify` finds every changed byte")
+    Error::corrupt("found a block of weights whose number of exceptions differs from its header").help(
+        "copy the files model.dedup.* of the pack, and of the base pack if it has one, from a backup, or make the \
+             pack again; `iec dedup --model-dir PACK --verify` finds every damaged tensor",
+    )
 }
 
 impl Packed {
-    /// Returns the number of rows to unpack at once for so many tokens: rows of [`NEAR_BYTES`] bytes in total for a
-    /// few tokens, of `far_bytes` for many. It is a multiple of 4, preferably of 16, because panels of 16 rows more
-    /// often end with a block (a block that two panels share is unpacked twice).
+    /// Returns the number of rows to unpack at once for so many tokens: rows of about [`NEAR_BYTES`] bytes in total for
+    /// a few tokens, of `far_bytes` for many. It is a multiple of 4, preferably of 16: then the rows more often end
+    /// where a block of the compressed form ends, and a block that is cut is unpacked twice.
     pub fn panel_rows(cols: usize, tokens: usize, far_bytes: usize) -> usize {
         let wanted = if tokens <= FEW { NEAR_BYTES } else { far_bytes };
         let rows = (wanted / (2 * cols).max(1)).max(1);

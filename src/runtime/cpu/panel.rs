@@ -1,4 +1,4 @@
-//! Panels: weights that are unpacked once and multiplied by many columns.
+//! Panels: the weights of a few tiles, which are unpacked once and multiplied by many columns (tokens).
 
 use super::acts::Line;
 use super::kernels::Part;
@@ -58,6 +58,7 @@ pub(super) struct Ahead<'a> {
     /// Number of products of a panel with a column before which nothing is prefetched, because the activations in
     /// between would evict it.
     from: usize,
+    /// Number of products of a panel with a column after which everything has been prefetched.
     until: usize,
 }
 
@@ -73,7 +74,7 @@ impl<'a> Ahead<'a> {
         Ahead { bytes: &data[end..(end + len).min(data.len())], from: until.saturating_sub(late), until }
     }
 
-    /// Returns the weights to prefetch during these products.
+    /// Returns the weights to prefetch during these products; `products` counts products of a panel with a column.
     pub fn share(&self, products: Range<usize>) -> &'a [u8] {
         let at =
             |product: usize| self.bytes.len() * product.saturating_sub(self.from) / (self.until - self.from).max(1);

@@ -1,10 +1,10 @@
-//! Work stealing: divides the units of a parallel region among threads. Each thread has a contiguous piece of the
-//! units and takes chunks from its front; when its piece is empty, it takes chunks from the back of the longest piece
-//! that is left.
+//! Work stealing: divides the units of work of a parallel region (see [`super::region`]) among threads. Each thread has
+//! a contiguous piece of the units and takes chunks from its front; when its piece is empty, it takes chunks from the
+//! back of the longest piece that is left.
 //!
-//! Equal pieces end at the same time only if all cores are equally fast. They are not on a shared machine or when
-//! other programs run. A chunk is a fixed part of what is left of its piece: a long piece is cut into few chunks, and
-//! the last chunks are short.
+//! Without stealing, equal pieces would end at the same time only if all cores were equally fast, which they are not on
+//! a shared machine or when other programs run. A chunk is a quarter of what is left of its piece, so a long piece is
+//! cut into few chunks, and the last chunks are short.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};

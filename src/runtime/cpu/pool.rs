@@ -1,11 +1,12 @@
 //! Thread pool: persistent workers that run one parallel region at a time, with the caller as thread 0.
 //!
-//! A region is a closure `f(t)`, called once for each `t` of `0..threads`; no result may depend on which thread
-//! computes it, so none depends on timing. Each worker has a mailbox. The caller writes the region once, posts it to
-//! the mailboxes it needs, runs its own share, then the shares that no worker has begun (on a busy machine a worker
-//! may not be scheduled for milliseconds), and waits for the counter of open shares to reach zero. A token of a small
-//! model takes more than a hundred regions, so caller and workers spin for some microseconds before they sleep. They
-//! do not spin longer, so that an idle pool costs nothing and other programs on a busy machine can run.
+//! A region is a closure `f(t)`, called once for each `t` of `0..threads`; each of these calls is a *share*. No result
+//! may depend on which thread computes it, so none depends on timing. Each worker has a mailbox. The caller writes the
+//! region once, posts it to the mailboxes it needs, runs its own share, then the shares that no worker has begun (on a
+//! busy machine a worker may not be scheduled for milliseconds), and waits for the counter of open shares to reach
+//! zero. A token of a small model takes more than a hundred regions, so caller and workers spin for some microseconds
+//! before they sleep. They do not spin longer, so that an idle pool costs nothing and other programs on a busy machine
+//! can run.
 //!
 //! More threads than processors would only preempt each other in the middle of a share. Therefore there are at most
 //! as many threads as processors, and each runs several shares if more are requested.
@@ -20,7 +21,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{JoinHandle, Thread, ThreadId};
 use std::time::{Duration, Instant};
 
-/// Time that a waiting thread spins before it sleeps: several barriers of a decode step, far below a scheduler tick.
+/// Time that a waiting thread spins before it sleeps: several times the usual wait between two regions of a decode
+/// step, and far below a tick of the system's scheduler.
 const SPIN: Duration = Duration::from_micros(40);
 
 /// Mailbox state: there is nothing to do, and the worker is awake.

@@ -1,5 +1,5 @@
-//! Parallel region: divides a list of matrix products among threads into contiguous shares of equal cost, each read
-//! as one stream.
+//! Parallel region: divides a list of matrix products among threads into contiguous pieces of equal cost. Each thread
+//! reads the weights of its piece in the order of memory.
 //!
 //! The unit of work is 16 rows (a tile, or 16 plain rows). All units of all jobs form one sequence, weighted by cost,
 //! and thread `t` of `T` has the t-th piece of equal cost. So a thread reads one range of each matrix, until its
@@ -30,7 +30,7 @@ thread_local! {
 /// Bytes of plain weights that stay in the second-level cache while they are multiplied by all columns.
 const CACHED_WEIGHT_BYTES: usize = 512 << 10;
 
-/// Values of activations that stay in the second-level cache together with a panel.
+/// Number of f32 activations that stay in the second-level cache together with a panel.
 const CACHED_ACTS: usize = 128 << 10;
 
 /// One product of a parallel region: `y = x * matrix^T + bias`.

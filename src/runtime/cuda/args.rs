@@ -265,7 +265,7 @@ pub struct Sizes {
     pub out: u64,
 }
 
-/// Rows, among the row-expert pairs sorted by expert, that one expert computes.
+/// Some consecutive pairs, among the row-expert pairs sorted by expert, that all have the same expert.
 #[derive(Debug, Clone, Copy, Default, bytemuck::Zeroable, bytemuck::Pod)]
 #[repr(C)]
 pub struct Share {

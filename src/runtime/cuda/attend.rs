@@ -9,11 +9,12 @@ use crate::error::{Error, Result};
 use crate::runtime::device::DeviceInfo;
 use crate::runtime::kv::KvLayout;
 
-/// Maximum number of tokens per run for which a step is computed row by row, as in decoding.
+/// A step is computed row by row, as in decoding, if no sequence has more than this number of tokens in it.
 const DECODE_RUN: usize = 8;
 /// Maximum number of query heads of a group that a block computes in decoding.
 const DECODE_HEADS: usize = 8;
-/// Minimum number of positions per part of a sequence.
+/// Minimum number of positions per part: in decoding, the positions of a sequence are cut into parts that are computed
+/// by different blocks, and `attention_combine` combines their partial results.
 const PART: usize = 64;
 /// Maximum number of parts of a sequence.
 const PARTS: usize = 1024;

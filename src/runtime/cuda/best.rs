@@ -18,6 +18,7 @@ pub struct Best {
     vocab: usize,
     /// Number of parts that a row is cut into to find its largest logit.
     parts: usize,
+    /// Largest `k` for which there is memory.
     most: usize,
     /// Largest logit of each part: `(rows, parts)`.
     partial: Array<f32>,
@@ -55,7 +56,8 @@ impl Best {
         2 * self.partial.view().len().max(self.ids.view().len())
     }
 
-    /// Finds the largest logit of each part of `n` rows, and applies the softcap to all logits if there is one.
+    /// Finds the largest logit of each part of `n` rows, and applies the softcap `cap` to all logits if there is one.
+    /// [`Best::take`] with `k = 1` then finds the largest of each row.
     ///
     /// # Errors
     /// The driver reports an error.

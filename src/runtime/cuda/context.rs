@@ -14,7 +14,8 @@ use std::ffi::{CString, c_void};
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-/// PTX of all kernels, for devices without and with tensor cores for bf16; built by `scripts/ptx.sh`.
+/// PTX of all kernels: the first for devices without tensor cores for bf16, the second for devices with them. Built by
+/// `scripts/ptx.sh`.
 const PTX: [&str; 2] = [include_str!("kernels/compute_75.ptx"), include_str!("kernels/compute_80.ptx")];
 
 /// Bytes of dynamic shared memory that a kernel may use unless its limit is raised.

@@ -54,8 +54,10 @@ impl Driver {
         result::init().map_err(|e| match e.0 {
             CUresult::CUDA_ERROR_NO_DEVICE => no_device(),
             CUresult::CUDA_ERROR_STUB_LIBRARY => {
-                Error::engine("found the libcuda stub of a CUDA toolkit, expected a driver")
-                    .help("install the driver of the graphics card, or use --device cpu")
+                Error::engine("found the libcuda stub of a CUDA toolkit, expected a driver").help(
+                    "remove the toolkit's directory `stubs` from LD_LIBRARY_PATH, install the driver of the graphics \
+                     card if there is none, or use --device cpu",
+                )
             }
             _ => error("starting the driver", e),
         })?;
@@ -132,7 +134,8 @@ fn dotted(version: i32) -> String {
 }
 
 fn no_device() -> Error {
-    Error::engine("the NVIDIA driver finds no device").help("check `nvidia-smi`, or use --device cpu")
+    Error::engine("the NVIDIA driver finds no device")
+        .help("check with `nvidia-smi` and CUDA_VISIBLE_DEVICES that this process may use a GPU, or use --device cpu")
 }
 
 /// Converts an error of the driver while `doing` something.
@@ -143,7 +146,7 @@ pub(super) fn error(doing: &str, e: DriverError) -> Error {
     let said = format!("CUDA, {doing}: {} ({})", text(e.error_string()), text(e.error_name()));
     match e.0 {
         CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::new(Cause::OutOfMemory(said))
-            .help("leave layers to the CPU (--gpu-layers N), or use a shorter context or a narrower KV cache"),
+            .help("leave layers to the CPU (--gpu-layers N), or use a shorter context (--ctx) or --kv bf16"),
         _ => Error::engine(said),
     }
 }

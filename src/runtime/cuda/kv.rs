@@ -128,7 +128,8 @@ impl Pool {
         Ok(Page(Arc::new(Memory { buffer: Some(buffer), pool: self.clone() })))
     }
 
-    /// Returns the arguments for kernels that use the cache of layer `index` of this part.
+    /// Returns the arguments for kernels that use the cache of layer `index`, counted from the first layer on this
+    /// device. `pages` is the device address of the page tables, which have `table_stride` entries per sequence.
     pub fn cache(&self, index: usize, pages: u64, table_stride: usize) -> args::Cache {
         let layout = &self.layout;
         args::Cache {

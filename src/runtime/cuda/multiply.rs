@@ -1,7 +1,7 @@
 //! Launches of matrix products; `kernels/matmul.cuh` specifies the choice of the kernel.
 //!
-//! Products of few rows of x take microseconds, so products that read the same rows share a launch, which also
-//! computes the activation of gate and up.
+//! Products of few rows of the activations `x` take microseconds, so products that read the same rows share a launch,
+//! which also computes the activation of gate and up.
 
 use super::args::{self, Kind};
 use super::array::{Acts, View};
@@ -22,8 +22,9 @@ const TOGETHER: usize = 3;
 /// Number of rows per tile.
 const TILE: usize = 16;
 
-/// Returns the maximum number of rows per share: [`FEW`] if the experts have so few rows that each matrix is then read
-/// only once or twice, otherwise [`MANY`].
+/// Returns the maximum number of rows per share (the rows of one expert are cut into shares, and each share reads the
+/// expert's matrix once): [`FEW`] if the experts have so few rows that each matrix is then read only once or twice,
+/// otherwise [`MANY`].
 pub fn share_rows(pairs: usize, experts: usize) -> usize {
     if pairs <= 6 * experts { FEW } else { MANY }
 }
@@ -149,6 +150,7 @@ impl Ops {
         [512, 256].into_iter().find(fits).unwrap_or(128) as u32
     }
 
+    /// Computes a product of many rows of x, or of the shares of experts.
     fn many(
         &self,
         linear: &DeviceLinear,
@@ -158,6 +160,7 @@ impl Ops {
     ) -> Result<()> {
         let (block, shared) = match linear.how {
             How::Float => (128, 0),
+            // Threads and shared memory are those that `kernels/matmul.cuh` lists for these kernels.
             How::Tensor { passes } if columns == MANY && !is_plain(linear) => {
                 (384, if passes == 1 { 81_408 } else { 87_040 })
             }

@@ -14,19 +14,23 @@ use std::sync::Arc;
 
 /// Maximum number of blocks of a grid along y and along z.
 pub(super) const GRID: usize = 65_535;
-/// Maximum number of experts; `TOP_K` is that of experts per row, `PAIRS` that of row-expert pairs per step.
+/// Maximum number of experts of a layer.
 const EXPERTS: usize = 1024;
+/// Maximum number of experts per row.
 const TOP_K: usize = 32;
+/// Maximum number of pairs of a row and one of its experts in a step.
 const PAIRS: usize = 16_384;
 /// Maximum number of rows of the router kernel.
 const ROUTER_ROWS: usize = 8;
-/// Number of tickets: one for each 16 rows of the largest matrix whose results are activated in the same launch.
+/// Number of tickets ([`Ops::tickets`]): one for each 16 rows of the largest gate or up matrix, because a launch that
+/// computes both products also computes their activation.
 const TICKETS: usize = 1 << 16;
 
 /// Launches on a device.
 #[derive(Debug)]
 pub struct Ops {
     context: Arc<Context>,
+    /// See [`Ops::tickets`].
     tickets: Array<u32>,
 }
 
@@ -72,7 +76,9 @@ pub struct Grouped {
     pub chosen: Chosen,
     /// Row of each sorted pair: `(pairs)`.
     pub inputs: View<u32>,
+    /// Shares: pieces of at most `share_rows` consecutive pairs of one expert, each computed by one row of blocks.
     pub shares: View<args::Share>,
+    /// Number of shares, written by the device: `(1)`.
     pub count: View<u32>,
     pub pairs: usize,
     pub experts: usize,
@@ -115,7 +121,7 @@ impl Ops {
             return Err(Error::engine(format!(
                 "found CUDA kernels with arguments of {found:?} bytes, expected {sizes:?}"
             ))
-            .help("the program was built from files that do not belong together; build it again"));
+            .help("the PTX in the sources is out of date; run scripts/ptx.sh and build the program again"));
         }
         Ok(ops)
     }
@@ -331,7 +337,8 @@ pub fn check(config: &ModelConfig, rows: usize) -> Result<()> {
     Ok(())
 }
 
-/// Returns the maximum number of shares that `pairs` pairs can be cut into.
+/// Returns the maximum number of shares (of at most `share_rows` pairs of one expert each) that `pairs` pairs can be
+/// cut into.
 pub fn most_shares(pairs: usize, experts: usize, share_rows: usize) -> usize {
     pairs.min(experts + pairs / share_rows)
 }

@@ -225,8 +225,8 @@ impl CudaPart {
         Ok(())
     }
 
-    /// Starts the work of all layers. Leaves the residual stream in the input, or the wanted rows after the final
-    /// norm in `normed`.
+    /// Starts the work of all layers of this part. The residual stream is updated in the memory of the input. If this
+    /// part has the output matrix, the wanted rows after the final norm are written to `normed`.
     fn walk(&self, plan: &Plan) -> Result<()> {
         let n = plan.rows;
         let x = self.input.view(plan, Section::X);

@@ -31,12 +31,15 @@ pub struct Head {
 pub struct Scratch {
     /// Normalized inputs of a block: `(n, hidden)`.
     pub normed: Acts,
+    /// Queries: `(n, n_heads * head_dim)`.
     pub q: Array<f32>,
+    /// Keys: `(n, n_kv_heads * head_dim)`.
     pub k: Array<f32>,
+    /// Values: `(n, n_kv_heads * head_dim)`.
     pub v: Array<f32>,
     /// Output of attention before the output projection: `(n, n_heads * head_dim)`.
     pub attended: Acts,
-    /// Partial results of attention.
+    /// Partial results of attention, see [`Kernels::partial_len`](super::attend::Kernels::partial_len).
     pub partial: Array<f32>,
     /// Output of a block: `(n, hidden)`.
     pub branch: Array<f32>,
@@ -60,9 +63,13 @@ pub struct ExpertScratch {
     pub experts_of: Array<u32>,
     /// Weights of these experts: `(n, top_k)`.
     pub weights: Array<f32>,
+    /// See [`Chosen::slots`].
     pub slots: Array<u32>,
+    /// See [`Grouped::inputs`].
     pub inputs: Array<u32>,
+    /// See [`Grouped::shares`].
     pub shares: Array<Share>,
+    /// See [`Grouped::count`].
     pub count: Array<u32>,
     /// Outputs of the experts, sorted by expert: `(n * top_k, hidden)`.
     pub outputs: Array<f32>,

@@ -58,7 +58,8 @@ pub trait Element: bytemuck::Pod + Send + Sync {
     const LARGEST: Option<f32>;
     /// Returns the stored form of a value (divided by the scale, if there is one).
     fn narrow(value: f32) -> Self;
-    /// Returns the numbers in the form that products read; `room` is a buffer with one word for two numbers.
+    /// Returns the numbers in the form that products read: the stored bytes, or a conversion in `room`, which must have
+    /// at least one word for two numbers.
     fn panel<'a>(stored: &'a [Self], room: &'a mut [u32]) -> &'a [u8];
 }
 
@@ -87,12 +88,13 @@ macro_rules! by_type {
 }
 pub(crate) use by_type;
 
-/// Returns the number of elements in one step of a product.
+/// Returns the number of elements in one step of a weighted sum: 2 where elements are multiplied in pairs, otherwise 1.
 pub const fn pair(sum_type: SumType) -> usize {
     if matches!(sum_type, SumType::Bf16) { 2 } else { 1 }
 }
 
-/// Turns floats into the weights of a [`SumType`], one word per step.
+/// Writes floats to `words` in the form in which a weighted sum of this [`SumType`] reads its weights, one word per
+/// step: an f32, or two bf16.
 #[inline(always)]
 pub fn weights(sum_type: SumType, values: &[f32], words: &mut [u32]) {
     if pair(sum_type) == 1 {
@@ -129,8 +131,8 @@ fn joined(pair: u64) -> u32 {
     (pair >> 16 & 0xffff | pair >> 32 & 0xffff_0000) as u32
 }
 
-/// Turns scores into probabilities `2^(score - m)` as weights, and returns their sum in lanes. The number of scores is
-/// a multiple of [`LANES`].
+/// Writes the probabilities `2^(score - m)` to `words` in the form of [`weights`], and returns their sum in lanes. The
+/// number of scores must be a multiple of [`LANES`].
 #[inline(always)]
 pub fn probabilities(sum_type: SumType, scores: &[f32], m: f32, words: &mut [u32]) -> [f32; LANES] {
     let mut sum = [0f32; LANES];

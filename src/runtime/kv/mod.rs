@@ -3,8 +3,9 @@
 //! Within a page, the data of a layer and key/value head is contiguous: the keys transposed in groups of 16 positions,
 //! so that scores need no horizontal sums; then the values position by position, with heads padded to whole lanes;
 //! then, for types with scales, the scales of the keys and of the values, `[head_dim/32][PAGE]` each. Numbers that are
-//! multiplied in pairs are adjacent: `[PAGE/16][head_dim/pair][16][pair]` and `[PAGE/pair][value_stride][pair]`. Clones
-//! of a sequence share pages until one of them writes.
+//! multiplied in pairs (`pair` is 2 for bf16 and int8, otherwise 1) are adjacent: keys are
+//! `[PAGE/16][key_stride/pair][16][pair]` and values `[PAGE/pair][value_stride][pair]`. Clones of a sequence share
+//! pages until one of them writes.
 
 mod element;
 

@@ -100,8 +100,9 @@ pub struct Memory {
     /// Kind of the current draft and its first token. If the draft is not verified, its first token is still compared
     /// with the next token of the text, at no cost.
     current: Option<(usize, u32)>,
-    /// Steps since the draft model was last used, and number of steps after which it is tried again.
+    /// Number of steps since the draft model was last used.
     idle: usize,
+    /// Value of `idle` at which the draft model is tried again.
     pause: usize,
     /// Number of draft tokens that were verified.
     pub drafted: usize,
@@ -114,6 +115,7 @@ pub struct Memory {
 const KINDS: usize = 5;
 /// Assumed acceptance rate of each kind before any draft token was verified.
 const PRIORS: [f64; KINDS] = [0.2, 0.3, 0.5, 0.7, SMALL_MODEL];
+/// Assumed acceptance rate of a draft model before any of its tokens was verified, and again after a pause.
 const SMALL_MODEL: f64 = 0.5;
 /// First and longest pause in steps after which a draft model that saved no time is tried again; each pause is twice
 /// as long as the last.
@@ -164,6 +166,7 @@ impl Memory {
     }
 }
 
+/// Drafts tokens for each text by prompt lookup, as many as are expected to save time.
 fn look_up(texts: &mut [Text<'_>], cost: &Cost) -> Vec<Vec<u32>> {
     let places: Vec<_> = texts.iter_mut().map(|text| text.memory.lookup.find(text.ids)).collect();
     let kind = |agreement: usize| match agreement {

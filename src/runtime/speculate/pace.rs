@@ -14,18 +14,20 @@ pub const MAX_AHEAD: usize = 31;
 /// Minimum factor by which a plan must exceed the expected speed without draft tokens, because measurements are
 /// uncertain.
 const MARGIN: f64 = 1.03;
-/// Assumed cost of another token, as a fraction of the step, before any measurement. It is low, so that a first attempt
-/// is made and measured.
+/// Assumed cost of each further token in steps larger than any that was measured, as a fraction of a step of one token.
+/// It is low, so that a first attempt is made and measured.
 const GUESSED_SLOPE: f64 = 0.04;
 
-/// Time of steps in seconds: `speed * shape[rows]`, where `speed` is the time of a step of one token. It is adapted at
-/// every step (the bandwidth of shared memory changes within seconds, and texts grow); `shape` is adapted slowly.
+/// Estimated time of a step that reads `rows` tokens, in seconds: `speed * shape[rows]`, where `speed` is the time of a
+/// step of one token. `speed` is adapted quickly, because texts grow and other programs change the memory bandwidth
+/// that is left within seconds; `shape` is adapted slowly.
 #[derive(Debug, Clone)]
 pub struct Cost {
     speed: f64,
-    /// Relative cost by number of tokens; `None` = never measured.
+    /// By number of tokens, the time of a step relative to that of a step of one token; `None` = never measured.
     shape: Vec<Option<f64>>,
-    /// Seconds to draft one more token for all texts; before the first measurement, in steps of one token.
+    /// Seconds to draft one more token for all texts; before the first measured step, the same as a multiple of a step
+    /// of one token.
     draft: f64,
     /// Fixed number of tokens to draft, if set.
     always: Option<usize>,
@@ -88,8 +90,8 @@ impl Cost {
         self.speed * self.relative(rows) + self.draft * ahead as f64
     }
 
-    /// Returns the number of tokens to draft for each text, given the acceptance rate of its draft tokens and their
-    /// largest number.
+    /// Returns the number of tokens to draft for each text. `texts` holds for each text the acceptance rate of its
+    /// draft tokens and their largest number.
     pub fn plan(&self, texts: &[(f64, usize)]) -> Vec<usize> {
         if let Some(ahead) = self.always {
             return texts.iter().map(|(_, room)| ahead.min(*room)).collect();
@@ -124,7 +126,7 @@ pub struct Trust {
 }
 
 impl Trust {
-    /// Creates an estimate of `likely`, with the weight of two verified draft tokens.
+    /// Creates an estimate that starts at the rate `likely`, with the weight of two verified draft tokens.
     pub fn new(likely: f64) -> Trust {
         Trust { hits: 2.0 * likely, trials: 2.0 }
     }

@@ -202,11 +202,13 @@ fn token_text(value: &serde_json::Value) -> Option<String> {
     value.as_str().or_else(|| value["content"].as_str()).map(str::to_string)
 }
 
-/// Tag that begins or ends a block of text for training.
+/// Matches the tags `{% generation %}` and `{% endgeneration %}`, between which templates put the text that a model is
+/// trained on.
 static GENERATION: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}").expect("a constant pattern"));
 
-/// Replaces `{% generation %}`, which only marks text for training, by an always-true block that renders the same.
+/// Replaces the tags of [`GENERATION`], which minijinja does not know, by an `if` block that is always true and so
+/// renders the same text.
 fn plain_blocks(source: &str) -> Cow<'_, str> {
     GENERATION.replace_all(source, |tag: &Captures| {
         let statement = if tag.get(2).is_some() { "endif" } else { "if true" };
@@ -231,7 +233,8 @@ fn length(value: &Value) -> std::result::Result<usize, minijinja::Error> {
 fn tojson(value: &Value, options: Kwargs) -> std::result::Result<Value, minijinja::Error> {
     let failed = |e: serde_json::Error| minijinja::Error::new(ErrorKind::InvalidOperation, format!("tojson: {e}"));
     let indent: Option<usize> = options.get("indent")?;
-    // Templates pass these options only with values that ask for what this function does anyway: they are ignored.
+    // These options are accepted and ignored: templates pass them only with values that ask for what this function does
+    // anyway.
     let _: (Option<bool>, Option<bool>) = (options.get("ensure_ascii")?, options.get("sort_keys")?);
     options.assert_all_used()?;
     let mut out = Vec::new();

@@ -7,7 +7,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const MONTHS: &str = "January February March April May June July August September October November December";
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
-/// Returns the current time in a format of C's `strftime`.
+/// Returns the current time in a format of C's `strftime`, or an error message if the format has a directive that no
+/// known template uses.
 pub fn strftime_now(format: &str) -> Result<String, String> {
     strftime(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()), format)
 }

@@ -5,6 +5,7 @@
 #[derive(Debug, Default)]
 pub struct StopMatcher {
     stops: Vec<String>,
+    /// Text that was not returned yet: it could be the beginning of a stop string.
     held: String,
 }
 

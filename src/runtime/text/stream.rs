@@ -62,8 +62,9 @@ impl TextStream {
         piece
     }
 
-    /// Shortens the window to the last id, if that id alone decodes to complete characters. The text must not be empty,
-    /// so that rules for the start of a text apply to this id and not to the next one.
+    /// Shortens the window to the last id, if that id alone decodes to at least one character and to complete
+    /// characters only. If its text were empty, rules for the start of a text (such as dropping a leading space) would
+    /// apply to the next id.
     fn restart(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<()> {
         let alone = tokenizer.decode(&[id], false)?;
         if !alone.is_empty() && !alone.contains(char::REPLACEMENT_CHARACTER) {

@@ -17,16 +17,18 @@ use tokenizers::{
 /// File name of a tokenizer inside a model directory.
 pub const FILE_NAME: &str = "tokenizer.json";
 
-/// Bytes that a text of any length may have before the model sees it. The crate takes some 70 bytes of memory for each.
+/// Largest size in bytes, after normalizers and pre-tokenizers, that is accepted for every text, however short the text
+/// is. The crate needs about 70 bytes of memory for each of these bytes.
 const PREPARED: usize = 8 << 20;
-/// Bytes that a text may have before the model sees it, per byte of text. Only hostile tokenizers exceed it: honest
-/// ones make three bytes of each space at most.
+/// A text that becomes larger than [`PREPARED`] is accepted if it grows at most by this factor. Only hostile tokenizers
+/// exceed it: honest ones replace a space by three bytes at most.
 const PREPARED_GROWTH: usize = 8;
 /// Bytes of a text that are normalized at a time to measure how long the whole becomes.
 const PIECE: usize = 64 << 10;
-/// Bytes of a prompt for which any context is large enough to try.
+/// Prompts up to this size in bytes are encoded even if the context is short.
 const PROMPT: usize = 1 << 20;
-/// Bytes of a prompt per token of the context; texts have 3 to 5 on average.
+/// Longer prompts are encoded if they have at most this many bytes per token of the context; texts have 3 to 5 bytes
+/// per token on average.
 const PROMPT_BYTES_PER_TOKEN: usize = 32;
 
 /// A tokenizer, ready to encode and decode.
@@ -82,7 +84,7 @@ impl Tokenizer {
         &self.path
     }
 
-    /// Returns the bounds of its steps.
+    /// Returns how much longer the steps of the tokenizer can make a text.
     pub fn bounds(&self) -> &Bounds {
         &self.bounds
     }
@@ -97,15 +99,15 @@ impl Tokenizer {
         self.encode_with(text, false)
     }
 
-    /// Returns the number of bytes above which a text has more tokens than `context`, or is refused because it would
-    /// take more memory than any honest prompt for that context.
+    /// Returns the largest size in bytes of a prompt that is worth encoding for a context of `context` tokens. A longer
+    /// one certainly has more tokens than that, or would take more memory than any honest prompt.
     pub fn longest_prompt(&self, context: usize) -> usize {
         let most = PROMPT.max(context.saturating_mul(PROMPT_BYTES_PER_TOKEN));
         self.bounds.bytes_per_token.map_or(most, |bytes| most.min((bytes * context as f64) as usize))
     }
 
-    /// Refuses a text that the normalizers make much longer. Where the bound does not exclude that, pieces of the text
-    /// are normalized, one after the other.
+    /// Refuses a text that the normalizers and pre-tokenizers make much longer. If the bounds of the tokenizer do not
+    /// rule that out, the text is normalized piece by piece to measure its length.
     fn check_growth(&self, text: &str) -> Result<()> {
         let limit = PREPARED.max(text.len().saturating_mul(PREPARED_GROWTH)) as f64;
         if text.len() as f64 * self.bounds.encode_growth <= limit {
@@ -121,7 +123,7 @@ impl Tokenizer {
             }
             prepared += normalized.get().len() as f64 * self.bounds.pre_tokenizer_growth;
             if prepared > limit {
-                let found = format!("makes more than {limit} bytes of a text of {} bytes", text.len());
+                let found = format!("this tokenizer makes more than {limit} bytes of a text of {} bytes", text.len());
                 return Err(Error::corrupt(found).help("use the tokenizer.json of the original model"));
             }
             rest = after;

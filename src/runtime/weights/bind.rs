@@ -21,8 +21,9 @@ pub(super) struct Binder<'a> {
     convert: Option<DType>,
     bound: RefCell<HashSet<String>>,
     cache: Option<Arc<Cache>>,
-    /// True if matrices that kernels can read in packed form are not rebuilt.
+    /// True if matrices of a deduplicated pack stay compressed ([`Windowed`]) where kernels can compute with that form.
     in_place: bool,
+    /// Bytes of further tensors that may become hot, see [`Keep::hot_bytes`](crate::iebin::rebuild::Keep::hot_bytes).
     hot_bytes_left: Cell<u64>,
     /// True if the embedding is also the output matrix; otherwise only single rows of it are read.
     embedding_multiplies: bool,
@@ -176,14 +177,14 @@ impl<'a> Binder<'a> {
         (0..matrices).map(bind).collect()
     }
 
-    /// Returns the packed numbers of a matrix if kernels can and should read it in that form.
+    /// Returns the compressed numbers of a matrix if kernels can and should read it in that form.
     fn windowed(&self, shape: Shape, numbers: impl FnOnce() -> Option<Windowed>) -> Option<Windowed> {
         let plain = shape.from.is_none() && shape.store == MatrixStore::Plain(DType::BF16);
         if plain && self.in_place { numbers() } else { None }
     }
 
-    /// Returns true for tensors that are rebuilt before the first token. It is called for tensors in the order of their
-    /// use, except for the embedding.
+    /// Returns true for hot tensors, which are rebuilt before the first token and always kept. It must be called for
+    /// tensors in the order of their use, because it also counts down the bytes that are left for hot tensors.
     fn is_hot(&self, entry: &Entry) -> bool {
         let Some((_, keep)) = self.reader.rebuilt() else { return false };
         if keep.hot.contains(&entry.name) {

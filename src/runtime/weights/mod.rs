@@ -1,8 +1,9 @@
 //! Weights of a model: binds every tensor to its place in the layers and checks its shape.
 //!
-//! Matrices stay in the mapped file. Only float matrices wider than the requested precision and codes of 5 and 6 bits
-//! are converted into owned memory. Matrices of a pack without its binary are rebuilt when they are used ([`Weight`]).
-//! Vectors (norms, biases, sinks) are small and held as f32.
+//! Matrices stay in the mapped file. Only codes of 5 and 6 bits, and float matrices of another type than the requested
+//! precision, are converted into owned memory; for fp32, narrower floats stay, because kernels widen them exactly.
+//! Matrices of a pack without `model.ie.bin` (a deduplicated pack) are rebuilt when they are used ([`Weight`]). Vectors
+//! (norms, biases, sinks) are small and held as f32.
 
 mod bind;
 mod shape;
@@ -151,7 +152,7 @@ pub struct Weights {
     pub final_norm: Vec<f32>,
     /// Output matrix, `(vocab, hidden)`; the embedding itself if tied.
     pub lm_head: Weight,
-    /// Cache of rebuilt matrices; `None` if the pack has its binary.
+    /// Cache of rebuilt matrices; `None` if the pack has its `model.ie.bin`.
     pub cache: Option<Arc<Cache>>,
 }
 
@@ -209,7 +210,7 @@ impl Layer<Host> {
 
 impl Weights {
     /// Binds all tensors that the configuration requires and converts float matrices to `convert` if it is given. With
-    /// `in_place`, matrices of a pack without its binary stay in packed form if kernels can compute with it.
+    /// `in_place`, matrices of a deduplicated pack stay compressed if kernels can compute with that form.
     ///
     /// # Errors
     /// A tensor is missing, has the wrong shape or storage, overflows the type it is converted to, or has no place in

@@ -7,7 +7,7 @@ use crate::mapped::Bytes;
 use crate::scheme::{CodeMap, QuantSpec, Scheme, TILE_ALIGN, TileLayout};
 use rayon::prelude::*;
 
-/// One row of a block for all 16 lanes.
+/// 64 bytes of a block: for each of the 16 rows of a tile, four bytes of codes one after the other.
 type Vector = [u8; TILE_ALIGN];
 
 /// Number of vectors in a block that hold the low four bits of its codes.
@@ -47,8 +47,9 @@ pub(super) fn widen(from: &TileLayout, tiles: &[u8], to: &TileLayout) -> Result<
     })
 }
 
-/// Converts one block. Vector `f` of int8 holds columns `4f..4f + 4`. Their low four bits are the low or high nibbles
-/// of vector `f % 4`; their high bits follow after the nibbles.
+/// Converts one block of 16 rows by 32 columns. Vector `f` of the 8 vectors of int8 codes holds columns `4f..4f + 4`.
+/// In `codes`, their low four bits are the low nibbles (`f < 4`) or the high nibbles of vector `f % 4`; their high bits
+/// follow after the nibbles.
 fn widen_block(codes: &[Vector], bias: u8, out: &mut [Vector]) {
     let (nibbles, high) = codes.split_at(NIBBLES);
     let each = high.len();

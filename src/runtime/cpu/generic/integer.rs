@@ -1,9 +1,10 @@
 //! Kernels for tiles times int8 and 16-bit activations.
 //!
-//! [`product`] is the loop that all of them share. The integer sums over each run of blocks are multiplied by the
-//! scales of the weights and summed over the group of activations; these sums are multiplied by the scale of the
-//! activations and summed over K. A [`Runs`] supplies the sums of each run: here from tiles, which are unpacked in
-//! registers, once for all columns of the rectangle; in [`super::panel`] from a panel.
+//! [`product`] is the loop that all of them share. A *run* is the blocks that share both a scale of the weights and a
+//! scale of the activations. The integer sums over each run are multiplied by the scales of the weights and summed over
+//! the group of activations; these sums are multiplied by the scale of the activations and summed over K. An
+//! implementation of [`Runs`] supplies the sums of each run. The one in this file reads tiles, which are unpacked in
+//! registers, once for all columns of the rectangle; the one in [`super::panel`] reads a panel.
 
 use super::super::acts::{Acts, GROUP_BLOCKS, Q8Group, Q16Group};
 use super::super::kernels::{Kernel, Part, Tiles, kind, with_const, with_kind};
@@ -19,7 +20,7 @@ pub(in super::super) trait Width: Copy {
     type Group;
     /// Unfinished integer sums.
     type Sum<I: Isa>: Copy;
-    /// Vectors of a quarter of a block.
+    /// Vectors of a quarter of a block (8 of its 32 columns, all rows of a piece).
     type Quarter<I: Isa>: AsRef<[I::Int]>;
     /// Number of vectors of a block: one for each 32-bit word of the activation codes of a block.
     const VECTORS: usize;
@@ -28,7 +29,7 @@ pub(in super::super) trait Width: Copy {
     const CHAINS: usize;
     /// Bits of an activation code.
     const BITS: usize;
-    /// Returns a kind of codes that is the same as this one once both are unpacked.
+    /// Returns the kind whose unpacked codes have the same form as those of this kind, so that one kernel serves both.
     fn unpacked_kind(kind: u8) -> u8;
     /// Returns the groups of a token.
     fn groups(x: &Acts, token: usize) -> &[Self::Group];
