@@ -3,12 +3,15 @@
 use crate::checkpoint::files;
 use crate::common::{fixture, iec};
 use crate::hub::{COMMIT, etag};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// Failures that the server simulates.
@@ -18,6 +21,8 @@ struct Faults {
     cut_after: Option<usize>,
     /// Number of connections that are closed early.
     cuts: usize,
+    /// Whether weights are sent in part and the rest never.
+    stalls: bool,
     /// Whether range requests are ignored.
     no_ranges: bool,
     /// Whether a byte of the weights is changed.
@@ -151,6 +156,11 @@ fn answer(
     write!(out, "HTTP/1.1 {status}\r\n{head}Content-Length: {}\r\n\r\n", body.len())?;
     if method == "GET" {
         out.write_all(&body[..cut.unwrap_or(body.len()).min(body.len())])?;
+        if faults.stalls && path.starts_with("/storage") {
+            out.flush()?;
+            // The connection stays open until the client closes it.
+            drop(reader.read_line(&mut String::new()));
+        }
     }
     out.flush()
 }
@@ -249,6 +259,30 @@ fn a_later_run_continues_what_an_earlier_one_left() {
         assert_eq!(hub.pulled(cache.path(), &["tests/model"])["model.safetensors"], "resumed");
         packs_like("llama3-rope-tied", ("HF_HUB_CACHE", cache.path()), &["--hf-repo", "tests/model"]);
     }
+}
+
+#[test]
+fn an_interrupt_ends_a_download_that_the_server_does_not_continue() {
+    let faults = Faults { cut_after: Some(70_000), cuts: 1, stalls: true, ..Faults::default() };
+    let hub = Hub::serve(content("llama3-rope-tied"), faults);
+    let cache = TempDir::new().unwrap();
+    let mut command = Command::new(assert_cmd::cargo::cargo_bin("iec"));
+    command.env("HF_ENDPOINT", &hub.url).env("HF_HUB_CACHE", cache.path()).args(["pull", "tests/model"]);
+    let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+    let weights = std::fs::read(fixture("llama3-rope-tied").join("model.safetensors")).unwrap();
+    let incomplete = format!("models--tests--model/blobs/{}.incomplete", etag("model.safetensors", &weights));
+    let received = || cache.path().join(&incomplete).metadata().is_ok_and(|file| file.len() == 70_000);
+    let begin = Instant::now();
+    while !received() {
+        assert!(begin.elapsed() < Duration::from_secs(60) && child.try_wait().unwrap().is_none());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    // A server that is silent for a minute counts as a broken connection, which would be tried again.
+    assert_eq!(hub.requests("GET /storage").len(), 1);
+    hub.faults.lock().unwrap().stalls = false;
+    assert_eq!(hub.pulled(cache.path(), &["tests/model"])["model.safetensors"], "resumed");
 }
 
 #[test]

@@ -15,12 +15,19 @@ use crate::convert::shards::read_index;
 use crate::error::{Context, Error, Result};
 use crate::iebin::reader::plain_file_name;
 use crate::output::require_space;
-use crate::progress;
+use crate::{interrupt, progress, resources};
 use client::Client;
 use place::Place;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+
+/// Interval at which interrupts are looked for while the network is busy.
+const POLL: Duration = Duration::from_millis(100);
+/// Time that a download gets to end by itself after an interrupt.
+const GRACE: Duration = Duration::from_millis(500);
 
 /// Result of a download.
 #[derive(Debug, Serialize)]
@@ -60,6 +67,13 @@ pub enum How {
     Resumed,
 }
 
+/// Directory that a checkpoint is downloaded into.
+enum Destination {
+    /// Root of a cache of Hugging Face.
+    Cache(PathBuf),
+    Directory(PathBuf),
+}
+
 /// Description of a file on the Hub.
 #[derive(Debug, Clone)]
 struct Remote {
@@ -74,17 +88,45 @@ struct Remote {
 ///
 /// # Errors
 /// The repository or revision does not exist or needs a token, it has no weights in a supported format, the network
-/// fails permanently, or a downloaded file does not have the hash of the Hub. Calling it again continues the download.
+/// fails permanently, a downloaded file does not have the hash of the Hub, or the user interrupts. Calling it again
+/// continues the download.
 pub fn pull(spec: &RepoSpec, local_dir: Option<&Path>, variables: &Variables<'_>) -> Result<Pulled> {
     let client = Client::new(variables)?;
+    let destination = match local_dir {
+        Some(dir) => Destination::Directory(dir.to_path_buf()),
+        None => Destination::Cache(cache::root(variables)?),
+    };
+    let spec = spec.clone();
+    until_interrupted(move || download(client, &spec, &destination))
+}
+
+/// Runs `work` in its own thread, and stops waiting for it soon after an interrupt: a server that does not answer
+/// would delay the end by a minute. The thread is then abandoned; at whatever step it is, the next download continues.
+fn until_interrupted<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    let (sender, receiver) = mpsc::channel();
+    let worker = resources::spawn("download", move || sender.send(work()))?;
+    loop {
+        let wait = if interrupt::requested().is_some() { GRACE } else { POLL };
+        match receiver.recv_timeout(wait) {
+            Ok(result) => return result,
+            Err(RecvTimeoutError::Timeout) if wait == GRACE => interrupt::check()?,
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                std::panic::resume_unwind(worker.join().err().unwrap_or_else(|| Box::new("no result")))
+            }
+        }
+    }
+}
+
+fn download(client: Client, spec: &RepoSpec, destination: &Destination) -> Result<Pulled> {
     let info = client.info(spec)?;
     if !is_hex(&info.sha, 40) {
         return Err(Error::corrupt(format!("found `{:.60}`, expected a commit hash", info.sha)).tensor(&spec.id));
     }
     let names: BTreeSet<String> = info.siblings.into_iter().map(|s| s.rfilename).collect();
-    let place = match local_dir {
-        Some(dir) => Place::directory(dir, &info.sha),
-        None => Place::cache(&cache::root(variables)?, spec, &info.sha),
+    let place = match destination {
+        Destination::Directory(dir) => Place::directory(dir, &info.sha),
+        Destination::Cache(root) => Place::cache(root, spec, &info.sha),
     };
     let fetcher = Fetcher { client, id: &spec.id, commit: &info.sha, place };
     let mut wanted: Vec<String> =
