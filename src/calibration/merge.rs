@@ -32,14 +32,16 @@ pub fn merge(paths: &[PathBuf], out: AtomicFile) -> Result<Description> {
                 "found statistics of another model, precision or window than in {}",
                 first.path().display()
             ))
-            .at(other.path()));
+            .at(other.path())
+            .help("merge statistics of one model, collected with the same --window and from weights of one type"));
         }
         if let Some(twice) = found.texts.iter().find(|text| description.texts.iter().any(|t| t.sha256 == text.sha256)) {
             return Err(Error::usage(format!(
                 "found the text `{}` in two files of statistics, expected different texts",
                 twice.name
             ))
-            .at(other.path()));
+            .at(other.path())
+            .help("leave one of these files of statistics out"));
         }
         description.texts.extend(found.texts.iter().cloned());
     }

@@ -25,7 +25,7 @@ pub(super) fn open(document: Option<&Document>, path: Option<&Path>) -> Result<O
                 let found =
                     format!("found method {}, which needs calibration statistics, but none are given", method.name());
                 let help = format!(
-                    "name the file of `iec calib` that the manifest was made with (text: {}) with --calib",
+                    "give --calib STATS, the file of `iec calib` that the manifest was made with (its texts: {})",
                     texts.join(", ")
                 );
                 Err(Error::usage(found).tensor(name).help(help))
@@ -36,7 +36,11 @@ pub(super) fn open(document: Option<&Document>, path: Option<&Path>) -> Result<O
     match record.filter(|record| record.seal != calibration.seal()) {
         None => Ok(Some(calibration)),
         Some(record) => {
-            let found = format!("found seal {}, expected {} as in the manifest", calibration.seal(), record.seal);
+            let found = format!(
+                "found statistics with the hash {}, expected {} as in the manifest",
+                calibration.seal(),
+                record.seal
+            );
             Err(Error::usage(found))
                 .at(path)
                 .help("give the statistics that the manifest was made with, or make the manifest again with these")

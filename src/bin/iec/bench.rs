@@ -107,8 +107,8 @@ pub struct Args {
 }
 
 fn percent(text: &str) -> std::result::Result<f64, String> {
-    let number = text.strip_suffix('%').unwrap_or(text).trim().parse::<f64>().map_err(|e| e.to_string())?;
-    if (0.0..=100.0).contains(&number) { Ok(number) } else { Err("expected 0 to 100".into()) }
+    let number = text.strip_suffix('%').unwrap_or(text).trim().parse::<f64>().ok();
+    number.filter(|number| (0.0..=100.0).contains(number)).ok_or_else(|| "expected 0 to 100".to_string())
 }
 
 fn bytes(text: &str) -> std::result::Result<u64, String> {
@@ -137,7 +137,9 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     lines.iter().filter_map(|line| line.stages.as_ref()).for_each(|stages| global.note(stages.table()));
     let wrong = lines.iter().flat_map(|line| &line.prompts).filter(|prompt| prompt.expected_ok == Some(false)).count();
     match (wrong, args.expected_tokens) {
-        (1.., Some(file)) => Err(Error::refused(format!("{wrong} texts differ from the expected tokens")).at(file)),
+        (1.., Some(file)) => Err(Error::refused(format!("{wrong} texts differ from the expected tokens"))
+            .at(file)
+            .help("with --json, these texts have `expected_ok`: false, and `mismatch_index` is the first other token")),
         _ => Ok(()),
     }?;
     match args.hf_dir {

@@ -38,7 +38,8 @@ pub fn print_line(text: impl Display) -> Result<()> {
 /// # Errors
 /// Stdout is closed or cannot be written to.
 pub fn print_json(object: &impl Serialize) -> Result<()> {
-    let text = serde_json::to_string(object).map_err(|e| Error::corrupt(format!("no JSON for stdout: {e}")))?;
+    let text = serde_json::to_string(object)
+        .map_err(|e| Error::corrupt(format!("the result cannot be written as JSON: {e}")))?;
     match text.strip_prefix('{') {
         Some(fields) if !fields.starts_with(SCHEMA_FIELD) => {
             let separator = if fields == "}" { "" } else { "," };

@@ -58,7 +58,8 @@ impl DeviceArgs {
         let layers = self.gpu_layers.and_then(|layers| layers.0);
         match self.device.unwrap_or(Device(Some(Devices::Auto))).0 {
             Some(Devices::Cpu) if self.gpu_layers.is_some() => {
-                Err(Error::usage("--gpu-layers cannot be used with --device cpu").help("leave one of the two out"))
+                Err(Error::usage("--gpu-layers cannot be used with --device cpu")
+                    .help("leave one of the two out; the variable IEC_DEVICE sets --device, too"))
             }
             Some(devices) => Ok(Offload { devices, layers }),
             None => Err(Error::engine("device `ze` (Level Zero) is not supported")

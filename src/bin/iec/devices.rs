@@ -132,7 +132,7 @@ fn check(args: &Args, global: &Global) -> Result<()> {
             "{} of {kernels} kernels gave wrong results, the first is {first}",
             failed.len()
         ))
-        .help("use --device cpu, and report the GPU, its driver and this table")),
+        .help("use --device cpu, and report the GPU, its driver and the output of this command")),
         None => {
             global.note(format_args!(
                 "{}: {kernels} kernels give the results of the CPU; {:.0} s",

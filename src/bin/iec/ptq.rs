@@ -252,8 +252,8 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     if let Some(Budget { text: None, .. }) = budgeted {
         let errors = if calibrated { "the errors of outputs" } else { "the errors of weights" };
         global.note(format_args!(
-            "note: without --plan-text {errors} decide; they count equally in all tensors, except in the output \
-             matrix, where they count {} times",
+            "note: without --plan-text {errors} decide which tensors get more bits; they count equally in all tensors, \
+             except in the output matrix, where they count {} times",
             iec::trial::budget::HEAD_COUNTS
         ));
     }
@@ -375,8 +375,11 @@ impl Args {
 
     fn selection(&self) -> Result<SelectionOptions> {
         if self.weights_only != 1 {
-            return Err(Error::usage("--weights-only 0: activations are never stored quantized")
-                .help("the runtime quantizes activations on the fly; use `iec run --precision int4`"));
+            let found = self.weights_only;
+            return Err(Error::usage(format!(
+                "--weights-only: found {found}, expected 1, because activations are never stored quantized"
+            ))
+            .help("leave --weights-only out; `iec run --precision int4` quantizes activations while it runs"));
         }
         let fields = QuantFields {
             scheme: self.scheme,

@@ -57,7 +57,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
 pub fn run(args: Args, _: &Global) -> Result<()> {
     let target = args.local_dir.map_or(String::new(), |dir| format!(" --local-dir {}", dir.display()));
     Err(iec::error::Error::unsupported("this build of iec has no network code (feature `hub`)").help(format!(
-        "build it with `cargo build --release --features hub`, or use `hf download {}{target}`",
-        args.repo.id
+        "build it with `cargo build --release --features hub`, or use `hf download {} --revision {}{target}`",
+        args.repo.id, args.repo.revision
     )))
 }

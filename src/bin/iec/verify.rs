@@ -145,7 +145,7 @@ pub fn compare(args: Args, global: &Global) -> Result<Agreement> {
             .help("name the original checkpoint with --hf-dir, or give --trace FILE, --key FILE or --hashes"));
     }
     if args.max_new == 0 || args.topk == 0 {
-        return Err(Error::usage("--max-new and --topk must be at least 1"));
+        return Err(Error::usage("--max-new or --topk: found 0, expected at least 1"));
     }
     let mut found = Agreement::default();
     if let Some(key) = &args.key {

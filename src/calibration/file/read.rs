@@ -99,7 +99,8 @@ impl Calibration {
                     t.dtype == dtype && t.shape == dims && t.data_offsets == offsets
                 });
                 if !right {
-                    let found = format!("found another tensor here, expected {dtype} {dims:?}");
+                    let found =
+                        format!("found another tensor, type, shape or position here, expected {dtype} {dims:?}");
                     return Err(Error::corrupt(found).tensor(name));
                 }
                 at += bytes;
@@ -190,7 +191,10 @@ impl Calibration {
         };
         let (shape, start) = (&self.sites[*index].0, self.sites[*index].1);
         if (shape.matrices, shape.cols) != (count, cols) {
-            let found = format!("{} x {cols} inputs, the statistics have {} x {}", count, shape.matrices, shape.cols);
+            let found = format!(
+                "found statistics of {} matrices with {} inputs, expected {count} with {cols}",
+                shape.matrices, shape.cols
+            );
             return Err(Error::usage(found)
                 .tensor(tensor)
                 .help("make the statistics from this model with `iec calib`"));
@@ -219,7 +223,9 @@ impl Calibration {
         let mean = |own: f64, all: f64| ((own + prior * all / rows) / (seen + prior)) as f32;
         let squares: Vec<f32> = own.iter().zip(&all).map(|(own, all)| mean(*own, *all)).collect();
         if squares.iter().any(|x| !x.is_finite() || *x < 0.0) {
-            return Err(Error::corrupt("found a mean square that is not a finite number").tensor(tensor));
+            return Err(Error::corrupt("found a mean square that is not a finite number")
+                .tensor(tensor)
+                .help("make the statistics again with `iec calib`"));
         }
         let products = (products && shape.products).then(|| {
             let mut mean = vec![0f32; cols * cols];

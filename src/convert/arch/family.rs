@@ -94,7 +94,7 @@ pub fn decoder(arch: &Arch, config: &Fields) -> Result<ModelConfig> {
         }
     }
     if let Some((fields, _)) = rope::partial(config)?.filter(|_| !arch.honours.contains(&PARTIAL)) {
-        return Err(fields.unsupported(PARTIAL, "this family rotates whole heads"));
+        return Err(fields.unsupported(PARTIAL, "this family rotates whole heads, so expected 1"));
     }
     if !arch.honours.contains(&LOCAL_BASE) {
         rope::refuse_local(config)?;
@@ -235,7 +235,10 @@ pub fn same_windows(config: &Fields, n_layers: usize, width: Option<usize>) -> R
     if let Some(types) = config.words_opt("layer_types")?
         && layer_types(&types, n_layers)?.into_iter().any(|slides| slides != width.is_some())
     {
-        return Err(config.unsupported("layer_types", "in this family all layers follow sliding_window"));
+        return Err(config.unsupported(
+            "layer_types",
+            "in this family either all layers have the window of sliding_window or none has",
+        ));
     }
     Ok(if width.is_some() { vec![width; n_layers] } else { Vec::new() })
 }

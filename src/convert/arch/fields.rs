@@ -38,8 +38,11 @@ impl<'a> Fields<'a> {
 
     /// Makes an error about a field whose value is valid but not supported.
     pub fn unsupported(&self, key: &str, supported: &str) -> Error {
-        let found = self.get(key).map_or("nothing".to_string(), shortened);
-        Error::unsupported(format!("{found} is not supported; {supported}")).tensor(self.name(key))
+        let found = match self.get(key) {
+            None => "missing".to_string(),
+            Some(value) => format!("{} is not supported", shortened(value)),
+        };
+        Error::unsupported(format!("{found}; {supported}")).tensor(self.name(key))
     }
 
     /// Returns the full name of a field, for messages.

@@ -262,7 +262,7 @@ fn an_unknown_value_of_a_known_field_is_refused_in_every_family() {
             ("quantization_config", json!({"quant_method": "awq", "bits": 4}), "awq"),
             ("quantization_config", json!({"quant_method": "fp8"}), "fp8"),
             ("quantization_config", json!({"quant_method": "bitsandbytes"}), "bitsandbytes"),
-            ("quantization_config", json!({}), "nothing"),
+            ("quantization_config", json!({}), "missing"),
             ("hidden_size", json!("64"), "64"),
             ("num_attention_heads", json!(-3), "-3"),
             ("rms_norm_eps", json!("small"), "small"),

@@ -13,6 +13,10 @@ use crate::model_config::{Mlp, ModelConfig};
 use crate::scheme::{BLOCK, QuantSpec};
 use std::collections::HashSet;
 
+/// Advice for a tensor that the configuration describes and the weights lack.
+const INCOMPLETE: &str = "check that the download is complete (`iec verify-source --hf-dir DIR`), and that config.json \
+                          belongs to these weights";
+
 /// Finds every expected tensor in the source and refuses tensors that are left over. Tensors that are not in the
 /// weights may be in the files of `manifest`.
 pub(super) fn bind(
@@ -40,13 +44,15 @@ pub(super) fn bind(
     let left = shards.tensors().find(|t| !used.contains(&t.name) && !is_ignorable(&t.name) && !tied_copy(&t.name));
     if let Some(name) = shards.packed.keys().find(|name| !used.contains(*name) && !tied_copy(name)) {
         let found = format!("unexpected tensor for {}", model.architecture);
-        return Err(Error::unsupported(found).tensor(name).help("config.json does not describe it"));
+        return Err(Error::unsupported(found)
+            .tensor(name)
+            .help("check that config.json belongs to this pack; no tensor is left out silently"));
     }
     match left {
         Some(t) => Err(Error::unsupported(format!("unexpected tensor for {}", model.architecture))
             .at(shards.path(t))
             .tensor(&t.name)
-            .help("config.json does not describe this tensor, and no tensor is left out silently")),
+            .help("check that config.json belongs to these weights; no tensor is left out silently")),
         None => Ok(tensors),
     }
 }
@@ -56,13 +62,14 @@ pub(super) fn bind(
 fn refuse_exaggeration(model: &ModelConfig, shards: &Shards) -> Result<()> {
     let n = shards.tensors.len() + shards.packed.len();
     if model.n_layers > n {
-        let found = format!("found {} layers, but the checkpoint has only {n} tensors", model.n_layers);
+        let found = format!("found {} layers in config.json, but only {n} tensors in the checkpoint", model.n_layers);
         return Err(Error::corrupt(found).tensor("num_hidden_layers"));
     }
     let Mlp::Moe { experts, .. } = model.mlp else { return Ok(()) };
     if experts > n && !shards.tensors().any(|t| t.shape.first() == Some(&experts)) {
-        let found =
-            format!("found {experts} experts, but the checkpoint has only {n} tensors and none for so many experts");
+        let found = format!(
+            "found {experts} experts in config.json, but only {n} tensors in the checkpoint, none for so many experts"
+        );
         return Err(Error::corrupt(found).tensor("num_experts"));
     }
     Ok(())
@@ -79,7 +86,7 @@ fn finished(
         if shards.unexplained.contains(&expected.name) {
             return Err(Error::unsupported("found 4-bit codes without a record of their scales")
                 .tensor(&expected.name)
-                .help("give the manifest they were packed with: --q4-map MANIFEST"));
+                .help("use `iec pack --q4-map MANIFEST` with the manifest that these codes were packed with"));
         }
         return Ok(None);
     };
@@ -98,9 +105,9 @@ fn finished(
 fn bind_one(views: Vec<View>, expected: ExpectedTensor, shards: &Shards) -> Result<CanonicalTensor> {
     let Some(view) = views.iter().find(|view| view.sources().iter().any(|name| shards.get(name).is_some())) else {
         let names = views.iter().map(|v| v.sources().join(" + ")).collect::<Vec<_>>().join(" or ");
-        return Err(
-            Error::corrupt(format!("missing from the checkpoint (looked for {names:.200})")).tensor(expected.name)
-        );
+        return Err(Error::corrupt(format!("missing from the checkpoint (looked for {names:.200})"))
+            .tensor(expected.name)
+            .help(INCOMPLETE));
     };
     let (store, source) = Binder { expected: &expected, shards }.bind(view, &expected.shape)?;
     Ok(CanonicalTensor { store, source, name: expected.name, shape: expected.shape })
@@ -168,7 +175,8 @@ impl Binder<'_> {
                 let tensor = source.tensors()[0];
                 return Err(Error::unsupported(format!("{found}; both become part of {}", self.expected.name))
                     .at(self.shards.path(tensor))
-                    .tensor(&tensor.name));
+                    .tensor(&tensor.name)
+                    .help("save the checkpoint with one float type for all weights"));
             }
             sources.push(source);
         }
@@ -176,8 +184,11 @@ impl Binder<'_> {
     }
 
     fn source(&self, name: &str) -> Result<&SourceTensor> {
-        let missing =
-            || Error::corrupt(format!("missing from the checkpoint (needed for {})", self.expected.name)).tensor(name);
+        let missing = || {
+            Error::corrupt(format!("missing from the checkpoint (needed for {})", self.expected.name))
+                .tensor(name)
+                .help(INCOMPLETE)
+        };
         self.shards.get(name).ok_or_else(missing)
     }
 
@@ -185,7 +196,10 @@ impl Binder<'_> {
     fn float(&self, tensor: &SourceTensor, shape: &[usize]) -> Result<DType> {
         if !tensor.dtype.is_float() {
             let found = format!("found {} elements, expected floats", tensor.dtype);
-            return Err(Error::unsupported(found).at(self.shards.path(tensor)).tensor(&tensor.name));
+            return Err(Error::unsupported(found)
+                .at(self.shards.path(tensor))
+                .tensor(&tensor.name)
+                .help("convert from a checkpoint with float weights; of quantized ones only MXFP4 is supported"));
         }
         self.require(tensor, tensor.dtype, shape)?;
         Ok(tensor.dtype)
@@ -196,6 +210,9 @@ impl Binder<'_> {
             return Ok(());
         }
         let found = format!("found {} {:?}, expected {dtype} {shape:?} from config.json", tensor.dtype, tensor.shape);
-        Err(Error::corrupt(found).at(self.shards.path(tensor)).tensor(&tensor.name))
+        Err(Error::corrupt(found)
+            .at(self.shards.path(tensor))
+            .tensor(&tensor.name)
+            .help("check that config.json belongs to these weights"))
     }
 }

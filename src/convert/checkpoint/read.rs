@@ -55,7 +55,9 @@ impl Checkpoint {
                 Ok(())
             }
             (Store::Tiled(_), Some(_)) => {
-                Err(Error::unsupported("found codes that are already packed, expected floats").tensor(&tensor.name))
+                Err(Error::unsupported("found codes that are already packed, expected floats")
+                    .tensor(&tensor.name)
+                    .help("use the original checkpoint, which has float weights"))
             }
         }
     }

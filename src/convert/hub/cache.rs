@@ -69,7 +69,10 @@ pub fn snapshot(root: &Path, spec: &RepoSpec) -> Result<PathBuf> {
 }
 
 fn get(spec: &RepoSpec) -> String {
-    format!("get it with `iec pull {spec}` or `hf download {}`, or name a directory with --hf-dir", spec.id)
+    let RepoSpec { id, revision } = spec;
+    format!(
+        "get it with `iec pull {spec}` or `hf download {id} --revision {revision}`, or name a directory with --hf-dir"
+    )
 }
 
 fn choose(spec: &RepoSpec) -> String {

@@ -126,8 +126,9 @@ fn note_full_context(generation: &Generation, session: &Session, max_new: usize,
     if let Some(first) = full.first() {
         let (texts, tokens, context) = (full.len(), first.ids.len(), session.engine.context());
         global.note(format_args!(
-            "note: the context of {context} tokens was full: {texts} of {} texts ended before --max-new {max_new} (the first \
-             after {tokens}); raise --ctx up to what the model was made for",
+            "note: the context of {context} tokens was full: {texts} of {} texts ended before --max-new {max_new} \
+             (the first after {tokens}); shorten the prompts, lower --max-new, or raise --ctx if it is below \
+             the context length of the model",
             generation.outcome.completions.len()
         ));
     }

@@ -64,7 +64,7 @@ impl Client {
         if variable("HF_HUB_OFFLINE")
             .is_some_and(|v| matches!(v.to_ascii_uppercase().as_str(), "1" | "ON" | "YES" | "TRUE"))
         {
-            return Err(Error::usage("HF_HUB_OFFLINE is set, so nothing is downloaded"));
+            return Err(Error::usage("HF_HUB_OFFLINE is set, so nothing is downloaded").help("unset it to download"));
         }
         let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into());
         let stored = || {
@@ -117,7 +117,8 @@ impl Client {
                     return match (HashKind::of(&etag), nbytes) {
                         (Some(_), Some(nbytes)) => Ok(Remote { name: name.to_string(), url, etag, nbytes }),
                         _ => Err(Error::unsupported("found a response without the hash or the size of the file")
-                            .tensor(name)),
+                            .tensor(name)
+                            .help("check HF_ENDPOINT: the server must send the headers of huggingface.co")),
                     };
                 }
             }

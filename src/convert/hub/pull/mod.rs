@@ -170,7 +170,8 @@ fn shards(index: &Path, names: &BTreeSet<String>) -> Result<BTreeSet<String>> {
         plain_file_name(name).tensor("weight_map").at(index)?;
         if !names.contains(name) {
             let missing = format!("found the shard `{name}`, which is not in the repository");
-            return Err(Error::corrupt(missing).at(index));
+            let help = "choose another revision (ORG/NAME@REV) or another repository of the model";
+            return Err(Error::corrupt(missing).at(index).help(help));
         }
     }
     Ok(shards)
