@@ -63,7 +63,11 @@ impl DType {
             "i8" | "int8" => DType::I8,
             "u8" | "uint8" => DType::U8,
             "bool" => DType::Bool,
-            _ => return Err(Error::unsupported(format!("unknown dtype `{name}`"))),
+            _ => {
+                return Err(Error::unsupported(format!(
+                    "found dtype `{name}`, expected f64, f32, f16, bf16, i64, i32, i16, i8, u8 or bool"
+                )));
+            }
         })
     }
 

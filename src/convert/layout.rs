@@ -17,6 +17,9 @@ const PICKLE_INDEX: &str = "pytorch_model.bin.index.json";
 /// Subdirectories that are searched below the directory the user named.
 const BELOW: [&str; 4] = ["", "hf", "hf/original", "original"];
 
+/// Advice for a path without weights.
+const NAME_A_CHECKPOINT: &str = "name the directory of a Hugging Face checkpoint, which holds config.json and weights";
+
 /// Location of a checkpoint's files.
 #[derive(Debug)]
 pub struct Layout {
@@ -45,8 +48,7 @@ impl Layout {
     /// # Errors
     /// No weights are found, or several candidates are found and no index chooses between them.
     pub fn find(path: &Path) -> Result<Layout> {
-        let found =
-            std::fs::metadata(path).at(path).help("name the directory of a Hugging Face checkpoint with --hf-dir")?;
+        let found = std::fs::metadata(path).at(path).help(NAME_A_CHECKPOINT)?;
         if !found.is_dir() {
             files::open(path)?;
             let dir = match path.parent() {
@@ -63,13 +65,14 @@ impl Layout {
         }
         if files::is_file(&path.join("model.ie.json"))? {
             return Err(Error::usage("found a pack, expected a Hugging Face checkpoint").at(path).help(format!(
-                "use it with `iec run --model-dir {0}`, or turn it back: `iec unpack --model-dir {0} --out-dir DIR`",
+                "name it with --model-dir, as in `iec run --model-dir {0}`, or turn it back into a checkpoint: \
+                 `iec unpack --model-dir {0} --out-dir DIR`",
                 path.display()
             )));
         }
         Err(Error::corrupt(format!("found no weights, expected {}, or one other *.safetensors", NAMES.join(", ")))
             .at(path)
-            .help("name the directory of a Hugging Face checkpoint with --hf-dir"))
+            .help(NAME_A_CHECKPOINT))
     }
 
     /// Returns true when `dir` itself (not a subdirectory) holds weights.
@@ -119,7 +122,7 @@ impl Layout {
         }
         Err(Error::unsupported(format!("found a link to {}, outside the checkpoint", target.display()))
             .at(file)
-            .help("name the directory of the file itself with --hf-dir, or copy it"))
+            .help("replace the link by a copy of the file, or name the directory that holds the files themselves"))
     }
 }
 

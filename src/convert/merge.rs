@@ -72,10 +72,9 @@ pub fn merge(out_dir: &Path, run: RunOptions, open_pack: impl FnOnce(&Path) -> R
             let reader = open_pack(&options.model_dir)?;
             unpack::unpack(&reader, &UnpackOptions { out_dir, run, ..options }).map(Merged::Unpack)
         }
-        other => {
-            Err(Error::corrupt(format!("found parts of an unknown command `{other}`, made by {}", command.iec))
-                .at(parts))
-        }
+        other => Err(Error::corrupt(format!("found parts of an unknown command `{other}`, made by {}", command.iec))
+            .at(parts)
+            .help("merge with that version of iec")),
     }
 }
 
@@ -88,13 +87,13 @@ fn the_one_with_parts(out_dir: &Path) -> Result<(PathBuf, Command)> {
             job::remove_over(out_dir);
             Err(Error::corrupt("found no parts to merge")
                 .at(out_dir)
-                .help("run all parts first: `iec pack … --part 1/N` to `--part N/N` with this --out-dir"))
+                .help("run all parts first, as with `iec pack … --part 1/N` to `--part N/N`, with this --out-dir"))
         }
         _ => {
             let names: Vec<String> = found.iter().map(|(path, _)| path.display().to_string()).collect();
             Err(Error::corrupt(format!("found parts of {} different conversions: {}", names.len(), names.join(", ")))
                 .at(out_dir)
-                .help("remove all but one; the command of each is in its command.json"))
+                .help("delete all of these directories but the one to merge; command.json in each names its command"))
         }
     }
 }
@@ -103,6 +102,6 @@ fn options<T: DeserializeOwned>(command: &Command, parts: &Path) -> Result<T> {
     serde_json::from_value(command.options.clone()).map_err(|e| {
         Error::corrupt(format!("the command of {} cannot be read: {e}", command.iec))
             .at(parts)
-            .help("run the parts again")
+            .help("merge with that version of iec, or run the parts again with this one")
     })
 }

@@ -27,6 +27,7 @@ pub trait ReadAt {
     fn read_vec(&self, at: u64, n: u64) -> Result<Vec<u8>> {
         let past_end = || {
             Error::corrupt(format!("found a file of {} bytes, expected {n} bytes from offset {at} on", self.nbytes()))
+                .help("the file is truncated or damaged; get it again")
         };
         if at.checked_add(n).is_none_or(|end| end > self.nbytes()) {
             return Err(past_end());

@@ -22,7 +22,7 @@ fn refuse_overflow(values: &[f32], to: DType) -> Result<()> {
     };
     match values.iter().find(|x| x.is_finite() && x.abs() >= limit) {
         Some(x) => Err(Error::unsupported(format!("found weight {x}, which is out of range for {to}"))
-            .help("choose another --dtype")),
+            .help("choose a type with a larger range: with --dtype, or with `keep` in the manifest if that chose it")),
         None => Ok(()),
     }
 }

@@ -31,12 +31,14 @@ pub fn list(file: &dyn ReadAt, shard: usize) -> Result<Vec<SourceTensor>> {
     let len = file.nbytes();
     let (data_start, raw) = read_header(file, len)?;
     check(raw, data_start, len, shard)
+        .help("the file is damaged, or not written by a safetensors library; get it again")
 }
 
 fn read_header(file: &dyn ReadAt, len: u64) -> Result<(u64, Vec<(String, RawTensor)>)> {
     let mut word = [0; 8];
     if len < 8 {
-        return Err(Error::corrupt(format!("found {len} bytes, expected a safetensors file")));
+        return Err(Error::corrupt(format!("found {len} bytes, expected a safetensors file"))
+            .help("the file is truncated; get it again"));
     }
     file.read_at(0, &mut word)?;
     let header_len = u64::from_le_bytes(word);
@@ -49,7 +51,9 @@ fn read_header(file: &dyn ReadAt, len: u64) -> Result<(u64, Vec<(String, RawTens
         return Err(Error::corrupt(found).help("the file is truncated; get it again"));
     }
     let header = file.read_vec(8, header_len)?;
-    let Pairs(raw) = serde_json::from_slice(&header).map_err(|e| Error::corrupt(format!("malformed header: {e}")))?;
+    let Pairs(raw) = serde_json::from_slice(&header)
+        .map_err(|e| Error::corrupt(format!("malformed header: {e}")))
+        .help("the file is damaged or no safetensors file; get it again")?;
     Ok((8 + header_len, raw))
 }
 
@@ -87,7 +91,7 @@ fn check(raw: Vec<(String, RawTensor)>, data_start: u64, file_len: u64, shard: u
 }
 
 fn check_one(name: &str, raw: &RawTensor, data_start: u64, file_len: u64, shard: usize) -> Result<SourceTensor> {
-    let dtype = DType::parse(&raw.dtype)?;
+    let dtype = DType::parse(&raw.dtype).help("convert from a checkpoint with float weights (f32, f16 or bf16)")?;
     let (start, end) = raw.data_offsets;
     let expected = raw.shape.iter().try_fold(dtype.size() as u64, |n, d| n.checked_mul(*d));
     let Some(expected) = expected else {
@@ -165,7 +169,7 @@ mod tests {
             (
                 "unknown dtype",
                 file(&one(r#"{"dtype":"F9","shape":[1],"data_offsets":[0,1]}"#), 1),
-                "a: unknown dtype `F9`",
+                "a: found dtype `F9`",
             ),
             ("size differs", file(&one(r#"{"dtype":"F32","shape":[2],"data_offsets":[0,4]}"#), 4), "expected 8 bytes"),
             ("reversed", file(&one(r#"{"dtype":"U8","shape":[1],"data_offsets":[1,0]}"#), 1), "data_offsets 1..0"),

@@ -97,7 +97,10 @@ impl Shards {
             for tensor in listed {
                 let name = tensor.name.clone();
                 if tensors.insert(name.clone(), tensor).is_some() {
-                    return Err(Error::corrupt("found this tensor in two shards").at(shard.path()).tensor(name));
+                    return Err(Error::corrupt("found this tensor in two shards")
+                        .at(shard.path())
+                        .tensor(name)
+                        .help("the shards are of different checkpoints; get them again"));
                 }
             }
             files.push(shard);

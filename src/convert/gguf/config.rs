@@ -115,8 +115,9 @@ impl<'a> Writer<'a> {
         let rotated = self.count_opt("rope.dimension_count")?.unwrap_or(head_dim);
         let partial = self.family.partial_rotary && rotated < head_dim;
         for leaf in ["attention.key_length", "attention.value_length", "rope.dimension_count"] {
-            if self.count_opt(leaf)?.is_some_and(|width| width != head_dim) && !(partial && leaf.starts_with("rope")) {
-                let found = format!("found another value, expected the head size {head_dim}");
+            let width = self.count_opt(leaf)?.unwrap_or(head_dim);
+            if width != head_dim && !(partial && leaf.starts_with("rope")) {
+                let found = format!("found {width}, expected the head size {head_dim}");
                 return Err(Error::unsupported(found).tensor(self.key(leaf)));
             }
         }
@@ -155,8 +156,10 @@ impl<'a> Writer<'a> {
             }
         }
         match self.number_opt("attention.scale")? {
-            Some(_) => Err(Error::unsupported("found a scale of attention scores that is not supported")
-                .tensor(self.key("attention.scale"))),
+            Some(scale) => {
+                Err(Error::unsupported(format!("found {scale}; a scale of attention scores is not supported"))
+                    .tensor(self.key("attention.scale")))
+            }
             None => Ok(()),
         }
     }

@@ -66,9 +66,10 @@ fn read_version(cursor: &mut Cursor) -> Result<u32> {
     match cursor.u32()? {
         version @ (2 | 3) => Ok(version),
         1 => Err(Error::unsupported("found GGUF version 1, expected 2 or 3")
-            .help("convert it with a current llama.cpp: `llama-quantize --allow-requantize OLD NEW copy`")),
+            .help("llama.cpp does not read it any more either: get a newer file, or convert the checkpoint")),
         version if (1..=3).contains(&version.swap_bytes()) => {
-            Err(Error::unsupported("found a big-endian GGUF file, expected a little-endian one"))
+            Err(Error::unsupported("found a big-endian GGUF file, expected a little-endian one")
+                .help("convert a copy in place with `gguf-convert-endian COPY little` of the Python package gguf"))
         }
         version => Err(Error::unsupported(format!("found GGUF version {version}, expected 2 or 3"))),
     }
@@ -88,7 +89,8 @@ fn alignment(metadata: &Metadata) -> Result<u64> {
 fn place(tensor: &mut GgufTensor, data: u64, alignment: u64, file_len: u64) -> Result<()> {
     let offset = tensor.start;
     if !offset.is_multiple_of(alignment) {
-        return Err(Error::corrupt(format!("found offset {offset}, expected a multiple of {alignment}")));
+        return Err(Error::corrupt(format!("found offset {offset}, expected a multiple of {alignment}"))
+            .help("the file is damaged; get it again"));
     }
     let nbytes = tensor.nbytes;
     let start = data.checked_add(offset).filter(|start| start.checked_add(nbytes).is_some_and(|end| end <= file_len));

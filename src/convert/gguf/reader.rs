@@ -101,9 +101,9 @@ impl Gguf {
             let path = path.with_file_name(format!("{stem}{}", suffix(number)));
             let (file, header) = open_file(&path, number)?;
             if header.metadata.count_opt("split.no").at(&path)? != Some(number) {
-                return Err(
-                    Error::corrupt(format!("found another part, expected part {} of {parts}", number + 1)).at(&path)
-                );
+                return Err(Error::corrupt(format!("found another part, expected part {} of {parts}", number + 1))
+                    .at(&path)
+                    .help("give the files of a split model their original names"));
             }
             self.files.push(file);
             self.tensors.extend(header.tensors);
@@ -111,7 +111,7 @@ impl Gguf {
         match self.metadata.count_opt("split.tensors.count").at(path)? {
             Some(n) if n != self.tensors.len() => {
                 let found = format!("found {} tensors in {parts} parts, expected {n}", self.tensors.len());
-                Err(Error::corrupt(found).at(path))
+                Err(Error::corrupt(found).at(path).help("the parts belong to different files; get all of them again"))
             }
             _ => Ok(()),
         }
@@ -141,7 +141,11 @@ impl Gguf {
 }
 
 fn open_file(path: &Path, number: usize) -> Result<(InputFile, Header)> {
-    let file = InputFile::open(path).help("name a GGUF model file")?;
+    let help = match number {
+        0 => "name a GGUF model file",
+        _ => "put all files of the split model into the directory of the first one, under their original names",
+    };
+    let file = InputFile::open(path).help(help)?;
     let header = parse(&file, number).at(path)?;
     Ok((file, header))
 }

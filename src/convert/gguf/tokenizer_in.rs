@@ -189,9 +189,9 @@ impl<'a> Vocabulary<'a> {
         const MERGES: &str = "tokenizer.ggml.merges";
         let merges = super::value::required(MERGES, self.meta.texts_opt(MERGES)?)?;
         if merges.iter().any(|merge| merge.matches(' ').count() != 1) {
-            return Err(
-                Error::corrupt("found an invalid merge, expected two tokens separated by a space").tensor(MERGES)
-            );
+            return Err(Error::corrupt("found an invalid merge, expected two tokens separated by a space")
+                .tensor(MERGES)
+                .help(TAKE_JSON));
         }
         let mut model = bpe(self.vocab()?, merges);
         model["ignore_merges"] = json!(pre.ignore_merges);
@@ -227,7 +227,7 @@ impl<'a> Vocabulary<'a> {
         for (id, token, _) in pieces() {
             if token.len() > LONGEST_PIECE {
                 let found = format!("found a piece of {} bytes, expected at most {LONGEST_PIECE}", token.len());
-                return Err(Error::unsupported(found).tensor("tokenizer.ggml.tokens"));
+                return Err(Error::unsupported(found).tensor("tokenizer.ggml.tokens").help(TAKE_JSON));
             }
             let halves = token.char_indices().skip(1).map(|(at, _)| token.split_at(at));
             let mut pairs: Vec<(usize, usize, &str, &str)> =

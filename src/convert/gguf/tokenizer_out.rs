@@ -231,7 +231,12 @@ fn frame(post: &Value) -> Result<(Vec<u32>, Vec<u32>)> {
             frames.into_iter().find(|(before, after)| !before.is_empty() || !after.is_empty()).map_or_else(none, Ok)
         }
         Some("TemplateProcessing") => {
-            let wrong = || Error::corrupt("found a form that is not supported").tensor("post_processor");
+            let wrong = || {
+                Error::corrupt(
+                    "found a template that is not supported, expected special tokens before and after one text",
+                )
+                .tensor("post_processor")
+            };
             let (mut before, mut after, mut text) = (Vec::new(), Vec::new(), false);
             for step in post["single"].as_array().ok_or_else(wrong)? {
                 if step["Sequence"].is_object() {

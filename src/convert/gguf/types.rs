@@ -103,8 +103,10 @@ impl GgmlType {
     /// This program does not support a type with this number.
     pub fn of(id: u32) -> Result<GgmlType> {
         let row = TYPES.iter().find(|row| row.1 == id);
-        row.map(|row| row.0)
-            .ok_or_else(|| Error::unsupported(format!("found element type number {id}, which is not supported")))
+        row.map(|row| row.0).ok_or_else(|| {
+            Error::unsupported(format!("found element type number {id}, which is not supported"))
+                .help(format!("use a file of one of the types {}", GgmlType::readable().join(", ")))
+        })
     }
 
     /// Returns the names of the types whose values can be decoded.

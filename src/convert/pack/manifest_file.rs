@@ -36,7 +36,9 @@ pub(super) fn tasks(manifest: &Manifest) -> impl Iterator<Item = Task<'_>> {
             if bytes != expected.bytes || sha256 != expected.sha256 {
                 let found = format!("found {bytes} bytes with SHA-256 {sha256}");
                 let expected = format!("expected {} bytes with {} from the manifest", expected.bytes, expected.sha256);
-                return Err(Error::corrupt(format!("{found}, {expected}")).at(&path).help("run `iec q4` again"));
+                return Err(Error::corrupt(format!("{found}, {expected}"))
+                    .at(&path)
+                    .help("run `iec q4 --overwrite` again"));
             }
             Ok(sha256)
         };

@@ -28,7 +28,8 @@ pub(super) fn load(file: &dyn ReadAt, machine: &mut Machine, budget: &Budget) ->
         other => {
             return Err(Error::unsupported(format!(
                 "found torch.save protocol {other:?}, expected {PROTOCOL_VERSION}"
-            )));
+            ))
+            .help("save the weights again with a current PyTorch, or as safetensors"));
         }
     }
     let system = machine.load(&mut stream)?;
@@ -46,7 +47,8 @@ fn check_system(machine: &Machine, system: Value) -> Result<()> {
     match facts.iter().find(|(key, _)| machine.text(*key) == Some("little_endian")) {
         Some((_, Value::Bool(true))) => Ok(()),
         Some((_, Value::Bool(false))) => {
-            Err(Error::unsupported("found data of a big-endian machine, expected little-endian"))
+            Err(Error::unsupported("found data of a big-endian machine, expected little-endian")
+                .help("save the weights on a little-endian machine"))
         }
         _ => Err(malformed("no byte order in the information about the system")),
     }

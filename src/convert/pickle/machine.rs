@@ -95,7 +95,8 @@ impl<'a> Machine<'a> {
         if !(2..=HIGHEST_PROTOCOL).contains(&protocol) {
             return Err(Error::unsupported(format!(
                 "found pickle protocol {protocol}, expected 2 to {HIGHEST_PROTOCOL}"
-            )));
+            ))
+            .help("save the weights again with `torch.save`, which uses protocol 2 by default"));
         }
         for step in 0u64.. {
             if step.is_multiple_of(4096) {
@@ -273,7 +274,8 @@ impl<'a> Machine<'a> {
         self.pop()?;
         match self.top_object()? {
             Object::Dict(_) => Ok(()),
-            _ => Err(Error::unsupported("found a pickled object with attributes, expected a state dict")),
+            _ => Err(Error::unsupported("found a pickled object with attributes, expected a state dict")
+                .help("save only the weights: `torch.save(model.state_dict(), path)`, or as safetensors")),
         }
     }
 

@@ -30,8 +30,11 @@ impl Budget {
                 self.left.set(left);
                 Ok(())
             }
-            None => Err(Error::corrupt(format!("malformed pickle: objects of more than {} bytes", self.limit))
-                .help("four times the size of the file is more than any real checkpoint needs")),
+            None => Err(Error::corrupt(format!(
+                "malformed pickle: its objects take more than {} bytes of memory",
+                self.limit
+            ))
+            .help("the file is damaged or hostile: objects of real checkpoints take less than four times its size")),
         }
     }
 }

@@ -140,13 +140,14 @@ impl<'a> Rewriting<'a> {
             }
             already_quantized(&tensor)?;
             let entry = reader.get(&tensor.name);
-            let entry = entry.ok_or_else(|| Error::corrupt("is not in the pack").tensor(&tensor.name))?;
+            let entry = entry
+                .ok_or_else(|| Error::corrupt("missing from the pack").tensor(&tensor.name).help(OTHER_CHECKPOINT))?;
             if entry.shape != tensor.shape {
                 let found = format!(
                     "found shape {:?} in the pack, expected {:?} from the checkpoint",
                     entry.shape, tensor.shape
                 );
-                return Err(Error::corrupt(found).tensor(&tensor.name));
+                return Err(Error::corrupt(found).tensor(&tensor.name).help(OTHER_CHECKPOINT));
             }
             quantized.insert(tensor.name.clone(), (tensor, quant));
         }
@@ -216,9 +217,9 @@ impl<'a> Rewriting<'a> {
         let quant = match (entry.quant, entry.verdict) {
             (Some(quant), Some(Verdict::Accepted)) => quant,
             _ => {
-                return Err(Error::refused("the gate refuses this matrix as q4_0")
-                    .tensor(&tensor.name)
-                    .help("see `iec ptq --include self_attn` for the tensors and their numbers"));
+                return Err(Error::refused("the gate refuses this matrix as q4_0").tensor(&tensor.name).help(
+                    "`iec ptq --include self_attn --keep-failing bf16` keeps such matrices; pack with its manifest",
+                ));
             }
         };
         let (count, rows, cols) = tensor.matrices()?;
@@ -258,6 +259,9 @@ impl<'a> Rewriting<'a> {
     }
 }
 
+/// Advice for weights that are not those of the pack.
+const OTHER_CHECKPOINT: &str = "name the checkpoint that the pack was made from with --hf-dir, or leave --hf-dir out";
+
 fn other_weights(pack: &Path) -> Error {
-    Error::corrupt("found a pack of other weights than those of the checkpoint").at(pack)
+    Error::corrupt("found a pack of other weights than those of the checkpoint").at(pack).help(OTHER_CHECKPOINT)
 }

@@ -87,7 +87,9 @@ impl Weights {
     /// The tensor does not hold floats, or reading fails.
     pub fn read_rows_f32(&self, tensor: &Tensor, matrix: usize, rows: Range<usize>, out: &mut [f32]) -> Result<()> {
         let Store::Plain(dtype) = tensor.store else {
-            return Err(Error::unsupported("found quantized codes, expected floats").tensor(&tensor.name));
+            return Err(Error::unsupported("found quantized codes, expected floats")
+                .tensor(&tensor.name)
+                .help("use the checkpoint that the pack was made from"));
         };
         match self {
             Weights::Checkpoint(checkpoint) => {

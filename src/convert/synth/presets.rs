@@ -47,7 +47,7 @@ pub fn with_layers(mut config: Value, layers: usize) -> Result<Value> {
         return Err(Error::corrupt("config.json is not a JSON object"));
     };
     if !(1..=LAYER_LIMIT).contains(&layers) {
-        return Err(Error::usage(format!("found {layers} layers, expected 1 to {LAYER_LIMIT}")));
+        return Err(Error::usage(format!("--layers: found {layers}, expected 1 to {LAYER_LIMIT}")));
     }
     object.insert("num_hidden_layers".into(), layers.into());
     if let Some(Value::Array(types)) = object.get_mut("layer_types")

@@ -151,7 +151,7 @@ fn tokenizer_json(vocab: usize, specials: &Specials) -> Result<Vec<u8>> {
             .tensor("vocab_size")
     })?;
     if let Some((id, _)) = specials.tokens.last_key_value().filter(|(id, _)| **id as usize >= vocab) {
-        return Err(Error::corrupt(format!("found special token {id}, expected less than {vocab}")));
+        return Err(Error::corrupt(format!("found the special token {id}, expected ids below the vocab_size {vocab}")));
     }
     let (strings, merges) = generate(ordinary);
     let mut ordinary = strings.into_iter();

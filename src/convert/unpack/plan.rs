@@ -70,6 +70,10 @@ pub(super) enum PartForm {
     Scales,
 }
 
+/// Advice for a pack whose tensors are not those of its config.json.
+const MISMATCH: &str =
+    "config.json is not that of this pack, or the pack is damaged; make the pack again with `iec pack`";
+
 /// Plan of the checkpoint.
 pub(super) struct UnpackPlan {
     /// Tensors in the order of the model.
@@ -133,11 +137,12 @@ impl<'a> Builder<'a> {
     /// Returns the entry of a tensor that the configuration requires.
     fn entry(&mut self, expected: &ExpectedTensor) -> Result<(usize, &'a Entry)> {
         let number = self.reader.position(&expected.name);
-        let number = number.ok_or_else(|| Error::corrupt("missing from the pack").tensor(&expected.name))?;
+        let number =
+            number.ok_or_else(|| Error::corrupt("missing from the pack").tensor(&expected.name).help(MISMATCH))?;
         let entry = &self.reader.entries()[number];
         if entry.shape != expected.shape {
             let found = format!("found shape {:?}, expected {:?} from config.json", entry.shape, expected.shape);
-            return Err(Error::corrupt(found).tensor(&expected.name));
+            return Err(Error::corrupt(found).tensor(&expected.name).help(MISMATCH));
         }
         self.used.insert(number);
         Ok((number, entry))
@@ -145,9 +150,9 @@ impl<'a> Builder<'a> {
 
     fn refuse_strangers(&self) -> Result<()> {
         match self.reader.entries().iter().enumerate().find(|(i, _)| !self.used.contains(i)) {
-            Some((_, entry)) => {
-                Err(Error::corrupt("found in the pack, but not described by config.json").tensor(&entry.name))
-            }
+            Some((_, entry)) => Err(Error::corrupt("found in the pack, but not described by config.json")
+                .tensor(&entry.name)
+                .help(MISMATCH)),
             None => Ok(()),
         }
     }

@@ -106,8 +106,12 @@ pub fn export(reader: &IebinReader, options: &ExportOptions) -> Result<ExportSum
     let target =
         job::check_target(&options.out, Rules { inputs: &inputs, overwrite: options.overwrite, stdout: true })?;
     let json = options.model_dir.join(JSON_NAME);
-    let missing =
-        || Error::corrupt("missing; only packs with a model description can be exported").tensor("model").at(&json);
+    let missing = || {
+        Error::corrupt("missing; only packs with a model description can be exported")
+            .tensor("model")
+            .at(&json)
+            .help("make the pack again with `iec pack`")
+    };
     let config = reader.description.model.clone().ok_or_else(missing)?;
     let family = Family::of_model(&config).at(&json)?;
     let description = config_out::describe(&config, family).at(&json)?;

@@ -18,6 +18,9 @@ use crate::model_config::ModelConfig;
 use crate::scheme::BLOCK;
 use std::collections::BTreeMap;
 
+/// Advice for a pack that lacks a tensor of its model.
+const PACK_AGAIN: &str = "the pack is damaged; make it again with `iec pack`";
+
 /// A tensor of the file and the source of its rows.
 #[derive(Debug)]
 pub(super) struct ExportedTensor {
@@ -74,12 +77,12 @@ impl<'a> ExportSource<'a> {
     }
 
     fn entry(&self, positions: &BTreeMap<&str, usize>, expected: &ExpectedTensor) -> Result<usize> {
-        let missing = || Error::corrupt("missing from the pack").tensor(&expected.name);
+        let missing = || Error::corrupt("missing from the pack").tensor(&expected.name).help(PACK_AGAIN);
         let position = *positions.get(expected.name.as_str()).ok_or_else(missing)?;
         let entry = &self.reader.entries()[position];
         if entry.shape != expected.shape {
             let found = format!("found shape {:?}, expected {:?}", entry.shape, expected.shape);
-            return Err(Error::corrupt(found).tensor(&expected.name));
+            return Err(Error::corrupt(found).tensor(&expected.name).help(PACK_AGAIN));
         }
         Ok(position)
     }
@@ -115,7 +118,7 @@ impl<'a> ExportSource<'a> {
             Store::Plain(dtype) => ggml_float(self.options.dtype.unwrap_or(dtype)),
             Store::Tiled(_) if small => {
                 Err(Error::unsupported("found quantized codes, but llama.cpp needs floats here")
-                    .help("pack again without quantizing it"))
+                    .help("pack again with a manifest that leaves this tensor out (`iec ptq --exclude RE`)"))
             }
             Store::Tiled(spec) => {
                 let cols = entry.shape[entry.shape.len() - 1];
@@ -131,8 +134,9 @@ impl<'a> ExportSource<'a> {
                     None => {
                         let scales = if spec.symmetric { "f32 scales" } else { "zero points" };
                         let (scheme, group) = (spec.scheme.name(), spec.granularity);
-                        let found = format!("found {scheme} {group} with {scales}, which has no type in GGML");
-                        (found, format!("{FLOATS}, or pack with scheme q4_0"))
+                        let found =
+                            format!("found {scheme} with group size {group} and {scales}, which has no type in GGML");
+                        (found, format!("{FLOATS}, or pack again with a manifest of `iec ptq --scheme q4_0`"))
                     }
                 };
                 match self.options.dequantize {
@@ -194,6 +198,6 @@ fn ggml_float(dtype: DType) -> Result<GgmlType> {
         DType::F16 => Ok(GgmlType::F16),
         DType::BF16 => Ok(GgmlType::BF16),
         other => Err(Error::unsupported(format!("found {other} elements, which GGUF has no type for"))
-            .help("add --dtype f32, f16 or bf16")),
+            .help("add --dtype fp32, fp16 or bf16")),
     }
 }

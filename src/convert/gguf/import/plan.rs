@@ -132,7 +132,8 @@ impl<'a> GgufModel<'a> {
 fn bind<'a>(mapped: &MappedTensor, by_name: &HashMap<&str, &'a GgufTensor>) -> Result<&'a GgufTensor> {
     let Some(tensor) = by_name.get(mapped.name.as_str()) else {
         return Err(Error::corrupt(format!("missing from the file; expected with shape {:?}", mapped.shape))
-            .tensor(&mapped.name));
+            .tensor(&mapped.name)
+            .help("the file is incomplete, or its metadata belong to another model; get it again"));
     };
     if tensor.shape != mapped.shape {
         let found = format!("found shape {:?}, expected {:?} from the metadata", tensor.shape, mapped.shape);
@@ -146,7 +147,9 @@ fn refuse_leftovers(gguf: &Gguf, mapped: &[MappedTensor]) -> Result<()> {
     let mut used: HashSet<&str> = mapped.iter().map(|m| m.name.as_str()).collect();
     used.extend(FACTORS.into_iter().chain([ROPE_FREQS]));
     match gguf.tensors.iter().find(|t| !used.contains(t.name.as_str())) {
-        Some(t) => Err(Error::unsupported("the architecture has no tensor of this name").tensor(&t.name)),
+        Some(t) => Err(Error::unsupported("the architecture has no tensor of this name").tensor(&t.name).help(
+            "a variant of the architecture with more tensors cannot be imported; no tensor is left out silently",
+        )),
         None => Ok(()),
     }
 }
