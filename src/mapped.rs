@@ -29,17 +29,18 @@ pub struct MappedFile {
 }
 
 impl MappedFile {
-    /// Maps the whole file, in huge pages where the system supports them for files: data that is read from
-    /// the disk through this mapping is cached in pages of 2 MiB, and using it causes a 500th of the page faults, also
-    /// in later processes.
+    /// Maps the whole file, in huge pages where the system supports them for files: data that is read from the disk
+    /// through this mapping is then cached in pages of 2 MiB, so that using it causes a 500th of the page faults, in
+    /// this process and in later ones.
     ///
     /// # Errors
     /// The file cannot be opened or mapped, or is not a regular file.
     #[allow(unsafe_code)]
     pub fn open(path: &Path) -> Result<Arc<MappedFile>> {
         let file = files::open(path)?;
-        // SAFETY: artifacts are written to a temporary name and renamed, so a mapped file is never changed in place by
-        // this program. Reading what another program has truncated raises SIGBUS, which ends the process.
+        // SAFETY: packs and other results are written to a temporary name and renamed, so a mapped file is never
+        // changed in place by this program. Reading what another program has truncated raises SIGBUS, which ends the
+        // process.
         let map = unsafe { memmap2::Mmap::map(&file) }.at(path)?;
         // This is advice: a system that does not support it for files returns an error, which is ignored.
         #[cfg(target_os = "linux")]
@@ -213,8 +214,11 @@ impl Bytes {
         }
     }
 
-    /// Returns a part of these bytes: shares mapped memory and copies any other. Panics when the range is out of
-    /// bounds, like slicing.
+    /// Returns a part of these bytes. The part shares the memory if it is mapped, from a file or for a large buffer,
+    /// and is a copy otherwise.
+    ///
+    /// # Panics
+    /// The range is out of bounds.
     pub fn slice(&self, range: Range<usize>) -> Bytes {
         assert!(range.start <= range.end && range.end <= self.len());
         match &self.0 {

@@ -47,9 +47,10 @@ pub trait Kernel<Output = ()> {
     }
 }
 
-/// Separates loops over lanes: the compiler vectorizes a loop backwards from the use of its result, and a use of
-/// single lanes would split its vectors into pairs. The value passes through memory that is aligned to a cache line,
-/// so that no vector crosses a cache line.
+/// Returns `value`, and separates the loop that computed it from the loop that uses it. Without this, the compiler,
+/// which vectorizes a loop backwards from the use of its result, would split the vectors into pairs where the result is
+/// used lane by lane. The value passes through memory that is aligned to a cache line, so that no vector crosses a
+/// cache line.
 #[inline(always)]
 pub(crate) fn black_box<T>(value: T) -> T {
     #[repr(align(64))]

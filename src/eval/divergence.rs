@@ -63,7 +63,7 @@ pub fn open_reference(dir: &Path, tokenizer: &Tokenizer, options: EngineOptions)
     let path = dir.join(tokenizer::FILE_NAME);
     if files::exists(&path)? && !Tokenizer::open(&path)?.has_tokens_of(tokenizer) {
         let found = "found other tokens than those of the model, whose probabilities cannot be compared";
-        return Err(Error::usage(found).at(&path).help("compare a pack with one of the same checkpoint"));
+        return Err(Error::usage(found).at(&path).help("compare two packs of the same checkpoint"));
     }
     let precision = options.precision.or_else(|| Precision::resolve(Some(Precision::Fp32), &reader).ok());
     Engine::open(&reader, &EngineOptions { precision, ..options }).map_err(Error::while_opening_model)
@@ -100,11 +100,13 @@ pub fn divergence(engine: &mut Engine, reference: &mut Engine, windows: &Windows
     Ok(sum_up(&tokens))
 }
 
-/// Reference predictions for one window, kept for comparison with many models: `scored x vocab` logits in memory.
+/// Reference predictions for one window, kept for comparison with many models.
 pub struct Remembered {
     window: Vec<u32>,
+    /// Positions in the window whose logits predict a scored token.
     scored: Range<usize>,
     vocab: usize,
+    /// Logits of the reference: `(scored, vocab)`.
     logits: Vec<f32>,
 }
 
@@ -158,6 +160,8 @@ fn softmax(row: &[f32]) -> (f64, usize) {
     (max + row.iter().map(|v| (f64::from(*v) - max).exp()).sum::<f64>().ln(), top)
 }
 
+/// Compares the logits of a model at one position with those of the reference; `next` is the token that follows in the
+/// text.
 fn compare(row: &[f32], reference: &[f32], next: usize) -> Token {
     let ((sum, top), (reference_sum, reference_top)) = (softmax(row), softmax(reference));
     let kl: f64 = row

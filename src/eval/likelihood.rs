@@ -36,6 +36,7 @@ impl Likelihood {
         Likelihood { is_greedy: true, ..Likelihood::default() }
     }
 
+    /// Adds the token `next`, which the logits `row` predict.
     fn add(&mut self, row: &[f32], next: u32) {
         let logit = row[next as usize];
         self.logprob += f64::from(logit) - log_sum_exp(row);
@@ -54,8 +55,8 @@ impl Likelihood {
     }
 }
 
-/// Divides a text longer than a context of `len` tokens into requests that score each token once, with as many
-/// preceding tokens as fit; `first` precedes the text.
+/// Divides a text of any length into requests that score each of its tokens once and fit a context of `len` tokens. The
+/// context of the first request is `first`; that of each later one is as many preceding tokens as fit.
 pub fn rolling(first: u32, text: &[u32], len: usize) -> Vec<Request> {
     let mut requests = Vec::new();
     let mut done = 0;
@@ -121,7 +122,8 @@ fn fitting(group: &[Request]) -> usize {
     group.iter().take_while(fits).count().max(1)
 }
 
-/// Scores continuations of one context; `read` has processed the context except its last token, `last`.
+/// Scores continuations of one context in one batch; the sequence `read` has read the context except its last token,
+/// `last`.
 fn together(engine: &mut Engine, read: &Sequence, last: u32, batch: &[Request]) -> Result<Vec<Likelihood>> {
     let vocab = engine.config().vocab;
     let inputs: Vec<Vec<u32>> = (batch.iter())
@@ -154,7 +156,9 @@ fn check(request: &Request, engine: &Engine) -> Result<()> {
     if request.continuation.len() > engine.context() {
         let found =
             format!("found {} tokens to score, expected at most {}", request.continuation.len(), engine.context());
-        return Err(Error::usage(found).help("leave the context empty to score a long text in several windows"));
+        return Err(Error::usage(found).help(
+            "use a longer context (--ctx), or leave the request's `context` empty to score it in several windows",
+        ));
     }
     let vocab = engine.config().vocab;
     match request.context.iter().chain(&request.continuation).find(|id| **id as usize >= vocab) {

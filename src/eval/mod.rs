@@ -1,7 +1,7 @@
 //! Evaluation: perplexity, divergence, log-likelihoods and tasks, with figures comparable to those of other tools.
 //!
-//! [`windows`] divides a text as llama.cpp's perplexity tool does. [`perplexity()`] and [`divergence()`] process the
-//! windows with one engine or with two side by side and keep a few numbers per token but no logits. [`likelihood`]
+//! [`windows`] divides a text as llama.cpp's perplexity tool does. [`perplexity()`] processes the windows with one
+//! engine, [`divergence()`] with two side by side; both keep a few numbers per token but no logits. [`likelihood`]
 //! scores continuations of a context, [`tasks`] evaluates files of questions, and [`stats`] summarizes values.
 
 pub mod divergence;

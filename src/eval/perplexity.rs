@@ -55,8 +55,8 @@ pub fn perplexity(engine: &mut Engine, windows: &Windows) -> Result<Perplexity> 
     Ok(Perplexity::of(nll.into_iter()))
 }
 
-/// Calls `each` with every window and the pieces of its scored positions, and displays the perplexity from the value
-/// that it returns, the mean negative log-likelihood so far.
+/// Calls `each` with every window and its scored positions, which are cut into pieces of [`STEP`]. `each` returns the
+/// mean negative log-likelihood so far, from which the progress bar shows the perplexity.
 pub(super) fn walk(
     windows: &Windows,
     mut each: impl FnMut(&[u32], &[std::ops::Range<usize>]) -> Result<f64>,
@@ -72,11 +72,11 @@ pub(super) fn walk(
     Ok(())
 }
 
-/// Returns an error if the negative log-likelihood is NaN, because NaN logits make every figure worthless.
+/// Returns an error if `nll`, a negative log-likelihood, is NaN, because NaN logits make every figure worthless.
 pub(super) fn check(nll: Option<f64>) -> Result<()> {
     match nll {
         Some(nll) if nll.is_nan() => Err(Error::corrupt("found logits that are NaN, expected numbers")
-            .help("look for weights that are not numbers: `iec inspect --stats`")),
+            .help("`iec inspect --stats PACK` finds weights that are NaN; if there are none, compute in fp32")),
         _ => Ok(()),
     }
 }

@@ -15,8 +15,11 @@ const SHORTEST: usize = 4;
 /// Text divided into windows of equal length.
 #[derive(Debug, Clone)]
 pub struct Windows {
+    /// Tokens of all windows, one window after the other.
     ids: Vec<u32>,
+    /// Token that replaces the first token of each window, if any.
     bos: Option<u32>,
+    /// Number of tokens per window.
     len: usize,
 }
 
@@ -33,7 +36,7 @@ impl Windows {
         Windows::new(ids, bos, len)
     }
 
-    /// Divides token ids into windows of `len`, with `bos` at the beginning of each.
+    /// Divides token ids into windows of `len`; `bos`, if given, replaces the first token of each.
     ///
     /// # Errors
     /// The same as for [`Windows::of_text`].
@@ -43,7 +46,7 @@ impl Windows {
         }
         if ids.len() < len {
             let found = format!("found {} tokens, expected at least a window of {len}", ids.len());
-            return Err(Error::usage(found).help("give a longer text, or shorter windows with --ctx"));
+            return Err(Error::usage(found).help("give a longer text; `iec eval --ctx N` uses shorter windows"));
         }
         ids.truncate(ids.len() / len * len);
         Ok(Windows { ids, bos, len })
@@ -83,7 +86,7 @@ impl Windows {
     pub fn check(&self, vocab: usize) -> Result<()> {
         match self.ids.iter().chain(&self.bos).find(|id| **id as usize >= vocab) {
             Some(id) => Err(Error::corrupt(format!("token {id} is outside the model's vocabulary of {vocab}"))
-                .help("the tokenizer does not belong to this model")),
+                .help("the tokenizer does not belong to this model; use the tokenizer.json of its checkpoint")),
             None => Ok(()),
         }
     }

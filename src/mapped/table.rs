@@ -2,8 +2,8 @@
 //!
 //! A file that another program truncates while it is mapped has pages without data; reading one raises SIGBUS at an
 //! address from which the handler must find the file. Therefore the table is an append-only list that is read without
-//! locks and never freed. An entry keeps its name for ever and is used again for the next mapping of the same file, so
-//! the list has at most as many entries as there are names times mappings of one file at a time.
+//! locks and never freed. An entry keeps its file name for ever and is used again for the next mapping of a file of
+//! that name, so for each name the list has as many entries as there were mappings of it at the same time.
 
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
@@ -15,8 +15,11 @@ static FIRST: OnceLock<Box<Entry>> = OnceLock::new();
 
 #[derive(Debug)]
 struct Entry {
+    /// Path of the file, with `?` for control characters.
     name: Box<[u8]>,
+    /// True while a mapping has this entry.
     used: AtomicBool,
+    /// First address of the mapping.
     start: AtomicUsize,
     /// End of the mapping; 0 while there is none.
     end: AtomicUsize,

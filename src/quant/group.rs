@@ -1,4 +1,5 @@
-//! Quantizes one group of several blocks: plain scale, search, rounding.
+//! Quantizes one group of several blocks: computes its plain choice, searches for a better one if the method asks for
+//! it, and rounds the values to codes.
 
 use super::block::stored_scale;
 use super::plain::{self, Choice, CodeRange};
@@ -13,7 +14,7 @@ pub(super) struct Group<'a> {
     pub level: Level,
     /// Scheme, method and parameters.
     pub quant: &'a TensorQuant,
-    /// Scale and zero point, if they span the matrix.
+    /// Scale and zero point of the whole matrix, if all groups share them.
     pub shared: Option<Choice>,
     /// Weights, padded with zeros to whole blocks.
     pub values: &'a [f32],

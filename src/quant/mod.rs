@@ -1,8 +1,11 @@
 //! Weight quantization: converts floats to quantized blocks and measures the result.
 //!
-//! A [`Quantizer`] converts the rows of one matrix to codes as specified by a [`TensorQuant`]. Plain scales are
-//! derived from the largest magnitude; searched scales minimize the squared error. [`block`] defines the meaning of
-//! the bytes, [`stream`] quantizes whole tensors and measures them ([`metrics`]), and
+//! A [`Quantizer`] converts the rows of one matrix to codes as specified by a [`TensorQuant`]. For each group it
+//! chooses a scale and, for affine schemes, a zero point; both together are a *choice*. The *plain* choice, that of
+//! rounding to nearest, follows from the largest magnitude or from the extremes of the group. A search looks for a
+//! choice with a smaller squared error.
+//!
+//! [`block`] defines the meaning of the bytes, [`stream`] quantizes whole tensors and measures them ([`metrics`]), and
 //! [`Gate`](crate::provenance::Gate) compares the metrics with thresholds.
 
 pub mod block;
@@ -115,7 +118,8 @@ impl Quantizer {
         );
         if self.inputs.is_none() && self.quant.method.needs_inputs() {
             let found = format!("method {} needs statistics of the inputs", self.quant.method.name());
-            return Err(Error::usage(found).help("collect them with `iec calib` and give them with --calib"));
+            return Err(Error::usage(found)
+                .help("collect them with `iec calib` (for gptq with --hessian) and give them with --calib"));
         }
         let tile_values = values.chunks(TILE_ROWS * self.layout.cols);
         for (tile, values) in out.chunks_exact_mut(self.layout.tile_bytes).zip(tile_values) {
@@ -231,6 +235,7 @@ impl Quantizer {
         row.codes[self.layout.cols..].fill(self.quant.spec.code_map().neutral(zero));
     }
 
+    /// Quantizes a row into `work.row`.
     fn quantize_row(&self, values: &[f32], work: &mut Workspace) -> Result<()> {
         self.load(values, &mut work.values);
         for group in 0..self.layout.groups {
@@ -246,7 +251,7 @@ impl Quantizer {
             let levels = exact_codes::levels(&self.quant.spec);
             let Some(scale) = exact_codes::recover(&levels, &values[..real], codes) else {
                 let found = format!("found weights that are not codes of {}", self.quant.spec.scheme.name());
-                return Err(Error::unsupported(found).help("choose another --method, or leave it out"));
+                return Err(Error::unsupported(found).help("choose another --method, or leave out --method"));
             };
             Choice { scale, zero: 0 }
         } else if self.has_power_scales() {
@@ -259,6 +264,7 @@ impl Quantizer {
         Ok(())
     }
 
+    /// Returns the values of group `group` of the row in `work`, with the parameters of their quantization.
     fn group<'a>(&'a self, group: usize, work: &'a mut Workspace) -> Group<'a> {
         let width = self.layout.group_blocks * BLOCK;
         let start = group * width;
@@ -282,8 +288,10 @@ impl Quantizer {
         }
         let at = values.iter().position(|x| !x.is_finite()).unwrap_or(0);
         let (value, column) = (values[at], at % self.layout.cols);
-        Err(Error::corrupt(format!("found the weight {value} in column {column}, which cannot be quantized"))
-            .help("the checkpoint is damaged or its training diverged; get it again or exclude the tensor"))
+        Err(Error::corrupt(format!("found the weight {value} in column {column}, which cannot be quantized")).help(
+            "the checkpoint is damaged or its training diverged; get it again, or leave this tensor unquantized \
+                 with `iec ptq --exclude`",
+        ))
     }
 }
 

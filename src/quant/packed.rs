@@ -1,4 +1,4 @@
-//! Converts the finished bytes of `iec q4` to tiles without quantizing again.
+//! Converts quantized weights that `iec q4` has written in advance to tiles, without quantizing again.
 
 use super::block::tile;
 use crate::error::{Context, Result};
@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 impl PackedRange {
-    /// Reads rows of one matrix of the stack and permutes them into tiles. `rows` starts at a multiple of 16, and
+    /// Reads rows of matrix `matrix` of the tensor and permutes them into tiles. `rows` starts at a multiple of 16, and
     /// `out` has the size of the tiles of `rows`.
     ///
     /// # Errors
@@ -29,7 +29,8 @@ impl PackedRange {
         };
         let mut codes = part(&bin, &self.bin, self.codes.start, codes, false)?;
         if self.biased {
-            // value + 8 and two's complement differ in the highest bit of a nibble.
+            // The file stores value + 8, canonical codes are two's complement; they differ in the highest bit of a
+            // nibble.
             codes.iter_mut().for_each(|byte| *byte ^= 0x88);
         }
         let scales = part(&scale_bin, &self.scale_bin, self.scales.start, scales, shared)?;

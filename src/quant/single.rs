@@ -23,7 +23,7 @@ pub(super) struct Tile<'a> {
     pub inputs: Option<&'a InputStats>,
 }
 
-/// One block of each row, and the number of its columns that belong to the matrix.
+/// One block of each of the 16 rows, and the number of its columns that belong to the matrix; the others are padding.
 type Rows<'a> = (&'a [[f32; BLOCK]; LANES], usize);
 
 impl Tile<'_> {
@@ -61,8 +61,8 @@ impl Tile<'_> {
         self.each_block(|_, _, _, choices| all.push(choices)).map(|()| all)
     }
 
-    /// Calls `f` for each block with its index, its transposed columns, its plain choices before rounding, and its
-    /// final choices.
+    /// Calls `f` for each block of columns with its index, its transposed columns, and the choices of all rows: the
+    /// plain ones, whose scales are not yet rounded to their storage type, and the final ones.
     fn each_block(&self, mut f: impl FnMut(usize, Turned<'_>, Choices, Choices)) -> Result<()> {
         let spec = &self.layout.spec;
         let mut rows = [[0f32; BLOCK]; LANES];
@@ -121,7 +121,7 @@ impl Tile<'_> {
         Choices::each(|lane| plain::choose(spec, min[lane], max[lane]))
     }
 
-    /// Returns the scales under which the peak of each row gets the lowest code.
+    /// Returns the scales under which the peak of each row, its value of largest magnitude, gets the lowest code.
     fn peaks(&self, x: Turned<'_>) -> Lanes {
         let CodeRange { low, .. } = CodeRange::of(&self.quant.spec, 0);
         let mut peaks = self.level.run(lanes::Peaks(x));

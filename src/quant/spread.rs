@@ -26,6 +26,7 @@ impl Bins {
     /// Number of bins; odd, so that zero is in the middle of a bin.
     const COUNT: usize = 121;
 
+    /// Creates an empty histogram from `-limit` to `limit`; a limit of 0 is replaced by 1.
     fn around(limit: f64) -> Bins {
         Bins { limit: if limit > 0.0 { limit } else { 1.0 }, counts: vec![0; Bins::COUNT] }
     }
@@ -48,7 +49,7 @@ pub struct Spread {
     pub before: Bins,
     /// Histogram of the dequantized weights, with the same bins.
     pub after: Bins,
-    /// Histogram of the differences.
+    /// Histogram of the errors, dequantized weight minus original weight, with bins of its own.
     pub errors: Bins,
 }
 

@@ -16,7 +16,8 @@ use std::ops::Range;
 /// Default number of elements of a chunk: 1 MiB as f32, small enough to keep all cores busy on any matrix.
 const CHUNK_ELEMENTS: usize = 1 << 18;
 
-/// Function that reads some rows of one matrix as f32 into a slice of exactly their length.
+/// Function `read(matrix, rows, out)` that reads some rows of one matrix as f32 into `out`, which has exactly their
+/// length.
 pub type ReadRows<'a> = dyn Fn(usize, Range<usize>, &mut [f32]) -> Result<()> + Sync + 'a;
 
 /// Tensor as a stack of matrices, with a function that reads its rows.
@@ -69,7 +70,7 @@ pub fn quantize(
         (0..stack.count).flat_map(|matrix| stack.chunks().map(move |rows| (matrix, rows))).collect();
     let mut metrics = Vec::with_capacity(stack.count * stack.rows);
     let mut largest_scale = 0f32;
-    // A window of chunks is in memory at once; its size bounds the memory and does not affect the result.
+    // This many chunks are in memory at once. The number bounds the memory and does not affect the result.
     let window = rayon::current_num_threads() * (8 * CHUNK_ELEMENTS / (stack.height() * stack.cols)).clamp(1, 8);
     for window in chunks.chunks(window) {
         let results: Vec<Result<Part>> = window

@@ -24,11 +24,11 @@ pub const FITTED: Half = Half::First;
 /// Half of the calibration windows that the error of the outputs is measured on.
 const JUDGED: Half = Half::Second;
 
-/// Input statistics that the error of outputs is computed with.
+/// Statistics of the inputs of a tensor, from which the error of its outputs is computed.
 pub struct Judge {
     /// Matrices that are quantized, each as `(index, mean squares of its inputs)`.
     matrices: Vec<(usize, Vec<f32>)>,
-    /// Products of the inputs, if there are any; they apply to all matrices.
+    /// Products of the inputs of the first matrix, if the calibration has them; they are used for all matrices.
     hessian: Option<Hessian>,
 }
 
@@ -110,7 +110,7 @@ impl Judge {
         let rows = rows.max(1) as f64;
         if !(total.error.is_finite() && total.output.is_finite()) {
             return Err(Error::corrupt("found an error of the outputs that is not a finite number")
-                .help("the statistics are damaged, or the model is; make them again with `iec calib`"));
+                .help("the statistics or the weights are damaged; collect the statistics again with `iec calib`"));
         }
         Ok(OutputError { error: total.error / rows, output: total.output / rows })
     }

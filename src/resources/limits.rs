@@ -14,7 +14,9 @@ const UNLIMITED: u64 = 1 << 60;
 struct Version {
     /// Directory of the hierarchy that limits memory.
     root: &'static str,
+    /// File with the limit in bytes.
     limit: &'static str,
+    /// File with the bytes in use, cached pages of files included.
     used: &'static str,
     /// Fields of `memory.stat` with the bytes of cached files.
     cached: [&'static str; 2],
@@ -40,7 +42,7 @@ pub fn memory_left() -> Option<u64> {
     memory_left_in(Path::new("/"))
 }
 
-/// Does the same with the files below `root`.
+/// Does what [`memory_left`] does, with the files below `root`.
 fn memory_left_in(root: &Path) -> Option<u64> {
     let info = files::read_to_string(&root.join("proc/meminfo")).unwrap_or_default();
     let kib = |name: &str| number_after(&info, &format!("{name}:"));
@@ -80,7 +82,7 @@ fn left_of_group(dir: &Path, version: &Version) -> Option<u64> {
     Some(limit.saturating_sub(number(version.used)?.saturating_sub(cached)))
 }
 
-/// Returns the number after the line's first word `name`.
+/// Returns the number after `name` in the first line that begins with the word `name`.
 fn number_after(text: &str, name: &str) -> Option<u64> {
     let words = text.lines().map(str::split_whitespace).find_map(|mut words| (words.next()? == name).then_some(words));
     words?.next()?.parse().ok()

@@ -1,8 +1,8 @@
 //! Memory and threads that the system may refuse. Every refusal becomes an error with [`Cause::OutOfMemory`].
 //!
 //! A failed allocation of Rust's collections ends the process, so a library cannot report it. Buffers whose size
-//! depends on the input are therefore reserved with [`try_reserve`]. A program that installs an allocator that ends
-//! the process with a message of its own asks [`refusal_is_handled`] first.
+//! depends on the input are therefore reserved with [`try_reserve`]. A program may install an allocator that reports a
+//! failed allocation and ends the process; that allocator must ask [`refusal_is_handled`] first.
 //!
 //! Linux grants more memory than there is, and kills a process that uses too much. Caches that grow therefore ask
 //! [`is_left`] before.
@@ -21,7 +21,7 @@ use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
 /// True once the system has refused a thread.
 static THREAD_REFUSED: AtomicBool = AtomicBool::new(false);
 
-/// Number of bytes after which the limits are read again, and that must stay free.
+/// Number of bytes that may be used before [`is_left`] reads the limits again; so many bytes must also stay free.
 const STEP: usize = 16 << 20;
 
 thread_local! {
@@ -86,7 +86,8 @@ pub fn was_thread_refused() -> bool {
 pub fn thread_refused(refusal: impl std::fmt::Display) -> Error {
     THREAD_REFUSED.store(true, Ordering::Relaxed);
     Error::new(Cause::OutOfMemory(format!("the system refuses another thread or process: {refusal}"))).help(
-        "use fewer --threads, or raise the limits of memory and processes (`ulimit -v`, `ulimit -u`, the container's)",
+        "use fewer --threads, or raise the limits of memory and processes (`ulimit -v`, `ulimit -u`, or those of the \
+         container)",
     )
 }
 

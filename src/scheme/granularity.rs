@@ -4,16 +4,16 @@ use crate::error::{Error, Result};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 
-/// Number of weights that share a scale: a number of columns, a whole row, or the whole tensor. Written as `32`,
-/// `"row"`, `"tensor"` in JSON.
+/// Number of weights that share a scale: a number of columns, a whole row, or a whole matrix. Written as `32`, `"row"`,
+/// `"tensor"` in JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Granularity {
     /// Number of consecutive columns of a row that share a scale; a multiple of [`BLOCK`](super::BLOCK).
     Group(u32),
     /// One scale per row.
     Row,
-    /// One scale for the whole tensor. Tiles store a copy for each row, so kernels treat it like
-    /// [`Granularity::Row`].
+    /// One scale for the whole tensor; in a tensor of several matrices, one for each matrix. Tiles store a copy for
+    /// each row, so kernels treat it like [`Granularity::Row`].
     Tensor,
 }
 

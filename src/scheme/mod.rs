@@ -1,12 +1,12 @@
 //! Quantization schemes: the description of a quantized tensor and its byte layout, without access to the weights.
 //!
 //! [`SCHEMES`] is the table of schemes. [`QuantSpec`] defines the meaning of the codes of a tensor (scheme,
-//! granularity, zero point, scale type). [`TileLayout`] defines where the bytes of a matrix lie in the artifact.
+//! granularity, zero point, scale type). [`TileLayout`] defines the order of the bytes of a matrix in a pack.
 //! Every reader and writer of quantized bytes uses these three.
 //!
-//! To add a scheme, add its row. If its codes need a new [`CodeMap`], add an arm to every `match` on it; the compiler
-//! reports these places: the codecs of [`crate::quant::block`], the kernels of [`crate::runtime`], the GGML types and
-//! the lossless coder.
+//! To add a scheme, add its entry to [`SCHEMES`]. If its codes need a new [`CodeMap`], add an arm to every `match` on
+//! it; the compiler reports these places: the codecs of [`crate::quant::block`], the kernels of [`crate::runtime`], the
+//! GGML types and the lossless coder.
 
 mod granularity;
 mod spec;

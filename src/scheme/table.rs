@@ -1,14 +1,14 @@
-//! Table of quantization schemes: one row per scheme, with all properties that other modules use.
+//! Table of quantization schemes: one entry per scheme, with all properties that other modules use.
 //!
 //! Code outside this table never branches on the name of a scheme. Code that treats codes differently (codecs,
-//! kernels, GGML types, the lossless coder) branches on the [`CodeMap`]; all other properties are read from their
-//! columns.
+//! kernels, GGML types, the lossless coder) branches on the [`CodeMap`]; all other properties are read from the fields
+//! of [`SchemeInfo`].
 
 use super::granularity::{Granularity, ScaleType};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Identifier of a quantization scheme and of its row in [`SCHEMES`].
+/// Identifier of a quantization scheme and of its entry in [`SCHEMES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Scheme {
     /// GGML q4_0: blocks of 32, value = (code - 8) * d, d = fp16 (value of largest magnitude) / -8.
@@ -111,10 +111,10 @@ pub enum PlainScale {
     SignedPeak,
 }
 
-/// Properties of one scheme: a row of [`SCHEMES`].
+/// Properties of one scheme: an entry of [`SCHEMES`].
 #[derive(Debug)]
 pub struct SchemeInfo {
-    /// Scheme that this row describes.
+    /// Scheme that this entry describes.
     pub scheme: Scheme,
     /// Name used in manifests, packs, reports and on the command line.
     pub name: &'static str,
@@ -137,7 +137,7 @@ pub struct SchemeInfo {
     pub granularity: Granularity,
     /// Default storage type of scales.
     pub scale_dtype: ScaleType,
-    /// Initial scale of the search.
+    /// Rule for the plain scale, with which a search begins.
     pub plain_scale: PlainScale,
     /// True if the default method searches for the best scale. For int8 the search reduces the squared error by only
     /// 1 %, which does not justify its time; for the other schemes it reduces it by 11 % and more (llama-trained,
@@ -150,7 +150,7 @@ pub struct SchemeInfo {
     pub budget: &'static [(u32, bool)],
 }
 
-/// Template row: integer codes with a selectable group size.
+/// Template for entries with integer codes and a selectable group size.
 const INTEGERS: SchemeInfo = SchemeInfo {
     scheme: Scheme::Int4,
     name: "int4",
@@ -169,11 +169,11 @@ const INTEGERS: SchemeInfo = SchemeInfo {
     budget: &[(32, true)],
 };
 
-/// Template row: GGML's blocks of 32 with one scale per block.
+/// Template for entries with GGML's blocks of 32 and one scale per block.
 const GGML_BLOCKS: SchemeInfo =
     SchemeInfo { is_block_format: true, order: CodeOrder::Halves, plain_scale: PlainScale::SignedPeak, ..INTEGERS };
 
-/// All schemes, in the order of [`Scheme`]. If only a number of bits is given, the first row with these bits that
+/// All schemes, in the order of [`Scheme`]. If only a number of bits is given, the first entry with these bits that
 /// supports the requested group size, symmetry and scale type is chosen.
 pub static SCHEMES: [SchemeInfo; 7] = [
     SchemeInfo { scheme: Scheme::Q4_0, name: "q4_0", ..GGML_BLOCKS },
@@ -218,7 +218,7 @@ pub static SCHEMES: [SchemeInfo; 7] = [
 ];
 
 impl Scheme {
-    /// Returns the row of the scheme in [`SCHEMES`].
+    /// Returns the entry of the scheme in [`SCHEMES`].
     #[inline]
     pub fn info(self) -> &'static SchemeInfo {
         &SCHEMES[self as usize]

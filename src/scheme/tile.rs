@@ -3,9 +3,9 @@
 //! # The tile
 //!
 //! A matrix of `rows x cols` (`cols` is the summed dimension K) is divided into tiles of [`TILE_ROWS`] rows. The last
-//! tile is padded with rows whose scales are zero. K is padded to a multiple of [`BLOCK`] with codes that are
-//! multiplied by zero activations (code 0 after unbiasing if the scheme has one). A tile consists of three sections,
-//! each starting on a 64-byte boundary:
+//! tile is padded with rows whose scales are zero. K is padded to a multiple of [`BLOCK`] with the code of zero, or of
+//! the smallest magnitude if no code means zero; these codes are multiplied by activations of zero. A tile consists of
+//! three sections, each starting on a 64-byte boundary:
 //!
 //! 1. **scales**: for each scale group along K, 16 scales, one per row (`[group][row]`);
 //! 2. **zero points** (affine schemes only): for each group 16 bytes (`[group][row]`);
@@ -56,7 +56,8 @@ pub struct TileLayout {
     pub block_bytes: usize,
     /// Bytes of one tile.
     pub tile_bytes: usize,
-    /// Bytes of a tile per block, scales included: the stride for a reader of both codes and scales.
+    /// Bytes of a tile divided by its number of blocks, so with a share of the scales: the distance by which
+    /// prefetching moves on per block, so that it covers codes and scales.
     pub block_step: usize,
     /// Number of tiles.
     pub tiles: usize,
@@ -73,7 +74,7 @@ impl TileLayout {
             return Err(Error::corrupt(format!("found an empty quantized matrix of {rows} x {cols}")));
         }
         Self::checked(spec, rows, cols)
-            .ok_or_else(|| Error::corrupt(format!("found a quantized matrix of {rows} x {cols}, which overflows")))
+            .ok_or_else(|| Error::corrupt(format!("found a quantized matrix of {rows} x {cols}, whose size overflows")))
     }
 
     fn checked(spec: QuantSpec, rows: usize, cols: usize) -> Option<TileLayout> {

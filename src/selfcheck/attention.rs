@@ -209,8 +209,8 @@ struct Way {
     tiles: bool,
 }
 
-/// Returns an element of a query as the kernel multiplies it, and the relative and the absolute error of a weight
-/// between 0 and 1.
+/// Returns an element of a query as the kernel multiplies it, and the relative and the absolute error with which the
+/// kernel rounds an attention weight between 0 and 1.
 fn rounded(s: &Shape, way: Way, q: f32) -> (f64, f64, f64) {
     let (step, smallest) = half_step(s.kind);
     match way {

@@ -1,4 +1,5 @@
-//! Checks mixtures of experts: the router's product, the choice of experts, their weights, and the order of the pairs.
+//! Checks mixtures of experts: the router's product, the choice of experts, their weights, and the order of the pairs
+//! of a row and one of its experts.
 
 use super::products::{Bias, Operand};
 use super::random::{Store, normals};
@@ -86,7 +87,8 @@ impl Routed {
     }
 }
 
-/// Sorts the pairs by expert, stably. Returns the place of each pair, and the row of each sorted pair.
+/// Sorts the pairs of a row and one of its experts by expert; pairs of the same expert keep their order. `choices`
+/// holds the expert of each pair. Returns the new index of each pair, and the row of each sorted pair.
 pub fn sorted(choices: &[u32], top_k: usize) -> (Vec<u32>, Vec<u32>) {
     let mut order: Vec<usize> = (0..choices.len()).collect();
     order.sort_by_key(|pair| choices[*pair]);

@@ -3,8 +3,8 @@
 //! Each kernel is launched by the functions of the forward pass, with random inputs in several shapes, among them some
 //! that are not a multiple of a block. Its results are compared with sums that this module computes in f64 from the
 //! dequantized weights and from the activations, rounded to the type that the kernel reads. The tolerance of a result
-//! follows from the number of its terms and from the type that it is rounded to. A result with an omitted block, or
-//! with one element mistaken for an adjacent one, is therefore outside the tolerance.
+//! follows from the number of its terms and from the type that it is rounded to, so it is small enough that a kernel
+//! that omits a block of 32 products, or reads a neighbor instead of an element, fails.
 
 mod attention;
 mod elementwise;

@@ -21,9 +21,10 @@ pub const EPS: f64 = 1.0 / (1 << 23) as f64;
 /// Byte that memory is filled with before a kernel writes to it; floats of any type that consist of it are NaN.
 pub const UNWRITTEN: u8 = 0xFF;
 
-/// Returns the tolerance of an f32 sum of `terms` numbers, relative to the sum of their magnitudes. The errors of
-/// single additions are independent and bounded by the partial sum, so that the total error grows with the square
-/// root of the number of terms. 16 terms may be added at once, before the first sum is rounded.
+/// Returns the tolerance of an f32 sum of `terms` numbers, relative to the sum of their magnitudes. The rounding errors
+/// of the additions are independent, and each is bounded by [`EPS`] times the partial sum, so that the total error
+/// grows with the square root of the number of terms. The constant 16 covers tensor cores, which cut off the last bits
+/// of up to 16 terms that they add at once.
 pub fn rounding(terms: usize) -> f64 {
     (16.0 + (terms as f64).sqrt()) * EPS
 }
@@ -143,7 +144,8 @@ impl<'a> Rig<'a> {
         });
     }
 
-    /// Copies rows of activations to the device in the forms that are wanted, as kernels write them.
+    /// Copies rows of activations of `width` values to the device in the forms that are wanted, in the order in which
+    /// kernels write them.
     pub fn acts(&self, forms: Forms, values: &[f32], width: usize) -> Result<Acts> {
         let (hi, lo) = halves(values, width);
         Ok(Acts {

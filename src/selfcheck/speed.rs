@@ -19,8 +19,9 @@ use crate::scheme::{Granularity, QuantSpec, Scheme};
 
 /// Number of measurements of which the median is reported.
 pub const SAMPLES: usize = 20;
+/// Number of measurements before them, which are not counted.
 const WARM_UP: usize = 3;
-/// Number of bytes that are read before the same ones are read again: several times the largest cache.
+/// Number of bytes that are read before the same ones are read again: several times the largest cache of a GPU.
 const BEYOND_CACHE: usize = 400 << 20;
 
 /// Rows and columns of the matrices of a model of 8 billion parameters.

@@ -1,4 +1,4 @@
-//! Compares two predictions of the next token: the same, a tie, or different.
+//! Compares two predictions of the next token, and counts them as the same, a tie, or different.
 //!
 //! Rounding in a different order causes small numerical noise, up to [`Rules::logits_tol`]. If the two best tokens are
 //! closer than that noise, their order is not significant; such steps are counted as ties. Larger differences are
@@ -104,8 +104,9 @@ pub struct Mismatch {
     pub expected_logit: Option<f32>,
     /// Logit of `expected_id` in the reference.
     pub expected_id_logit: Option<f32>,
-    /// Difference of the reference's logits of `expected_id` and `id`; for [`Kind::Logits`], the difference of `logit`
-    /// and `expected_logit`; for [`Kind::Topk`], the distance of `id` from the last of the most likely tokens.
+    /// By how much the two predictions differ. For [`Kind::NextId`], the logit of `expected_id` minus that of `id`,
+    /// both in the reference if it has them; for [`Kind::Logits`], the difference of `logit` and `expected_logit`; for
+    /// [`Kind::Topk`], how far the logit of `id` is below the last of the reference's most likely tokens.
     pub margin: Option<f32>,
 }
 
@@ -259,7 +260,9 @@ fn furthest(ours: &Scores<'_>, theirs: &Scores<'_>) -> (f32, u32) {
     worst
 }
 
-/// Returns the token among our `k` most likely that is missing from theirs by the largest margin, and that margin.
+/// Returns the token among the `k` most likely of the model under test (`ours`) that is not among those of the
+/// reference (`theirs`), and how far its logit is below the last of them. If there are several, the one that is
+/// furthest below.
 fn outranked(ours: &Scores<'_>, theirs: &Scores<'_>, k: usize) -> Option<(u32, f32)> {
     let (mine, others) = (ours.top(k), theirs.top(k));
     let last = others.last().filter(|_| mine.len() == others.len())?.1;

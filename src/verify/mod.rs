@@ -1,7 +1,8 @@
-//! Verification of a pack's outputs against the Hugging Face reference or a recorded trace.
+//! Verification of a pack's outputs against those of its checkpoint or of a recorded trace.
 //!
-//! `reference` runs a checkpoint without any code of the runtime, [`trace`] reads the recorded output of another
-//! program, and [`compare`] compares two sets of predictions step by step and explains the first difference.
+//! `reference` computes the outputs of a checkpoint as Hugging Face `transformers` does, without any code of the
+//! runtime. [`trace`] reads the recorded output of another program, and [`compare`] compares two sets of predictions
+//! step by step and explains the first difference.
 
 pub mod compare;
 #[cfg(feature = "reference")]
@@ -13,7 +14,7 @@ pub use compare::{Comparison, Mismatch, Rules, Scores, Step};
 pub use reference::{Reference, Text};
 pub use trace::Trace;
 
-/// Precision to which the reference rounds intermediate results.
+/// Type to which the reference rounds weights and intermediate results.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum RefDtype {
     /// No rounding beyond f32.

@@ -6,7 +6,7 @@
 use super::{BLOCK, Exceptions, FAR, GROUP, GROUP_BYTES, Header, NEXT, PACKED, WIDTH};
 use std::arch::x86_64::*;
 
-/// Prefetch distance of low bytes in bytes; packed distances are prefetched at half of it.
+/// Prefetch distance in bytes of the low bytes (sign and mantissa); the packed distances are prefetched at half of it.
 const AHEAD: usize = 8192;
 
 /// Returns true when this processor has all extensions that this module uses.
@@ -23,8 +23,11 @@ pub(super) fn detected() -> bool {
 /// Vectors that are constant within a block.
 #[derive(Clone, Copy)]
 struct Constants {
+    /// The top of the window in every byte.
     tops: __m512i,
+    /// The distance that marks an exception in every byte.
     exception: __m512i,
+    /// [`BESIDE`].
     orders: [__m512i; 2],
 }
 
@@ -133,7 +136,8 @@ const fn third_bit(k: u32) -> i64 {
 #[repr(align(64))]
 struct Order([u8; 64]);
 
-/// Byte orders that interleave 32 low bytes, from 0 and from 32 on, with the exponents of the other operand.
+/// Byte orders that interleave 32 low bytes (the first from low byte 0 on, the second from 32 on) with their exponents,
+/// which are the second operand of the permutation.
 static BESIDE: [Order; 2] = [beside(0), beside(32)];
 
 const fn beside(start: u8) -> Order {

@@ -1,10 +1,13 @@
 //! BF16 numbers in 11 bits, the storage form of deduplicated packs, unpacked where they are used.
 //!
-//! A block of [`BLOCK`] numbers has one byte per number for sign and mantissa, three bits per number for the distance
-//! of its exponent from the top of a window, and a few exceptions (docs/FORMAT.md, codec `window`). The position of the
-//! exceptions of every block is computed once when a pack is opened, so that any block can be unpacked alone. On
-//! processors with AVX-512 VBMI2, unpacking is faster than loading unpacked numbers from memory, so products read this
-//! form directly. On other processors, packs are rebuilt into memory, and this module is not used.
+//! A block of [`BLOCK`] numbers has one byte per number for sign and mantissa (the low byte), three bits per number for
+//! the distance of its exponent from the top of a window, and a few exceptions (docs/FORMAT.md, codec `window`). Blocks
+//! are stored in frames, the pieces of a tensor that are coded separately; each frame has a range in each of three
+//! files: low bytes, masks (block headers and distances), and exceptions. The position of the exceptions of every block
+//! is computed once when a pack is opened, so that any block can be unpacked alone.
+//!
+//! On processors with AVX-512 VBMI, VBMI2 and GFNI, unpacking is faster than loading unpacked numbers from memory, so
+//! products read this form directly. On other processors, packs are rebuilt into memory, and this module is not used.
 
 #![allow(unsafe_code)]
 
@@ -19,10 +22,10 @@ use std::sync::Arc;
 pub const BLOCK: usize = 2048;
 /// Bytes of the packed distances of a block.
 const PACKED: usize = BLOCK / GROUP * GROUP_BYTES;
-/// Number of exponents in a window. As a stored distance from the top, this value marks an exception.
+/// Number of exponents in a window, whose distances from the top are 0 to 6. A stored distance of 7 marks an exception.
 pub(crate) const WIDTH: u8 = 7;
-/// Distances of exceptions that are stored in two bits: the next two values below the window and the one above it (255
-/// = -1). They make up four fifths of all exceptions.
+/// Distances from the top that exceptions store in two bits: those of the two exponents just below the window and of
+/// the one just above it (255, which is -1 as a byte). They make up four fifths of all exceptions.
 pub(crate) const NEXT: [u8; 3] = [WIDTH, WIDTH + 1, 255];
 /// Two-bit code of a far exception, whose distance from the top is stored as a full byte.
 pub(crate) const FAR: u8 = 3;
@@ -31,8 +34,8 @@ pub(crate) const HEADER: usize = 4;
 /// Distances that are packed together in [`GROUP_BYTES`] bytes.
 const GROUP: usize = 512;
 const GROUP_BYTES: usize = 192;
-/// First bytes of the masks stream of a frame in this form: planes follow; low bytes are stored as they are; exponents
-/// are stored in windows.
+/// First bytes of the masks of a frame in this form. They say that the bytes of the numbers are coded as two planes
+/// (1), low bytes as they are (0) and exponents in windows (2).
 const MARK: [u8; 3] = [1, 0, 2];
 /// Buffer for the exceptions of a block, with room to read a whole vector after the last of them.
 type Exceptions = [u8; BLOCK + 64];
@@ -67,15 +70,19 @@ impl Header {
 /// The packed numbers of a matrix. Values of this type exist only where [`Windowed::is_fast`] returns true.
 #[derive(Debug)]
 pub struct Windowed {
+    /// Files of the low bytes, the masks and the exceptions.
     files: [Arc<MappedFile>; 3],
+    /// Range of each frame in each of the three files.
     frames: Vec<[Range<usize>; 3]>,
     /// Start of the exceptions of each block within the exceptions of its frame, in bytes.
     starts: Vec<u32>,
+    /// Numbers per frame; the last frame may have fewer.
     frame: usize,
+    /// Total number of numbers.
     len: usize,
 }
 
-/// Streams of one block; the last block of a frame may be shorter than [`BLOCK`].
+/// Stored bytes of one block; the last block of a frame may be shorter than [`BLOCK`].
 struct Block<'a> {
     header: Header,
     mantissas: &'a [u8],
@@ -92,8 +99,9 @@ impl Windowed {
         false
     }
 
-    /// Opens `len` numbers in frames of `frame` numbers, whose streams (low bytes, masks, exceptions) are at the ranges
-    /// `frames` of the three files. Returns `None` if a frame has another form, or if [`Windowed::is_fast`] is false.
+    /// Opens `len` numbers in frames of `frame` numbers. `files` are the files of low bytes, masks and exceptions, and
+    /// `frames` holds the range of each frame in each of them. Returns `None` if a frame is coded in another form, or
+    /// if [`Windowed::is_fast`] is false.
     pub fn new(
         files: [Arc<MappedFile>; 3],
         frames: Vec<[Range<usize>; 3]>,
@@ -110,7 +118,8 @@ impl Windowed {
         Some(windowed)
     }
 
-    /// Checks the lengths of the streams of a frame and computes the start of the exceptions of its blocks.
+    /// Checks the lengths of the three ranges of a frame and computes the start of the exceptions of its blocks.
+    /// Returns `None` if the frame is coded in another form.
     fn start_frame(&mut self, i: usize) -> Option<()> {
         let (n, [mantissas, masks, exceptions]) = (self.frame_len(i), &self.frames[i]);
         let bytes = |file: usize, range: &Range<usize>| self.files[file].bytes().get(range.clone());
@@ -176,7 +185,7 @@ impl Windowed {
         true
     }
 
-    /// Returns the streams of a block; `None` when its exceptions reach past the end of their stream.
+    /// Returns the stored bytes of a block; `None` when its exceptions reach past the end of those of its frame.
     fn block(&self, frame: usize, block: usize) -> Option<Block<'_>> {
         let n = self.frame_len(frame);
         let [mantissas, masks, exceptions]: [&[u8]; 3] =
@@ -203,7 +212,7 @@ fn unpack_block(block: &Block<'_>, scratch: &mut Exceptions, out: &mut [u16; BLO
     }
 }
 
-/// Unpacks a short block, the last of a frame, after padding its streams with zeros.
+/// Unpacks a short block, the last of a frame, after padding its low bytes and distances with zeros.
 #[cold]
 fn unpack_short(block: &Block<'_>, scratch: &mut Exceptions, out: &mut [u16; BLOCK]) -> bool {
     let (mut mantissas, mut packed) = ([0; BLOCK], [0; PACKED]);

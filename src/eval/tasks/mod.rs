@@ -1,7 +1,7 @@
 //! Evaluation tasks with known answers, read from files of JSON lines, and requests for log-probabilities.
 //!
-//! [`multiple_choice`] scores choices, [`exact_match()`] generates answers, and [`loglikelihoods`] answers requests of
-//! lm-evaluation-harness.
+//! [`multiple_choice`] scores the choices of each question, [`exact_match()`] generates answers and compares them with
+//! the expected ones, and [`loglikelihoods`] answers requests of lm-evaluation-harness.
 
 mod choices;
 mod exact_match;
@@ -70,7 +70,10 @@ impl<'a> Encoder<'a> {
 
     /// Returns the token before a text without context.
     fn first(&self) -> Result<u32> {
-        self.first.ok_or_else(|| Error::usage("no context, and the model has no token that begins or ends a text"))
+        self.first.ok_or_else(|| {
+            Error::usage("found an empty context, and the model has no token that begins or ends a text")
+                .help("give a context")
+        })
     }
 
     /// Encodes both texts together, so that tokens merge as in running text, and splits the tokens where the context

@@ -11,8 +11,9 @@ use serde_json::Value;
 use std::path::Path;
 use std::time::Instant;
 
-/// Parsed line of the file.
+/// Parsed line of the file: a request for the log-probability of a continuation.
 struct Asked {
+    /// `id` of the line, which is repeated in the answer.
     id: Value,
     question: Question,
 }

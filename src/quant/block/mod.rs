@@ -103,6 +103,7 @@ fn scale_at(dtype: ScaleType, scales: &[u8], index: usize) -> f32 {
     }
 }
 
+/// Writes the values of the first `out.len()` codes of a block that share a scale and a zero point.
 pub(crate) fn decode_block(spec: &QuantSpec, codes: &[u8], zero: u8, scale: f32, out: &mut [f32]) {
     let map = spec.code_map();
     let codes = &codes[..out.len()];
@@ -145,8 +146,10 @@ pub fn stored_scale(dtype: ScaleType, scale: f32) -> Result<f32> {
     if stored.is_finite() {
         return Ok(stored);
     }
-    Err(Error::unsupported(format!("found a scale of {scale:e}, expected at most 65504 for fp16"))
-        .help("use scheme int4 or int8 with \"scale_dtype\": \"f32\" for this tensor, or exclude it"))
+    Err(Error::unsupported(format!("found a scale of {scale:e}, expected at most 65504 for fp16")).help(
+        "give this tensor the scheme int4 or int8 with \"scale_dtype\": \"f32\" in the manifest, or leave it \
+             unquantized with `iec ptq --exclude`",
+    ))
 }
 
 #[cfg(test)]

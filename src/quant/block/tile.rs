@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::scheme::{BLOCK, Granularity, ScaleType, TILE_ROWS, TileLayout};
 use std::ops::Range;
 
-/// Writes one unpacked row into a tile.
+/// Writes one unpacked row into a tile: row `row` of its 16.
 pub(crate) fn put_row(layout: &TileLayout, tile: &mut [u8], row: usize, coded: &CodedRow) {
     let size = layout.spec.scale_dtype.size();
     for (group, scale) in coded.scales.chunks_exact(size).enumerate() {
@@ -43,7 +43,7 @@ pub(crate) fn put_row(layout: &TileLayout, tile: &mut [u8], row: usize, coded: &
 /// Bytes of a block that hold the low four bits of its codes.
 const NIBBLE_BYTES: usize = 256;
 
-/// Reads one row of a tile.
+/// Reads row `row` of the 16 rows of a tile into `coded`.
 pub(crate) fn get_row(layout: &TileLayout, tile: &[u8], row: usize, coded: &mut CodedRow) {
     let size = layout.spec.scale_dtype.size();
     for (group, scale) in coded.scales.chunks_exact_mut(size).enumerate() {
@@ -57,6 +57,7 @@ pub(crate) fn get_row(layout: &TileLayout, tile: &[u8], row: usize, coded: &mut 
     }
 }
 
+/// Unpacks the codes of one block of a row into `codes`, which has one byte per column.
 fn block_codes(layout: &TileLayout, tile: &[u8], row: usize, block: usize, codes: &mut [u8]) {
     let bytes = &tile[layout.codes_offset + block * layout.block_bytes..][..layout.block_bytes];
     if layout.spec.scheme.bits() == 8 {

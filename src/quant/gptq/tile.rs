@@ -7,7 +7,8 @@ use crate::quant::plain::{LANES, ROUND};
 use crate::scheme::{BLOCK, QuantSpec, TileLayout};
 use crate::simd::{Kernel, Level, black_box};
 
-/// Number of sweeps of coordinate descent. On llama-trained (q4_0) the first sweep achieves most of the improvement.
+/// Number of sweeps of coordinate descent. On the trained test model llama-trained with q4_0, the first sweep achieves
+/// most of the improvement.
 const SWEEPS: usize = 3;
 
 /// Rows of a tile to be rounded.
@@ -163,7 +164,7 @@ impl Kernel for Products<'_> {
     }
 }
 
-/// Kernel that propagates the change of one column to the sums of the columns from `from` on.
+/// Kernel that adds the change of one column, times the factors in `row`, to the sums of the columns from `from` on.
 struct Spread<'a> {
     change: &'a Lanes,
     row: &'a [f32; BLOCK],
@@ -188,7 +189,7 @@ impl Kernel for Spread<'_> {
 /// Column to be rounded, with the limits of its codes.
 struct One<'a> {
     weight: &'a Lanes,
-    /// Correction that compensates the errors of the columns rounded before.
+    /// Correction that compensates the errors of the columns rounded before: `sum_{j<k} e_j U_jk` of [`super`].
     target: &'a Lanes,
     inverse: &'a Lanes,
     limits: &'a Limits,

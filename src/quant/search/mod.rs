@@ -1,10 +1,10 @@
 //! Searches for the scale and codes of a group that minimize the squared error.
 //!
-//! For fixed codes q the best scale is d = sum(x q) / sum(q q). It leaves the error sum(x x) - F with F = sum(x q)^2
-//! / sum(q q), so the search maximizes F. It rounds the group under a fan of candidate scales, then under a finer fan
-//! around the best candidate, and keeps the best scale for the codes with the highest F. The error of the result,
-//! with its scale rounded to the storage type, is compared with that of the plain scale. The plain scale wins ties,
-//! so a searched group is never worse.
+//! For fixed codes q the best scale is d = sum(x q) / sum(q q). It leaves the error sum(x x) - F with F = sum(x q)^2 /
+//! sum(q q), so the search maximizes F. It rounds the group under a *fan* of candidate scales (each a constant multiple
+//! of the one before), then under a finer fan around the best candidate, and keeps the best scale for the codes with
+//! the highest F. The error of the result, with its scale rounded to the storage type, is compared with that of the
+//! plain scale. The plain scale wins ties, so a searched group is never worse.
 //!
 //! The candidates of a fan are the lanes of a vector: each weight is read once for all candidates, and no sum is
 //! reduced across lanes. For groups of a single block, most of the time would be spent on selecting the best lane;
@@ -54,6 +54,7 @@ impl Fit<'_> {
         if self.error(found) < self.error(self.plain) { found } else { self.plain }
     }
 
+    /// Returns the best candidate of each fan for the zero point `zero`.
     fn pass<const FANS: usize>(&self, fans: [Fan; FANS], zero: u8) -> [Found; FANS] {
         let (values, inverse) = (self.values, plain::inverse(self.plain.scale));
         let range = CodeRange::of(self.spec, zero);
@@ -104,7 +105,7 @@ pub(crate) fn lopsided(spec: &QuantSpec) -> bool {
     matches!(spec.code_map(), CodeMap::Biased(_) | CodeMap::Table(_))
 }
 
-/// Returns the zero points to try.
+/// Returns the zero points to try: the plain one and its neighbors; only 0 for symmetric schemes.
 #[inline(always)]
 pub(crate) fn zeros(spec: &QuantSpec, plain: u8) -> std::ops::RangeInclusive<u8> {
     if spec.symmetric { 0..=0 } else { plain.saturating_sub(1)..=(plain + 1).min(15) }
@@ -128,6 +129,7 @@ struct Best {
 }
 
 impl Best {
+    /// Keeps the best of these candidates if it is better than the best choice so far.
     fn offer<const FANS: usize>(&mut self, found: [Found; FANS], zero: u8) {
         for Found { gain, step } in found {
             if gain > self.gain {

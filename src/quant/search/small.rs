@@ -1,8 +1,8 @@
 //! Searches for the scales of single-block groups, 16 at a time: one group per lane, one candidate after the other.
 //!
-//! The fan is centered on the scale that maps the peak to the last code, with the sign of the peak if the code range
-//! is asymmetric. With the other sign the peak would be clipped by an eighth; trying it reduces the error by only
-//! 0.00003 (docs/decisions, 11).
+//! The fan of candidates is centered on the scale that maps the peak, the value of largest magnitude in the group, to
+//! the last code, with the sign of the peak if the code range is asymmetric. With the other sign the peak would be
+//! clipped by an eighth; trying it reduces the error by only 0.00003 (docs/decisions, 11).
 
 use super::{ROUND, Sums, fan, zeros};
 use crate::quant::block::iq4_nl;
@@ -11,8 +11,8 @@ use crate::quant::plain::{CodeRange, LANES};
 use crate::scheme::{BLOCK, QuantSpec};
 use crate::simd::{Kernel, Level, black_box};
 
-/// Candidates from peak/9.1 to peak/6.2 for q4_0. F is not smooth in small groups; more candidates reduce the error
-/// by 0.0001 at most.
+/// Candidates from peak/9.1 to peak/6.2 for q4_0. F, the quantity that the search maximizes ([`super`]), is not smooth
+/// in small groups; more candidates reduce the error by 0.0001 at most.
 const FINE: [f32; 12] = fan(0.88, 1.0361);
 /// Candidates between two steps of [`FINE`].
 const AROUND: [f32; 4] = fan(0.98, 1.0134);
@@ -71,11 +71,13 @@ fn improve_as<const WEIGHTED: bool, const TABLE: bool>(
 
 /// Best scale of each group as a multiple of the starting scale, with its zero point.
 struct Best {
+    /// F of each group in units of the squared starting scale.
     gain: Lanes,
     step: Lanes,
     zero: Lanes,
 }
 
+/// Kernel that tries all candidates and returns the best one of each group.
 struct Search<'a, const WEIGHTED: bool, const TABLE: bool> {
     columns: Columns<'a>,
     spec: &'a QuantSpec,

@@ -21,7 +21,7 @@ use crate::scheme::{BLOCK, CodeMap, ScaleType, TILE_ROWS, TileLayout};
 use crate::simd::Level;
 use half::{bf16, f16};
 
-/// Row of the kernel table that every CPU can run.
+/// Kernel table that every CPU can run.
 pub(super) const TABLE: KernelTable = KernelTable {
     name: "scalar",
     detected: || true,
@@ -64,6 +64,7 @@ fn plain_bf16(part: &Part<'_>, sink: &Sink<'_>) {
 }
 
 #[allow(unsafe_code)]
+/// Writes `result(row, col)` to the sink for all rows and columns of the part.
 fn each(part: &Part<'_>, sink: &Sink<'_>, result: impl Fn(usize, usize) -> f32) {
     for row in part.item..part.item + part.items {
         for col in part.col..part.col + part.cols {

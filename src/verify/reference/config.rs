@@ -16,7 +16,7 @@ pub struct Config {
     pub tied: bool,
     /// True if norms multiply by one plus their weight.
     pub one_plus: bool,
-    /// True if layers have additional norms after attention and after the MLP.
+    /// True if layers have additional norms after attention and after the MLP, as in Gemma.
     pub sandwich: bool,
     pub embedding_scale: f64,
     pub logit_cap: Option<f64>,

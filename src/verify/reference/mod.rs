@@ -4,9 +4,9 @@
 //! `config.json` (`config`), its own readers of weights (`weights`), its own MXFP4 decoder and position rotation, and
 //! it multiplies with candle's `gemm`. It is written for review next to `modeling_*.py`, not for speed.
 //!
-//! Texts are known in advance: to verify a text that another program generated, the reference computes at each of its
-//! positions which token comes next. All texts therefore pass through a layer together, and the weights of a layer
-//! are widened to f32 once and then released. Memory holds one layer for any model.
+//! Texts are known in advance: to verify a text that the model under test generated, the reference computes at each of
+//! its positions which token comes next. All texts therefore pass through a layer together, and the weights of a layer
+//! are widened to f32 once and then released. So only one layer at a time is in memory.
 
 mod config;
 mod layer;
@@ -48,8 +48,9 @@ pub struct Reference {
     dtype: RefDtype,
 }
 
-/// State of one text between layers.
+/// A text, or its beginning, on its way through the layers.
 struct Lane {
+    /// Index of the text.
     text: usize,
     /// Positions whose logits are taken from this lane.
     wanted: std::ops::Range<usize>,
