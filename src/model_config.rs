@@ -257,7 +257,7 @@ impl ModelConfig {
         self.mlp.validate("mlp")?;
         self.validate_dense_layers()?;
         match self.eos.iter().chain(&self.bos).find(|id| **id as usize >= self.vocab) {
-            Some(id) => bad("eos", format!("token {id} is outside the vocabulary of {}", self.vocab)),
+            Some(id) => bad("eos", format!("bos or eos token {id} is outside the vocabulary of {}", self.vocab)),
             None => Ok(()),
         }
     }
@@ -357,8 +357,10 @@ impl Mlp {
             Mlp::Dense { intermediate, activation, .. } => (intermediate, activation),
             Mlp::Moe { experts, top_k, intermediate, activation, .. } => {
                 if experts == 0 || experts > 65_536 || top_k == 0 || top_k > experts {
-                    return Err(Error::corrupt(format!("found {top_k} experts per token, expected 1 to {experts}"))
-                        .tensor(format!("{name}.top_k")));
+                    return Err(Error::corrupt(format!(
+                        "found {top_k} of {experts} experts per token, expected at least 1 of at most 65536 experts"
+                    ))
+                    .tensor(format!("{name}.top_k")));
                 }
                 (intermediate, activation)
             }

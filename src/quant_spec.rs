@@ -86,7 +86,7 @@ impl TensorQuant {
                 "method {} does not support scheme {scheme}, whose scales are powers of two",
                 self.method.name()
             );
-            return Err(Error::usage(found).help("choose rtn"));
+            return Err(Error::usage(found).help("choose method rtn"));
         }
         if self.method.needs_inputs() && self.spec.granularity == Granularity::Tensor {
             let found = format!("method {} does not support one scale per tensor", self.method.name());

@@ -34,7 +34,8 @@ impl Chain {
             return Err(Error::corrupt(format!(
                 "found a chain of more than {MOST_BASES} packs, each the base of the one before"
             ))
-            .at(dir));
+            .at(dir)
+            .help("name an earlier pack of the chain with --base"));
         }
         let mut chain = self.clone();
         chain.0.push(dir.canonicalize().at(dir)?);
@@ -49,7 +50,10 @@ impl Chain {
         }
         Err(Error::corrupt("found a pack that is a base of its own base, so that it would be rebuilt from itself")
             .at(dir)
-            .help("restore one of the two, then run `iec dedup` on it without --base"))
+            .help(
+                "run `iec dedup --model-dir DIR` without --base for the one of the packs that has its model.ie.bin; \
+                 if neither has it, restore one from a backup",
+            ))
     }
 }
 

@@ -22,6 +22,9 @@ pub use crate::iebin::dependants::Base;
 /// Functions that append the hash to a description and check it.
 pub use crate::iebin::seal::{sealed, unsealed};
 
+/// Advice for a damaged description.
+const RESTORE: &str = "restore it from a backup or, while model.ie.bin is there, run `iec dedup` again";
+
 /// Top-level object of the file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Description {
@@ -176,7 +179,7 @@ impl Description {
     /// # Errors
     /// A byte was changed, or the version is another one.
     pub fn parse(text: &[u8]) -> Result<Description> {
-        let broken = |what: &str| Error::corrupt(what).help("restore it from a backup, or run `iec dedup` again");
+        let broken = |what: &str| Error::corrupt(what).help(RESTORE);
         let text = std::str::from_utf8(text).map_err(|_| broken("found text that is not UTF-8"))?;
         let body =
             unsealed(text).ok_or_else(|| broken("found changed text: the sha256 in its last field does not match"))?;
@@ -184,9 +187,9 @@ impl Description {
             serde_json::from_str(&format!("{body}}}")).map_err(|e| broken(&format!("invalid description: {e}")))?;
         if description.format != FORMAT {
             return Err(Error::unsupported(format!("found format `{}`, expected `{FORMAT}`", description.format))
-                .help("restore the pack with the program that wrote it, and run `iec dedup` again"));
+                .help("restore model.ie.bin with the program that wrote this file, then run `iec dedup` again"));
         }
-        description.place_streams()
+        description.place_streams().help(RESTORE)
     }
 
     /// Computes the start of the streams of each unit.

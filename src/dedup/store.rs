@@ -19,6 +19,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// Advice for files that contradict each other.
+const DAMAGED: &str = "the files model.dedup.* are damaged or not of one pack; restore them from a backup or, while \
+                       model.ie.bin is there, run `iec dedup` again";
 /// A description larger than this is refused before it is parsed.
 const JSON_LIMIT: u64 = 256 << 20;
 /// Bytes rebuilt at once.
@@ -63,10 +66,11 @@ impl Store {
             .as_ref()
             .is_some_and(|recorded| !sha256::of_file(pack, |_| {}).is_ok_and(|found| found == *recorded))
         {
-            return Err(Error::corrupt(format!("found a store of another pack, expected one of {}", pack.display()))
+            return Err(Error::corrupt(format!("was made from another pack than that of {}", pack.display()))
                 .at(&json)
                 .help(
-                    "the pack was replaced after `iec dedup`; remove the files model.dedup.* or run `iec dedup` again",
+                    "model.ie.json was changed or replaced after `iec dedup`: restore it from a backup; only if \
+                     model.ie.bin is there, run `iec dedup` again",
                 ));
         }
         let older = packed.is_older();
@@ -75,7 +79,8 @@ impl Store {
         let entries = check_entries(std::mem::take(&mut packed.tensors), length, older).at(pack)?;
         description.resolve(&entries).at(&json)?;
         let open = |name: &&str| {
-            MappedFile::open(&dir.join(name)).help("the files model.dedup.* belong together; restore the missing one")
+            MappedFile::open(&dir.join(name))
+                .help("the files model.dedup.* belong together; restore this one from a backup")
         };
         let files = FILE_NAMES.iter().map(open).collect::<Result<Vec<_>>>()?;
         let effort = description.codec.effort(1);
@@ -84,7 +89,7 @@ impl Store {
             if !files::exists(&base.join(iebin::JSON_NAME))? {
                 return Err(Error::corrupt("found no pack here, expected the one this pack was deduplicated against")
                     .at(base)
-                    .help("restore it: without it this pack cannot be rebuilt"));
+                    .help("put that pack back into this directory; without it this pack cannot be rebuilt"));
             }
             Artifact::open_below(&base, &chain)
         };
@@ -99,7 +104,7 @@ impl Store {
             bases,
             effort,
         };
-        store.check().at(&json)?;
+        store.check().at(&json).help(DAMAGED)?;
         Ok(store)
     }
 
@@ -180,7 +185,9 @@ impl Store {
         if found == *said {
             return Ok(());
         }
-        Err(Error::refused(format!("found the sha256 {found}, expected {said}")).tensor(payload.label()))
+        Err(Error::refused(format!("found the sha256 {found}, expected {said}"))
+            .tensor(payload.label())
+            .help("the files model.dedup.* of this pack or of a base pack are damaged; restore them from a backup"))
     }
 
     /// Reads bytes `range` of payload `i`.

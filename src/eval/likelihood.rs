@@ -151,7 +151,7 @@ fn together(engine: &mut Engine, read: &Sequence, last: u32, batch: &[Request]) 
 
 fn check(request: &Request, engine: &Engine) -> Result<()> {
     if request.context.is_empty() || request.continuation.is_empty() {
-        return Err(Error::usage("found a context or a continuation without tokens"));
+        return Err(Error::usage("found a context or a continuation without tokens, expected at least one in each"));
     }
     if request.continuation.len() > engine.context() {
         let found =

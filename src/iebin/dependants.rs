@@ -45,7 +45,9 @@ impl List {
                 false => Err(Error::unsupported(format!("found format `{}`, expected `{FORMAT}`", list.format))),
             }
         };
-        read().at(&path).help("remove it, then deduplicate the packs that need this one again")
+        read().at(&path).help(
+            "delete this list, then run `iec dedup --restore` and `iec dedup --base` on the packs that need this one",
+        )
     }
 
     /// Changes the list of a base while it is locked against other processes.

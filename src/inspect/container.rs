@@ -144,7 +144,8 @@ impl Container {
             Some("json") if is_description(path)? => Container::pack(IebinReader::open_files(path, None)?).map(Some),
             Some("json") => Ok(None),
             _ => Err(Error::unsupported(
-                "expected a directory, a .safetensors or .bin file, model.ie.json or a manifest",
+                "found a file of an unknown kind, expected a directory, a .safetensors, .bin, .gguf or .jsonl file, \
+                 model.ie.json or a manifest",
             )
             .at(path)),
         }

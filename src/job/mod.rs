@@ -364,7 +364,7 @@ fn dir_of(out_dir: &Path, fingerprint: &str) -> PathBuf {
 }
 
 fn changed_since(parts: &Path, order: &Order<'_>) -> Error {
-    let found = format!("its parts were not made from the files that are there now by {}", order.command.iec);
+    let found = format!("its parts were made from other input files, or by another version than {}", order.command.iec);
     Error::corrupt(found).at(parts).help("run all parts again, then merge")
 }
 

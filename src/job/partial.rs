@@ -141,5 +141,7 @@ fn read_command(path: &Path) -> Result<Option<Command>> {
         bytes => bytes?,
     };
     let command = serde_json::from_slice(&bytes);
-    command.map(Some).map_err(|e| Error::corrupt(format!("not a command: {e}")).at(path).help("run the parts again"))
+    command
+        .map(Some)
+        .map_err(|e| Error::corrupt(format!("not the record of a command: {e}")).at(path).help("run the parts again"))
 }

@@ -99,7 +99,11 @@ fn current(value: &Value) -> Result<Document> {
         Some(v) => {
             return Err(Error::unsupported(format!("found version {v}, expected {VERSION}")).tensor("version"));
         }
-        None => return Err(Error::corrupt("expected a number").tensor("version")),
+        None => {
+            return Err(Error::corrupt(format!("found no version number, expected {VERSION}"))
+                .tensor("version")
+                .help("manifests/q4_manifest.schema.json describes every field"));
+        }
     }
     refuse_unknown_fields(value)?;
     let document = Document::deserialize(value)
@@ -121,7 +125,8 @@ fn refuse_half_given(entry: &TensorEntry, value: &Value) -> Result<()> {
     }
     if given(&FIELDS.packed) && entry.packed.is_none() {
         return Err(Error::corrupt(
-            "packed ranges are incomplete; expected bin, offset and nbytes of codes and scales",
+            "packed ranges are incomplete; expected packed_bin, q4_offset, q4_nbytes, scale_bin, scale_offset and \
+             scale_nbytes",
         ));
     }
     Ok(())
@@ -179,7 +184,9 @@ fn known(value: &Value, place: &str, lists: &[&Names]) -> Result<()> {
         return Err(Error::corrupt("expected an object").tensor(place));
     };
     match map.keys().find(|key| !lists.iter().any(|list| list.contains(key))) {
-        Some(key) => Err(Error::corrupt(format!("unknown field `{key}`")).tensor(place)),
+        Some(key) => Err(Error::corrupt(format!("unknown field `{key}`"))
+            .tensor(place)
+            .help("manifests/q4_manifest.schema.json describes every field")),
         None => Ok(()),
     }
 }
@@ -255,7 +262,7 @@ mod tests {
             ("are incomplete", &|v| drop(v["tensors"]["a"].as_object_mut().unwrap().remove("method"))),
             ("are incomplete", &|v| v["tensors"]["a"]["packed_bin"] = "q.bin".into()),
             ("version 2", &|v| v["version"] = 2.into()),
-            ("expected a number", &|v| v["version"] = "1".into()),
+            ("found no version number", &|v| v["version"] = "1".into()),
             ("unknown field `rool`", &|v| v["rool"] = 1.into()),
             ("unknown field `schem`", &|v| v["tensors"]["a"]["schem"] = "q4_0".into()),
             ("either", &|v| v["tensors"]["a"]["keep"] = "bf16".into()),

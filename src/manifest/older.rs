@@ -108,7 +108,7 @@ fn expanded(entries: Vec<(&str, &Object)>, dir: &Path) -> Result<Document> {
         let (path, len) = (dir.join(&file), length_beside(dir, &file)?);
         if len != end {
             let found =
-                format!("found {len} bytes, expected the {end} of the entries of the manifest, which have no offsets");
+                format!("found {len} bytes, expected {end}, the sum of the manifest's entries, which have no offsets");
             return Err(Error::corrupt(found).at(&path));
         }
     }

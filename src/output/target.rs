@@ -71,7 +71,7 @@ impl Place {
                 Err(e) => return Err(e).at(path),
             }
         }
-        Err(Error::usage("found a symbolic link without a target").at(path))
+        Err(Error::usage(format!("found more than {MOST_LINKS} symbolic links in a row, or a circle of them")).at(path))
     }
 
     /// Opens a destination that cannot be replaced by a rename.
@@ -233,7 +233,7 @@ mod tests {
         assert_eq!(place("c").unwrap(), Place::File(path("a")));
         assert_eq!(place("null").unwrap(), Place::Stream("/dev/null".into()));
         assert_eq!(place("out").unwrap(), Place::Stdout);
-        assert!(place("loop").unwrap_err().to_string().contains("without a target"));
+        assert!(place("loop").unwrap_err().to_string().contains("symbolic links in a row"));
         assert!(check(&path("c")).unwrap().is_same(&check(&path("b")).unwrap()));
     }
 

@@ -251,7 +251,8 @@ impl Quantizer {
             let levels = exact_codes::levels(&self.quant.spec);
             let Some(scale) = exact_codes::recover(&levels, &values[..real], codes) else {
                 let found = format!("found weights that are not codes of {}", self.quant.spec.scheme.name());
-                return Err(Error::unsupported(found).help("choose another --method, or leave out --method"));
+                return Err(Error::unsupported(found)
+                    .help("choose another method; exact is for weights that were decoded from such codes"));
             };
             Choice { scale, zero: 0 }
         } else if self.has_power_scales() {

@@ -53,11 +53,28 @@ pub fn summary(found: &Agreement) -> String {
 /// [`crate::error::Cause::Refused`] (exit code 4) with the difference.
 pub fn verdict(found: &Agreement) -> Result<()> {
     let Some(objection) = objection(found) else { return Ok(()) };
-    let damaged = found.hashes.as_ref().is_some_and(|hashes| !hashes.differing.is_empty());
-    Err(Error::refused(objection).help(match damaged {
-        true => "make the pack again with `iec pack`",
-        false => "pack the checkpoint again; if the difference stays, report it with the --json report",
-    }))
+    Err(Error::refused(objection).help(advice(found)))
+}
+
+/// Returns the advice for a pack that differs.
+fn advice(found: &Agreement) -> &'static str {
+    if found.hashes.as_ref().is_some_and(|hashes| !hashes.differing.is_empty()) {
+        return "make the pack again with `iec pack`";
+    }
+    match (&found.gate, &found.compared) {
+        (Some(gate), _) if gate.differs => {
+            "name the checkpoint that the gate was measured with, or measure again with `iec ptq` and pack again"
+        }
+        (Some(_), _) => "quantize with more bits, as with `iec ptq --keep-failing int8`, and pack again",
+        (None, Some(compared)) if !compared.exact => {
+            "name the checkpoint that the pack was made from; if it is that one, quantize with more bits, or accept \
+             less agreement with --min-agreement"
+        }
+        _ => {
+            "name the checkpoint that the pack was made from, or pack it again; if the difference stays, report it \
+             with the --json report"
+        }
+    }
 }
 
 /// Returns the comparison as JSON.

@@ -136,7 +136,10 @@ pub fn too_small(limit: u64, needed: u64) -> Error {
         mib(needed)
     ))
     .tensor("IE_DEDUP_CACHE_MB")
-    .help(format!("set --dedup-cache-mb to at least {}, or lower --dedup-hot-bytes", mib(needed)))
+    .help(format!(
+        "set --dedup-cache-mb to at least {}, or lower --dedup-hot-bytes or shorten --dedup-hot-list",
+        mib(needed)
+    ))
 }
 
 #[cfg(test)]

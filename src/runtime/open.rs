@@ -91,8 +91,12 @@ impl OpenedModel {
     /// model's maximum.
     pub fn open(reader: &IebinReader, options: &EngineOptions) -> Result<OpenedModel> {
         let json = reader.dir.join(JSON_NAME);
-        let config = (reader.description.model.clone())
-            .ok_or_else(|| Error::corrupt("found no description of the model to run").tensor("model").at(&json))?;
+        let config = (reader.description.model.clone()).ok_or_else(|| {
+            Error::corrupt("found no description of the model to run")
+                .tensor("model")
+                .at(&json)
+                .help("make the pack again with `iec pack`")
+        })?;
         let precision = Precision::resolve(options.precision, reader)?;
         let context = context(options, &config)?;
         let kv_layout = KvLayout::new(&config, options.kv.unwrap_or(precision.kv_type()));
@@ -158,7 +162,7 @@ impl OpenedModel {
 fn context(options: &EngineOptions, config: &ModelConfig) -> Result<usize> {
     let context = options.context.unwrap_or(config.max_context);
     if context == 0 || context > config.max_context {
-        let found = format!("--ctx {context}: found {context} tokens, expected 1 to {}", config.max_context);
+        let found = format!("--ctx: found {context} tokens, expected 1 to {}", config.max_context);
         return Err(if context == 0 { Error::usage(found) } else { Error::engine(found) });
     }
     Ok(context)

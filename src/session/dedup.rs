@@ -124,7 +124,8 @@ fn refuse_missing(dir: &Path) -> Result<()> {
         if !files::exists(&path)? {
             let found = "found no such file, expected it with the other files model.dedup.*";
             return Err(Error::new(Cause::Model(found.into())).at(&path).help(
-                "restore it from a backup, or write all four files again from the binary: `iec dedup --model-dir DIR`",
+                "restore it from a backup or, if model.ie.bin is there, write all four files again with \
+                 `iec dedup --model-dir DIR`",
             ));
         }
     }

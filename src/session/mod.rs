@@ -253,9 +253,8 @@ impl Session {
                 "found a prompt of {} bytes, expected at most {longest} for the context of {context} tokens",
                 prompt.len()
             );
-            return Err(
-                Error::usage(found).help("shorten the prompt, or raise --ctx up to the context length of the model")
-            );
+            return Err(Error::usage(found)
+                .help("shorten the prompt, or raise --ctx if it is below the context length of the model"));
         }
         tokenizer.encode(prompt)
     }

@@ -79,8 +79,9 @@ fn parse(text: &[u8], key: &PublicKey) -> Result<(String, Vec<Resource>)> {
     let payload = decode(envelope, "/payload")?;
     let signature = decode(envelope, "/signatures/0/sig")?;
     if !key.accepts(&encoded(&payload), &signature) {
-        return Err(Error::refused("found a signature that is not valid for the given key")
-            .help("the signature file was changed, or it was made with another key"));
+        return Err(Error::refused("found a signature that is not valid for the given key").help(
+            "the signature file was changed or made with another key; get the pack, its signature and the key again",
+        ));
     }
     statement(&strict_json::parse(&payload)?)
 }

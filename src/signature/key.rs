@@ -193,7 +193,10 @@ fn missing(found: &str, label: &str) -> Error {
     match (label, found) {
         ("PUBLIC KEY", "`PRIVATE KEY`") => error.help("name the public key, not the private one"),
         ("PRIVATE KEY", "`PUBLIC KEY`") => error.help("name the private key, not the public one"),
-        ("PRIVATE KEY", _) => error.help("convert the key with `openssl pkcs8 -topk8 -nocrypt -in OLD -out NEW`"),
+        ("PRIVATE KEY", _) => error.help(
+            "convert the key with `openssl pkcs8 -topk8 -nocrypt -in OLD -out NEW`, or make one with \
+             `iec sign --new-key FILE`",
+        ),
         _ => error.help("get the public key with `openssl pkey -in PRIVATE -pubout -out PUBLIC`"),
     }
 }

@@ -39,7 +39,7 @@ const ADDED: usize = 1024;
 /// Largest accepted memory of all added tokens after normalization, in bytes, computed with the worst growth.
 const ADDED_BYTES: f64 = (64 << 20) as f64;
 /// Advice for all refused files.
-const HELP: &str = "use the tokenizer.json of the original model; this one could take any memory or time";
+const HELP: &str = "use the tokenizer.json of the original model; this one could take unlimited memory or time";
 
 /// Keys under which a sequence lists its steps.
 const SEQUENCES: [&str; 4] = ["normalizers", "pretokenizers", "decoders", "processors"];

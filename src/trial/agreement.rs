@@ -279,7 +279,6 @@ impl Agreement {
 /// Opens the tokenizer of a checkpoint.
 fn checkpoint_tokenizer(hf_dir: &Path) -> Result<Tokenizer> {
     Tokenizer::open(&hf_dir.join(FILE_NAME))
-        .map_err(|e| e.help("the checkpoint has no tokenizer.json; save one with AutoTokenizer(...).save_pretrained"))
 }
 
 /// Continues the prompts greedily with the pack.

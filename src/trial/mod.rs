@@ -82,7 +82,8 @@ impl Trial<'_> {
         let reference = open(&packs.float(), Some(REFERENCE), question.threads)?;
         let path = packs.float().join(tokenizer::FILE_NAME);
         if !files::exists(&path)? {
-            let error = Error::usage("found no tokenizer.json, expected one to encode the text");
+            let error = Error::usage("found no tokenizer.json, expected one to encode the text")
+                .help("copy the tokenizer.json of the model into this directory");
             return Err(error.at(packs.checkpoint()));
         }
         let len = WINDOW.min(reference.context());

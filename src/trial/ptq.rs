@@ -224,7 +224,9 @@ impl Ptq {
         let Some(name) = &self.options.shown_tensor else { return Ok(()) };
         match ptq::tensors(&self.weights, selection)?.iter().any(|tensor| tensor.name == *name) {
             true => Ok(()),
-            false => Err(Error::usage("--report-tensor: no tensor of this name is quantized").tensor(name)),
+            false => Err(Error::usage("--report-tensor: no tensor of this name is quantized")
+                .tensor(name)
+                .help("`iec ptq --dry-run` lists the tensors that are quantized")),
         }
     }
 

@@ -132,10 +132,9 @@ fn parse(value: &Value) -> Result<Question> {
     match answer {
         Some(answer) if answer < choices.len() => Ok(Question { context, choices, answer }),
         _ => Err(Error::corrupt(format!(
-            "expected one of the {} choices: an index from 0, a label or a letter",
+            "found no valid `answer`, expected one of the {} choices: an index from 0, a label or a letter",
             choices.len()
-        ))
-        .tensor("answer")),
+        ))),
     }
 }
 

@@ -96,7 +96,7 @@ fn parse(value: &Value) -> Result<Asked> {
         let Some(list) = value[key].as_array() else { return Ok(None) };
         let id = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok());
         let ids: Option<Vec<u32>> = list.iter().map(id).collect();
-        ids.map(Some).ok_or_else(|| Error::corrupt("expected a list of token ids").tensor(key))
+        ids.map(Some).ok_or_else(|| Error::corrupt(format!("found no valid `{key}`, expected a list of token ids")))
     };
     let word = |key: &str| value[key].as_str().map(str::to_string);
     let question = match (ids("context_ids")?, ids("continuation_ids")?, word("context"), word("continuation")) {

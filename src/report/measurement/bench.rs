@@ -104,7 +104,7 @@ impl BenchOptions {
         let context = session.engine.context();
         if tokens.saturating_add(self.depth) > context {
             let found = format!("--prompt-len {tokens} with --depth {}: expected at most {context} tokens", self.depth);
-            let help = "use a shorter prompt, or raise --ctx up to the context length of the model";
+            let help = "use a shorter prompt or depth, or raise --ctx if it is below the context length of the model";
             return Err(Error::usage(found).help(help));
         }
         let bytes = self.batch.saturating_mul(REQUEST_BYTES + size_of::<u32>() * tokens);

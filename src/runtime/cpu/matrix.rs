@@ -42,7 +42,7 @@ impl Matrix {
         if let MatrixStore::Plain(dtype) = store
             && !matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
         {
-            return Err(Error::unsupported(format!("found a weight matrix of {dtype}, which is not supported")));
+            return Err(Error::unsupported(format!("found a weight matrix of {dtype}, expected f32, f16 or bf16")));
         }
         let matrix = Matrix { rows, cols, store, data, least_magnitude: OnceLock::new(), packed: None };
         if !matrix.is_consistent() || !(matrix.data.as_ptr() as usize).is_multiple_of(4) {

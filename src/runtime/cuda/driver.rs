@@ -147,6 +147,6 @@ pub(super) fn error(doing: &str, e: DriverError) -> Error {
     match e.0 {
         CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::new(Cause::OutOfMemory(said))
             .help("leave layers to the CPU (--gpu-layers N), or use a shorter context (--ctx) or --kv bf16"),
-        _ => Error::engine(said),
+        _ => Error::engine(said).help("use --device cpu; `nvidia-smi` shows whether the driver and the GPU work"),
     }
 }

@@ -46,8 +46,10 @@ impl Tokenizer {
     /// # Errors
     /// The file is missing, too large, or not a tokenizer; the message names it.
     pub fn open(path: &Path) -> Result<Tokenizer> {
-        let text = files::read_limited(path, FILE_LIMIT)
-            .help("pack the model with its tokenizer.json, or name one with --tokenizer FILE")?;
+        let text = files::read_limited(path, FILE_LIMIT).help(
+            "put the model's tokenizer.json there (AutoTokenizer(...).save_pretrained writes one), or name that of a \
+             pack with --tokenizer FILE",
+        )?;
         Tokenizer::parse(&text, path)
     }
 

@@ -315,7 +315,7 @@ fn read_row(matrix: &Matrix, row: usize, out: &mut [f32]) -> Result<()> {
 fn sort_by_heat<'a>(rebuilt: &[&'a Rebuilt], keep: &Keep) -> Result<(Vec<&'a Rebuilt>, Vec<&'a Rebuilt>)> {
     let is_listed = |r: &Rebuilt| keep.hot.iter().any(|name| r.name() == name);
     if let Some(unknown) = keep.hot.iter().find(|name| !rebuilt.iter().any(|r| r.name() == **name)) {
-        return Err(Error::usage("found a hot tensor that is not a matrix of this model")
+        return Err(Error::usage("--dedup-hot-list names a tensor that is not a matrix of this model")
             .tensor(unknown)
             .help("`iec inspect PACK --tensors` lists the names"));
     }
