@@ -31,8 +31,8 @@ impl Mean {
         Mean { value: f(self.value), stderr: (slope * self.stderr).abs() }
     }
 
-    /// Returns the exponential of the mean, with its standard error. That of the mean negative log-likelihood is the
-    /// perplexity.
+    /// Returns the exponential of the mean, with its standard error. The exponential of the mean negative
+    /// log-likelihood is the perplexity.
     pub fn exp(self) -> Mean {
         self.map(f64::exp, self.value.exp())
     }

@@ -60,7 +60,7 @@ impl Windows {
 /// Selection of the statistics to collect.
 #[derive(Debug, Clone, Copy)]
 pub struct Gather {
-    /// Whether the products `X^T X` are collected in addition to the sums of squares.
+    /// True to collect the products `X^T X` in addition to the sums of squares.
     pub products: bool,
     /// Bytes that the products collected at once may take; those of one layer are always collected together.
     pub memory: u64,

@@ -75,7 +75,8 @@ pub struct AttentionShape {
     pub n_kv_heads: usize,
     /// Number of values per head.
     pub head_dim: usize,
-    /// Kind of rotation: an index into the tables of angles.
+    /// Kind of rotation, an index into the tables of angles: 0 for the model's usual rotation, 1 for its rotation in
+    /// layers with a window, if that is another one (Gemma 3).
     pub rotary: usize,
     /// Number of positions a query attends to, including its own; `None` = all.
     pub window: Option<usize>,

@@ -46,7 +46,7 @@ enum Held {
     Codes { bits: u32 },
 }
 
-/// One row per variant, in the order of [`Precision`].
+/// Properties of all precisions, in the order of [`Precision`].
 static TABLE: [Row; 7] = {
     use Arithmetic::{Bf16, Float, Int8, Int16};
     use Held::{Codes, Floats};

@@ -22,7 +22,7 @@ pub enum Stage {
     Attention,
     /// The dense MLP, or router and experts.
     Mlp,
-    /// Norms, rounding of their results to int8, and adding to the residual stream.
+    /// Norms, rounding of their results to the forms that products read, and adding to the residual stream.
     Norms,
     /// Product with the output matrix, and softcap of the logits.
     LmHead,

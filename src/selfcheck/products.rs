@@ -165,7 +165,8 @@ fn middle_of(activation: Activation, gate: Expected, up: Expected) -> Expected {
     Expected { value: exact.value, tolerance: exact.tolerance + spread }
 }
 
-/// Checks awkward shapes; called for one storage format of each kind.
+/// Checks shapes that are not multiples of a block or a tile, and such that take the kernels for very many rows; called
+/// for one storage format of each kind.
 fn thorough(rig: &mut Rig<'_>, store: Store) -> Result<()> {
     let sizes: &[(usize, usize, &[usize])] = match rig.quick {
         true => &[(7, 6, &[1, 9]), (50, 2880, &[1, 33])],

@@ -106,7 +106,8 @@ impl<'a> Rig<'a> {
         interrupt::check()
     }
 
-    /// Records an error relative to its tolerance.
+    /// Records the largest error of a launch, `ratio` times its tolerance; `tell` describes the wrong result if `ratio`
+    /// is above 1.
     fn note(&mut self, case: &Case, ratio: f64, tell: impl FnOnce() -> String) {
         let entry = self.entry(&case.kernel);
         // JSON has no infinity.

@@ -9,7 +9,7 @@ use serde::Serialize;
 /// Rules by which predictions count as equal.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Rules {
-    /// Number of the most likely tokens that are compared by rank.
+    /// Number of the most likely tokens that both predictions must share, in any order.
     pub topk: usize,
     /// Largest accepted difference of logits.
     pub logits_tol: f32,

@@ -48,8 +48,8 @@ pub struct Q16Group {
 impl Q16Group {
     pub(super) const ZERO: Q16Group = Q16Group { codes: [0; GROUP], scale: 0.0 };
 
-    /// Returns the element of the group whose code is at place `p`. Inside a block these are, for each i = 0, 1, 2,
-    /// 3: 4i, 4i + 2, 4i + 1, 4i + 3, and then the same elements plus 16.
+    /// Returns the index of the element of the group whose code is at place `p`. The places of a block hold, for each
+    /// i = 0, 1, 2, 3, the elements 4i, 4i + 2, 4i + 1, 4i + 3, and then the same elements plus 16.
     pub fn place(p: usize) -> usize {
         let (block, i, half, odd, second) = (p / BLOCK, p / 8 % 4, p / 4 % 2, p / 2 % 2, p % 2);
         block * BLOCK + 16 * half + 4 * i + 2 * second + odd
@@ -231,8 +231,8 @@ impl Kernel for RoundBf16<'_> {
     }
 }
 
-/// Maps bf16 bits to a number that orders them by magnitude, with zeros last. The upper byte of that number plus one
-/// is the exponent.
+/// Maps bf16 bits to a number by which they are ordered by magnitude. Zeros come last, so that they do not count when
+/// the least magnitude is sought. `(magnitude + 1) >> 8` is the biased exponent.
 #[inline(always)]
 fn magnitude(bits: u16) -> u16 {
     (bits << 1).wrapping_sub(1)

@@ -1,9 +1,10 @@
 //! AVX2 kernels, with FMA and F16C, and with AVX-VNNI if `VNNI`: a tile is two pieces of 8 rows, each computed along
 //! all of K.
 //!
-//! AVX-VNNI multiplies and adds four bytes with one instruction. Without it, pairs are added up as 16-bit integers
-//! for as long as they cannot overflow, which takes two instructions per vector and two more whenever they are
-//! widened. Signed bytes are too large for that and take four.
+//! AVX-VNNI multiplies four pairs of bytes and adds the products with one instruction. Without it, sums of two products
+//! are added up as 16-bit integers for as long as they cannot overflow, which takes two instructions per vector and two
+//! more whenever they are widened to 32 bits. Products of signed bytes are too large for that and take four
+//! instructions.
 #![allow(unsafe_code)]
 
 use super::generic::{self, IntegerShape, Isa, PanelShape, Routine, memory, registers};
@@ -186,7 +187,7 @@ unsafe impl<const VNNI: bool> Isa for Avx2<VNNI> {
     }
 }
 
-/// Prevents the compiler from adding in another order, for which there are not enough registers; this costs nothing.
+/// Prevents the compiler from reordering additions, after which the registers would not suffice; this costs nothing.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn in_order(mut v: __m256i) -> __m256i {

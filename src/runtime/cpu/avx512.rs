@@ -37,8 +37,8 @@ unsafe impl<const BF16: bool> Isa for Avx512<BF16> {
     const LEVEL: Level = Level::AVX512;
     const LANES: usize = 16;
     // `vpdpbusd`, multiplications and fused multiply-adds share two execution ports. Per tile and column of a panel,
-    // a run of four blocks takes 32 + 2 slots of these ports, and four runs of one block take 32 + 5; all other
-    // instructions execute in parallel with them.
+    // four blocks take 32 slots of these ports for products of codes, and for products with scales 2 slots if the
+    // blocks are one run, or 5 if they are four runs; all other instructions execute in parallel with them.
     const INT8: IntegerShape = IntegerShape {
         cols: 11,
         panel: Some(PanelShape { tiles: 2, cols: 6, least_cols: 12, cached: 384 << 10, fused: true }),

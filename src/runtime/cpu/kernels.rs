@@ -41,7 +41,7 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Function that computes a [`Part`] into `out`: for each column the results of its items, 1 or 16 each.
+/// Function that computes a [`Part`] of a tiled matrix into `out`: for each column 16 results per tile.
 ///
 /// # Safety
 /// * The CPU has the instruction set of the table the kernel comes from.

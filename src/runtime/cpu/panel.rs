@@ -5,7 +5,7 @@ use super::kernels::Part;
 use crate::scheme::TILE_ROWS;
 use std::ops::Range;
 
-/// Values of activations that are multiplied while the next weights are prefetched; more would evict those weights
+/// Number of f32 activations that are multiplied while the next weights are prefetched; more would evict those weights
 /// from the cache.
 const LATE_ACTS: usize = 64 << 10;
 

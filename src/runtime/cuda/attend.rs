@@ -11,7 +11,7 @@ use crate::runtime::kv::KvLayout;
 
 /// A step is computed row by row, as in decoding, if no sequence has more than this number of tokens in it.
 const DECODE_RUN: usize = 8;
-/// Maximum number of query heads of a group that a block computes in decoding.
+/// Maximum number of query heads with the same key/value head that a thread block computes in decoding.
 const DECODE_HEADS: usize = 8;
 /// Minimum number of positions per part: in decoding, the positions of a sequence are cut into parts that are computed
 /// by different blocks, and `attention_combine` combines their partial results.

@@ -13,13 +13,13 @@ use crate::model_config::Activation;
 
 /// Maximum number of rows of x in the kernels for few rows.
 pub const FEW: usize = 8;
-/// Number of rows of x per block in the kernels for many rows.
+/// Number of rows of x per thread block in the kernels for many rows.
 const MANY: usize = 64;
-/// Number of rows of x per block in the kernels for very many rows.
+/// Number of rows of x per thread block in the kernels for very many rows.
 const MOST: usize = 128;
 /// Maximum number of products in a launch.
 const TOGETHER: usize = 3;
-/// Number of rows per tile.
+/// Number of matrix rows per tile.
 const TILE: usize = 16;
 
 /// Returns the maximum number of rows per share (the rows of one expert are cut into shares, and each share reads the

@@ -20,7 +20,7 @@ const EXPERTS: usize = 1024;
 const TOP_K: usize = 32;
 /// Maximum number of pairs of a row and one of its experts in a step.
 const PAIRS: usize = 16_384;
-/// Maximum number of rows of the router kernel.
+/// Maximum number of rows (tokens) for which the router kernel is used.
 const ROUTER_ROWS: usize = 8;
 /// Number of tickets ([`Ops::tickets`]): one for each 16 rows of the largest gate or up matrix, because a launch that
 /// computes both products also computes their activation.

@@ -49,7 +49,7 @@ impl fmt::Display for KvType {
 /// Number of values of a head that share a scale, for types with scales.
 pub const SCALE_BLOCK: usize = 32;
 
-/// A stored number. A new type needs an implementation of this trait, a row in [`NAMES`] and one in [`by_type`].
+/// A stored number. A new type needs an implementation of this trait, an entry in [`NAMES`] and an arm in [`by_type`].
 pub trait Element: bytemuck::Pod + Send + Sync {
     /// Kind of products in which it is used.
     const SUM: SumType;

@@ -251,7 +251,7 @@ impl Family {
 }
 
 impl Family {
-    /// Returns, for each layer, true if `Qwen3MoeDecoderLayer` gives it a `Qwen3MoeMLP`.
+    /// Returns, for each layer, true if it has a dense MLP, which `Qwen3MoeDecoderLayer` calls `Qwen3MoeMLP`.
     fn dense_layers(self, json: Fields<'_>, layers: usize) -> Result<Vec<bool>> {
         if self != Qwen3Moe {
             return Ok(vec![false; layers]);

@@ -84,7 +84,7 @@ impl Weights {
         if self.has(name) { self.get(name, dtype).map(Some) } else { Ok(None) }
     }
 
-    /// Returns entry `index` along the first dimension, in f32.
+    /// Returns entry `index` along the first dimension in f32, rounded to `dtype`.
     pub fn row(&self, name: &str, index: usize, dtype: RefDtype) -> Result<Tensor> {
         let File::Safetensors(mapped) = self.file(name)? else {
             return self.get(name, dtype)?.get(index).tensor(name);
@@ -99,7 +99,8 @@ impl Weights {
     /// Returns the shape and the bytes of entry `index` along the first dimension of a U8 tensor.
     pub fn bytes(&self, name: &str, index: usize) -> Result<(Vec<usize>, Vec<u8>)> {
         let File::Safetensors(mapped) = self.file(name)? else {
-            return Err(Error::unsupported("tensors of bytes are only read from safetensors").tensor(name));
+            let found = "found a tensor of bytes in a torch file, which the reference reads only from safetensors";
+            return Err(Error::unsupported(found).tensor(name));
         };
         let parsed = parse(mapped.bytes())?;
         let view = parsed.tensor(name)?;
@@ -166,7 +167,8 @@ fn weight_files(dir: &Path) -> Result<Vec<PathBuf>> {
             let json: serde_json::Value =
                 serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("not JSON: {e}"))).at(&index)?;
             let map = json["weight_map"].as_object();
-            let map = map.ok_or_else(|| Error::corrupt("found no object").tensor("weight_map").at(&index))?;
+            let none = || Error::corrupt("found no object, expected the file of each tensor").tensor("weight_map");
+            let map = map.ok_or_else(|| none().at(&index))?;
             let names: std::collections::BTreeSet<&str> = map.values().filter_map(|v| v.as_str()).collect();
             return names.into_iter().map(|name| shard(dir, name).at(&index)).collect();
         }
