@@ -32,7 +32,7 @@ pub struct Divergence {
     pub kl_spread: Spread,
     /// Share of tokens for which both models have the same most likely token.
     pub top1_agreement: Mean,
-    /// Mean difference of the probability of the text's next token.
+    /// Mean difference of the probability of the text's next token, that of the model minus that of the reference.
     pub delta_p: Mean,
     /// Root mean square of this difference.
     pub rms_delta_p: Mean,

@@ -21,8 +21,8 @@ pub(super) fn levels(spec: &QuantSpec) -> Levels {
 /// fp16.
 const AROUND: u16 = 9;
 
-/// Returns the scale, representable in fp16, under which every value is a level, and writes the codes of the values;
-/// returns `None` if there is no such scale.
+/// Returns a scale, representable in fp16, with which every value is the scale times one of the levels, and writes the
+/// codes of the values; returns `None` if there is no such scale.
 pub(super) fn recover(levels: &Levels, values: &[f32], codes: &mut [u8]) -> Option<f32> {
     let peak = values.iter().fold(0f32, |peak, x| if x.abs() > peak.abs() { *x } else { peak });
     if peak == 0.0 {
@@ -46,7 +46,8 @@ pub(super) fn recover(levels: &Levels, values: &[f32], codes: &mut [u8]) -> Opti
     None
 }
 
-/// Returns the squared error under a scale if every value is a level.
+/// Returns the squared error of the values if each of them is the scale times one of the levels, apart from the
+/// rounding to `stored`; otherwise `None`.
 fn error(levels: &Levels, values: &[f32], scale: f32, stored: Stored) -> Option<f64> {
     if !(scale.is_finite() && scale != 0.0) {
         return None;

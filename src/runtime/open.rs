@@ -44,7 +44,7 @@ pub struct EngineOptions {
     pub residency: Residency,
     /// Binding of threads to processors.
     pub affinity: Affinity,
-    /// Memory nodes on which threads run and weights are placed.
+    /// NUMA nodes on which threads run and weights are placed.
     pub numa: Numa,
     /// Devices, and the number of layers that run on GPUs.
     pub offload: Offload,

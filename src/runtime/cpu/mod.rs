@@ -166,9 +166,10 @@ impl Cpu {
         unsafe { self.table.weighted_sum(kind)(sum, out, out_row) }
     }
 
-    /// Turns attention scores into probabilities for weighted sums of [`SumType::Bf16`], if the instruction set has
-    /// its own function for this. Returns the score that the probabilities are relative to (see [`reference()`]) and
-    /// the sum of the probabilities, split into 16 lanes.
+    /// Turns attention scores into probabilities and writes them to `words`, as weights for sums of
+    /// [`SumType::Bf16`]. Returns the score that the probabilities are relative to (see [`reference()`]) and the sum of
+    /// the probabilities, split into 16 lanes; or `None`, without writing, if the instruction set has no function of
+    /// its own for this.
     ///
     /// # Panics
     /// `words` holds less than one word per two scores, or the number of scores is not a multiple of 16.

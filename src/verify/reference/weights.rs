@@ -181,6 +181,7 @@ fn weight_files(dir: &Path) -> Result<Vec<PathBuf>> {
 fn shard(dir: &Path, name: &str) -> Result<PathBuf> {
     match Path::new(name).file_name() {
         Some(plain) if plain == name => Ok(dir.join(name)),
-        _ => Err(Error::corrupt(format!("found `{name:.80}`, expected the name of a shard")).tensor("weight_map")),
+        _ => Err(Error::corrupt(format!("found `{name:.80}`, expected a file name without directories"))
+            .tensor("weight_map")),
     }
 }
