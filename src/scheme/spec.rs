@@ -76,10 +76,8 @@ impl QuantSpec {
             return Err(Error::unsupported(format!("scheme {} does not support e8m0 scales", info.name)));
         }
         if !(self.symmetric || info.may_be_affine) {
-            return Err(Error::unsupported(format!(
-                "scheme {} does not support zero points; choose symmetric",
-                info.name
-            )));
+            return Err(Error::unsupported(format!("scheme {} does not support zero points", info.name))
+                .help("leave out --affine; in a manifest, set \"symmetric\" to true"));
         }
         match self.granularity {
             Granularity::Group(n) if ![32, 64, 128, 256].contains(&n) => {

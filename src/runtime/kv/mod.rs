@@ -179,7 +179,7 @@ impl KvCache {
 
 fn out_of_memory(len: usize) -> Error {
     Error::new(Cause::OutOfMemory(format!("no memory for the KV cache beyond {len} positions")))
-        .help("use a shorter context, a smaller batch or a narrower KV cache (`--kv int8`)")
+        .help("use a shorter context (--ctx), a smaller batch or a narrower KV cache (`--kv int8`)")
 }
 
 /// A write to one page: the layer, the first slot, and the keys and values of the tokens.

@@ -49,7 +49,7 @@ impl Rope {
             .or(json.number("original_max_position_embeddings")?)
             .unwrap_or(positions);
         let need =
-            |key: &str| p.number(key)?.ok_or_else(|| Error::corrupt("found no value").tensor(format!("rope: {key}")));
+            |key: &str| p.number(key)?.ok_or_else(|| Error::corrupt("found no number").tensor(format!("rope: {key}")));
         let narrow = |freq: Vec<f64>| freq.into_iter().map(|f| f as f32).collect::<Vec<f32>>();
         let of = |inv_freq, factor| Rope { inv_freq: narrow(inv_freq), long: None, factor };
         match p.word("rope_type").or(p.word("type")).unwrap_or("default") {
@@ -75,7 +75,7 @@ impl Rope {
             "longrope" | "su" => {
                 let factors = |key: &str| {
                     let list = p.numbers(key).filter(|list| list.len() == dim / 2);
-                    list.ok_or_else(|| Error::corrupt(format!("expected {} numbers", dim / 2)).tensor(key))
+                    list.ok_or_else(|| Error::corrupt(format!("found no list of {} numbers", dim / 2)).tensor(key))
                 };
                 let divided = |by: Vec<f64>| narrow(plain.iter().zip(by).map(|(f, by)| f / by).collect());
                 let growth = positions / original;
