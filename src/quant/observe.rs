@@ -117,8 +117,8 @@ impl Observation {
     }
 }
 
-/// Returns candidate scales from a twelfth of the plain scale on, which keeps only the innermost values in range: in
-/// a whole matrix the best scale clips outliers.
+/// Returns candidate scales from a twelfth of the plain scale on. The smallest clip all but the innermost values; they
+/// are tried because the best scale of a whole matrix clips outliers.
 fn candidates(spec: &QuantSpec, plain: Choice) -> impl Iterator<Item = Choice> {
     let signs = if search::lopsided(spec) { &[1.0, -1.0][..] } else { &[1.0] };
     let steps = || std::iter::successors(Some(0.08f32), |factor| Some(factor * 1.1)).take(28);

@@ -31,8 +31,8 @@ impl CodeRange {
     }
 }
 
-/// Returns true for integer codes whose plain encoding is that of GGML's `quantize_row_q4_0_ref`, rounded under the
-/// unrounded scale.
+/// Returns true for integer codes whose plain encoding is that of GGML's `quantize_row_q4_0_ref`, which computes codes
+/// with the scale before it is rounded to fp16.
 pub(crate) fn rounds_as_ggml(spec: &QuantSpec) -> bool {
     spec.scheme.info().plain_scale == PlainScale::SignedPeak && !spec.has_table()
 }
@@ -117,8 +117,8 @@ pub(crate) fn inverse(scale: f32) -> f32 {
 }
 
 /// Computes the plain scale (not yet rounded to its storage type) and zero point of a group of an integer scheme from
-/// its extremes: absmax/7, 15, 31 or 127, or (max - min)/15. The affine range always includes zero, so zero has an
-/// exact code.
+/// its extremes. The scale is the largest magnitude divided by 7, 15, 31 or 127 for symmetric schemes, and
+/// (max - min)/15 for affine ones. The affine range always includes zero, so zero has an exact code.
 #[inline(always)]
 pub(crate) fn choose(spec: &QuantSpec, min: f32, max: f32) -> Choice {
     let peak = max.max(-min).max(0.0);

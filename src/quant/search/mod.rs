@@ -72,10 +72,10 @@ impl Fit<'_> {
 /// One candidate per lane: the factor for the inverse of the plain scale.
 type Fan = [f32; LANES];
 
-/// Candidates from 0.08 of the plain scale upwards, which keeps only the innermost 8 % of the range. In large groups
-/// F is smooth, and the optimum clips outliers, so it can be far from the plain scale.
+/// Candidates from 0.08 to 1.09 of the plain scale. With the smallest, all values beyond the innermost 8 % of the range
+/// are clipped. In large groups F is smooth, and the optimum clips outliers, so it can be far from the plain scale.
 const COARSE: Fan = fan(0.08, 1.19);
-/// Candidates between two steps of [`COARSE`].
+/// Candidates around the best one of [`COARSE`], at most one of its steps away.
 const AROUND_COARSE: Fan = fan(0.85, 1.022);
 
 /// Returns the inverses of the scales that start at `from`, each `ratio` times the previous one.

@@ -14,7 +14,7 @@ use crate::simd::{Kernel, Level, black_box};
 /// Candidates from peak/9.1 to peak/6.2 for q4_0. F, the quantity that the search maximizes ([`super`]), is not smooth
 /// in small groups; more candidates reduce the error by 0.0001 at most.
 const FINE: [f32; 12] = fan(0.88, 1.0361);
-/// Candidates between two steps of [`FINE`].
+/// Candidates around the best one of [`FINE`], less than one of its steps away.
 const AROUND: [f32; 4] = fan(0.98, 1.0134);
 /// Candidates for table values, tried with either sign of the peak because the range of the table is asymmetric.
 const OF_TABLE: [f32; 8] = fan(0.85, 1.05);

@@ -1,4 +1,4 @@
-//! Launches of attention: selects the kernels for a KV cache and cuts a step into blocks.
+//! Launches of attention: selects the kernels for a KV cache and divides a step among thread blocks.
 
 use super::args;
 use super::array::{Acts, View};
@@ -26,7 +26,7 @@ const HEAD: usize = 256;
 pub struct Kernels {
     decode: String,
     decode_shared: u32,
-    /// Number of decode blocks that fit on a multiprocessor at once.
+    /// Number of thread blocks of the decode kernel that fit on a multiprocessor at once.
     resident: usize,
     prefill: String,
     prefill_threads: u32,
@@ -57,7 +57,7 @@ pub struct Attend<'a> {
     pub window: Option<usize>,
     /// Cap of scores, if any, times log2(e).
     pub softcap: Option<f32>,
-    /// Number of positions that the longest sequence may reach before the launch is planned again.
+    /// Number of positions that the longest sequence may reach before steps get another [`Plan`](super::input::Plan).
     pub longest: usize,
 }
 
@@ -80,7 +80,7 @@ impl Kernels {
         };
         let shared = ((rows + 128) * (width + 8) * 2) as u32;
         let tensor_cores = info.has_tensor_cores() && shared <= info.shared;
-        // Kernels for any shape: f32 values of a row in shared memory, and threads of a prefill block.
+        // For the kernels for any shape, the f32 values of a row in shared memory and the threads per block in prefill.
         let (stride, threads) = (dim.next_multiple_of(4) + 4, if dim <= 128 { 256 } else { 128 });
         let usual = Kernels {
             decode: "attention_decode".into(),
@@ -115,7 +115,7 @@ impl Kernels {
         runs.any(|tokens| tokens > DECODE_RUN).then_some(self.tile_rows)
     }
 
-    /// Returns the number of decode blocks per part of a row.
+    /// Returns the number of thread blocks that the decode kernel uses for each part of the positions of a row.
     fn blocks(&self) -> usize {
         self.kv_heads * (self.n_heads / self.kv_heads).div_ceil(DECODE_HEADS)
     }

@@ -7,7 +7,7 @@ use super::ops::{GRID, Ops};
 use crate::error::Result;
 use std::sync::Arc;
 
-/// Number of values that a block sorts, `TOP_K_SPAN` in `args.cuh`.
+/// Number of values that a thread block sorts, `TOP_K_SPAN` in `args.cuh`.
 const SPAN: usize = 2048;
 /// Maximum number of parts that a row is cut into to find its largest logit.
 const PARTS: usize = 512;

@@ -76,7 +76,7 @@ pub struct Grouped {
     pub chosen: Chosen,
     /// Row of each sorted pair: `(pairs)`.
     pub inputs: View<u32>,
-    /// Shares: pieces of at most `share_rows` consecutive pairs of one expert, each computed by one row of blocks.
+    /// Shares: pieces of at most `share_rows` consecutive pairs of one expert. A thread block computes one share.
     pub shares: View<args::Share>,
     /// Number of shares, written by the device: `(1)`.
     pub count: View<u32>,
@@ -277,7 +277,7 @@ impl Ops {
         self.start("group", launch(1, pairs.max(experts).next_multiple_of(32).clamp(128, 1024)), &group)
     }
 
-    /// Returns the tickets: counters by which the blocks of a launch determine which of them is the last. They are
+    /// Returns the tickets: counters by which the thread blocks of a launch determine which of them ends last. They are
     /// zero before and after each launch.
     pub(super) fn tickets(&self) -> View<u32> {
         self.tickets.view()
