@@ -76,7 +76,8 @@ pub struct Grouped {
     pub chosen: Chosen,
     /// Row of each sorted pair: `(pairs)`.
     pub inputs: View<u32>,
-    /// Shares: pieces of at most `share_rows` consecutive pairs of one expert. A thread block computes one share.
+    /// Shares: pieces of at most `share_rows` consecutive pairs of one expert. Share `i` is computed by the
+    /// thread blocks with `blockIdx.y == i`.
     pub shares: View<args::Share>,
     /// Number of shares, written by the device: `(1)`.
     pub count: View<u32>,
