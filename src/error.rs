@@ -168,9 +168,11 @@ impl Error {
         matches!(&self.inner.cause, Cause::Io(e) if e.kind() == std::io::ErrorKind::NotFound)
     }
 
-    /// Adds advice for the user; the innermost call wins.
+    /// Adds advice for the user; the innermost call wins. Has no effect on an interrupt.
     pub fn help(mut self, help: impl Into<String>) -> Self {
-        self.inner.help.get_or_insert_with(|| help.into());
+        if !self.is_interrupt() {
+            self.inner.help.get_or_insert_with(|| help.into());
+        }
         self
     }
 

@@ -153,8 +153,10 @@ impl Bytes {
     /// `fill` fails, or there is no memory for a large buffer.
     pub fn build(len: usize, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<Bytes> {
         if len >= LARGE {
-            let mut map = memmap2::MmapMut::map_anon(len)
-                .map_err(|e| Error::new(Cause::OutOfMemory(format!("no memory for {len} bytes: {e}"))))?;
+            let mut map = memmap2::MmapMut::map_anon(len).map_err(|e| {
+                Error::new(Cause::OutOfMemory(format!("no memory for {len} bytes: {e}")))
+                    .help("give the process more memory or address space (`ulimit -v`, the limits of the container)")
+            })?;
             #[cfg(target_os = "linux")]
             let _ = map.advise(memmap2::Advice::HugePage);
             fill(&mut map)?;

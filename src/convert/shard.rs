@@ -38,7 +38,7 @@ pub fn list(file: &dyn ReadAt, shard: usize) -> Result<Listing> {
         return Err(Error::corrupt("found a Git LFS pointer, expected the weights")
             .help("run `git lfs pull` in that directory"));
     }
-    match pickle::list(file, &start, shard)? {
+    match pickle::list(file, &start, shard).help("the file is damaged; get it again")? {
         Some(listing) => Ok(listing),
         None => Ok(Listing { tensors: safetensors::list(file, shard)?, checksums: Vec::new() }),
     }

@@ -153,7 +153,7 @@ impl Shards {
 /// # Errors
 /// The file is not an index, is empty, or lists a tensor twice.
 pub fn read_index(path: &Path) -> Result<HashMap<String, String>> {
-    parse_index(&read_limited(path)?).at(path)
+    parse_index(&read_limited(path)?).at(path).help("the index is damaged; get it again")
 }
 
 /// Parses the text of an index.

@@ -28,7 +28,7 @@ pub fn remove(dir: &Path) -> Result<()> {
     // Locked before the search, so that the lock file of a killed command is removed even if there is no pack.
     let changing = DirLock::acquire(dir).map_err(Error::while_opening_model)?;
     if names.iter().filter(present).count() == 0 {
-        return Err(Error::usage("found no pack").at(dir));
+        return Err(Error::usage("found no pack").at(dir).help("name the directory of a pack with --model-dir"));
     }
     let lock = lock(dir)?;
     refuse_if_needed(dir)?;

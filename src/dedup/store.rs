@@ -77,7 +77,7 @@ impl Store {
         let length = usize::try_from(description.total_bytes)
             .map_err(|_| Error::corrupt("found total_bytes larger than this machine can address").at(&json))?;
         let entries = check_entries(std::mem::take(&mut packed.tensors), length, older).at(pack)?;
-        description.resolve(&entries).at(&json)?;
+        description.resolve(&entries).at(&json).help(DAMAGED)?;
         let open = |name: &&str| {
             MappedFile::open(&dir.join(name))
                 .help("the files model.dedup.* belong together; restore this one from a backup")
@@ -252,7 +252,7 @@ impl Store {
             return Ok(());
         };
         let cursors = self.cursors(layout, streams, frame).tensor(payload.label())?;
-        coder.decode(&layout.pattern, cursors, base.as_deref(), out).tensor(payload.label())
+        coder.decode(&layout.pattern, cursors, base.as_deref(), out).tensor(payload.label()).help(DAMAGED)
     }
 
     /// Returns the streams of a frame, if their checksum is right.

@@ -104,10 +104,10 @@ impl IebinReader {
                 .help("run the command again"));
         }
         let older = description.is_older();
-        let entries = check_entries(std::mem::take(&mut description.tensors), length, older).at(json)?;
-        let by_name = index_by_name(&entries).at(json)?;
+        let entries = check_entries(std::mem::take(&mut description.tensors), length, older).at(json).help(DAMAGED)?;
+        let by_name = index_by_name(&entries).at(json).help(DAMAGED)?;
         if let Some(model) = &description.model {
-            model.validate().at(json)?;
+            model.validate().at(json).help(DAMAGED)?;
         }
         Ok(IebinReader { dir, json: json.to_path_buf(), description, entries, by_name, payloads })
     }
@@ -253,6 +253,8 @@ impl IebinReader {
     }
 }
 
+/// Help text of errors about impossible content of a description.
+const DAMAGED: &str = "the pack is damaged, or another program made it; make it again with `iec pack`";
 /// Help text of errors about a missing pack.
 pub const NAME_A_PACK: &str = "name a pack with --model-dir, or make one: `iec pack --hf-dir HF --out-dir DIR`";
 

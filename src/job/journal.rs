@@ -135,7 +135,9 @@ impl Journal {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         if state.failed {
-            return Err(Error::corrupt("the journal could not be written").at(&self.path));
+            return Err(Error::corrupt("the journal could not be written")
+                .at(&self.path)
+                .help("check the disk, and run the same command again"));
         }
         state.lines.extend_from_slice(&line);
         state.bytes += bytes.max(1);

@@ -48,6 +48,9 @@ static FIELDS: LazyLock<Fields> = LazyLock::new(|| {
     }
 });
 
+/// Advice for a manifest with invalid content.
+const CORRECT: &str = "correct it (manifests/q4_manifest.schema.json describes every field), or make it with `iec ptq`";
+
 impl Manifest {
     /// Reads and validates a manifest. Relative paths in it start at its directory.
     ///
@@ -63,7 +66,7 @@ impl Manifest {
     /// The same as those of [`Manifest::load`], and the parameters may contradict those of a rule.
     pub fn load_with(path: &Path, fields: &QuantFields) -> Result<Manifest> {
         let manifest = Self::parse(&files::read_limited(path, LIMIT)?, path.parent().unwrap_or(Path::new("")));
-        let mut manifest = manifest.at(path)?;
+        let mut manifest = manifest.at(path).help(CORRECT)?;
         if *fields != QuantFields::default() {
             manifest.document.defaults = manifest.document.defaults.or(fields);
             manifest.rules = Rules::compile(&manifest.document.rules, &manifest.document.defaults).at(path)?;
@@ -100,9 +103,8 @@ fn current(value: &Value) -> Result<Document> {
             return Err(Error::unsupported(format!("found version {v}, expected {VERSION}")).tensor("version"));
         }
         None => {
-            return Err(Error::corrupt(format!("found no version number, expected {VERSION}"))
-                .tensor("version")
-                .help("manifests/q4_manifest.schema.json describes every field"));
+            return Err(Error::corrupt(format!("found no version number, expected {VERSION} as in every manifest"))
+                .tensor("version"));
         }
     }
     refuse_unknown_fields(value)?;
@@ -184,9 +186,7 @@ fn known(value: &Value, place: &str, lists: &[&Names]) -> Result<()> {
         return Err(Error::corrupt("expected an object").tensor(place));
     };
     match map.keys().find(|key| !lists.iter().any(|list| list.contains(key))) {
-        Some(key) => Err(Error::corrupt(format!("unknown field `{key}`"))
-            .tensor(place)
-            .help("manifests/q4_manifest.schema.json describes every field")),
+        Some(key) => Err(Error::corrupt(format!("unknown field `{key}`")).tensor(place)),
         None => Ok(()),
     }
 }

@@ -25,6 +25,9 @@ A prompts file holds one prompt per line (blank lines are skipped; \\n, \\t and 
 or, if it begins with `[`, a JSON array of strings,
 or, if it begins with `\"` or `{`, JSON lines: strings or objects with `prompt`.";
 
+/// Advice for a prompts file of another form.
+const FORM_HELP: &str = "`iec run --help` describes the forms of a prompts file";
+
 /// Returns the built-in prompts.
 pub fn built_in() -> Vec<String> {
     lines(BUILT_IN)
@@ -39,8 +42,8 @@ pub fn read(path: &Path) -> Result<Vec<String>> {
         return Ok(built_in());
     }
     let text = files::read_text(path, FILE_LIMIT)?;
-    let prompts = parse(text.trim_start_matches('\u{feff}')).at(path)?;
-    if prompts.is_empty() { Err(Error::corrupt("found no prompt").at(path)) } else { Ok(prompts) }
+    let prompts = parse(text.trim_start_matches('\u{feff}')).at(path).help(FORM_HELP)?;
+    if prompts.is_empty() { Err(Error::corrupt("found no prompt").at(path).help(FORM_HELP)) } else { Ok(prompts) }
 }
 
 /// Reads one prompt of at most `PROMPT_LIMIT` bytes to its end, without the line break that `echo` adds.

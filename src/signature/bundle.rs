@@ -63,7 +63,7 @@ pub(super) fn write(name: &str, resources: &[Resource], key: &PrivateKey) -> Res
 /// The file is not a signature of this kind, or it was made with another key (exit code 4).
 pub(super) fn read(path: &Path, key: &PublicKey) -> Result<(String, Vec<Resource>)> {
     let text = files::read_limited(path, LARGEST)?;
-    parse(&text, key).at(path)
+    parse(&text, key).at(path).help("get the signature file again from the maker of the pack")
 }
 
 fn parse(text: &[u8], key: &PublicKey) -> Result<(String, Vec<Resource>)> {

@@ -147,7 +147,10 @@ impl PublicKey {
             let bytes = der.strip_prefix(algorithm.prefix).filter(|bytes| bytes.len() == algorithm.key_bytes)?;
             Some(PublicKey { algorithm, bytes: bytes.to_vec() })
         });
-        found.ok_or_else(|| Error::unsupported("found another public key, expected Ed25519, ECDSA P-256 or P-384"))
+        found.ok_or_else(|| {
+            Error::unsupported("found another public key, expected Ed25519, ECDSA P-256 or P-384")
+                .help("make a pair of keys with `iec sign --new-key FILE`, and sign the pack with it")
+        })
     }
 
     /// Returns the PEM text of the key.
@@ -184,7 +187,9 @@ fn der(text: &str, label: &str) -> Result<Vec<u8>> {
         return Err(missing(&found.map_or_else(|| "no PEM block".into(), |found| format!("`{found}`")), label));
     };
     let block: String = block.split_whitespace().collect();
-    BASE64.decode(block).map_err(|_| Error::corrupt(format!("found a damaged PEM block `{label}`")))
+    BASE64.decode(block).map_err(|_| {
+        Error::corrupt(format!("found a damaged PEM block `{label}`")).help("get the file of the key again")
+    })
 }
 
 /// Builds the error for a PEM file that contains something else than the expected block.

@@ -113,7 +113,8 @@ impl Trial<'_> {
                 evidence.window,
                 self.windows.window_len(),
                 self.windows.scored()
-            )));
+            ))
+            .help("measure with `iec ptq --gate kl=X --gate-text FILE` and pack with that manifest"));
         }
         self.windows = windows;
         Ok(())

@@ -60,7 +60,9 @@ impl Trace {
     /// # Errors
     /// A line is malformed, or a prompt or a step is duplicated or missing.
     pub fn read(path: &Path) -> Result<Trace> {
-        Trace::parse(&files::read_text(path, TEXT_LIMIT)?).at(path)
+        Trace::parse(&files::read_text(path, TEXT_LIMIT)?)
+            .at(path)
+            .help("make the trace with `iec run --trace-ids FILE`")
     }
 
     /// Parses the text of a trace.

@@ -89,7 +89,11 @@ impl<'a> Writer<'a> {
     }
 
     fn needed(&self, name: &str) -> Result<&'a GgufTensor> {
-        self.tensor(name).ok_or_else(|| Error::corrupt("missing from the file").tensor(name))
+        self.tensor(name).ok_or_else(|| {
+            Error::corrupt("missing from the file")
+                .tensor(name)
+                .help("the file is incomplete, or holds no whole model; get another one")
+        })
     }
 
     fn has_bias(&self, name: &str) -> bool {
@@ -144,7 +148,8 @@ impl<'a> Writer<'a> {
         let biases = ["attn_q", "attn_k", "attn_v", "attn_output"].map(|name| self.has_bias(name));
         let some = biases.contains(&true);
         if some && biases != self.family.biases {
-            let found = "found biases in some of q, k, v and output, expected all or none";
+            let found =
+                format!("found biases {biases:?} for q, k, v and output, expected {:?} or none", self.family.biases);
             return Err(Error::unsupported(found).tensor("blk.0.attn_q.bias"));
         }
         if !some || self.family.biases == [true; 4] {

@@ -71,7 +71,8 @@ fn read_version(cursor: &mut Cursor) -> Result<u32> {
             Err(Error::unsupported("found a big-endian GGUF file, expected a little-endian one")
                 .help("convert a copy in place with `gguf-convert-endian COPY little` of the Python package gguf"))
         }
-        version => Err(Error::unsupported(format!("found GGUF version {version}, expected 2 or 3"))),
+        version => Err(Error::unsupported(format!("found GGUF version {version}, expected 2 or 3"))
+            .help("convert the checkpoint with a version of llama.cpp that writes version 3")),
     }
 }
 

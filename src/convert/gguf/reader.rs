@@ -10,7 +10,7 @@ use super::header::{Header, parse};
 use super::types::GgmlType;
 use super::value::Metadata;
 use crate::convert::read_at::{InputFile, ReadAt, begins_with};
-use crate::error::{Context, Error, Result};
+use crate::error::{Cause, Context, Error, Result};
 use std::path::Path;
 
 pub(super) const MAGIC: &[u8; 4] = b"GGUF";
@@ -146,7 +146,10 @@ fn open_file(path: &Path, number: usize) -> Result<(InputFile, Header)> {
         _ => "put all files of the split model into the directory of the first one, under their original names",
     };
     let file = InputFile::open(path).help(help)?;
-    let header = parse(&file, number).at(path)?;
+    let header = parse(&file, number).at(path).map_err(|e| match e.cause() {
+        Cause::Corrupt(_) => e.help("the file is damaged; get it again"),
+        _ => e,
+    })?;
     Ok((file, header))
 }
 

@@ -16,7 +16,10 @@ pub fn root(variable: &Variables<'_>) -> Result<PathBuf> {
     path("HF_HUB_CACHE")
         .or_else(|| path("HUGGINGFACE_HUB_CACHE"))
         .or_else(|| home(variable).map(|home| home.join("hub")))
-        .ok_or_else(|| Error::usage("found no Hugging Face cache: none of HF_HUB_CACHE, HF_HOME and HOME is set"))
+        .ok_or_else(|| {
+            Error::usage("found no Hugging Face cache: none of HF_HUB_CACHE, HF_HOME and HOME is set")
+                .help("set HF_HUB_CACHE to the directory of the cache")
+        })
 }
 
 /// Returns the home directory of the Hub's tools: `HF_HOME`, `XDG_CACHE_HOME/huggingface` or `~/.cache/huggingface`,

@@ -17,9 +17,10 @@ pub(super) fn tensors(machine: &Machine, root: Value, find: &Find<'_>, shard: us
     let mut names = HashSet::new();
     let mut found = Vec::new();
     for (key, value) in state_dict(machine, root)? {
-        let name = machine
-            .text(*key)
-            .ok_or_else(|| Error::unsupported("found a key of the state dict that is not a string"))?;
+        let name = machine.text(*key).ok_or_else(|| {
+            Error::unsupported("found a key of the state dict that is not a string")
+                .help("save tensors under their names, or convert to safetensors")
+        })?;
         let Some(Object::Tensor(tensor)) = machine.object(*value) else {
             return Err(Error::unsupported("found a value of the state dict that is not a tensor")
                 .tensor(name)

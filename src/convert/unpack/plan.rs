@@ -213,7 +213,8 @@ fn check_coverage(target: &UnpackedTensor, reader: &IebinReader) -> Result<()> {
     if found == target.shape.iter().product::<usize>() {
         return Ok(());
     }
-    Err(Error::corrupt(format!("found {found} elements in the pack, expected those of shape {:?}", target.shape)))
+    Err(Error::corrupt(format!("found {found} elements in the pack, expected those of shape {:?}", target.shape))
+        .help(MISMATCH))
 }
 
 /// Returns the type of a target: that of its floats, or `decoded` if all of it is decoded.

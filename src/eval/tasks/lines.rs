@@ -13,7 +13,8 @@ pub(super) fn read<T>(path: &Path, parse: impl Fn(&Value) -> Result<T>) -> Resul
         let value = serde_json::from_str(line).map_err(|e| Error::corrupt(format!("not JSON: {e}")));
         value.and_then(|value| parse(&value)).tensor(&format!("line {}", number + 1)).at(path)
     });
-    let parsed: Vec<T> = parsed.collect::<Result<_>>()?;
+    let parsed: Vec<T> =
+        parsed.collect::<Result<_>>().help("docs/guide/measuring.md describes the forms of these files")?;
     if parsed.is_empty() { Err(Error::corrupt("found only blank lines").at(path)) } else { Ok(parsed) }
 }
 

@@ -160,7 +160,9 @@ impl Side {
             }
         }
         if side.metas.is_empty() || side.records.is_empty() {
-            return Err(Error::corrupt("found no measurement, expected `meta` and `record` lines").at(path));
+            return Err(Error::corrupt("found no measurement, expected `meta` and `record` lines")
+                .at(path)
+                .help("name the .jsonl file that `iec bench --report-root DIR` wrote"));
         }
         Ok(side)
     }

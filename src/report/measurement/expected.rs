@@ -36,7 +36,10 @@ pub fn read(path: &Path, prompts: &[String]) -> Result<Vec<Option<Vec<u32>>>> {
             Ok(ids)
         }
         Ok(Whole::ById(mut ids)) => Ok(prompts.iter().map(|prompt| ids.remove(&prompt_id(prompt))).collect()),
-        Err(_) => trace(&text, prompts.len()).at(path),
+        Err(_) => trace(&text, prompts.len()).at(path).help(
+            "give a trace of `iec run --trace-ids`, a list with a list of ids per prompt, or an object \
+             {\"prompt_id\": [ids]}",
+        ),
     }
 }
 

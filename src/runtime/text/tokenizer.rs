@@ -16,6 +16,8 @@ use tokenizers::{
 
 /// File name of a tokenizer inside a model directory.
 pub const FILE_NAME: &str = "tokenizer.json";
+/// Advice for a tokenizer that fails on a text.
+const ORIGINAL: &str = "use the tokenizer.json of the original model";
 
 /// Largest size in bytes, after normalizers and pre-tokenizers, that is accepted for every text, however short the text
 /// is. The crate needs about 70 bytes of memory for each of these bytes.
@@ -126,7 +128,7 @@ impl Tokenizer {
             prepared += normalized.get().len() as f64 * self.bounds.pre_tokenizer_growth;
             if prepared > limit {
                 let found = format!("this tokenizer makes more than {limit} bytes of a text of {} bytes", text.len());
-                return Err(Error::corrupt(found).help("use the tokenizer.json of the original model"));
+                return Err(Error::corrupt(found).help(ORIGINAL));
             }
             rest = after;
         }
@@ -138,6 +140,7 @@ impl Tokenizer {
         fenced(|| Ok(self.inner.encode_fast(text, special)?.get_ids().to_vec()))
             .map_err(|why| Error::corrupt(format!("cannot encode a text: {why}")))
             .at(&self.path)
+            .help(ORIGINAL)
     }
 
     /// Returns the text of `ids`; unknown ids are skipped.
@@ -145,6 +148,7 @@ impl Tokenizer {
         fenced(|| self.inner.decode(ids, skip_special))
             .map_err(|why| Error::corrupt(format!("cannot decode {} tokens: {why}", ids.len())))
             .at(&self.path)
+            .help(ORIGINAL)
     }
 
     /// Returns true when both tokenizers have the same tokens with the same ids.

@@ -216,7 +216,10 @@ impl Weights {
     /// A tensor is missing, has the wrong shape or storage, overflows the type it is converted to, or has no place in
     /// the model (ignoring it would silently run a different model).
     pub fn bind(reader: &IebinReader, config: &ModelConfig, convert: Option<DType>, in_place: bool) -> Result<Weights> {
-        Binder::new(reader, config, convert, in_place).model(config).at(reader.dir.join(JSON_NAME))
+        Binder::new(reader, config, convert, in_place)
+            .model(config)
+            .at(reader.dir.join(JSON_NAME))
+            .help("the pack is damaged, or another program made it; make it again with `iec pack`")
     }
 
     /// Returns all matrices in the order of their use; a tied embedding appears twice.

@@ -229,5 +229,7 @@ fn tokenizer(reader: &IebinReader, config: &ModelConfig, options: &ExportOptions
         model: config,
         pre: options.pre.as_deref(),
     };
-    tokenizer_keys(&source).at(&path)
+    tokenizer_keys(&source)
+        .at(&path)
+        .help("llama.cpp has no such tokenizer, or the file is damaged; `iec pack --tokenizer FILE` takes another one")
 }

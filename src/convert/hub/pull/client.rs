@@ -93,8 +93,10 @@ impl Client {
         let mut response = self.send(self.agent.get(&url), &spec.to_string())?;
         let bytes = response.body_mut().with_config().limit(INFO_LIMIT).read_to_vec();
         let bytes = bytes.map_err(|e| Error::from(failure(e, &url)))?;
-        serde_json::from_slice(&bytes)
-            .map_err(|e| Error::corrupt(format!("{url}: found another response, expected a list of files: {e}")))
+        serde_json::from_slice(&bytes).map_err(|e| {
+            Error::corrupt(format!("{url}: found another response, expected a list of files: {e}"))
+                .help("check HF_ENDPOINT: the server must answer as huggingface.co does")
+        })
     }
 
     /// Requests the hash and size of a file.
@@ -123,7 +125,7 @@ impl Client {
                 }
             }
         }
-        Err(Error::corrupt(format!("found more than {MAX_REDIRECTS} redirects")).tensor(name))
+        Err(Error::corrupt(format!("found more than {MAX_REDIRECTS} redirects")).tensor(name).help("check HF_ENDPOINT"))
     }
 
     /// Requests the bytes of a file from position `from` on. Returns a reader and its start position, which is 0 when
