@@ -20,11 +20,11 @@ pub struct Request {
 /// Likelihood of a continuation.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Likelihood {
-    /// Natural logarithm of the probability of all its tokens.
+    /// Natural logarithm of the probability of all tokens of the continuation.
     pub logprob: f64,
     /// True if greedy decoding would generate the continuation.
     pub is_greedy: bool,
-    /// Number of its tokens.
+    /// Number of tokens of the continuation.
     pub tokens: usize,
     /// True if the context was too long and its beginning was dropped.
     pub truncated: bool,

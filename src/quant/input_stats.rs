@@ -65,8 +65,8 @@ pub struct TensorInputStats<'a> {
 }
 
 impl<'a> TensorInputStats<'a> {
-    /// Creates the statistics of a tensor of `shape` = (number of matrices, columns) from the windows of one half or
-    /// of both; returns `None` if the calibration has no statistics of its inputs.
+    /// Creates the statistics of a tensor of `shape` = (number of matrices, columns) from the windows of one
+    /// [`Half`], or of both if `half` is `None`; returns `None` if the calibration has no statistics of its inputs.
     ///
     /// # Errors
     /// The statistics have another shape, or lack data that the method needs.

@@ -206,6 +206,7 @@ fn attend(rig: &mut Rig<'_>, s: &Shape) -> Result<()> {
 struct Way {
     /// True if it computes on tensor cores, in the type of the cache.
     fast: bool,
+    /// True if it computes tiles of query rows, as in prefilling; false if it computes row by row, as in decoding.
     tiles: bool,
 }
 
@@ -216,7 +217,7 @@ fn rounded(s: &Shape, way: Way, q: f32) -> (f64, f64, f64) {
     match way {
         Way { fast: false, .. } => (f64::from(q), 0.0, 0.0),
         Way { tiles: true, .. } => (f64::from(round(s.kind, q)), step, smallest),
-        // The query is split into its rounding and the rounded remainder.
+        // The kernel multiplies the rounded query and, separately, the rounded remainder, and adds the two products.
         Way { tiles: false, .. } => {
             let hi = round(s.kind, q);
             (f64::from(hi) + f64::from(round(s.kind, q - hi)), step * step, smallest)

@@ -19,7 +19,7 @@ use crate::scheme::{Granularity, QuantSpec, Scheme};
 
 /// Number of measurements of which the median is reported.
 pub const SAMPLES: usize = 20;
-/// Number of measurements before them, which are not counted.
+/// Number of measurements that precede these [`SAMPLES`] and are discarded.
 const WARM_UP: usize = 3;
 /// Number of bytes that are read before the same ones are read again: several times the largest cache of a GPU.
 const BEYOND_CACHE: usize = 400 << 20;

@@ -133,7 +133,8 @@ impl Kernels {
     }
 }
 
-/// Cuts the rows of a run into tiles; returns no tile if `tile_rows` is 0.
+/// Cuts the rows `first` .. `first + tokens` of a batch into tiles of at most `tile_rows` rows; returns no tile if
+/// `tile_rows` is 0.
 pub fn tiles(first: usize, tokens: usize, tile_rows: usize) -> impl Iterator<Item = args::Tile> {
     let count = if tile_rows == 0 { 0 } else { tokens.div_ceil(tile_rows) };
     (0..count).map(move |i| {
