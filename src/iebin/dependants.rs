@@ -46,7 +46,8 @@ impl List {
             }
         };
         read().at(&path).help(
-            "delete this list, then run `iec dedup --restore` and `iec dedup --base` on the packs that need this one",
+            "if this list is damaged, delete it; then run, for each pack DIR that was deduplicated against this one, \
+             `iec dedup --restore --model-dir DIR` and `iec dedup --model-dir DIR --base BASE`",
         )
     }
 
@@ -128,7 +129,7 @@ pub struct Base {
     pub dir: String,
 }
 
-/// Fails if other packs are rebuilt from the pack in `dir`, which is about to be replaced or removed.
+/// Fails if other packs are rebuilt from the pack in `dir`; called before this pack is replaced or removed.
 ///
 /// # Errors
 /// There are such packs.
@@ -137,9 +138,10 @@ pub fn refuse_if_needed(dir: &Path) -> Result<()> {
     if names.is_empty() {
         return Ok(());
     }
-    let found = format!("the pack must stay as it is, because {} are rebuilt from it", names.join(", "));
+    let found = format!("the pack must stay as it is, because other packs are rebuilt from it: {}", names.join(", "));
     Err(Error::refused(found).at(dir).help(
-        "first make them independent: `iec dedup --restore --model-dir DIR`, then `iec dedup --model-dir DIR` without --base",
+        "first make each of them independent: `iec dedup --restore --model-dir DIR`, then `iec dedup --model-dir DIR` \
+         without --base",
     ))
 }
 

@@ -1,4 +1,4 @@
-//! Reads the descriptions that older writers gave of their 4-bit codes.
+//! Reads the descriptions of 4-bit codes that older programs wrote into packs and manifests.
 //!
 //! These packs and manifests describe an INT4 matrix by fields: `per` row, tensor or group; `pack: nibble_lohi` (even
 //! columns in the low nibble); a zero point of 0 (two's complement) or 8 (biased codes); and the type of the scales.

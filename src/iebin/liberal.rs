@@ -101,7 +101,7 @@ fn natural_bytes(dtype: &str, shape: &[u64], int4: bool) -> Option<u64> {
     }
 }
 
-/// Reads a text; returns `None` for an object or a number, which older writers put there and which is not needed.
+/// Reads an optional text. Older writers put objects or numbers into such fields; they are not needed and give `None`.
 pub(super) fn text<'de, D: Deserializer<'de>>(d: D) -> Result<Option<String>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]

@@ -76,7 +76,7 @@ pub struct Description {
     /// File name of the payloads, relative to the JSON.
     #[serde(default = "default_bin_name", alias = "bin")]
     pub weights_bin: String,
-    /// Name of the format, for people and `file`-like tools.
+    /// Name of the format ([`FORMAT`]), for people and for programs that recognize file types; readers ignore it.
     #[serde(default)]
     pub format: String,
     /// Length of the payload file.
@@ -176,7 +176,7 @@ pub struct EntryJson {
     pub older: Option<serde_json::Map<String, serde_json::Value>>,
 }
 
-/// Everything needed to dequantize a tensor without the manifest.
+/// Parameters that suffice to dequantize a tensor; no manifest is needed.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct QuantJson {
     /// Scheme, group size, symmetry, scale type.
@@ -279,7 +279,7 @@ pub fn matrices(shape: &[usize]) -> Result<(usize, usize, usize)> {
     match shape {
         [lead @ .., rows, cols] => match lead.iter().try_fold(1usize, |n, d| n.checked_mul(*d)) {
             Some(count) => Ok((count, *rows, *cols)),
-            None => Err(Error::corrupt(format!("found shape {shape:?}, which overflows"))),
+            None => Err(Error::corrupt(format!("found shape {shape:?}, whose number of matrices overflows"))),
         },
         _ => Err(Error::corrupt(format!("found shape {shape:?}, expected a matrix"))),
     }
@@ -287,7 +287,7 @@ pub fn matrices(shape: &[usize]) -> Result<(usize, usize, usize)> {
 
 /// Returns the bytes that a tensor of this shape takes in this store, computed with checked arithmetic.
 pub fn stored_bytes(store: Store, shape: &[usize]) -> Result<usize> {
-    let overflow = || Error::corrupt(format!("found shape {shape:?}, which overflows"));
+    let overflow = || Error::corrupt(format!("found shape {shape:?}, whose size in bytes overflows"));
     let elements = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).ok_or_else(overflow)?;
     match store {
         Store::Plain(dtype) => elements.checked_mul(dtype.size()).ok_or_else(overflow),

@@ -64,8 +64,8 @@ impl IebinReader {
         };
         let bin = MappedFile::open(&bin_path).map_err(|e| match files::exists(&dir.join(DEDUP_JSON_NAME)) {
             Ok(true) => e.help(
-                "the pack is deduplicated; `run`, `bench`, `eval`, `verify`, `inspect`, `unpack` and `export-gguf` read \
-                 it, for other commands restore the binary with `iec dedup --restore --model-dir DIR`",
+                "the binary was removed when the pack was deduplicated, and this command needs it: restore it with \
+                 `iec dedup --restore --model-dir DIR`",
             ),
             _ => e,
         })?;
@@ -75,7 +75,7 @@ impl IebinReader {
             let found = format!("found {} bytes, expected {expected} from the description", bin.bytes().len());
             return Err(Error::corrupt(found)
                 .at(&bin_path)
-                .help("the file is truncated or of another pack; pack again"));
+                .help("the file is truncated or belongs to another pack; copy it again, or make the pack again"));
         }
         let length = bin.bytes().len();
         Self::checked(description, json, length, Payloads::Binary(bin))
@@ -130,8 +130,8 @@ impl IebinReader {
             return Ok(());
         }
         Err(Error::corrupt(format!("found the SHA-256 {found}, expected {expected} from {JSON_NAME}")).at(&path).help(
-            "restore the file or make the pack again; to keep a deliberate change, delete from model.ie.json the \
-                 file's entry in `files` and the last field, `sha256`, with the comma before it",
+            "restore the file or make the pack again; to keep a deliberate change, delete two things from \
+             model.ie.json: the file's entry in `files`, and the last field, `sha256`, with the comma before it",
         ))
     }
 
@@ -177,7 +177,7 @@ impl IebinReader {
         self.by_name.get(name).copied()
     }
 
-    /// Returns the index of an entry; fails when the pack has no tensor of its name.
+    /// Returns the index of `entry` in [`IebinReader::entries`]; fails when the pack has no tensor of its name.
     fn place(&self, entry: &Entry) -> Result<usize> {
         let place = self.position(&entry.name);
         place.ok_or_else(|| Error::corrupt("this tensor is not in the pack").tensor(&entry.name))
@@ -254,7 +254,8 @@ impl IebinReader {
 }
 
 /// Help text of errors about impossible content of a description.
-const DAMAGED: &str = "the pack is damaged, or another program made it; make it again with `iec pack`";
+const DAMAGED: &str = "the pack is damaged, or another program made it; make it again with `iec pack` or \
+                       `iec import-gguf`";
 /// Help text of errors about a missing pack.
 pub const NAME_A_PACK: &str = "name a pack with --model-dir, or make one: `iec pack --hf-dir HF --out-dir DIR`";
 
@@ -315,7 +316,11 @@ pub fn parse_description(text: &[u8]) -> Result<Description> {
 /// Returns `name` if it is a plain file name, which cannot lead out of its directory; fails otherwise.
 pub(crate) fn plain_file_name(name: &str) -> Result<&str> {
     let plain = !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\\', '\0']);
-    if plain { Ok(name) } else { Err(Error::corrupt(format!("found `{name}`, expected a plain file name"))) }
+    if plain {
+        Ok(name)
+    } else {
+        Err(Error::corrupt(format!("found `{name}`, expected a plain file name without directories")))
+    }
 }
 
 /// Checks every number of a tensor list against the length of the binary. Packs of `older` writers may have payloads at

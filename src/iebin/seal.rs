@@ -9,7 +9,7 @@ pub fn sealed(body: &str) -> String {
     format!("{body}{SEAL}{}\"\n}}\n", hex(Sha256::new_with_prefix(body)))
 }
 
-/// Returns the text that was passed to [`sealed`]; `None` when the hash does not match.
+/// Returns the part of `text` that was passed to [`sealed`]; `None` when `text` has no hash or another one.
 pub fn unsealed(text: &str) -> Option<&str> {
     let (body, _) = text.rsplit_once(SEAL)?;
     (sealed(body) == text).then_some(body)

@@ -75,7 +75,7 @@ fn check_payloads(reader: &IebinReader, bar: &ProgressBar) -> Result<()> {
     match failures.into_iter().next() {
         None => reader.check_files().map(drop),
         Some(first) => Err(first.at(reader.path(&reader.description.weights_bin)).help(format!(
-            "{count} of {} tensors failed; make the pack again with `iec pack`",
+            "{count} of {} tensors differ from their recorded hashes, have none or cannot be read; make the pack again",
             reader.entries().len()
         ))),
     }
@@ -109,7 +109,7 @@ fn failures(reader: &IebinReader, bar: &ProgressBar) -> Result<Vec<Error>> {
     let entries = reader.entries().par_iter();
     let failures =
         entries.filter_map(|entry| check_payload(reader, entry, bar).err().map(|e| e.tensor(&entry.name))).collect();
-    // After an interrupt, most of them are tensors that were not read.
+    // After an interrupt, most failures are of tensors that were not read, so the interrupt is returned instead.
     interrupt::check().map(|()| failures)
 }
 

@@ -35,8 +35,8 @@ const MEMBERS: [&str; 1 + COMPANIONS.len()] = {
     names
 };
 
-/// Returns the names of files that do not belong to the pack with this description: companions that it does not list,
-/// a store and a signature, which can only be of the old pack.
+/// Returns the names of files that cannot belong to the new pack with this description: companions that it does not
+/// list, and a store and a signature, which are written after a pack and therefore belong to the old one.
 fn obsolete(description: &[u8]) -> Vec<&'static str> {
     let listed = parse_description(description).ok().and_then(|description| description.files);
     let companions =

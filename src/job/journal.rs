@@ -154,7 +154,7 @@ impl Journal {
             let closing = Closing(self);
             let done = work();
             drop(closing);
-            let kept = keeper.join().expect("the journal's keeper does not panic").at(&self.path);
+            let kept = keeper.join().expect("the thread that syncs the journal does not panic").at(&self.path);
             kept.and(done)
         })
     }

@@ -50,7 +50,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Name of the record that is written before files get their final names.
 const COMMIT: &str = "commit";
-/// Largest number of parts that an error message lists by number.
+/// Largest number of parts that an error message lists; it only counts the others.
 const NAMED: usize = 8;
 const COMMAND_NAME: &str = "command.json";
 
@@ -73,7 +73,7 @@ pub struct Job {
 pub struct Found<'a, T> {
     /// The recorded result.
     pub result: T,
-    /// The part that finished the task; `None` for an earlier run of this job.
+    /// The part that finished the task; `None` when an earlier run of the whole job, or of this part, finished it.
     pub part: Option<Part>,
     stem: &'a str,
 }
@@ -145,7 +145,7 @@ impl Job {
         if let Share::Part(_) = order.run.share {
             if order.command.options.is_null() {
                 return Err(Error::usage(
-                    "--part with a path that is not UTF-8, which the record of a part cannot hold",
+                    "--part: found a path that is not UTF-8 among the options, which command.json cannot record",
                 )
                 .at(self.out.path())
                 .help("rename the file or directory, or leave out --part"));
@@ -158,7 +158,7 @@ impl Job {
         }
         let files =
             files.iter().zip(ranges).map(|(file, ranges)| self.data_file(file, ranges)).collect::<Result<_>>()?;
-        // A power failure must not leave a journal without the files that it speaks of.
+        // A power failure must not leave a journal without the data files whose tasks it lists.
         output::sync_dir(&self.dir)?;
         output::sync_dir(self.out.path())?;
         Ok(files)
@@ -173,8 +173,8 @@ impl Job {
         }
     }
 
-    /// Returns true if a run of this job was killed while its files got their final names: files with these names
-    /// belong to this job.
+    /// Returns true if a run of this job was killed while its files got their final names. Files that have these names
+    /// were then written by this job and may be replaced.
     pub fn was_torn(&self) -> bool {
         self.torn
     }
@@ -275,7 +275,9 @@ impl Job {
         let most_used =
             counts.max_by_key(|count| (self.parts.iter().filter(|p| p.part.count == *count).count(), *count));
         let Some(count) = most_used else {
-            return Error::corrupt("found no finished part").at(&self.dir).help("run the parts, then merge");
+            return Error::corrupt("found no finished part")
+                .at(&self.dir)
+                .help("run the parts (--part 1/N to N/N), then merge");
         };
         let mut unfinished = BTreeMap::<usize, (usize, String)>::new();
         for (task, number) in dealt(count) {
@@ -297,7 +299,7 @@ impl Job {
 
     /// Builds the error for a part whose data do not match the hash in its journal.
     pub fn damaged(part: Part) -> Error {
-        Error::corrupt(format!("part {part} holds other bytes than its journal says"))
+        Error::corrupt(format!("the data of part {part} differ from the hashes in its journal"))
             .help(format!("run part {part} again with --fresh, then merge"))
     }
 
@@ -364,7 +366,8 @@ fn dir_of(out_dir: &Path, fingerprint: &str) -> PathBuf {
 }
 
 fn changed_since(parts: &Path, order: &Order<'_>) -> Error {
-    let found = format!("its parts were made from other input files, or by another version than {}", order.command.iec);
+    let found =
+        format!("found parts that were made from other input files, or by another version than {}", order.command.iec);
     Error::corrupt(found).at(parts).help("run all parts again, then merge")
 }
 
@@ -373,8 +376,8 @@ fn is_passing(e: &Error) -> bool {
     matches!(e.cause(), Cause::Interrupted { .. } | Cause::Io(_) | Cause::OutOfMemory(_))
 }
 
-/// Discards earlier work for `--fresh`: a part removes its own files. The whole job removes all partial work that no
-/// process is using; when other outputs share the directory, only its own.
+/// Discards earlier work for `--fresh`. A part removes only its own files. The whole job removes all partial work in
+/// the directory that no process is using, or only its own if the directory also has other outputs.
 fn forget(out_dir: &Path, dir: &Path, stem: &str, output: Output) {
     if stem.is_empty() && output == Output::Alone {
         partial::remove_idle(out_dir, output);
@@ -389,8 +392,8 @@ pub fn note_others(out_dir: &Path, fingerprint: &str) {
         progress::detail(0, || {
             let other = other.display();
             format!(
-                "note: {other} is an interrupted conversion of other files or options; starting anew. It is \
-                     removed when this one is complete, or at once with --fresh"
+                "note: {other} holds an interrupted conversion of other files or with other options; it is not \
+                 continued, and is removed when this one is complete, or at once with --fresh"
             )
         });
     }

@@ -12,15 +12,15 @@ pub struct Order<'a> {
     pub fingerprint: &'a str,
     /// Command that is recorded for parts; `iec merge` reads it from [`super::Partial::command`].
     pub command: &'a Command,
-    /// Name of the lead file of an output that [`crate::output::swap`] replaces.
+    /// Name of the file that readers open first, for outputs that [`crate::output::swap`] replaces.
     pub lead: Option<&'a str>,
-    /// Ownership of the output directory.
+    /// Other content that the output directory may have.
     pub output: Output,
     /// Options of this run.
     pub run: &'a RunOptions,
 }
 
-/// Other content that the output directory may have.
+/// Content of the output directory other than this output, which decides what may be removed from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Output {
     /// The directory is for this output only: interrupted conversions in it were meant to produce the same output, and
@@ -30,7 +30,7 @@ pub enum Output {
     AmongOthers,
 }
 
-/// Options of the user for any job, which do not change the result.
+/// Options of the user that every job has; they do not change the result.
 #[derive(Debug, Clone, Default)]
 pub struct RunOptions {
     /// Share of the job that this run does.

@@ -1,6 +1,5 @@
-//! Parts of a job that run on different machines: `2/8` is the second of eight parts. Tasks are distributed by weight.
-//!
-//! Every part computes the same distribution from the same tasks, so parts need no communication.
+//! Parts of a job that run on different machines: `2/8` is the second of eight parts. Tasks are distributed to parts by
+//! their cost. Every part computes the same distribution from the same tasks, so parts need no communication.
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -15,9 +14,9 @@ const MOST: usize = 100_000;
 /// One part of a job; numbers start at 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Part {
-    /// 1 to `count`.
+    /// Number of this part, 1 to `count`.
     pub number: usize,
-    /// Parts in all.
+    /// Number of all parts.
     pub count: usize,
 }
 
@@ -47,8 +46,7 @@ impl Part {
             let Some(text) = variable(name).filter(|text| !text.is_empty()) else { return Ok(None) };
             text.parse().map(Some).map_err(|_| Error::usage(format!("{name}: found `{text}`, expected a number")))
         };
-        let no_count =
-            |name: &str| Error::usage(format!("--parts auto: {name} has no number of parts")).help("give --parts N");
+        let no_count = |name: &str| Error::usage(format!("--parts auto: {name} is not set")).help("give --parts N");
         match (number("SLURM_ARRAY_TASK_ID")?, number("JOB_COMPLETION_INDEX")?) {
             (Some(id), None) => {
                 let (first, tasks) = (number("SLURM_ARRAY_TASK_MIN")?, number("SLURM_ARRAY_TASK_COUNT")?);
@@ -66,7 +64,7 @@ impl Part {
                 in_array(index.saturating_add(1), count, || format!("JOB_COMPLETION_INDEX={index}"))
             }
             (None, None) => Err(Error::usage("--parts: neither SLURM_ARRAY_TASK_ID nor JOB_COMPLETION_INDEX is set")
-                .help("outside a job array say which part it is: --part 1/4")),
+                .help("outside a job array, give the part itself, such as --part 1/4")),
             (Some(_), Some(_)) => {
                 Err(Error::usage("both SLURM_ARRAY_TASK_ID and JOB_COMPLETION_INDEX are set").help("give --part K/N"))
             }
@@ -99,8 +97,8 @@ impl fmt::Display for Part {
     }
 }
 
-/// Distributes tasks over `count` parts: the heaviest task first, each to the part with the smallest total weight so
-/// far. Returns the number of the part of each task.
+/// Distributes tasks over `count` parts: the task of the highest cost first, each to the part with the smallest total
+/// cost so far. `weights` holds the cost of each task. Returns the number of the part of each task.
 pub fn deal(weights: &[u64], count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..weights.len()).collect();
     order.sort_by_key(|task| (Reverse(weights[*task]), *task));
@@ -177,7 +175,7 @@ mod tests {
             (Some(4), &slurm("5", "1", "8"), "SLURM_ARRAY_TASK_ID=5 is outside the 4 parts"),
             (Some(4), &slurm("0", "0", "1"), "SLURM_ARRAY_TASK_ID=0 is outside the 4 parts"),
             (Some(2), &[("JOB_COMPLETION_INDEX", "2")], "JOB_COMPLETION_INDEX=2 is outside the 2 parts"),
-            (None, &[("JOB_COMPLETION_INDEX", "2")], "no number of parts"),
+            (None, &[("JOB_COMPLETION_INDEX", "2")], "JOB_COMPLETIONS is not set"),
         ];
         for (count, variables, expected) in refused {
             let found = part(*count, variables).unwrap_err();

@@ -77,8 +77,8 @@ pub(super) fn others(out_dir: &Path, own: &Path) -> Vec<PathBuf> {
     directories(out_dir).unwrap_or_default().into_iter().filter(|path| path != own).collect()
 }
 
-/// Removes the directories of partial work that no process is using: with [`Output::Alone`] all of them, else those
-/// whose output was complete before it was replaced.
+/// Removes the directories of partial work that no process is using: with [`Output::Alone`] all of them, otherwise only
+/// those whose journals record that the output was complete ([`COMMIT`]).
 pub(super) fn remove_idle(out_dir: &Path, output: Output) {
     for dir in directories(out_dir).unwrap_or_default() {
         let busy = names(&dir).iter().any(|name| name.ends_with(JOURNAL) && journal::in_use(&dir.join(name)));
@@ -98,8 +98,8 @@ fn is_swapped(dir: &Path) -> bool {
     entries.into_iter().any(|entry| swap::staged(&entry.path()).is_some_and(|staged| staged == *dir))
 }
 
-/// Removes the files of one run from `dir`, and `dir` itself when no files of other runs are left. Files that an output
-/// consists of are kept.
+/// Removes the files of one run from `dir`, and `dir` itself when no files of other runs are left. `stem` is the prefix
+/// of the files of a part, or empty for the whole job. Nothing is removed while an output consists of files in `dir`.
 pub(super) fn remove_run(dir: &Path, stem: &str) {
     if is_swapped(dir) {
         return;

@@ -60,10 +60,10 @@ impl Manifest {
         Self::load_with(path, &QuantFields::default())
     }
 
-    /// Reads and validates a manifest; parameters that its defaults leave open are taken from `fields`.
+    /// Reads and validates a manifest; `fields` supplies the parameters that its `defaults` do not set.
     ///
     /// # Errors
-    /// The same as those of [`Manifest::load`], and the parameters may contradict those of a rule.
+    /// The errors of [`Manifest::load`]; or `fields` contradict the parameters of a rule.
     pub fn load_with(path: &Path, fields: &QuantFields) -> Result<Manifest> {
         let manifest = Self::parse(&files::read_limited(path, LIMIT)?, path.parent().unwrap_or(Path::new("")));
         let mut manifest = manifest.at(path).help(CORRECT)?;
@@ -100,7 +100,10 @@ fn current(value: &Value) -> Result<Document> {
     match value.get("version").and_then(Value::as_u64) {
         Some(v) if v == u64::from(VERSION) => {}
         Some(v) => {
-            return Err(Error::unsupported(format!("found version {v}, expected {VERSION}")).tensor("version"));
+            return Err(Error::unsupported(format!(
+                "found version {v}, expected {VERSION}; use the version of iec that wrote it"
+            ))
+            .tensor("version"));
         }
         None => {
             return Err(Error::corrupt(format!("found no version number, expected {VERSION} as in every manifest"))
@@ -117,7 +120,8 @@ fn current(value: &Value) -> Result<Document> {
     Ok(document)
 }
 
-/// Refuses entries with an incomplete set of parameters or ranges, which serde's `flatten` reads as absent.
+/// Refuses entries with an incomplete set of parameters or ranges: serde's `flatten` would read them as if all were
+/// absent.
 fn refuse_half_given(entry: &TensorEntry, value: &Value) -> Result<()> {
     let given = |fields: &[String]| fields.iter().any(|field| value.get(field).is_some());
     if given(&FIELDS.parameters) && entry.quant.is_none() {
@@ -171,7 +175,10 @@ fn refuse_unknown_fields(value: &Value) -> Result<()> {
     }
     for (name, value) in value.get("tensors").and_then(Value::as_object).into_iter().flatten() {
         if value.get(BITS).is_some() {
-            return Err(Error::corrupt(format!("unknown field `{BITS}`; an entry names its scheme")).tensor(name));
+            return Err(Error::corrupt(format!(
+                "unknown field `{BITS}`, expected `scheme`; only rules may have `{BITS}`"
+            ))
+            .tensor(name));
         }
         known(value, name, &[entry, parameters, packed])?;
     }

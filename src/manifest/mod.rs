@@ -101,7 +101,8 @@ impl Manifest {
         Ok(self.rules.decide(name).map(|quant| Decision { quant, metrics: None, packed: None }))
     }
 
-    /// Refuses a manifest with entries for tensors that the model does not have.
+    /// Refuses a manifest with entries for tensors that the model does not have; `is_known` returns true for the names
+    /// of the model's tensors.
     ///
     /// # Errors
     /// There is such an entry.

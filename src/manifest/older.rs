@@ -107,8 +107,7 @@ fn expanded(entries: Vec<(&str, &Object)>, dir: &Path) -> Result<Document> {
     for (file, end) in ends {
         let (path, len) = (dir.join(&file), length_beside(dir, &file)?);
         if len != end {
-            let found =
-                format!("found {len} bytes, expected {end}, the sum of the manifest's entries, which have no offsets");
+            let found = format!("found {len} bytes, expected {end}, the sum of the manifest's entries without offsets");
             return Err(Error::corrupt(found).at(&path));
         }
     }
@@ -172,7 +171,7 @@ fn place(
 ) -> Result<(String, u64)> {
     let text = names.iter().find_map(|name| entry.get(*name)).and_then(Value::as_str);
     let Some(file) = text.and_then(|text| Path::new(text).file_name()).and_then(|name| name.to_str()) else {
-        return Err(Error::corrupt(format!("expected the name of a file in {}", names[0])));
+        return Err(Error::corrupt(format!("{}: expected a file name", names[0])));
     };
     let number = |field: &str| match entry.get(field) {
         None => Ok(None),
@@ -189,7 +188,7 @@ fn place(
     }
     let end = ends.entry(file.to_string()).or_insert(0);
     let start = *end;
-    *end = start.checked_add(expected).ok_or_else(|| Error::corrupt("found sizes that overflow"))?;
+    *end = start.checked_add(expected).ok_or_else(|| Error::corrupt("found sizes whose sum overflows"))?;
     Ok((file.to_string(), start))
 }
 
@@ -273,7 +272,8 @@ fn fields(rule: &Object) -> Result<Option<QuantFields>> {
 fn known(object: &Object, lists: &[&[&str]]) -> Result<()> {
     match object.keys().find(|key| !lists.iter().any(|list| list.contains(&key.as_str()))) {
         Some(key) => Err(Error::corrupt(format!("unknown field `{key}`")).help(
-            "remove it if it does not change what the bytes mean; docs/FORMAT.md lists what older manifests may hold",
+            "remove the field if it affects neither the choice nor the encoding of tensors; docs/FORMAT.md lists the \
+             supported fields of older manifests",
         )),
         None => Ok(()),
     }

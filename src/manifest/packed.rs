@@ -14,20 +14,21 @@ use std::path::{Path, PathBuf};
 pub struct PackedJson {
     /// File of the canonical codes, relative to the manifest.
     pub packed_bin: String,
-    /// Start of the codes.
+    /// Start of the codes in their file, in bytes.
     pub q4_offset: u64,
-    /// Length of the codes: `[matrix][row]`.
+    /// Length of the codes in bytes; they are in the order `[matrix][row]`.
     pub q4_nbytes: u64,
     /// File of the scales, relative to the manifest.
     pub scale_bin: String,
-    /// Start of the scales.
+    /// Start of the scales in their file, in bytes.
     pub scale_offset: u64,
-    /// Length of the scales: `[matrix][row][group]`, one per matrix for a tensor-wide scale.
+    /// Length of the scales in bytes; they are in the order `[matrix][row][group]`, or `[matrix]` if the group size is
+    /// `tensor`.
     pub scale_nbytes: u64,
-    /// Start of the zero points; affine only.
+    /// Start of the zero points in the file of the scales, in bytes; absent for symmetric schemes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zero_offset: Option<u64>,
-    /// Length of the zero points, in the order of the scales.
+    /// Length of the zero points in bytes; they are in the order of the scales.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zero_nbytes: Option<u64>,
     /// Number that was added to symmetric int4 codes: 0 (two's complement, the canonical form) or 8 (older tools).
@@ -54,7 +55,7 @@ fn beside(dir: &Path, name: &str) -> PathBuf {
 /// The name is not a plain file name, or the directory has no such file.
 pub(crate) fn length_beside(dir: &Path, name: &str) -> Result<u64> {
     let path = beside(dir, plain_file_name(name)?);
-    let advice = "files of codes and scales lie beside the file that names them; put it there (a hard link will do)";
+    let advice = "put the file, or a hard link to it, into the directory of the JSON file that names it";
     let target = path.canonicalize().at(&path).help(advice)?;
     let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
     if !target.starts_with(dir.canonicalize().at(dir)?) {
@@ -115,13 +116,13 @@ impl PackedJson {
         for (field, file, offset, nbytes, per_matrix) in fields {
             let expected = (per_matrix as u64).checked_mul(count as u64);
             if expected != Some(nbytes) {
-                let expected = expected.map_or("more than fits".into(), |n| n.to_string());
+                let expected = expected.map_or("a number above 2^64 - 1".into(), |n| n.to_string());
                 return Err(Error::corrupt(format!("{field}: found {nbytes}, expected {expected}")));
             }
             let len = length_beside(dir, file)?;
             if offset.checked_add(nbytes).is_none_or(|end| end > len) {
                 return Err(Error::corrupt(format!(
-                    "{nbytes} bytes at {offset} reach past the end of {file} ({len} bytes)"
+                    "found {nbytes} bytes at offset {offset}, which reach past the end of {file} ({len} bytes)"
                 )));
             }
         }

@@ -17,7 +17,7 @@ pub struct Plan {
     pub bytes: u64,
     /// Measure of the costs.
     pub yardstick: Yardstick,
-    /// Tokens that divergences were measured on; absent for other yardsticks.
+    /// Text on which the divergences were measured; absent for other yardsticks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<PlanText>,
     /// Sum of the costs of the tensors with more than one possible scheme.
@@ -25,8 +25,8 @@ pub struct Plan {
     /// Measured divergence of the whole pack on the same tokens, with quantized weights only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<f64>,
-    /// Cost of the model when every tensor has the scheme that its own divergence was measured with; absent for other
-    /// yardsticks.
+    /// Size and expected divergence when every tensor has the scheme with which it was measured alone (q4_0 where
+    /// possible), for comparison; absent for other yardsticks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uniform: Option<Uniform>,
     /// Tensors with more than one possible scheme, by canonical name.
@@ -69,7 +69,7 @@ pub struct PlanText {
     pub windows: usize,
 }
 
-/// The model with every tensor in the scheme that its own divergence was measured with.
+/// The model with every tensor in the scheme with which it was measured alone (q4_0 where possible).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Uniform {

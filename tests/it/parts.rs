@@ -103,7 +103,7 @@ fn parts_that_are_missing_cut_short_or_damaged_are_named() {
         let at = bytes.iter().rposition(|b| *b != 0).unwrap();
         bytes[at] ^= 1;
         std::fs::write(&data, &bytes).unwrap();
-        refused(&["part 3/3 holds other bytes than its journal says", "run part 3/3 again with --fresh"]);
+        refused(&["the data of part 3/3 differ from the hashes in its journal", "run part 3/3 again with --fresh"]);
         run(&[command, "--part", "3/3", "--fresh"], &checkpoint, &out);
 
         assert_eq!(merge(&out).0, 0);
