@@ -230,10 +230,12 @@ impl fmt::Display for Error {
 const LONGEST_PATH: usize = 4096;
 /// Longest printed tensor name in bytes; names of real tensors stay below 100 characters.
 const LONGEST_NAME: usize = 160;
+/// Longest printed message in bytes, without path and tensor name.
 const LONGEST_MESSAGE: usize = 800;
 
 /// Escapes and shortens text to one line of bounded length: names and values in messages come from untrusted input,
-/// which may contain line breaks, terminal sequences, reversed text or a megabyte of text.
+/// which may contain line breaks, terminal sequences, characters that reverse the direction of text, or a megabyte of
+/// text.
 fn printable(text: &str, longest: usize) -> String {
     let mut out = String::with_capacity(text.len().min(longest));
     for c in text.chars() {
@@ -264,7 +266,8 @@ impl std::error::Error for Error {
 
 impl From<std::io::Error> for Error {
     fn from(e: std::io::Error) -> Self {
-        // Streams pass an interrupt through functions of the standard library.
+        // `files::Stream` wraps an interrupt in an `io::Error`, because functions of the standard library pass on no
+        // other errors.
         let e = match e.downcast::<Error>() {
             Ok(error) => return error,
             Err(e) => e,

@@ -204,7 +204,8 @@ impl Bytes {
         }
     }
 
-    /// Locks these bytes in memory so that they are not paged out.
+    /// Locks these bytes in memory so that they are not paged out. For a range of a mapped file, the whole file is
+    /// locked. Has no effect on bytes on the heap ([`Bytes::copied`], [`Bytes::reuse`] and small buffers).
     ///
     /// # Errors
     /// The same as those of [`MappedFile::lock`].

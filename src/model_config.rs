@@ -344,8 +344,10 @@ impl Rope {
         if ok {
             return Ok(());
         }
-        let found =
-            format!("found {:.300}, which is out of range for heads of {head_dim}", format!("{:?}", self.scaling));
+        let found = format!(
+            "found {:.300}, which is out of range for heads of {head_dim} values",
+            format!("{:?}", self.scaling)
+        );
         Err(Error::corrupt(found).tensor(format!("{name}.scaling")))
     }
 }
@@ -358,7 +360,7 @@ impl Mlp {
             Mlp::Moe { experts, top_k, intermediate, activation, .. } => {
                 if experts == 0 || experts > 65_536 || top_k == 0 || top_k > experts {
                     return Err(Error::corrupt(format!(
-                        "found {top_k} of {experts} experts per token, expected at least 1 of at most 65536 experts"
+                        "found {top_k} of {experts} experts per token, expected 1 to all of at most 65536 experts"
                     ))
                     .tensor(format!("{name}.top_k")));
                 }

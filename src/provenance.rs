@@ -6,13 +6,13 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Origin of an artifact.
+/// Files that an artifact was made from.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Source {
-    /// Repository id, if known.
+    /// Id of the repository on the Hugging Face Hub (`ORG/NAME`), if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repo: Option<String>,
-    /// Shards that were read.
+    /// Weight files that were read.
     #[serde(default)]
     pub files: Vec<SourceFile>,
 }

@@ -16,7 +16,8 @@ pub enum Method {
     Search,
     /// The same search, with each squared error weighted by the mean square of its input channel.
     Imatrix,
-    /// Scales of `imatrix`, then codes chosen by GPTQ, which compensate for the errors of other codes.
+    /// Scales of `imatrix`, then codes chosen by GPTQ, one column after the other: each column compensates for the
+    /// errors of the columns before it.
     Gptq,
     /// Recovers the exact codes and scales of weights that were quantized before; an error for other weights.
     #[serde(alias = "lattice")]
@@ -90,12 +91,15 @@ impl TensorQuant {
         }
         if self.method.needs_inputs() && self.spec.granularity == Granularity::Tensor {
             let found = format!("method {} does not support one scale per tensor", self.method.name());
-            return Err(Error::usage(found).help("choose --group-size row or smaller"));
+            return Err(Error::usage(found).help("choose a group size of `row` or of 32 to 256 weights"));
         }
         if self.method == Method::Exact && !self.may_be_exact() {
-            let found = format!("method exact does not support scheme {} or a clamp", self.spec.scheme.name());
-            return Err(Error::usage(found)
-                .help("method exact recovers codes of q4_0, nl4 and symmetric int4 with fp16 scales"));
+            let found =
+                format!("method exact does not support scheme {} with these parameters", self.spec.scheme.name());
+            return Err(Error::usage(found).help(
+                "method exact recovers codes of q4_0, nl4 and symmetric int4 with fp16 scales per row or group, \
+                 without clamp and percentile",
+            ));
         }
         let Some(p) = self.percentile else { return Ok(()) };
         if !(p > 50.0 && p <= 100.0) {
@@ -103,7 +107,7 @@ impl TensorQuant {
         }
         if searches {
             return Err(Error::usage(format!("a percentile cannot be used with method {}", self.method.name()))
-                .help("this method searches the best scale; use method rtn with a percentile"));
+                .help("this method searches the best scale itself; leave out the percentile, or choose method rtn"));
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use std::cell::Cell;
 use std::fmt;
 
-/// Number of nodes that any text may have; further nodes need [`BYTES_PER_NODE`] bytes of text each on average.
+/// Number of nodes that any text may have. Further nodes are allowed at one per [`BYTES_PER_NODE`] bytes of text.
 const FREE_NODES: usize = 4096;
 const BYTES_PER_NODE: usize = 12;
 

@@ -115,7 +115,10 @@ pub fn find(path: &Path) -> Result<Option<Metadata>> {
         Err(e) if e.kind() != ErrorKind::NotFound => Err(e).at(path),
         Err(_) => match std::fs::read_link(path) {
             Ok(target) => {
-                let message = format!("found a link to {}, which does not exist", target.display());
+                let message = format!(
+                    "found a link to {}, which does not exist; restore that file or change the link",
+                    target.display()
+                );
                 Err(std::io::Error::new(ErrorKind::InvalidInput, message)).at(path)
             }
             Err(_) => Ok(None),
@@ -160,7 +163,7 @@ pub fn first(paths: impl IntoIterator<Item = PathBuf>) -> Result<Option<PathBuf>
     Ok(None)
 }
 
-/// Returns a description of a directory entry that is not a regular file.
+/// Names the kind of a directory entry that is not a regular file, with an article, for messages.
 pub fn special(found: &Metadata) -> &'static str {
     let kind = found.file_type();
     match () {

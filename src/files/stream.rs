@@ -17,7 +17,7 @@ const INTERVAL: Duration = Duration::from_millis(50);
 /// Most bytes written at once: a pipe that `poll` reports as writable takes this many without blocking.
 const PIECE: usize = 4096;
 
-/// Largest text that measurements read, in bytes.
+/// Largest size in bytes of the text files that `eval`, `verify`, `bench --expected-tokens` and similar options read.
 pub const TEXT_LIMIT: u64 = 4 << 30;
 
 /// Open pipe, terminal, device or file that is read or written in order. Waiting for its other end fails with an
@@ -58,7 +58,8 @@ impl Stream {
 }
 
 impl<F: AsFd> Stream<F> {
-    /// Wraps what is already open, such as stdin. Its own buffer is not used.
+    /// Wraps a file or descriptor that is already open, such as stdin. Reads and writes go to the descriptor directly:
+    /// bytes that `opened` itself has buffered are not seen.
     pub fn of(opened: F) -> Stream<F> {
         Stream(opened)
     }
@@ -71,7 +72,9 @@ impl<F: AsFd> Stream<F> {
         let mut bytes = Vec::new();
         self.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
         if bytes.len() as u64 > most {
-            return Err(Error::corrupt(format!("found more than {most} bytes of text")));
+            return Err(Error::corrupt(format!(
+                "found more than {most} bytes of text, which is the limit; use a part of it"
+            )));
         }
         utf8(bytes)
     }
@@ -82,7 +85,7 @@ impl<F: AsFd> Stream<F> {
         loop {
             match poll(&mut [PollFd::new(&self.0, flags)], Some(&timeout)) {
                 Ok(0) | Err(Errno::INTR) => interrupt::check().map_err(io::Error::other)?,
-                // Some systems cannot wait for some devices; reading or writing then blocks.
+                // On some systems, `poll` does not support some devices; reading or writing then blocks.
                 Ok(_) | Err(_) => return Ok(()),
             }
         }

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use tempfile::{NamedTempFile, TempPath};
 
 /// File that exists under its final name only after [`AtomicFile::commit`]. If it is dropped earlier, it is removed,
-/// unless it was created to be resumed. A device, a pipe or stdout is written directly ([`super::Target`] creates
-/// these).
+/// unless it was created with [`AtomicFile::resumable`]. A device, a pipe or stdout is written directly
+/// ([`super::Target::create`]).
 #[derive(Debug)]
 pub struct AtomicFile {
     content: Content,
@@ -27,7 +27,7 @@ pub struct AtomicFile {
 enum Content {
     /// Temporary file, which is renamed at the commit.
     Renamed(NamedTempFile),
-    /// Final destination, which cannot be renamed.
+    /// Device, pipe or stdout, which is written directly.
     Written(Stream),
 }
 
@@ -67,7 +67,8 @@ impl AtomicFile {
         Ok(AtomicFile::new(Content::Renamed(temporary), path))
     }
 
-    /// Wraps `file`, which is open at `temporary`. If it is dropped before the commit, the temporary file remains.
+    /// Wraps `file`, which is open at `temporary` and becomes `path` at the commit. If it is dropped before that, the
+    /// temporary file remains, so that a later process can continue it.
     ///
     /// # Errors
     /// `path` exists and is not a regular file.
@@ -188,7 +189,7 @@ pub fn refuse_special(path: &Path) -> Result<()> {
         Ok(found) if !found.is_file() => {
             Err(Error::usage(format!("found {}, expected a regular file to replace", files::special(&found)))
                 .at(path)
-                .help("remove it, or choose another place for the output"))
+                .help("move it away, or choose another place for the output"))
         }
         _ => Ok(()),
     }

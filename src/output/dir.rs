@@ -6,7 +6,7 @@ use crate::error::{Context, Error, Result};
 use crate::files;
 use std::path::{Component, Path, PathBuf};
 
-/// Output directory. Dropping this value removes the directory if this run created it and it is empty.
+/// Output directory. Dropping this value removes the directory if this process created it and it is empty.
 #[derive(Debug)]
 pub struct OutDir {
     path: PathBuf,
@@ -72,13 +72,13 @@ pub fn refuse_within(source: &Path, out: &Path) -> Result<()> {
     Err(Error::usage(format!("{found} ({})", source.display())).at(out))
 }
 
-/// Returns the absolute path of an input, so that a process that is started elsewhere can repeat the command. Links
-/// are not resolved, because they may be repaired.
+/// Returns the absolute path of an input, so that a process in another current directory can repeat the command. Links
+/// are not resolved, because they may lead elsewhere when the command is repeated.
 pub fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).at(path)
 }
 
-/// Makes the paths of inputs absolute, so that a process that is started elsewhere can repeat the command.
+/// Makes the paths of inputs absolute, so that a process in another current directory can repeat the command.
 ///
 /// # Errors
 /// The current directory cannot be found.
@@ -89,7 +89,7 @@ pub fn make_absolute<'a>(paths: impl IntoIterator<Item = Option<&'a mut PathBuf>
     Ok(())
 }
 
-/// Returns the absolute path with links resolved as far as it exists.
+/// Returns the absolute path. Links are resolved in the part of the path that exists.
 pub(super) fn resolved(path: &Path) -> Result<PathBuf> {
     let absolute = absolute(path)?;
     for ancestor in absolute.ancestors() {

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-const ADVICE: &str = "choose another --out-dir, or remove the checkpoint there first";
+const ADVICE: &str = "choose another --out-dir, or first remove the old checkpoint from this one";
 
 /// Fails if the directory cannot be replaced as a whole: it has subdirectories, is the current directory or a mount
 /// point, or cannot be renamed.

@@ -14,7 +14,7 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// Adds files; symbolic links stand for their targets.
+    /// Adds files. A symbolic link stands for its target: neither may be overwritten.
     pub fn files(mut self, paths: impl IntoIterator<Item = impl Into<PathBuf>>) -> Inputs {
         self.files.extend(paths.into_iter().map(Into::into));
         self
@@ -41,7 +41,8 @@ impl Inputs {
             let found = format!("found an input of this command ({})", input.display());
             return Err(Error::usage(found).at(out).help("choose another name for the output"));
         }
-        let outside = |checkpoint: &PathBuf| refuse_within(checkpoint, out).help("write it outside of it");
+        let outside =
+            |checkpoint: &PathBuf| refuse_within(checkpoint, out).help("choose an output outside of the checkpoint");
         self.checkpoints.iter().try_for_each(outside)?;
         for (dir, members) in &self.packs {
             if members.iter().any(|name| is_same(&dir.join(name), out)) {
@@ -52,7 +53,7 @@ impl Inputs {
         Ok(())
     }
 
-    /// Fails if a file of `dir` with one of these `names` is an input.
+    /// Fails if writing files with these `names` into `dir` would overwrite an input.
     ///
     /// # Errors
     /// The same as those of [`Inputs::refuse`].

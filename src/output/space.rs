@@ -16,7 +16,7 @@ pub fn free_bytes(path: &Path) -> Result<u64> {
     Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
 }
 
-/// Fails if `needed` bytes do not fit on the disk, of which `already` bytes are written.
+/// Fails if an output of `needed` bytes, of which `already` bytes are written, does not fit on the disk of `path`.
 ///
 /// # Errors
 /// There is not enough free disk space.
@@ -53,7 +53,7 @@ pub fn reserve(file: &File, len: u64, ranges: impl IntoIterator<Item = Range<u64
     file.set_len(len)
 }
 
-/// Calls `fallocate` for each range that is not empty, and again after a signal.
+/// Calls `fallocate` for each range that is not empty, and repeats a call that a signal interrupted.
 #[cfg(target_os = "linux")]
 fn allocate(
     ranges: impl IntoIterator<Item = Range<u64>>,

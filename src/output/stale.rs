@@ -50,7 +50,7 @@ fn remove_now(dir: &Path) {
     }
 }
 
-/// Locks an open file or directory; returns false if another process has locked it.
+/// Locks an open file or directory. Returns false if another process has locked it, or if `path` no longer names it.
 fn has_no_owner(file: &File, path: &Path) -> bool {
     file.try_lock().is_ok() && is_at(file, path)
 }
@@ -73,7 +73,7 @@ pub fn directory(parent: &Path) -> io::Result<(TempDir, File)> {
 }
 
 /// Creates a temporary file and locks it. Another process may take a file that is not locked yet for a remainder and
-/// remove it; then the next one is created.
+/// remove it; then this function creates another one.
 pub(super) fn lock_new(create: impl Fn() -> io::Result<NamedTempFile>) -> io::Result<NamedTempFile> {
     for _ in 1..ATTEMPTS {
         let file = create()?;
@@ -90,7 +90,7 @@ pub(super) fn lock_new(create: impl Fn() -> io::Result<NamedTempFile>) -> io::Re
 /// Renames a directory of partial work so that no command continues it, then removes it. Failures are ignored.
 pub fn give_up(dir: &Path) {
     let renamed = dir.with_extension(&GIVEN_UP[1..]);
-    // A remainder of the same name is of an earlier run of the same command.
+    // An earlier run of the same command may have left a directory of this name.
     let _ = std::fs::remove_dir_all(&renamed);
     let place = if std::fs::rename(dir, &renamed).is_ok() { &renamed } else { dir };
     // After a power failure, no command must find a part of the files under the old name.

@@ -39,7 +39,8 @@ pub struct Kind {
     pub obsolete: fn(&[u8]) -> Vec<&'static str>,
 }
 
-/// Returns the path of a file of the output whose lead file is `lead`.
+/// Returns the path of the file `name` of the output whose lead file is `lead`: in the directory of partial work if a
+/// swap has not moved it yet, otherwise next to the lead file.
 pub fn member(lead: &Path, name: &str) -> PathBuf {
     let staged = staged(lead).map(|work| work.join(name)).filter(|path| path.symlink_metadata().is_ok());
     staged.unwrap_or_else(|| directory_of(lead).join(name))
@@ -87,7 +88,8 @@ pub fn replace(
     remove_if_there(&link)?;
     match std::os::unix::fs::symlink(&target, &link) {
         Ok(()) => std::fs::rename(&link, &lead).at(&lead)?,
-        // FAT has no symbolic links: there, the old output is gone while files get their names.
+        // FAT has no symbolic links: there, the lead file is removed first, and readers find no output until all files
+        // have their names.
         Err(e) if [ErrorKind::PermissionDenied, ErrorKind::Unsupported].contains(&e.kind()) => remove_if_there(&lead)?,
         Err(e) => return Err(e).at(&link),
     }

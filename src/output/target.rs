@@ -27,7 +27,7 @@ pub struct Rules<'a> {
     pub stdout: bool,
 }
 
-/// Checked destination of an output file.
+/// Destination of an output file that was checked before the work.
 #[derive(Debug, Clone)]
 pub struct Target {
     path: PathBuf,
@@ -71,7 +71,10 @@ impl Place {
                 Err(e) => return Err(e).at(path),
             }
         }
-        Err(Error::usage(format!("found more than {MOST_LINKS} symbolic links in a row, or a circle of them")).at(path))
+        Err(Error::usage(format!(
+            "found more than {MOST_LINKS} symbolic links in a row, or a cycle of them; name the file itself"
+        ))
+        .at(path))
     }
 
     /// Opens a destination that cannot be replaced by a rename.
@@ -145,8 +148,9 @@ impl Target {
         self.place == Place::Stdout
     }
 
-    /// Returns the path for work that needs temporary files next to its output, writes in any order or reads its
-    /// output again: the file itself, or for a stream a temporary file that [`Target::deliver`] copies.
+    /// Returns the path to write to for work that needs temporary files next to its output, writes in any order, or
+    /// reads its output again. For a file, this is the file itself; for a stream, a temporary file whose bytes
+    /// [`Target::deliver`] copies to the stream.
     pub fn work_path(&self) -> PathBuf {
         match &self.place {
             Place::File(file) => file.clone(),

@@ -4,8 +4,8 @@
 //! depends on the input are therefore reserved with [`try_reserve`]. A program may install an allocator that reports a
 //! failed allocation and ends the process; that allocator must ask [`refusal_is_handled`] first.
 //!
-//! Linux grants more memory than there is, and kills a process that uses too much. Caches that grow therefore ask
-//! [`is_left`] before.
+//! Linux grants more memory than there is, and kills a process that uses too much. Caches therefore ask
+//! [`is_left`] before they grow.
 
 mod limits;
 
@@ -21,7 +21,7 @@ use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
 /// True once the system has refused a thread.
 static THREAD_REFUSED: AtomicBool = AtomicBool::new(false);
 
-/// Number of bytes that may be used before [`is_left`] reads the limits again; so many bytes must also stay free.
+/// Number of bytes that may be used before [`is_left`] reads the limits again. The same number must stay free.
 const STEP: usize = 16 << 20;
 
 thread_local! {
@@ -86,8 +86,8 @@ pub fn was_thread_refused() -> bool {
 pub fn thread_refused(refusal: impl std::fmt::Display) -> Error {
     THREAD_REFUSED.store(true, Ordering::Relaxed);
     Error::new(Cause::OutOfMemory(format!("the system refuses another thread or process: {refusal}"))).help(
-        "use fewer --threads, or raise the limits of memory and processes (`ulimit -v`, `ulimit -u`, or those of the \
-         container)",
+        "choose a smaller --threads, or raise the limits of memory and processes (`ulimit -v`, `ulimit -u`, or those \
+         of the container)",
     )
 }
 
