@@ -163,7 +163,7 @@ pub fn first(paths: impl IntoIterator<Item = PathBuf>) -> Result<Option<PathBuf>
     Ok(None)
 }
 
-/// Names the kind of a directory entry that is not a regular file, with an article, for messages.
+/// Returns the kind of a directory entry that is not a regular file, such as `a directory`, for messages.
 pub fn special(found: &Metadata) -> &'static str {
     let kind = found.file_type();
     match () {

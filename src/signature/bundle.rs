@@ -20,10 +20,10 @@ const ANY_MEDIA_TYPE: &str = "application/vnd.dev.sigstore.bundle";
 const PAYLOAD_TYPE: &str = "application/vnd.in-toto+json";
 const STATEMENT_TYPE: &str = "https://in-toto.io/Statement/v1";
 const PREDICATE_TYPE: &str = "https://model_signing/signature/v1.0";
-/// A signature file that is larger than this is refused; an entry of a file takes some 130 bytes.
+/// A signature file that is larger than this in bytes is refused; it has about 130 bytes for each signed file.
 const LARGEST: u64 = 16 << 20;
 
-/// Returns the text of the signature file.
+/// Signs the hashes of files with `key`. Returns the text of the signature file; `name` is the name of the model.
 ///
 /// # Errors
 /// The system gives no random numbers for the signature.
@@ -116,7 +116,7 @@ fn resource(value: &Value) -> Result<Resource> {
     }
 }
 
-/// Returns the SHA-256 over the digests of all files, in their order.
+/// Returns the SHA-256 of the digests of all files (32 bytes each), joined in the order of `resources`, in hex.
 pub(super) fn digest_of(resources: &[Resource]) -> String {
     let mut hash = Sha256::new();
     resources.iter().filter_map(|resource| bytes_of(&resource.sha256)).for_each(|digest| hash.update(digest));
@@ -135,6 +135,7 @@ fn bytes_of(sha256: &str) -> Option<[u8; 32]> {
     bytes.filter(|_| sha256.len() == 64)?.try_into().ok()
 }
 
+/// Returns the pre-authentication encoding of a payload, which is what the signature covers.
 fn encoded(payload: &[u8]) -> Vec<u8> {
     let head = format!("DSSEv1 {} {PAYLOAD_TYPE} {} ", PAYLOAD_TYPE.len(), payload.len());
     [head.as_bytes(), payload].concat()
@@ -155,7 +156,9 @@ fn expect(value: &Value, field: &str, good: impl Fn(&str) -> bool, expected: &st
 fn decode(value: &Value, field: &str) -> Result<Vec<u8>> {
     let text = value.pointer(field).and_then(Value::as_str).unwrap_or_default();
     let bytes = BASE64.decode(text).ok().filter(|bytes| !bytes.is_empty());
-    bytes.ok_or_else(|| Error::corrupt("expected base64").tensor(field.trim_start_matches('/').replace('/', ".")))
+    bytes.ok_or_else(|| {
+        Error::corrupt("found no text in base64, expected some").tensor(field.trim_start_matches('/').replace('/', "."))
+    })
 }
 
 #[cfg(test)]

@@ -9,18 +9,18 @@ use ring::rand::{SecureRandom, SystemRandom};
 use ring::signature::{self, EcdsaKeyPair, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 use std::path::Path;
 
-/// A key file that is larger than this is refused.
+/// A key file that is larger than this in bytes is refused.
 const LARGEST: u64 = 64 << 10;
 /// Characters of base64 per line of a PEM file (RFC 7468).
 const LINE: usize = 64;
-/// PKCS #8 of an Ed25519 key before its seed of 32 bytes (RFC 8410).
+/// First bytes of an Ed25519 key in PKCS #8 (RFC 8410); the seed of 32 bytes follows.
 const ED25519_PKCS8: [u8; 16] =
     [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
 
 /// Algorithm of a key.
 struct Algorithm {
     name: &'static str,
-    /// DER of a public key before its last bytes, which are the key itself.
+    /// First bytes of a public key in DER; the `key_bytes` bytes of the key itself follow.
     prefix: &'static [u8],
     key_bytes: usize,
     verification: &'static dyn signature::VerificationAlgorithm,
@@ -94,7 +94,7 @@ impl PrivateKey {
                 return Ok(PrivateKey { pair: Pair::Ecdsa(pair), public });
             }
         }
-        Err(Error::unsupported("found another private key, expected Ed25519, ECDSA P-256 or P-384")
+        Err(Error::unsupported("found a private key of another algorithm, expected Ed25519, ECDSA P-256 or P-384")
             .help("make one with `iec sign --new-key FILE`"))
     }
 
@@ -148,8 +148,8 @@ impl PublicKey {
             Some(PublicKey { algorithm, bytes: bytes.to_vec() })
         });
         found.ok_or_else(|| {
-            Error::unsupported("found another public key, expected Ed25519, ECDSA P-256 or P-384")
-                .help("make a pair of keys with `iec sign --new-key FILE`, and sign the pack with it")
+            Error::unsupported("found a public key of another algorithm, expected Ed25519, ECDSA P-256 or P-384")
+                .help("the maker of the pack must sign it with such a key; `iec sign --new-key FILE` makes one")
         })
     }
 
@@ -192,7 +192,7 @@ fn der(text: &str, label: &str) -> Result<Vec<u8>> {
     })
 }
 
-/// Builds the error for a PEM file that contains something else than the expected block.
+/// Builds the error for a file without the PEM block `label`; `found` describes the block that it has, if any.
 fn missing(found: &str, label: &str) -> Error {
     let error = Error::corrupt(format!("found {found}, expected a PEM block `{label}`"));
     match (label, found) {
@@ -202,7 +202,10 @@ fn missing(found: &str, label: &str) -> Error {
             "convert the key with `openssl pkcs8 -topk8 -nocrypt -in OLD -out NEW`, or make one with \
              `iec sign --new-key FILE`",
         ),
-        _ => error.help("get the public key with `openssl pkey -in PRIVATE -pubout -out PUBLIC`"),
+        _ => error.help(
+            "get the public key in PEM from the maker of the pack, who makes it from the private key with \
+             `openssl pkey -in PRIVATE -pubout -out PUBLIC`",
+        ),
     }
 }
 

@@ -9,7 +9,7 @@
 //!   verificationMaterial.publicKey.hint   SHA-256 of the public key as PEM
 //!   dsseEnvelope.signatures[0].sig        signature over the payload with its type
 //!   dsseEnvelope.payload                  in-toto statement (JSON in base64)
-//!     subject[0].digest.sha256            SHA-256 over the digests of all files, in their order
+//!     subject[0].digest.sha256            SHA-256 of the digests of all files, joined in the order of `resources`
 //!     predicate.resources                 name and SHA-256 of every file
 //! ```
 
@@ -46,14 +46,15 @@ pub struct Signature {
     pub algorithm: &'static str,
     /// SHA-256 of the public key as PEM, in hex.
     pub key_sha256: String,
-    /// SHA-256 over the digests of all signed files, in hex.
+    /// SHA-256 of the digests of all signed files, joined in the order of their list, in hex.
     pub sha256: String,
 }
 
 /// Hashes all files of a pack and signs the hashes. Returns the text of the signature file and its summary.
 ///
 /// # Errors
-/// A file cannot be read, the pack is replaced meanwhile, or the system gives no random numbers for the signature.
+/// A file cannot be read, the pack is replaced while it is hashed, or the system gives no random numbers for the
+/// signature.
 pub fn sign(reader: &IebinReader, key: &PrivateKey) -> Result<(Vec<u8>, Signature)> {
     let json = reader.path(JSON_NAME);
     let before = sha256::of_file(&json, |_| {})?;

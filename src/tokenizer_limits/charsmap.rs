@@ -2,17 +2,18 @@
 //!
 //! The map is a base64 text of: the size of a trie in bytes (u32, little endian), the trie as a double array of u32
 //! units, and replacements that end with a zero byte. A unit of the trie has the label of its edge in bits 0 to 7, a
-//! mark for a complete key in bit 8, and the offset of its children in bits 10 to 30, which bit 9 shifts by 8. The
-//! value of a complete key is the position of its replacement.
+//! mark for a complete key in bit 8, and in bits 10 to 30 the offset of its children, which is shifted left by 8 bits
+//! if bit 9 is set. The position of a child is the XOR of the unit's position, the offset and the label of the child.
+//! For a complete key, the child with the label 0 holds the position of the replacement.
 
 use crate::error::{Error, Result};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use std::collections::BTreeSet;
 
-/// Longest text in bytes that is looked up as a whole; longer graphemes are looked up by character.
+/// Longest grapheme in bytes that is looked up as a whole; longer ones are looked up character by character.
 const LONGEST_KEY: usize = 5;
-/// Largest accepted map in bytes; those of known models have 320 KB.
+/// Largest accepted length of the base64 text in bytes; the maps of known models have 320 KB.
 const LIMIT: usize = 1 << 20;
 
 /// A character map.
@@ -70,7 +71,8 @@ pub(super) fn growth(CharsMap { units, replacements }: &CharsMap) -> f64 {
     largest
 }
 
-/// Returns for each position the distance to the next zero byte.
+/// Returns for each position the length in bytes of the replacement that starts there: the distance to the next zero
+/// byte.
 fn replacement_lengths(replacements: &[u8]) -> Vec<u32> {
     let mut lengths = vec![0; replacements.len()];
     let mut length = 0;

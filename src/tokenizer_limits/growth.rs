@@ -14,7 +14,7 @@ use tokenizers::{DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTok
 const CANONICAL: f64 = 3.0;
 /// Compatibility decomposition: U+FDFA, three bytes, becomes 33.
 const COMPATIBLE: f64 = 11.0;
-/// Compatibility mapping from four bytes to one (mathematical letters), then composition.
+/// Compatibility mapping turns four bytes into one (mathematical letters), and composition then three into one.
 const COMPATIBLE_SHRINK: f64 = 12.0;
 /// Lower case: some letters of two bytes become three.
 const LOWER: f64 = 1.5;
@@ -63,7 +63,7 @@ impl Growth {
         Growth { total: Change::none(), byte_level: false, limit }
     }
 
-    /// Multiplies by the factors of a step.
+    /// Multiplies the total by the factors of a step; fails if texts may then grow beyond the limit.
     fn step(&mut self, change: Change, field: &str) -> Result<()> {
         self.total = self.total.then(change);
         if self.total.grow > self.limit {
@@ -130,8 +130,8 @@ impl Growth {
         self.step(change, field)
     }
 
-    /// Multiplies by the factors of a decoder, which works on a list of at least one token. A token counts one byte
-    /// more than it has, so that a step that adds a space to each token has a factor, too.
+    /// Multiplies by the factors of a decoder, which works on a list of at least one token. Each token
+    /// counts as one byte longer than it is, so that a step that adds a space to each token has a factor, too.
     pub(super) fn decoder(&mut self, decoder: &DecoderWrapper, field: &str) -> Result<()> {
         use DecoderWrapper as D;
         let change = match decoder {
@@ -164,14 +164,15 @@ fn replace(step: &Replace) -> Change {
         None => (pattern["Regex"].as_str().map_or(0, patterns::shortest_match), f64::INFINITY),
     };
     let grow = match shortest {
-        // A match of no bytes before each byte and at the end.
+        // An empty match is found before each byte and at the end.
         0 => 1.0 + 2.0 * content,
         _ => (content / shortest as f64).max(1.0),
     };
     Change::new(grow, (longest / content).max(1.0))
 }
 
-/// Checks the tokens that post-processors add, and that they do not repeat the text.
+/// Limits the number and length of the tokens that post-processors add, and refuses templates that repeat the text.
+/// `added` counts the tokens of the steps before.
 pub(super) fn check_post_processor(step: &PostProcessorWrapper, field: &str, added: &mut usize) -> Result<()> {
     use PostProcessorWrapper as P;
     let (pieces, tokens, longest) = match step {

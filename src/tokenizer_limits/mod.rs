@@ -1,6 +1,6 @@
-//! Checks that a tokenizer.json is bounded in time and memory. The file is an untrusted program: its normalizers can
-//! double a text at every step, its post-processor can add millions of tokens, and its patterns can backtrack for
-//! hours.
+//! Checks that encoding and decoding with a tokenizer.json take bounded time and memory. The file is an untrusted
+//! program: its normalizers can double a text at every step, its post-processor can add millions of tokens, and its
+//! patterns can backtrack for hours.
 //!
 //! [`check`] reads the steps of the file without running them and computes how much longer a text can become. The
 //! crate `tokenizers` itself parses the steps, so the checked steps are those that will run. Longer growth, more
@@ -39,7 +39,8 @@ const ADDED: usize = 1024;
 /// Largest accepted memory of all added tokens after normalization, in bytes, computed with the worst growth.
 const ADDED_BYTES: f64 = (64 << 20) as f64;
 /// Advice for all refused files.
-const HELP: &str = "use the tokenizer.json of the original model; this one could take unlimited memory or time";
+const HELP: &str =
+    "use the tokenizer.json of the original model; this one is invalid, or could take too much memory or time";
 
 /// Keys under which a sequence lists its steps.
 const SEQUENCES: [&str; 4] = ["normalizers", "pretokenizers", "decoders", "processors"];
@@ -51,9 +52,11 @@ pub struct Bounds {
     pub encode_growth: f64,
     /// Largest number of bytes after the pre-tokenizers per byte before them.
     pub pre_tokenizer_growth: f64,
-    /// Largest number of decoded bytes per byte of the tokens' spelling; a token counts one byte more than it has.
+    /// Largest number of decoded bytes per byte of the tokens' spelling, where each token counts as one byte longer
+    /// than it is.
     pub decode_growth: f64,
-    /// Largest number of bytes of text that one token can stand for; `None` = any number, because steps remove text.
+    /// Largest number of bytes of text that one token can stand for; `None` = any number, because
+    /// steps remove text, or the model leaves out or joins unknown characters.
     pub bytes_per_token: Option<f64>,
     /// Largest id in the vocabulary of the model that no added token has.
     pub highest_id: Option<u32>,
@@ -99,8 +102,8 @@ struct Parts<'a> {
 /// error names the field.
 pub fn check(text: &[u8]) -> Result<Bounds> {
     let parts: Parts<'_> = serde_json::from_slice(text)
-        .map_err(|e| Error::corrupt(format!("expected a tokenizer: {e}")))
-        .help("expected a tokenizer.json of the Hugging Face `tokenizers` library; give one with --tokenizer")?;
+        .map_err(|e| Error::corrupt(format!("not a tokenizer: {e}")))
+        .help("name a tokenizer.json of the Hugging Face `tokenizers` library with --tokenizer")?;
     bounds(&parts).help(HELP)
 }
 
@@ -197,6 +200,7 @@ fn typed<T: DeserializeOwned>(value: &Value, field: &str) -> Result<Option<T>> {
 }
 
 thread_local! {
+    /// True while this thread is inside [`fenced`].
     static FENCED: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -219,7 +223,7 @@ pub(crate) fn fenced<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> std::re
     match outcome {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(e)) => Err(e.to_string()),
-        Err(_) => Err("the tokenizer's pipeline is broken".into()),
+        Err(_) => Err("the library `tokenizers` cannot process it".into()),
     }
 }
 

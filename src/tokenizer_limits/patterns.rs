@@ -1,9 +1,10 @@
 //! Bounds the memory and the time of regular expressions.
 //!
 //! The crate `fancy-regex` hands an expression to the automata of the crate `regex`, whose time is linear, unless it
-//! has look-around, back references, atomic groups or word boundaries. Such a branch runs on a backtracking machine:
-//! from each position of a text it may try a number of ways that is exponential in the length of the text. Here a
-//! branch may try at most one way per character of the text, so a search costs at most the square of its length.
+//! has look-around, back references, atomic groups or word boundaries. A branch (alternative) with one of these runs on
+//! a backtracking machine: from each position of a text it may try a number of ways that is exponential in the length of the
+//! text. Here a branch may try at most one way per character of the text, so a search costs at most the square of its
+//! length.
 
 use crate::error::{Error, Result};
 use fancy_regex::{Assertion, Expr};
@@ -11,7 +12,7 @@ use fancy_regex::{Assertion, Expr};
 /// Largest accepted number of characters and classes in a pattern with repetitions written out. A class takes up to
 /// 60 KB in a compiled pattern; patterns of known models have up to 80 of them.
 const SIZE: f64 = 1024.0;
-/// Largest accepted number of ways to match a branch that do not depend on the length of the text.
+/// Largest accepted [`Cost::ways`] of a branch.
 const WAYS: f64 = 1024.0;
 
 /// Refuses a pattern that is invalid, becomes large when it is compiled, or is slow.
@@ -96,11 +97,11 @@ fn is_linear(expr: &Expr) -> bool {
 /// Cost of matching at one position.
 #[derive(Clone, Copy)]
 struct Cost {
-    /// Number of ways to match that does not depend on the length of the text.
+    /// Number of ways to match, without the factor that grows with the length of the text.
     ways: f64,
-    /// Degree of the number of ways as a polynomial in the length of the text.
+    /// Degree of that factor, a polynomial in the length of the text.
     degree: u32,
-    /// Degree of the time.
+    /// Degree of the time to try all ways, a polynomial in the length of the text.
     time: u32,
 }
 

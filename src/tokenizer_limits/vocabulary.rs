@@ -1,5 +1,5 @@
 //! Reads the vocabulary of a tokenizer.json as a stream, because its tree would take hundreds of MiB: the length of
-//! tokens, their ids, and whether every text has tokens.
+//! tokens, their ids, and whether the model has tokens for every text.
 
 use super::{ADDED_BYTES, STRING};
 use crate::error::{Context, Error, Result};
@@ -12,6 +12,9 @@ use std::fmt;
 /// Largest accepted `max_input_chars_per_word`. The time of WordPiece is cubic in the length of a word; known models
 /// have 100.
 const WORD: u64 = 256;
+
+/// Names of the strings of [`Model::longest_string`] in errors.
+const AFFIXES: &str = "unk_token, continuing_subword_prefix or end_of_word_suffix";
 
 /// A token that is found in a text before the model sees it.
 #[derive(Deserialize)]
@@ -35,7 +38,8 @@ impl AddedToken<'_> {
     }
 }
 
-/// Checks the length of added tokens, of which some are normalized when the file is opened.
+/// Limits the length of each added token, and the memory of those that are normalized when the file is opened: the
+/// normalizers multiply their length by up to `growth`.
 pub(super) fn check_added(tokens: &[AddedToken<'_>], growth: f64) -> Result<()> {
     for (i, token) in tokens.iter().enumerate() {
         super::check_string(&token.content).tensor(&format!("added_tokens[{i}]"))?;
@@ -55,6 +59,7 @@ pub(super) struct Model {
     vocabulary: Vocabulary,
     /// Length of the longest string beside the vocabulary, such as a prefix of subwords.
     longest_string: usize,
+    /// Largest number of characters of a word: `max_input_chars_per_word`, or 0.
     longest_word: u64,
     is_bpe: bool,
     has_unknown: bool,
@@ -78,7 +83,7 @@ impl Model {
             return refuse(format!("found a token of {longest} bytes, expected at most {STRING}"), "vocab");
         }
         if self.longest_string > STRING {
-            return refuse(format!("found {} bytes, expected at most {STRING}", self.longest_string), "*");
+            return refuse(format!("found {} bytes, expected at most {STRING}", self.longest_string), AFFIXES);
         }
         if self.longest_word > WORD {
             return refuse(format!("found {}, expected at most {WORD}", self.longest_word), "max_input_chars_per_word");
