@@ -76,8 +76,8 @@ fn kernels() -> Vec<Case> {
     ]
 }
 
-/// Measures the seconds of the fastest of `rounds` calls. With one thread this is its CPU time, which other processes
-/// disturb less.
+/// Returns the seconds of the fastest of `rounds` calls: with one thread its CPU time, which other processes disturb
+/// less, otherwise the elapsed time.
 fn best(cpu: &Cpu, rounds: usize, mut f: impl FnMut()) -> f64 {
     let mut best = f64::MAX;
     for _ in 0..rounds {
@@ -175,7 +175,7 @@ fn region_us(cpu: &Cpu) -> f64 {
 
 /// Measured limits of the machine with all threads of the engine.
 struct Peaks {
-    /// GB/s of one sequential stream per thread.
+    /// GB/s that all threads together read from memory, each in one sequential stream.
     read: f64,
     /// GFLOP/s of fused multiply-adds on registers.
     fma: f64,

@@ -33,13 +33,13 @@ impl Gate {
         let number = |text: &str, most: f64| {
             let number = text.parse().ok().filter(|v| (0.0..=most).contains(v));
             number.ok_or_else(|| {
-                Error::usage(format!("gate: found `{option}`, expected a number from 0 to {most}: {EXPECTED}"))
+                Error::usage(format!("gate: found `{option}`, expected a number from 0 to {most} in {EXPECTED}"))
             })
         };
         let percent = |text: &str, most: f64| {
             let Some(text) = text.strip_suffix('%') else {
                 return Err(Error::usage(format!(
-                    "gate: found `{option}`, expected a number followed by %: {EXPECTED}"
+                    "gate: found `{option}`, expected a number followed by % in {EXPECTED}"
                 )));
             };
             Ok(number(text, most)? / 100.0)
@@ -69,7 +69,7 @@ impl Gate {
         let above = |found: f64, most: &f64| found.is_nan() || found > *most;
         let below = |found: f64, least: &f64| found.is_nan() || found < *least;
         if let Some(most) = self.kl.filter(|most| above(figures.kl, most)) {
-            objections.push(format!("divergence {:.5} ± {:.5} nats is above {most}", figures.kl, figures.kl_stderr));
+            objections.push(format!("KL divergence {:.5} ± {:.5} nats is above {most}", figures.kl, figures.kl_stderr));
         }
         if let Some(most) = self.perplexity_rise.filter(|most| above(rise, most)) {
             let error = 100.0 * figures.perplexity_ratio_stderr;
@@ -91,8 +91,9 @@ impl Gate {
 
     /// Returns the reasons why the tensor misses the thresholds; empty when it passes.
     ///
-    /// If the error of the outputs was measured and passes, rows that miss a threshold are accepted: error compensation
-    /// increases the error of the weights to reduce that of the outputs.
+    /// Rows that miss a threshold are accepted if the error of the outputs was measured and corresponds to a cosine
+    /// that reaches the threshold for the mean: error compensation increases the error of the weights to reduce that of
+    /// the outputs.
     pub fn objections(&self, metrics: &Metrics) -> Vec<String> {
         let checks = [("mean", metrics.cosine_mean, self.cosine), ("worst", metrics.cosine_min, self.cosine_min)];
         let failed = checks.iter().filter(|(_, found, wanted)| found < wanted);
@@ -104,7 +105,7 @@ impl Gate {
             if cosine >= self.cosine {
                 return Vec::new();
             }
-            reasons.push(format!("cosine {cosine:.5} of the outputs, too"));
+            reasons.push(format!("cosine {cosine:.5} of the outputs is below {}", self.cosine));
         }
         reasons
     }
@@ -125,7 +126,7 @@ mod tests {
         assert!(gate.objections(&Metrics { cosine_min: 0.5, ..metrics }).is_empty());
         assert!(gate.objections(&Metrics { output_error: Some(0.4), ..metrics }).is_empty());
         let reasons = gate.objections(&Metrics { output_error: Some(0.6), ..metrics });
-        assert_eq!(reasons, ["worst row cosine 0.40000 is below 0.5", "cosine 0.80000 of the outputs, too"]);
+        assert_eq!(reasons, ["worst row cosine 0.40000 is below 0.5", "cosine 0.80000 of the outputs is below 0.9"]);
     }
 
     #[test]
@@ -167,7 +168,7 @@ mod tests {
         assert_eq!(
             gate.objections_to_answers(&figures),
             [
-                "divergence 0.02000 ± 0.00100 nats is above 0.01",
+                "KL divergence 0.02000 ± 0.00100 nats is above 0.01",
                 "perplexity rises by 2.00 ± 0.20 %, above 1.00 %",
                 "top-1 agreement is 93.00 %, below 95.00 %"
             ]

@@ -252,7 +252,7 @@ impl Quantizer {
             let Some(scale) = exact_codes::recover(&levels, &values[..real], codes) else {
                 let found = format!("found weights that are not codes of {}", self.quant.spec.scheme.name());
                 return Err(Error::unsupported(found)
-                    .help("choose another method; exact is for weights that were decoded from such codes"));
+                    .help("choose another --method; exact is for weights that were decoded from such codes"));
             };
             Choice { scale, zero: 0 }
         } else if self.has_power_scales() {
@@ -290,7 +290,7 @@ impl Quantizer {
         let at = values.iter().position(|x| !x.is_finite()).unwrap_or(0);
         let (value, column) = (values[at], at % self.layout.cols);
         Err(Error::corrupt(format!("found the weight {value} in column {column}, which cannot be quantized")).help(
-            "the checkpoint is damaged or its training diverged; get it again, or leave this tensor unquantized \
+            "the checkpoint is damaged or its training diverged; download it again, or leave this tensor unquantized \
                  with `iec ptq --exclude`",
         ))
     }

@@ -117,8 +117,9 @@ impl Observation {
     }
 }
 
-/// Returns candidate scales from a twelfth of the plain scale on. The smallest clip all but the innermost values; they
-/// are tried because the best scale of a whole matrix clips outliers.
+/// Returns candidates: every zero point to try with scales from 0.08 to 1.05 of the plain scale, which have either sign
+/// if the code range is asymmetric. The smallest scales clip all but the innermost values; they are tried because the
+/// best scale of a whole matrix clips outliers.
 fn candidates(spec: &QuantSpec, plain: Choice) -> impl Iterator<Item = Choice> {
     let signs = if search::lopsided(spec) { &[1.0, -1.0][..] } else { &[1.0] };
     let steps = || std::iter::successors(Some(0.08f32), |factor| Some(factor * 1.1)).take(28);

@@ -1,5 +1,5 @@
 //! Histograms of weights before and after quantization and of their errors, computed from some tiles of the first
-//! matrix.
+//! matrix of a tensor.
 
 use super::stream::{Stack, quantizers};
 use crate::error::Result;

@@ -36,10 +36,10 @@ pub struct Stack<'a> {
     pub inputs: Option<&'a TensorInputStats<'a>>,
 }
 
-/// Rows in canonical form.
+/// Canonical bytes of consecutive rows of a matrix, see [`block`].
 #[derive(Debug, Default)]
 pub struct CanonicalChunk {
-    /// Codes, `[row]`.
+    /// Packed codes, one row after the other.
     pub codes: Vec<u8>,
     /// Scales, `[row][group]`; a matrix-wide scale is part of the first chunk of its matrix.
     pub scales: Vec<u8>,

@@ -97,7 +97,7 @@ impl Clone for Cache {
     }
 }
 
-/// A run of consecutive tokens of one sequence in a batch.
+/// Consecutive tokens of one sequence in a batch.
 #[derive(Debug, Clone, Copy)]
 pub struct Run {
     /// Index of the sequence.

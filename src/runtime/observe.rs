@@ -31,8 +31,9 @@ pub(super) fn see(observer: ObserverRef<'_>, layer: usize, part: Part, acts: &Ac
     }
 }
 
-/// Passes the inputs of the experts from `first` on, sorted by expert, to the observer. `starts` holds the first row
-/// of each expert, and the end. `row` returns the values of a row in that order.
+/// Passes the inputs of consecutive experts, beginning with expert `first`, to the observer. Rows are sorted by expert:
+/// `starts` holds the index of the first row of each of these experts, and at the end the index after the last row;
+/// `row` returns the values of the row with a given index.
 pub(super) fn see_experts<'a>(
     observer: ObserverRef<'_>,
     site: Site,

@@ -134,17 +134,21 @@ impl FromStr for Precision {
 fn recipe(precision: Precision) -> String {
     match precision.row().weights {
         Held::Floats(_) => {
-            format!("make a float pack: `iec pack --hf-dir HF --out-dir OUT --dtype {precision}` without --q4-map")
+            format!(
+                "leave out --precision to run this pack, or make a float pack: `iec pack --hf-dir HF --out-dir OUT \
+                 --dtype {precision}` without --q4-map"
+            )
         }
         Held::Codes { bits } => format!(
-            "make one: `iec ptq --hf-dir HF --out manifest.json --bits {bits}`, then \
+            "leave out --precision to run this pack, or make an int{bits} pack: \
+             `iec ptq --hf-dir HF --out manifest.json --bits {bits}`, then \
              `iec pack --hf-dir HF --out-dir OUT --q4-map manifest.json`"
         ),
     }
 }
 
-/// Kinds of tensors in a pack: name and scheme of the first tensor of each quantized kind, and the bytes of each
-/// float type in matrices.
+/// Kinds of tensors in a pack: name and scheme of the first tensor of each quantized kind, and the bytes that the
+/// matrices of each float type take.
 struct Holdings<'a> {
     int4: Option<(&'a str, Scheme)>,
     /// The first tensor that is held as int8.

@@ -7,8 +7,8 @@ use super::precision::Precision;
 use crate::calibration::Site;
 use crate::error::Result;
 
-/// The residual stream of one text at the input of each layer, and the output of the last layer, of which only the rows
-/// whose logits are wanted are kept.
+/// The residual stream of one text at the input of each layer, and the output of the last layer, which has only the
+/// rows whose logits are wanted.
 #[derive(Debug, Default)]
 pub struct PrefixActivations {
     precision: Option<Precision>,

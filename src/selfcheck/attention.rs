@@ -73,7 +73,8 @@ pub fn check(rig: &mut Rig<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Returns the length of the sequence of a run, the run included.
+/// Returns the number of positions of a sequence after the step, from the position of its first row in the step and its
+/// number of rows.
 fn length((position, tokens): &(usize, usize)) -> usize {
     position + tokens
 }

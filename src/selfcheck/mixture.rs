@@ -24,7 +24,7 @@ pub struct Routed {
 }
 
 impl Operand {
-    /// Creates a router with which half of the rows choose the same expert, and no row chooses the last one.
+    /// Creates a router with which many rows choose the same expert, and no row chooses the last one.
     pub fn router(rig: &mut Rig<'_>, store: Store, experts: usize, cols: usize) -> Result<Operand> {
         let mut bias = normals(&mut rig.rng, experts, 0.5);
         bias[experts / 2] += 4.0;

@@ -150,7 +150,7 @@ pub fn half_step(kind: KvType) -> (f64, f64) {
     }
 }
 
-/// Compares all pages: the positions that were written, and that nothing else was written.
+/// Compares the keys and values that were written to the pages, and checks that the rest of the pages is still NaN.
 fn compare_pages(rig: &mut Rig<'_>, case: &Case, s: &Shape, pages: &Pages, written: [&[Expected]; 2]) -> Result<()> {
     let (step, smallest) = half_step(s.kind);
     for sequence in 0..pages.sequences {

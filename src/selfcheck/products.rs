@@ -192,7 +192,8 @@ fn thorough(rig: &mut Rig<'_>, store: Store) -> Result<()> {
     Ok(())
 }
 
-/// Checks the product with all rows of some activations but the first, in every arithmetic.
+/// Checks the product of `operand` with random activations, in every arithmetic and for each number of rows in
+/// `batches`. The activations have one row more, before the others, which must not be read.
 fn products(rig: &mut Rig<'_>, operand: &mut Operand, batches: &[usize]) -> Result<()> {
     let (rows, cols) = (operand.linear.matrix.rows(), operand.linear.matrix.cols());
     for how in operand.ways(rig) {

@@ -204,7 +204,7 @@ fn ratio(found: f64, expected: Expected) -> f64 {
     if ratio.is_nan() { f64::INFINITY } else { ratio }
 }
 
-/// Returns the place of column `k` in a row of bf16 activations; see `place` in `kernels/types.cuh`.
+/// Returns the index at which column `k` of a row of bf16 activations is stored; see `place` in `kernels/types.cuh`.
 fn place(k: usize) -> usize {
     (k & !31) | (k & 12) << 1 | (k & 16) >> 2 | (k & 1) << 1 | (k >> 1 & 1)
 }

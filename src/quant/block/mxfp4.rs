@@ -11,7 +11,7 @@ pub fn e8m0(s: u8) -> f32 {
 pub fn check_scales(scales: &[u8]) -> Result<()> {
     match scales.iter().position(|s| *s == 255) {
         Some(at) => Err(Error::corrupt(format!("found MXFP4 scale 255 (NaN) at index {at}, expected at most 254"))
-            .help("the checkpoint is damaged; download it again")),
+            .help("the file that the weights come from is damaged; download it again")),
         None => Ok(()),
     }
 }

@@ -128,7 +128,8 @@ pub fn tiles_from_canonical(
     let expected = layout.canonical_sizes(n_rows);
     if found != expected || out.len() != n_rows.div_ceil(TILE_ROWS) * layout.tile_bytes {
         return Err(Error::corrupt(format!(
-            "{n_rows} rows of {} {}: found codes, scales and zero points of {found:?} bytes, expected {expected:?}",
+            "{n_rows} rows of {} {} weights: found codes, scales and zero points of {found:?} bytes, expected \
+             {expected:?}",
             layout.cols,
             layout.spec.scheme.name()
         )));

@@ -275,7 +275,8 @@ fn better_half<const N: usize, const HALF: usize>(gain: [f32; N], step: [f32; N]
     (best_gain, best_step)
 }
 
-/// Returns the squared error of whole blocks under a choice with the nearest codes.
+/// Returns the sum of the squared errors of `values`, which are whole blocks, if each is replaced by the nearest value
+/// that `choice` allows; each square is multiplied by the `importance` of its value, if that is given.
 pub(crate) fn error(level: Level, values: &[f32], importance: Option<&[f32]>, spec: &QuantSpec, choice: Choice) -> f64 {
     let (scale, range) = (choice.scale, CodeRange::of(spec, choice.zero));
     match importance {

@@ -232,7 +232,8 @@ impl<const WEIGHTED: bool, const TABLE: bool> Kernel<Choices> for Better<'_, WEI
     }
 }
 
-/// Returns the squared error of every group under its choice with the nearest codes.
+/// Returns for every group the sum of the squared errors if each value is replaced by the nearest one that the choice
+/// of the group allows; each square is multiplied by the importance of its column if `WEIGHTED`.
 #[inline(always)]
 fn errors<const WEIGHTED: bool, const TABLE: bool>(
     Columns { x, importance }: Columns<'_>,

@@ -152,7 +152,8 @@ impl Attend {
 
     /// Assigns items of at most `rows` rows to as many threads as the work justifies and returns the number of threads.
     /// Items are dealt longest first, to the threads in ascending and descending order by turns, so that all have about
-    /// the same work. `dealt` holds the items of one thread after those of the other, in slices of equal length.
+    /// the same work. `dealt` holds the items of the first thread, then those of the second, and so on, in slices of
+    /// equal length, of which only the last may be shorter.
     fn deal(&mut self, task: &Task<'_>, rows: usize) -> usize {
         let items = &self.items;
         let pages: usize = items.iter().map(|item| item.pages.len()).sum();

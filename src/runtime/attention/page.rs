@@ -127,7 +127,8 @@ impl ItemKernel<'_> {
     }
 }
 
-/// Returns the visible keys and values that are needed after a page of an item, for prefetching.
+/// Returns the visible keys and values of the page that is processed after `page`, for prefetching: of the item's next
+/// page, or of the first page of the next item, `then`. Both slices are empty if nothing follows.
 #[inline(always)]
 fn upcoming<'a, T: Element>(
     task: &Task<'a>,
@@ -198,7 +199,7 @@ impl<T: Element> RowGroup<'_, T> {
         std::array::from_fn(|r| of(position(self.first + r.min(self.rows - 1))))
     }
 
-    /// Returns the slots that at least one row attends to, extended to whole lanes.
+    /// Returns the slots that at least one row attends to, extended at both ends to multiples of [`LANES`].
     #[inline(always)]
     fn range(&self, slots: &[Range<usize>; GROUP]) -> Range<usize> {
         // Rows are in the order of positions, so the first row begins and the last row ends the range.

@@ -89,8 +89,8 @@ fn broken() -> Error {
 
 impl Packed {
     /// Returns the number of rows to unpack at once for so many tokens: rows of about [`NEAR_BYTES`] bytes in total for
-    /// a few tokens, of `far_bytes` for many. It is a multiple of 4, preferably of 16: then the rows more often end
-    /// where a block of the compressed form ends, and a block that is cut is unpacked twice.
+    /// a few tokens, of `far_bytes` for many. It is a multiple of 4, preferably of 16, because the rows then more often
+    /// end where a block of the compressed form ends; a block that continues in the next rows is unpacked twice.
     pub fn panel_rows(cols: usize, tokens: usize, far_bytes: usize) -> usize {
         let wanted = if tokens <= FEW { NEAR_BYTES } else { far_bytes };
         let rows = (wanted / (2 * cols).max(1)).max(1);

@@ -7,9 +7,9 @@
 //! * Tiles, float activations: inside a block of 32, chain `i` of 4 sums k = 4i..4i+4, then k = 16+4i..16+4i+4, with
 //!   `mul_add` on the integer value; block = ((c0 + c1) + c2) + c3; row = mul_add(block, scale, row), blocks in K
 //!   order.
-//! * Tiles, 16-bit and int8 activations: a group of 128 activations shares a scale. Inside a group, each run of
-//!   blocks that share a weight scale has an exact integer sum; group = mul_add(sum, weight scale, group), runs in K
-//!   order from zero; row = mul_add(group, activation scale, row), groups in K order.
+//! * Tiles, 16-bit and int8 activations: a group of 128 activations shares a scale. A run consists of the blocks inside
+//!   a group that also share a weight scale, and has an exact integer sum; group = mul_add(sum, weight scale, group),
+//!   runs in K order from zero; row = mul_add(group, activation scale, row), groups in K order.
 
 use super::acts::{Acts, GROUP, GROUP_BLOCKS, Q8Group, Q16Group};
 use super::kernels::{Kernel, KernelTable, Part};
@@ -191,7 +191,7 @@ pub fn tile_block(layout: &TileLayout, tile: &[u8], row: usize, block: usize) ->
     let group = block / layout.group_blocks;
     let scale = tile_scale(layout, tile, row, group);
     let map = layout.spec.code_map();
-    // Our encoders write only zero points of at most 15; a larger one in a file from elsewhere is read as 15.
+    // The encoders of `iec` write only zero points of at most 15; larger ones in other files are read as 15.
     let zero = if map == CodeMap::Affine { tile[layout.zeros_offset + group * TILE_ROWS + row].min(15) } else { 0 };
     let codes = &tile[layout.codes_offset + block * layout.block_bytes..][..layout.block_bytes];
     let mut values = [0; BLOCK];

@@ -8,7 +8,7 @@ pub(super) struct Sink<'a> {
     /// Outputs: `(n, rows)`, row-major.
     pub y: *mut f32,
     pub rows: usize,
-    /// First column (token) in `y`.
+    /// Index of the token (column of the product) whose results are the first row of `y`.
     pub first: usize,
     pub bias: Option<&'a [f32]>,
 }
@@ -23,14 +23,14 @@ impl<'a> Sink<'a> {
         Sink { y: unsafe { self.y.add(row) }, bias: self.bias.map(|bias| &bias[row..]), ..*self }
     }
 
-    /// Adds the bias to the sums of consecutive rows of a column and stores them.
+    /// Adds the bias to the results of consecutive rows of the matrix for one token, and stores them.
     ///
     /// # Safety
-    /// The place lies inside the outputs, and no other thread touches it.
+    /// These results lie inside the outputs, and no other thread accesses them there.
     #[inline]
     pub(super) unsafe fn put(&self, col: usize, row: usize, sums: &[f32]) {
-        // SAFETY: `y` holds n * rows values, borrowed exclusively by the task; the caller guarantees that the place
-        // lies inside them and that no other thread touches it.
+        // SAFETY: `y` holds n * rows values, borrowed exclusively by the task; the caller guarantees that these results
+        // lie inside them and that no other thread accesses them.
         let y = unsafe { std::slice::from_raw_parts_mut(self.y.add((col - self.first) * self.rows + row), sums.len()) };
         match self.bias {
             Some(bias) => {

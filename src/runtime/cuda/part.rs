@@ -135,7 +135,7 @@ impl CudaPart {
     /// Computes a step: a small one through a graph, a larger one launch by launch.
     fn compute(&mut self, step: &mut Step<'_>, mut answer: Answer<'_>) -> Result<()> {
         if step.observer.is_some() || step.first_layer > self.layers.start {
-            return Err(Error::engine("activations cannot be observed on a GPU").help("use --device cpu"));
+            return Err(Error::engine("activations can be read only from layers on the CPU").help("use --device cpu"));
         }
         self.context.enter()?;
         let pages = step.caches.iter().map(|cache| cache.get::<Pages>().expect("a cache of this part").0.as_slice());

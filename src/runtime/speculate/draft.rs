@@ -1,5 +1,5 @@
-//! Draft model: a small model that drafts tokens for a large one. It reads every text itself, a few tokens after the
-//! large model, and always drafts its own most likely token.
+//! Draft model: a small model that drafts tokens for a large one. It has a KV cache of its own for every text, reads
+//! the accepted tokens of the text before it drafts, and always drafts its own most likely token.
 
 use super::pace::Cost;
 use super::{KINDS, Memory, Text};

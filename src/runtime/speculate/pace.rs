@@ -26,8 +26,8 @@ pub struct Cost {
     speed: f64,
     /// By number of tokens, the time of a step relative to that of a step of one token; `None` = never measured.
     shape: Vec<Option<f64>>,
-    /// Seconds to draft one more token for all texts; before the first measured step, the same as a multiple of a step
-    /// of one token.
+    /// Seconds to draft one more token for all texts. Before the first step is measured, it holds this time as a
+    /// multiple of the time of a step of one token.
     draft: f64,
     /// Fixed number of tokens to draft, if set.
     always: Option<usize>,
@@ -41,7 +41,8 @@ impl Cost {
         Cost { speed: 0.0, shape, draft, always: None }
     }
 
-    /// Plans this number of tokens in every step, even if that is slower.
+    /// Makes [`Cost::plan`] return `ahead` draft tokens for every text (fewer where a text has less room), even if that
+    /// is slower.
     pub fn always(mut self, ahead: usize) -> Cost {
         self.always = Some(ahead);
         self

@@ -5,7 +5,7 @@
 //! A template is an untrusted program. It can access nothing but its arguments, and its steps and its nesting are
 //! bounded. However, the template engine cannot limit memory, and a template that doubles a string a few dozen times
 //! exhausts it. Therefore a [`ChatTemplate`] is only data until [`ChatTemplate::render`] compiles and runs it, and
-//! `iec` does that in a separate process with limited memory and time (`src/bin/iec/template.rs`).
+//! `iec` does that in a separate process with limited memory and time (`src/session/template.rs`).
 
 use super::datetime::strftime_now;
 use crate::error::{Context, Error, Result};
@@ -115,7 +115,7 @@ impl ChatTemplate {
         let mut context: Vec<(&str, Value)> =
             self.tokens.iter().map(|(name, text)| (name.as_str(), Value::from(text.as_str()))).collect();
         context.push(("messages", Value::from(Serde(messages))));
-        // `transformers` always passes these two, and templates test whether they are none.
+        // `transformers` always passes `tools` and `documents`, and templates test whether they are none.
         context.extend([("tools", Value::from(())), ("documents", Value::from(()))]);
         context.push(("add_generation_prompt", Value::from(true)));
         let context = Value::from_pairs(context);
@@ -171,7 +171,7 @@ fn environment() -> Environment<'static> {
 fn template_error(error: &minijinja::Error, longest: usize) -> Error {
     let line = error.line().map_or(String::new(), |line| format!(" (line {line})"));
     match error.kind() {
-        ErrorKind::OutOfFuel => Error::corrupt(format!("the chat template runs longer than {FUEL} steps{line}")),
+        ErrorKind::OutOfFuel => Error::corrupt(format!("the chat template runs more than {FUEL} steps{line}")),
         ErrorKind::WriteFailure => Error::corrupt(format!(
             "the chat template makes a prompt of more than {longest} bytes, the limit for the context"
         )),
@@ -179,7 +179,7 @@ fn template_error(error: &minijinja::Error, longest: usize) -> Error {
     }
 }
 
-/// Reads a file; `None` if there is no such file.
+/// Reads a UTF-8 file; returns `None` if there is no such file.
 fn read_text(path: &Path) -> Result<Option<String>> {
     if !files::exists(path)? {
         return Ok(None);

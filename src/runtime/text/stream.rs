@@ -1,10 +1,11 @@
 //! Incremental decoding: returns after each token the text that no later token can change.
 //!
 //! Decoding token by token is wrong: a character may be spread over several tokens, the first token of a text loses its
-//! leading space while others keep it, and a run of `<0x..>` byte tokens is decoded as a whole (if one byte is wrong,
-//! Hugging Face shows a replacement character for each byte of the run). Therefore a short window of recent ids is
-//! decoded again with every token, and the settled text beyond what was already returned is the new piece. The joined
-//! pieces equal `decode` of all ids.
+//! leading space while others keep it, and consecutive `<0x..>` byte tokens are decoded together (if one byte is wrong,
+//! Hugging Face shows a replacement character for each of these bytes). Therefore a short window of recent ids is
+//! decoded again with every token. Its text without an incomplete character at the end is *settled*: no later token
+//! changes it. The part of the settled text that was not returned before is the new piece. The joined pieces equal
+//! `decode` of all ids.
 
 use super::tokenizer::Tokenizer;
 use crate::error::Result;

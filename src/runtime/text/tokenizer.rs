@@ -1,8 +1,9 @@
 //! Tokenizer: converts text to token ids and back exactly like Hugging Face. The crate `tokenizers` runs the pipeline
 //! of `tokenizer.json`.
 //!
-//! The file is untrusted input. [`tokenizer_limits`] bounds how much longer its steps make a text. The crate panics on
-//! some hostile pipelines; therefore every call into it catches panics and returns an [`Error`] that names the file.
+//! The file is untrusted input. [`tokenizer_limits`] bounds how much longer the steps of the pipeline can make a text.
+//! The crate panics on some hostile pipelines; therefore every call into it catches panics and returns an [`Error`]
+//! that names the file.
 
 use crate::error::{Context, Error, Result};
 use crate::files;
@@ -25,7 +26,7 @@ const PREPARED: usize = 8 << 20;
 /// A text that becomes larger than [`PREPARED`] is accepted if it grows at most by this factor. Only hostile tokenizers
 /// exceed it: honest ones replace a space by three bytes at most.
 const PREPARED_GROWTH: usize = 8;
-/// Bytes of a text that are normalized at a time to measure how long the whole becomes.
+/// Number of bytes of a text that are normalized at a time to measure how long the whole text becomes.
 const PIECE: usize = 64 << 10;
 /// Prompts up to this size in bytes are encoded even if the context is short.
 const PROMPT: usize = 1 << 20;

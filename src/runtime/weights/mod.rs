@@ -68,7 +68,7 @@ impl Weight {
         }
     }
 
-    /// Returns the matrix to be rebuilt, if it is one.
+    /// Returns the description of a matrix that is rebuilt when it is used; `None` for a matrix that is in memory.
     fn as_rebuilt(&self) -> Option<&Rebuilt> {
         match self {
             Weight::Here(_) => None,

@@ -111,7 +111,7 @@ fn narrow(from: DType, bytes: &[u8], to: DType) -> Result<Bytes> {
             };
             match lost {
                 Some(value) => Err(Error::engine(format!("found the weight {value}, which is out of range for {to}"))
-                    .help("choose a precision with a wider range, for example --precision bf16 or fp32")),
+                    .help("choose a --precision that holds it: fp16 holds up to 65504, bf16 and fp32 up to 3e38")),
                 None => Ok(()),
             }
         })

@@ -48,8 +48,8 @@ pub(super) fn widen(from: &TileLayout, tiles: &[u8], to: &TileLayout) -> Result<
 }
 
 /// Converts one block of 16 rows by 32 columns. Vector `f` of the 8 vectors of int8 codes holds columns `4f..4f + 4`.
-/// In `codes`, their low four bits are the low nibbles (`f < 4`) or the high nibbles of vector `f % 4`; their high bits
-/// follow after the nibbles.
+/// In `codes`, the low four bits of the codes of these columns are the low nibbles (`f < 4`) or the high nibbles
+/// (`f >= 4`) of vector `f % 4`. The high bits of all codes follow after the 4 vectors of nibbles.
 fn widen_block(codes: &[Vector], bias: u8, out: &mut [Vector]) {
     let (nibbles, high) = codes.split_at(NIBBLES);
     let each = high.len();

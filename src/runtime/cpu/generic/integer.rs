@@ -1,10 +1,10 @@
 //! Kernels for tiles times int8 and 16-bit activations.
 //!
-//! [`product`] is the loop that all of them share. A *run* is the blocks that share both a scale of the weights and a
-//! scale of the activations. The integer sums over each run are multiplied by the scales of the weights and summed over
-//! the group of activations; these sums are multiplied by the scale of the activations and summed over K. An
-//! implementation of [`Runs`] supplies the sums of each run. The one in this file reads tiles, which are unpacked in
-//! registers, once for all columns of the rectangle; the one in [`super::panel`] reads a panel.
+//! [`product`] is the loop that all of them share. A *run* consists of consecutive blocks that share both a scale of
+//! the weights and a scale of the activations. The integer sums over each run are multiplied by the scales of the
+//! weights and summed over the group of activations; these sums are multiplied by the scale of the activations and
+//! summed over K. An implementation of [`Runs`] supplies the sums of each run. The one in this file reads tiles, which
+//! are unpacked in registers, once for all columns of the rectangle; the one in [`super::panel`] reads a panel.
 
 use super::super::acts::{Acts, GROUP_BLOCKS, Q8Group, Q16Group};
 use super::super::kernels::{Kernel, Part, Tiles, kind, with_const, with_kind};

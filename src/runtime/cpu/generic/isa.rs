@@ -345,7 +345,7 @@ impl Piece<'_> {
     pub unsafe fn zeros<I: Isa>(&self, isa: I, group: usize) -> I::Int {
         // SAFETY: the caller guarantees that the tile has the group and zero points.
         let zeros = unsafe { isa.load_u8(self.tile.add(self.layout.zeros_offset + group * TILE_ROWS + self.row)) };
-        // Our encoders write only zero points of at most 15; a larger one in a file from elsewhere is read as 15.
+        // The encoders of `iec` write only zero points of at most 15; larger ones in other files are read as 15.
         isa.min(zeros, isa.splat(15))
     }
 }
