@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Maximum number of packs in a chain in which each is the base of the one before.
+/// Maximum number of bases in a chain of packs in which each is the base of the one before.
 const MOST_BASES: usize = 4;
 
 /// The tensors of a pack and its payloads, in `model.ie.bin` or deduplicated.
@@ -32,10 +32,13 @@ impl Chain {
     pub fn with(&self, dir: &Path) -> Result<Chain> {
         if self.0.len() > MOST_BASES {
             return Err(Error::corrupt(format!(
-                "found a chain of more than {MOST_BASES} packs, each the base of the one before"
+                "found a chain of more than {MOST_BASES} base packs, each the base of the one before"
             ))
             .at(dir)
-            .help("name an earlier pack of the chain with --base"));
+            .help(
+                "shorten the chain: run `iec dedup` with a --base that is itself a base of the present one \
+                 (`iec inspect DIR` lists the bases of a pack)",
+            ));
         }
         let mut chain = self.clone();
         chain.0.push(dir.canonicalize().at(dir)?);
@@ -105,7 +108,8 @@ impl Artifact {
         }
     }
 
-    /// Reads bytes `range` of a unit of tensor `i`, which has this layout; bytes beyond its end are zeros.
+    /// Reads bytes `range` of unit number `unit` of tensor `i`, which is divided as `layout` says. Bytes of the range
+    /// beyond the end of the unit are zeros.
     pub(super) fn read_unit(
         &self,
         i: usize,

@@ -55,7 +55,7 @@ impl Store {
         let agrees = entry.is_none_or(|e| (e.offset as u64, e.nbytes as u64) == (payload.offset, payload.nbytes));
         if !fits || !agrees {
             return Err(Error::corrupt(format!(
-                "found {} bytes at {}, which differs from model.ie.json or overlaps other bytes",
+                "found {} bytes at offset {}, which differs from model.ie.json or overlaps the bytes listed before",
                 payload.nbytes, payload.offset
             )));
         }
@@ -78,7 +78,7 @@ impl Store {
         for ((range, file), name) in streams.iter().zip(&self.files).zip(FILE_NAMES) {
             if range[0].checked_add(range[1]).is_none_or(|end| end > file.bytes().len() as u64) {
                 return Err(Error::corrupt(format!(
-                    "found {} bytes at {} of {name}, past its end",
+                    "found {} bytes at offset {} of {name}, which reach past its end",
                     range[1], range[0]
                 )));
             }
@@ -93,14 +93,14 @@ impl Store {
         let found = [streams[0][1], streams[1][1] - (index.len() * INDEX_ENTRY) as u64, streams[2][1]];
         if sums != found {
             return Err(Error::corrupt(format!(
-                "found frames of {sums:?} bytes in total, expected the lengths of the streams, {found:?} bytes"
+                "found frames of {sums:?} bytes in the three streams, expected the lengths of the streams, {found:?}"
             )));
         }
         Ok(())
     }
 
-    /// Checks that the origin of a unit exists and has a suitable layout. Differences may refer only to units that need
-    /// no other, and copies to all units but copies, so that references cannot form a cycle.
+    /// Checks that the origin of a unit exists and has a suitable layout. Within a pack, differences may refer only to
+    /// units without an origin, and copies to all units but copies, so that references cannot form a cycle.
     fn check_origin(&self, layout: &Layout, encoding: Encoding, of: &Origin) -> Result<()> {
         let wrong = || Error::corrupt("found a reference to a unit that does not exist or has another layout");
         let Some(base) = of.base else {
@@ -120,7 +120,7 @@ impl Store {
         }
         if entry.sha256.is_none() || entry.sha256 != of.sha256 {
             let found = format!(
-                "found other bytes of {} in the base pack {} than when this pack was deduplicated",
+                "found tensor {} of the base pack {} changed since this pack was deduplicated",
                 entry.name,
                 self.dir.join(&of_pack.dir).display()
             );

@@ -36,9 +36,9 @@ pub(crate) struct Description {
     /// File name of the binary that can be rebuilt.
     pub weights_bin: String,
     pub total_bytes: u64,
-    /// Lengths of the files of streams.
+    /// Lengths in bytes of the three files of streams ([`FILE_NAMES`]).
     pub files: [u64; 3],
-    /// Base packs, to whose tensors units refer.
+    /// Base packs; units may refer to their tensors.
     pub bases: Vec<Base>,
     /// All bytes of the binary that are not zeros between tensors, in file order.
     pub payloads: Vec<Payload>,
@@ -78,7 +78,7 @@ pub(crate) struct Payload {
     /// SHA-256 of the bytes, unless `model.ie.json` records it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
-    /// Units of equal size: the matrices of a stack, or one.
+    /// Units of equal size: the matrices of a stack, slices of rows of a matrix, or the whole payload as one unit.
     pub units: Vec<Unit>,
     /// Offset in the binary; set by [`Description::resolve`].
     #[serde(skip)]
@@ -104,7 +104,7 @@ pub(crate) struct Unit {
     /// Unit that this one equals, or from which it is stored as differences.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of: Option<Origin>,
-    /// Start and length in each file; the streams start where those of the unit before end.
+    /// Start and length in bytes in each of the three files; the streams begin where those of the preceding unit end.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "lengths")]
     pub streams: Option<[[u64; 2]; 3]>,
 }
@@ -143,15 +143,17 @@ pub(crate) enum Encoding {
     Delta,
 }
 
-/// Reference to a unit of this pack that is encoded in frames, or to a unit of a base.
+/// Reference to a unit of this pack that is not itself a copy, or to a unit of a base pack.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Origin {
+    /// Index in [`Description::bases`]; `None` for a unit of this pack.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<usize>,
     /// Index among the payloads; in a base, among its tensors.
     pub payload: usize,
+    /// Number of the unit within that payload or tensor.
     pub unit: usize,
-    /// Hash of the base's tensor.
+    /// SHA-256 that the base recorded for its tensor when this pack was deduplicated; absent without `base`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
 }
@@ -187,7 +189,10 @@ impl Description {
             serde_json::from_str(&format!("{body}}}")).map_err(|e| broken(&format!("invalid description: {e}")))?;
         if description.format != FORMAT {
             return Err(Error::unsupported(format!("found format `{}`, expected `{FORMAT}`", description.format))
-                .help("restore model.ie.bin with the program that wrote this file, then run `iec dedup` again"));
+                .help(
+                    "restore model.ie.bin with the version of iec that wrote this file (`iec dedup --restore`), then \
+                     run `iec dedup` again",
+                ));
         }
         description.place_streams().help(RESTORE)
     }
@@ -205,8 +210,7 @@ impl Description {
             for ([start, length], end) in streams.iter_mut().zip(&mut ends) {
                 *start = *end;
                 let next = end.checked_add(*length);
-                *end =
-                    next.ok_or_else(|| Error::corrupt(format!("found a stream of {length} bytes, which overflows")))?;
+                *end = next.ok_or_else(|| Error::corrupt("found streams of more than 2^64 - 1 bytes in total"))?;
             }
         }
         if ends != self.files {

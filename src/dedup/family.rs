@@ -52,7 +52,7 @@ pub fn remove(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Sizes of a pack of a family, and the packs related to it.
+/// Sizes of one pack of a family, and the packs that it is rebuilt from or that are rebuilt from it.
 #[derive(Debug, Clone, Serialize)]
 pub struct Member {
     /// Directory of the pack.
@@ -73,7 +73,7 @@ impl Member {
     /// Reads the sizes of the pack in `dir` from its descriptions, without its weights.
     ///
     /// # Errors
-    /// A description is missing or impossible.
+    /// A description is missing or invalid.
     pub fn of(dir: &Path) -> Result<Member> {
         let size = |name: &str| std::fs::metadata(dir.join(name)).map_or(0, |file| file.len());
         let binary_bytes = size(iebin::BIN_NAME);

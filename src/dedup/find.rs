@@ -28,7 +28,7 @@ const HASHED: usize = 256 << 20;
 /// Units of a base that are fingerprinted before their pages are released.
 const GLANCES: usize = 64;
 
-/// Unit of the pack that is deduplicated.
+/// Unit of the pack that is being deduplicated.
 pub(super) struct Candidate<'a> {
     pub payload: usize,
     pub unit: usize,
@@ -53,7 +53,8 @@ impl Candidate<'_> {
 /// Origin of a unit that is rebuilt from another one, and its encoding.
 type Found = Option<(Encoding, Origin)>;
 
-/// Returns the origin of each unit, if it has one. `release` releases the pages that were read.
+/// Returns, for each unit, the encoding and the origin with which it is stored; `None` for units that are stored
+/// without reference to another. `release` releases the pages of the pack that were read.
 pub(super) fn origins(
     units: &[Candidate<'_>],
     release: impl Fn(),
@@ -183,7 +184,7 @@ impl<'a> Trial<'a> {
     }
 }
 
-/// Finds a unit of a base that is equal or similar.
+/// Finds a unit of a base that is equal or similar to the unit of `trial`; takes the first base that has one.
 fn in_bases(trial: &Trial<'_>, bases: &[Base<'_>]) -> Result<Found> {
     let unit = trial.unit;
     for (b, base) in bases.iter().enumerate() {
@@ -201,7 +202,8 @@ fn in_bases(trial: &Trial<'_>, bases: &[Base<'_>]) -> Result<Found> {
     Ok(None)
 }
 
-/// Returns the best of these units of a base, if its differences are small enough.
+/// Returns the best of the `likely` units of base number `b`: an equal one if there is one, otherwise the one with the
+/// smallest differences, if these are small enough ([`WORTH`]). `likely` gives the tensor and the unit within it.
 fn best(trial: &Trial<'_>, b: usize, base: &Base<'_>, likely: impl Iterator<Item = (usize, usize)>) -> Result<Found> {
     let (unit, mut best) = (trial.unit, (f64::INFINITY, None));
     for (payload, place) in likely {
@@ -226,8 +228,8 @@ fn best(trial: &Trial<'_>, b: usize, base: &Base<'_>, likely: impl Iterator<Item
     Ok(best.1)
 }
 
-/// Returns the most similar of the units in `own`, which are stored without reference to another. If none is similar
-/// enough, unit `i` is added to them.
+/// Returns the unit in `own` that is most similar to unit `i` of this pack. `own` holds the earlier units that are
+/// stored without reference to another; if none of them is similar enough, unit `i` is added.
 fn near_in_pack(trial: &Trial<'_>, units: &[Candidate<'_>], own: &mut Lineup<usize>, i: usize) -> Result<Found> {
     if trial.effort == Effort::None {
         return Ok(None);

@@ -2,8 +2,8 @@
 //!
 //! A bit of a fingerprint is set if a number is larger than the next one. Further training, merging an adapter or
 //! rounding changes numbers by far less than they differ from their neighbours, so related units agree in nearly all
-//! bits and unrelated ones in half of them. A fingerprint takes 64 bytes per unit, and a comparison eight
-//! instructions.
+//! bits and unrelated ones in half of them. A fingerprint takes 64 bytes per unit, so that a unit can be compared with
+//! very many others.
 
 use super::layout::Layout;
 use super::pattern::{NumberRun, Numbers};
@@ -36,7 +36,7 @@ impl Fingerprint {
         layout.middle(GLANCE)
     }
 
-    /// Computes the fingerprint from the bytes of this range; none if they have too few numbers.
+    /// Computes the fingerprint from the bytes of [`Fingerprint::range`]; `None` if they hold too few numbers.
     pub fn of(layout: &Layout, bytes: &[u8]) -> Option<Fingerprint> {
         let (start, part) = largest(&layout.pattern.parts)?;
         let period = bytes.get(..layout.pattern.period)?;
@@ -88,7 +88,7 @@ impl<T: Copy> Lineup<T> {
         Lineup { groups: Vec::new() }
     }
 
-    /// Adds a unit.
+    /// Adds a unit with the name `who`; does nothing without a fingerprint.
     pub fn add(&mut self, layout: &Layout, print: Option<Fingerprint>, who: T) {
         let Some(print) = print else { return };
         match self.groups.iter_mut().find(|(other, _)| other.alike(layout)) {
@@ -97,7 +97,7 @@ impl<T: Copy> Lineup<T> {
         }
     }
 
-    /// Returns the most similar units, if less than `1 / part` of their bits differ.
+    /// Returns up to [`NEAREST`] units, the most similar first; in each, less than `1 / part` of the bits differ.
     pub fn nearest(&self, layout: &Layout, print: Option<&Fingerprint>, part: u32) -> Vec<T> {
         let group = self.groups.iter().find(|(other, _)| other.alike(layout));
         let (Some((_, group)), Some(print)) = (group, print) else { return Vec::new() };

@@ -20,7 +20,7 @@ const AS_IT_IS: u8 = 0;
 /// First byte of the masks of a frame of planes.
 const PLANES: u8 = 1;
 
-/// Encodes and decodes frames; owns the buffers.
+/// Encoder and decoder of frames, with the buffers that both reuse.
 #[derive(Debug)]
 pub(crate) struct Coder {
     level: Level,
@@ -92,7 +92,8 @@ impl Coder {
         Ok(())
     }
 
-    /// Decodes a frame, as long as `out`, from its streams.
+    /// Decodes a frame from its streams into `out`, whose length is that of the frame. `base` is the frame from which
+    /// this one is stored as differences, if it is.
     ///
     /// # Errors
     /// The streams are not those of such a frame.
@@ -154,8 +155,8 @@ impl Coder {
     }
 }
 
-/// Returns the type and planes of numbers or their differences. Codes of quantized weights are used only with an
-/// entropy coder.
+/// Returns the type and planes of numbers or their differences. Without an entropy coder, codes of quantized weights
+/// are treated as bytes, because splitting them would save nothing.
 fn numbers_of(numbers: Numbers, differences: bool, effort: Effort) -> (Numbers, &'static [Kind]) {
     match (numbers, effort) {
         _ if differences => numbers.differences(),

@@ -2,7 +2,7 @@
 
 use crate::simd::Kernel;
 
-/// Bytes handled at once: the vector width of the widest machines.
+/// Number of bytes handled at once: the vector width of AVX-512.
 pub(crate) const LANES: usize = 64;
 
 /// Checks whether all bytes are equal to this one.
@@ -19,7 +19,7 @@ impl Kernel<bool> for AllAre<'_> {
     }
 }
 
-/// Calls `f` with the index of every lane that is not zero. Lanes are 0 or 255.
+/// Calls `f` with the index of every byte of `lanes` that is not zero; all bytes are 0 or 255.
 #[inline(always)]
 pub(crate) fn for_each_set(lanes: &[u8], mut f: impl FnMut(usize)) {
     for (word, eight) in lanes.as_chunks::<8>().0.iter().enumerate() {

@@ -31,14 +31,15 @@ impl Layout {
         Ok(Layout { units, unit_bytes: nbytes / units, frame_bytes: frame_bytes(&pattern, effort), pattern })
     }
 
-    /// Returns the layout of the same bytes as `units` units, if each has whole periods.
+    /// Returns the layout of the same bytes divided into `units` units; `None` if these would not have whole periods.
     pub fn cut(&self, units: usize) -> Option<Layout> {
         let nbytes = self.units * self.unit_bytes;
         let fits = units > 0 && nbytes.is_multiple_of(units) && (nbytes / units).is_multiple_of(self.pattern.period);
         (fits && nbytes > 0).then(|| Layout { units, unit_bytes: nbytes / units, ..self.clone() })
     }
 
-    /// Returns the layout of another tensor for a comparison with this one: with units of the same size, if possible.
+    /// Returns the layout of the tensor `entry` of a base for a comparison with the tensor of this layout: with units
+    /// of the same size, if possible.
     pub fn facing(&self, entry: &Entry, effort: Effort) -> Result<Layout> {
         let other = Layout::of(Some(entry), entry.nbytes, effort)?;
         if self.alike(&other) || self.units == 1 || other.pattern != self.pattern {
@@ -59,7 +60,7 @@ impl Layout {
         self.alike(other) || (self.pattern == other.pattern && self.units == 1 && other.units == 1)
     }
 
-    /// Returns a range of about `wanted` bytes in the middle of a unit, whole periods.
+    /// Returns a range of about `wanted` bytes in the middle of a unit that begins and ends with whole periods.
     pub fn middle(&self, wanted: usize) -> Range<usize> {
         let period = self.pattern.period.max(1);
         let length = self.pattern.frame_bytes(wanted).min(self.unit_bytes / period * period);
@@ -72,7 +73,7 @@ impl Layout {
         self.unit_bytes.div_ceil(self.frame_bytes)
     }
 
-    /// Returns the bytes of frame `i` within its unit.
+    /// Returns the range of bytes of frame `i` within its unit.
     pub fn frame(&self, i: usize) -> Range<usize> {
         i * self.frame_bytes..((i + 1) * self.frame_bytes).min(self.unit_bytes)
     }

@@ -41,8 +41,8 @@ pub struct Options {
     pub even_if_larger: bool,
 }
 
-/// Writes the four files next to the binary, which is kept. If they would not be smaller than the binary, nothing is
-/// written.
+/// Writes the four files of the store next to the binary, which is kept. If they would not be smaller than the binary,
+/// nothing is written, unless `even_if_larger` is set.
 ///
 /// # Errors
 /// There is no binary, a tensor differs from its recorded hash, or the disk is full.
@@ -108,7 +108,8 @@ pub struct Made {
     pub unlisted: Vec<(PathBuf, Error)>,
 }
 
-/// Returns the bases that are needed; the others are dropped.
+/// Returns the bases to which units refer, and renumbers the references in `found` accordingly. The other bases are
+/// dropped, so that the pack does not depend on them.
 fn only_needed(bases: Vec<Artifact>, found: &mut [Option<(Encoding, Origin)>]) -> Vec<Artifact> {
     let mut place: Vec<Option<usize>> = vec![None; bases.len()];
     for base in found.iter().flatten().filter_map(|(_, of)| of.base) {
@@ -155,7 +156,7 @@ impl<'a> Plan<'a> {
         for entry in entries {
             if entry.offset < end {
                 return Err(Error::unsupported(
-                    "found bytes that belong to another tensor, too, as in packs of older programs",
+                    "found bytes that another tensor uses too, as in packs of older programs",
                 )
                 .tensor(&entry.name)
                 .help("convert the pack first: `iec pack --hf-dir OLD_PACK --out-dir NEW_PACK`"));
@@ -169,7 +170,7 @@ impl<'a> Plan<'a> {
         Ok(Plan { bin, parts })
     }
 
-    /// Divides matrices into slices where slices repeat.
+    /// Divides matrices into slices of rows (attention heads) where such slices repeat.
     fn cut(&mut self, reader: &IebinReader) {
         let Some(model) = &reader.description.model else { return };
         let tensors = self.parts.iter().enumerate().filter_map(|(i, part)| {
@@ -213,7 +214,8 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Writes the streams of all payloads; `found` has the origin of each unit.
+    /// Writes the streams of all payloads; returns the payloads for the description. `found` has the encoding and the
+    /// origin of each unit.
     fn write(&mut self, found: Vec<Option<(Encoding, Origin)>>) -> Result<Vec<Payload>> {
         let plan = self.plan;
         let bar = progress::bytes("dedup", plan.bin.bytes().len() as u64);
@@ -236,7 +238,9 @@ impl Writer<'_> {
             if let Some((name, expected)) = recorded.filter(|(_, expected)| !found.eq_ignore_ascii_case(expected)) {
                 let message = format!("found the SHA-256 {found}, expected the recorded {expected}");
                 let error = Error::refused(message).at(plan.bin.path()).tensor(name);
-                return Err(error.help("the pack is damaged; pack again"));
+                return Err(
+                    error.help("the pack is damaged; restore model.ie.bin from a backup, or make the pack again")
+                );
             }
             payloads.push(Payload {
                 name: part.entry.map(|entry| entry.name.clone()),
@@ -250,7 +254,7 @@ impl Writer<'_> {
         Ok(payloads)
     }
 
-    /// Appends the frames of a unit and their index; returns their positions.
+    /// Appends the frames of a unit and their index; returns their start and length in bytes in each of the files.
     fn write_unit(&mut self, part: &Planned<'_>, unit: usize, of: Option<&Origin>) -> Result<[[u64; 2]; 3]> {
         let Writer { plan, bases, effort, lengths: starts, .. } = *self;
         let (layout, bytes) = (&part.layout, part.unit(unit, plan.bin));

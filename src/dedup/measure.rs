@@ -106,7 +106,9 @@ fn round_trip(coder: &mut Coder, layout: &Layout, frame: &[u8], back: &mut [u8])
     coder.decode(&layout.pattern, streams.cursors(), None, back)?;
     let decode = start.elapsed();
     if frame != back {
-        return Err(Error::refused("a frame does not decode to its original bytes; please report this"));
+        return Err(Error::refused(
+            "found a frame that does not decode to its original bytes; this is a fault of iec, please report it",
+        ));
     }
     Ok(Sum { original: frame.len() as u64, stored: streams.len() as u64, encode, decode })
 }

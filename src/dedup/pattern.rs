@@ -34,8 +34,8 @@ pub(crate) enum Codes {
 }
 
 impl Codes {
-    /// Returns the mask by which [`split_nibbles`] converts four offset codes in two bytes to sign and magnitude; 0 for
-    /// other codes, which stay unchanged.
+    /// Returns the mask with which [`split_nibbles`] converts the four offset codes in two bytes to sign and magnitude;
+    /// 0 for other codes, which stay unchanged.
     fn fold(self) -> u16 {
         if self == Codes::Offset { 0x1111 } else { 0 }
     }
@@ -153,7 +153,8 @@ impl Pattern {
         }
     }
 
-    /// Returns the number of values that share a window: a row, several short ones, or a part of a long one.
+    /// Returns the number of values that share a window ([`super::plane`]): one row, several short rows, or 2048 values
+    /// of a long row or of a payload without rows.
     pub fn window(&self) -> usize {
         match self.row {
             0 | 8193.. => 2048,

@@ -13,7 +13,7 @@ pub struct Summary {
     pub written: bool,
     /// Bytes of the binary.
     pub original_bytes: u64,
-    /// Bytes of the four files, or of the binary.
+    /// Bytes of the four files if they are written, otherwise of the binary.
     pub stored_bytes: u64,
     /// Bytes of the four files, even if they are not written.
     pub store_bytes: u64,
@@ -96,7 +96,7 @@ impl Summary {
         }
     }
 
-    /// Returns the summary of a pack that is left as it is.
+    /// Returns this summary for the case that the files are not written and the pack is left as it is.
     pub(super) fn nothing_gained(self) -> Summary {
         let (parts, bases) = (Vec::new(), Vec::new());
         Summary { written: false, stored_bytes: self.original_bytes, ratio: 1.0, parts, bases, ..self }

@@ -12,7 +12,7 @@ use crate::progress::{self, ProgressBar};
 use crate::sha256::{Digest, Sha256};
 use std::path::Path;
 
-/// Returns true for a pack whose binary was removed and can be rebuilt.
+/// Returns true for a pack whose binary was removed and that has a store from which it can be rebuilt.
 ///
 /// # Errors
 /// The system cannot tell whether its files exist.
@@ -53,16 +53,16 @@ pub fn remove_original(dir: &Path) -> Result<()> {
 }
 
 /// Writes the binary again into `out_dir`, with the files that belong to a pack; every payload is compared with its
-/// hash.
+/// hash. Returns the length of the binary in bytes.
 ///
 /// # Errors
-/// A file is missing or was changed, or the disk is full. In these cases no binary is left.
+/// A file is missing or was changed, or the disk is full. In these cases no incomplete binary is left.
 pub fn restore(dir: &Path, out_dir: &Path) -> Result<u64> {
     let open = || Store::open(dir, &Chain::default()).map_err(Error::while_opening_model);
     drop(open()?);
     let out = OutDir::make(out_dir)?;
     let _lock = DirLock::acquire(out.path())?;
-    // Until now, another command may have replaced the pack.
+    // Opened again, because another command may have replaced the pack before the lock was taken.
     let store = open()?;
     let total = store.description.total_bytes;
     refuse_other_pack(dir, out_dir)?;

@@ -7,7 +7,8 @@ use crate::iebin::Entry;
 use crate::model_config::ModelConfig;
 use std::collections::BTreeSet;
 
-/// Returns the payload numbers of the tensors that are to be cut, each with its new layout.
+/// Returns the payload numbers of the tensors that are to be cut, each with its new layout. `tensors` gives the payload
+/// number, the entry, the present layout and the bytes of each tensor.
 pub(super) fn slices<'a>(
     model: &ModelConfig,
     tensors: impl Iterator<Item = (usize, &'a Entry, &'a Layout, &'a [u8])>,

@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// Checks that are made when a store is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Trust {
-    /// None: data is compared with its checksums only when it is rebuilt into memory.
+    /// No checks of data: it is compared with its checksums only when it is rebuilt into memory.
     #[default]
     Files,
     /// All data is compared with its checksums.
@@ -113,7 +113,7 @@ impl Store {
                 Some(base) => {
                     let base = self.bases[base].store()?;
                     let payload = base.payload_of(of.payload);
-                    // The base itself may be cut into other units than those this pack refers to.
+                    // The base may have been deduplicated with another division into units than this pack refers to.
                     let same = base.layouts[payload].alike(layout) && of.unit < base.layouts[payload].units;
                     return if same { base.windowed_unit(payload, of.unit) } else { None };
                 }

@@ -20,14 +20,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Advice for files that contradict each other.
-const DAMAGED: &str = "the files model.dedup.* are damaged or not of one pack; restore them from a backup or, while \
-                       model.ie.bin is there, run `iec dedup` again";
+const DAMAGED: &str = "the files model.dedup.* are damaged or do not belong together; restore them from a backup or, \
+                       while model.ie.bin is there, run `iec dedup` again";
 /// A description larger than this is refused before it is parsed.
 const JSON_LIMIT: u64 = 256 << 20;
 /// Bytes rebuilt at once.
 const PIECE: usize = 16 << 20;
 
-/// Buffers for rebuilt bytes. They are reused, because fresh pages cost more time in the kernel than decoding.
+/// Buffers for rebuilt bytes. They are reused, because page faults of new memory would take longer than decoding.
 #[derive(Debug, Default)]
 pub(crate) struct Room([Vec<u8>; 2]);
 
@@ -47,7 +47,7 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Opens the store in `dir`, as the next pack of a chain.
+    /// Opens the store in `dir`. `chain` holds the packs that are being opened and have this one as a base.
     ///
     /// # Errors
     /// A file is missing, or a number is out of range.
@@ -66,7 +66,7 @@ impl Store {
             .as_ref()
             .is_some_and(|recorded| !sha256::of_file(pack, |_| {}).is_ok_and(|found| found == *recorded))
         {
-            return Err(Error::corrupt(format!("was made from another pack than that of {}", pack.display()))
+            return Err(Error::corrupt(format!("found a store of another pack than the one of {}", pack.display()))
                 .at(&json)
                 .help(
                     "model.ie.json was changed or replaced after `iec dedup`: restore it from a backup; only if \
@@ -138,9 +138,9 @@ impl Store {
         self.place[i]
     }
 
-    /// Rebuilds payload `i` in pieces, each frame by frame on all threads, and passes the pieces to `take`;
-    /// meanwhile, the next piece is rebuilt. Pages of the files are released after use, so memory does not grow with
-    /// the size.
+    /// Rebuilds payload `i` in pieces of about 16 MiB, frame by frame on all threads, and passes the pieces in order to
+    /// `take`. While `take` runs, the next piece is rebuilt. Pages of the files are released after use, so memory does
+    /// not grow with the size of the payload.
     pub fn pieces(&self, i: usize, room: &mut Room, mut take: impl FnMut(&[u8]) -> Result<()> + Send) -> Result<()> {
         let layout = &self.layouts[i];
         let unit_frames = |unit| (0..layout.frames()).map(move |frame| (unit * layout.unit_bytes, layout.frame(frame)));
@@ -186,6 +186,7 @@ impl Store {
             return Ok(());
         }
         Err(Error::refused(format!("found the sha256 {found}, expected {said}"))
+            .at(&self.dir)
             .tensor(payload.label())
             .help("the files model.dedup.* of this pack or of a base pack are damaged; restore them from a backup"))
     }
@@ -252,10 +253,11 @@ impl Store {
             return Ok(());
         };
         let cursors = self.cursors(layout, streams, frame).tensor(payload.label())?;
-        coder.decode(&layout.pattern, cursors, base.as_deref(), out).tensor(payload.label()).help(DAMAGED)
+        let decoded = coder.decode(&layout.pattern, cursors, base.as_deref(), out);
+        decoded.at(&self.dir).tensor(payload.label()).help(DAMAGED)
     }
 
-    /// Returns the streams of a frame, if their checksum is right.
+    /// Returns the streams of a frame; fails if their checksum differs from the recorded one.
     pub(super) fn cursors(&self, layout: &Layout, streams: [[u64; 2]; 3], frame: usize) -> Result<Cursors<'_>> {
         let index = self.index(layout, streams)?;
         let before = index[..frame].iter().fold([0; 3], |sum, entry| {
@@ -267,10 +269,9 @@ impl Store {
             &self.files[i].bytes()[streams[i][0] as usize + before[i]..][..lengths[i]]
         }));
         if index::checksum(&cursors) != index::checksum_of(&index[frame]) {
-            return Err(Error::corrupt(format!(
-                "found a checksum of frame {frame} that differs from the recorded one"
-            ))
-            .help("restore the files model.dedup.* from a backup"));
+            return Err(Error::corrupt(format!("found another checksum of frame {frame} than the recorded one"))
+                .at(&self.dir)
+                .help("the files model.dedup.* of this pack are damaged; restore them from a backup"));
         }
         Ok(cursors)
     }

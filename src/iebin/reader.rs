@@ -64,8 +64,8 @@ impl IebinReader {
         };
         let bin = MappedFile::open(&bin_path).map_err(|e| match files::exists(&dir.join(DEDUP_JSON_NAME)) {
             Ok(true) => e.help(
-                "the binary was removed when the pack was deduplicated, and this command needs it: restore it with \
-                 `iec dedup --restore --model-dir DIR`",
+                "the binary was removed when the pack was deduplicated; restore it with \
+                 `iec dedup --restore --model-dir DIR`, or leave out `--dedup off` if it is given",
             ),
             _ => e,
         })?;

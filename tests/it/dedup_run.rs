@@ -259,7 +259,7 @@ fn a_store_of_another_pack_is_never_run() {
         run(&dir, &["--dedup", "on"]).code(3);
         std::fs::remove_file(dir.join("model.ie.bin")).unwrap();
         let message = stderr(&run(&dir, &[]).code(3));
-        assert!(case == "unbound" || message.contains("was made from another pack"), "{message}");
+        assert!(case == "unbound" || message.contains("found a store of another pack"), "{message}");
         // Replacing the pack removes the store.
         let mut pack = iec();
         pack.args(["pack", "--overwrite", "--hf-dir"]).arg(fixture("stories260k")).arg("--out-dir").arg(&dir);

@@ -98,7 +98,7 @@ impl Streams {
     }
 }
 
-/// Rest of the streams of a frame, which are untrusted input.
+/// Bytes of the streams of a frame that are not yet decoded. They are untrusted input.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cursors<'a> {
     pub defaults: &'a [u8],
@@ -118,7 +118,7 @@ impl<'a> Cursors<'a> {
     }
 }
 
-/// Takes the next `n` bytes of a stream.
+/// Returns the next `n` bytes of a stream and removes them from it.
 pub(crate) fn take<'a>(stream: &mut &'a [u8], n: usize) -> Result<&'a [u8]> {
     let (taken, left) = stream.split_at_checked(n).ok_or_else(|| {
         Error::corrupt(format!("found a stream of an encoded frame that ends {} bytes too early", n - stream.len()))
@@ -197,7 +197,8 @@ pub(crate) fn encode(
     Ok(())
 }
 
-/// Appends a plane of exponents and the plane before it, separately or joined.
+/// Appends a plane of exponents and the plane below it (the upper bits of the mantissas), separately or joined,
+/// whichever is smaller.
 ///
 /// # Errors
 /// There is no memory for the tables of zstd.
@@ -230,8 +231,8 @@ pub(crate) fn encode_floats(
     Ok(())
 }
 
-/// Reads the next plane, of `out.len()` values. Exponents may be joined with the first bits of the plane before,
-/// `lower`, which are then added to it.
+/// Reads the next plane, of `out.len()` values. The first bits of the plane before, `lower`, may be stored together
+/// with exponents; they are then added to `lower`.
 pub(crate) fn decode(
     level: Level,
     kind: Kind,
@@ -262,7 +263,8 @@ pub(crate) fn decode(
     Ok(())
 }
 
-/// Returns the next plane without a copy, if it is stored in full.
+/// Returns the next plane, of `len` values, without a copy, if it is stored in full; otherwise leaves the cursors as
+/// they are and returns `None`.
 pub(crate) fn in_place<'a>(kind: Kind, from: &mut Cursors<'a>, len: usize) -> Option<&'a [u8]> {
     if kind != Kind::Bytes || from.masks.first() != Some(&(Codec::Raw as u8)) {
         return None;

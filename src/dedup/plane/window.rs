@@ -19,7 +19,7 @@ use crate::windowed::{FAR, HEADER, Header, NEXT, WIDTH};
 
 pub(crate) use crate::windowed::BLOCK;
 
-/// Appends the plane; `values` is a buffer.
+/// Appends a plane of exponents; `values` is a buffer.
 pub(super) fn encode(level: Level, plane: &[u8], out: &mut Streams, values: &mut Vec<u8>) {
     out.masks.push(super::Codec::Window as u8);
     let headers = out.masks.len();
@@ -69,7 +69,7 @@ impl Kernel for Distances<'_> {
     }
 }
 
-/// Appends the exceptions of a block.
+/// Appends the exceptions of a block; returns its header.
 fn write_exceptions(block: &[u8], top: u8, beyond: &[u8; BLOCK], out: &mut Vec<u8>) -> Header {
     let start = out.len();
     let mut far = Vec::new();

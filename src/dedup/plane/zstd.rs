@@ -61,7 +61,8 @@ impl Zstd {
 }
 
 fn no_memory(found: &str) -> Error {
-    Error::new(Cause::OutOfMemory(format!("no memory for the tables of zstd: {found}"))).help("use fewer --threads")
+    Error::new(Cause::OutOfMemory(format!("no memory for the tables of zstd: {found}")))
+        .help("use fewer threads (--threads)")
 }
 
 impl fmt::Debug for Zstd {
