@@ -118,7 +118,7 @@ impl Kernel for Block<'_> {
 const ELIMINATED: usize = 64;
 
 /// Replaces the upper triangle of the symmetric `(n, n)` matrix M by its Cholesky factor V, the upper triangular
-/// matrix with `V^T V = M`. Returns false if M is not positive definite; its content is then undefined.
+/// matrix with `V^T V = M`. Returns false if M is not positive definite; `matrix` then has undefined contents.
 pub fn factor(matrix: &mut [f32], n: usize) -> bool {
     let level = Level::detect();
     let mut panels = Panels::default();

@@ -241,7 +241,8 @@ fn open_dir(dir: &Path) -> Result<Container> {
     if files::is_file(&dir.join(JSON_NAME))? {
         return Container::pack(IebinReader::open(dir)?);
     }
-    Container::checkpoint(dir).map_err(|e| e.help(format!("expected {JSON_NAME}, or a Hugging Face checkpoint")))
+    Container::checkpoint(dir)
+        .map_err(|e| e.help(format!("name a directory with {JSON_NAME} or a Hugging Face checkpoint")))
 }
 
 /// Returns true when a JSON file describes a pack: it names a binary and a format, which manifests do not.

@@ -1,4 +1,4 @@
-//! The description of a measurement that `iec bench` or `iec run` stored as JSON lines, and the check of its figures.
+//! Describes measurements that `iec bench` or `iec run` stored as JSON lines, and checks their figures.
 
 use crate::error::{Error, Result};
 use crate::files;
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// Relative difference up to which two figures are equal.
+/// Largest difference of two figures that count as equal, relative to the larger of the expected figure and 1.
 const TOLERANCE: f64 = 1e-6;
 
 /// Measurement that was read from a file.
@@ -65,7 +65,7 @@ impl Report {
             None => Ok(()),
             Some(first) => Err(Error::refused(format!("found {} wrong figures, the first is {first}", wrong.len()))
                 .at(path)
-                .help("measure again with `iec bench --report-root DIR`")),
+                .help("measure again with --report-root DIR; if a token differs, check the expected tokens as well")),
         }
     }
 
@@ -128,7 +128,8 @@ fn check_record(record: &Record, wrong: &mut Vec<String>) {
         add(format!("found {} token ids, expected at most {tokens_generated}", record.tokens.len()));
     }
     if record.latencies_ms.len() != tokens_generated.saturating_sub(1) {
-        add(format!("found {} latencies of {tokens_generated} tokens", record.latencies_ms.len()));
+        let (found, expected) = (record.latencies_ms.len(), tokens_generated.saturating_sub(1));
+        add(format!("found {found} latencies of {tokens_generated} tokens, expected {expected}"));
     }
     let times = [record.prefill_time_s, record.decode_time_s].into_iter().chain(record.latencies_ms.iter().copied());
     if times.into_iter().any(|time| !time.is_finite() || time < 0.0) {

@@ -39,7 +39,7 @@ pub struct Options {
     pub tensors: bool,
     /// True to read all weights and compute statistics of the values of every tensor; this lists the tensors, too.
     pub stats: bool,
-    /// Check the figures of a report of `iec bench` or `iec run`.
+    /// True to check the figures of a measurement that `iec bench` or `iec run` stored with `--report-root`.
     pub strict: bool,
     /// True for one line of JSON instead of text.
     pub json: bool,
@@ -91,7 +91,7 @@ fn describe_measurement(options: &Options) -> Result<String> {
 
 fn describe_gguf(options: &Options) -> Result<String> {
     if options.stats {
-        return Err(Error::usage("--stats: found a GGUF file, of which no statistics are computed")
+        return Err(Error::usage("--stats: found a GGUF file, for which statistics are not supported")
             .at(&options.path)
             .help("import it with `iec import-gguf`, then inspect the pack"));
     }

@@ -31,7 +31,7 @@ fn objection(found: &Agreement) -> Option<String> {
     }
     let why = found.explanation.clone().unwrap_or_default();
     if found.other_prompts() > 0 {
-        return Some(format!("{} prompts are encoded to other tokens; {why}", found.other_prompts()));
+        return Some(format!("{} prompts are encoded to other tokens than expected; {why}", found.other_prompts()));
     }
     let compared = found.compared.as_ref()?;
     if compared.exact && found.total.differing() > 0 {
@@ -47,7 +47,7 @@ pub fn summary(found: &Agreement) -> String {
     format!("{same} of {steps} tokens are the same, logits differ by at most {max_logit_difference:.6}")
 }
 
-/// Fails if the pack differs.
+/// Fails if the pack differs from its checkpoint, from the trace, or from what it records.
 ///
 /// # Errors
 /// [`crate::error::Cause::Refused`] (exit code 4) with the difference.
@@ -59,7 +59,7 @@ pub fn verdict(found: &Agreement) -> Result<()> {
 /// Returns the advice for a pack that differs.
 fn advice(found: &Agreement) -> &'static str {
     if found.hashes.as_ref().is_some_and(|hashes| !hashes.differing.is_empty()) {
-        return "make the pack again with `iec pack`";
+        return "get the pack again from where it was copied, or make it again with `iec pack`";
     }
     match (&found.gate, &found.compared) {
         (Some(gate), _) if gate.differs => {
@@ -67,12 +67,12 @@ fn advice(found: &Agreement) -> &'static str {
         }
         (Some(_), _) => "quantize with more bits, as with `iec ptq --keep-failing int8`, and pack again",
         (None, Some(compared)) if !compared.exact => {
-            "name the checkpoint that the pack was made from; if it is that one, quantize with more bits, or accept \
-             less agreement with --min-agreement"
+            "compare with the checkpoint that the pack was made from, or a trace of it; if that was done, quantize \
+             with more bits, or accept less agreement with --min-agreement"
         }
         _ => {
-            "name the checkpoint that the pack was made from, or pack it again; if the difference stays, report it \
-             with the --json report"
+            "compare with the checkpoint that the pack was made from, or a trace of it, or pack again; if the \
+             difference stays, report it with the output of --json"
         }
     }
 }

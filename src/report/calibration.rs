@@ -3,7 +3,8 @@
 use super::table::Table;
 use crate::calibration::Calibration;
 
-/// Returns a table of the number of sites, channels and rows that the statistics cover, by kind of site.
+/// Returns a table with a line per kind of site (a place in the model whose values are the inputs of matrices): the
+/// number of sites, of input channels, of rows summed per matrix at the first site, and of experts without a row.
 pub fn table(stats: &Calibration) -> Table {
     let mut table = Table::new(&["inputs of", ">sites", ">channels", ">rows each", ">never routed"]);
     let mut kinds: Vec<(String, usize, usize, f64, usize)> = Vec::new();

@@ -2,9 +2,9 @@
 //!
 //! The crate `fancy-regex` hands an expression to the automata of the crate `regex`, whose time is linear, unless it
 //! has look-around, back references, atomic groups or word boundaries. A branch (alternative) with one of these runs on
-//! a backtracking machine: from each position of a text it may try a number of ways that is exponential in the length of the
-//! text. Here a branch may try at most one way per character of the text, so a search costs at most the square of its
-//! length.
+//! a backtracking machine: from each position of a text it may try a number of ways that is exponential in the length
+//! of the text. Here a branch may try at most one way per character of the text, so a search costs at most the square
+//! of its length.
 
 use crate::error::{Error, Result};
 use fancy_regex::{Assertion, Expr};

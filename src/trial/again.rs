@@ -6,11 +6,11 @@ use crate::iebin::IebinReader;
 use crate::provenance::{Evidence, Figures, Quality};
 use crate::runtime::{Engine, EngineOptions, Precision};
 
-/// Largest relative difference of figures that count as equal. Logits are the same on every machine; logarithms of
-/// sums of them may differ in the last bits.
+/// Largest relative difference of figures that count as equal. Logits are the same on every machine; the logarithms of
+/// sums of their exponentials may differ in the last bits.
 const NOISE: f64 = 1e-6;
 
-/// Evidence of a pack, measured again.
+/// Figures of the evidence that a pack records, and the same figures measured again.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct Again {
     /// Figures recorded in the pack.
@@ -36,7 +36,7 @@ impl Again {
         let mut trial = Trial::begin(packs, question)?;
         if trial.text.sha256 != evidence.text.sha256 {
             let found = format!("found another text than that of the gate, `{}`", evidence.text.name);
-            let help = format!("give the text with the SHA-256 {}", evidence.text.sha256);
+            let help = format!("name the file with the SHA-256 {} with --gate-text", evidence.text.sha256);
             return Err(Error::usage(found).at(path).help(help));
         }
         trial.read_as(evidence).at(&reader.dir)?;
@@ -59,7 +59,8 @@ fn recorded(reader: &IebinReader) -> Result<(&Quality, &Evidence)> {
         Error::usage("found no measurement of the outputs in the pack, because no gate on outputs was used")
             .at(&reader.dir)
             .help(
-                "quantize with `iec ptq --gate kl=X --gate-text FILE` and pack with that manifest and unchanged floats",
+                "quantize with `iec ptq --gate kl=X --gate-text FILE`, and pack that manifest with --q4-map and \
+                 without --dtype",
             )
     })
 }

@@ -53,8 +53,8 @@ pub struct AgreementOptions {
     pub max_new: usize,
     /// Number of the most likely tokens that are compared by rank.
     pub topk: usize,
-    /// Largest difference of logits that counts as noise; the default depends on the precision of the
-    /// engine, or on bf16 if the reference rounds to it.
+    /// Largest difference of logits that counts as noise. By default 0.001 if the engine runs in fp32, 0.03 in fp16,
+    /// and 0.25 in all other precisions or if the reference rounds to bf16.
     pub logits_tol: Option<f32>,
     /// Precision to which the reference rounds.
     pub ref_dtype: RefDtype,
@@ -70,8 +70,8 @@ impl AgreementOptions {
             RefDtype::Bf16 => Precision::Bf16,
             RefDtype::F32 => engine.precision(),
         };
-        // 128 units of the type's rounding, the largest tolerance that the golden checkpoints of the tests need
-        // (docs/decisions, 65).
+        // docs/decisions, 65: the test checkpoints agree within these tolerances; 0.25 is 128 units of rounding of
+        // bf16.
         let usual = match rounded {
             Precision::Fp32 => 1e-3,
             Precision::Fp16 => 0.03,
@@ -95,7 +95,8 @@ impl AgreementOptions {
     }
 }
 
-/// Returns true when `pack` quantized weights; MXFP4 does not count, because gpt-oss is published in it.
+/// Returns true if the pack has weights that were quantized when it was made. MXFP4 does not count, because gpt-oss is
+/// published in it.
 fn is_quantized(reader: &IebinReader) -> bool {
     let rounded = |store: &Store| matches!(store, Store::Tiled(spec) if !spec.scheme.info().is_source_format);
     reader.entries().iter().any(|entry| rounded(&entry.store))
@@ -181,7 +182,7 @@ pub struct CheckedHashes {
 }
 
 impl Agreement {
-    /// Adds the tokens of a prompt.
+    /// Adds a prompt, and whether the pack and the reference give it the same tokens.
     fn prompt(&mut self, index: usize, text: &str, ours: &[u32], theirs: &[u32]) {
         let same_ids = self.total.prompt(index, ours, theirs);
         match self.prompts.iter_mut().find(|prompt| prompt.index == index) {
@@ -193,7 +194,7 @@ impl Agreement {
         }
     }
 
-    /// Adds the steps of a text.
+    /// Adds the results of the steps of a text.
     fn text(&mut self, index: usize, found: Comparison) {
         if let Some(prompt) = self.prompts.iter_mut().find(|prompt| prompt.index == index) {
             prompt.steps = Some(found.clone());
@@ -207,7 +208,7 @@ impl Agreement {
         self.explanation = self.total.first_mismatch.as_ref().map(|mismatch| mismatch.explain(spell));
     }
 
-    /// Returns the number of prompts with different tokens.
+    /// Returns the number of prompts to which the pack and the reference give different tokens.
     pub fn other_prompts(&self) -> usize {
         self.prompts.iter().filter(|prompt| !prompt.same_ids).count()
     }
@@ -303,7 +304,8 @@ fn continuations(
     Ok(texts)
 }
 
-/// Computes the logits of the pack after the prompt and after each generated token except the last: `(steps, vocab)`.
+/// Computes the logits of the pack after the prompt and after each generated token except the last. Fills `logits`
+/// with them: `(steps, vocab)`.
 fn own_logits(engine: &mut Engine, text: &TracedText, logits: &mut Vec<f32>) -> Result<()> {
     let mut sequence = engine.new_sequence()?;
     let ids = whole(text);
@@ -353,7 +355,7 @@ fn against_reference(
     _: &mut Agreement,
 ) -> Result<()> {
     Err(Error::engine("this build has no reference to run checkpoints with")
-        .help("build it with its default features, or compare with a --trace made elsewhere"))
+        .help("build it with its default features, or compare with a --trace of another build and without --hf-dir"))
 }
 
 /// Compares the pack, or the pack and a trace, with the reference.
@@ -371,7 +373,9 @@ fn against_reference(
     let (vocab, expected) = (pack.engine.config().vocab, reference.vocab());
     if vocab != expected {
         let found = format!("found a vocabulary of {vocab}, expected {expected} as in the checkpoint");
-        return Err(Error::refused(found).at(pack.name).help("the pack was made from another checkpoint"));
+        return Err(Error::refused(found)
+            .at(pack.name)
+            .help("name the checkpoint that the pack was made from with --hf-dir"));
     }
     let texts: Vec<&TracedText> = texts.iter().filter(|text| !text.steps.is_empty()).collect();
     let asked: Vec<Text> = texts.iter().map(|text| Text { ids: whole(text), from: text.ids.len() - 1 }).collect();

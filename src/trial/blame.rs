@@ -19,7 +19,8 @@ use std::fs::File;
 use std::io::{Seek, SeekFrom};
 use std::path::PathBuf;
 
-/// Number of windows evaluated for each tensor when tensors are only ranked: few, because models have many tensors.
+/// Number of windows evaluated for each tensor when tensors are only ranked. It is small, because each tensor needs a
+/// run of the model over the windows.
 pub const WINDOWS: usize = 2;
 /// Name of the file with the payload of the float pack followed by that of the quantized pack.
 const BOTH: &str = "both.bin";
@@ -106,7 +107,7 @@ fn layer_of(name: &str, layers: usize) -> Option<usize> {
 struct Mixed {
     dir: PathBuf,
     float: Description,
-    /// Index of each tensor in the float pack, and its entry in the combined file.
+    /// Each quantized tensor: its index in the float pack, and its quantized entry with the offset in file [`BOTH`].
     suspects: Vec<(usize, EntryJson)>,
 }
 

@@ -155,7 +155,7 @@ impl Planner<'_> {
         }
         if budget >= as_it_is {
             let found = format!("the target is met without quantizing anything: {:.3} bits per weight", bits(as_it_is));
-            return Err(Error::usage(found).help("pack the checkpoint as it is"));
+            return Err(Error::usage(found).help("choose a smaller target, or pack the checkpoint without --q4-map"));
         }
         Ok(())
     }
@@ -193,7 +193,8 @@ impl Planner<'_> {
         own.into_iter().map(compare).collect()
     }
 
-    /// Returns the divergence of every tensor quantized alone, from an earlier run if it was recorded.
+    /// Returns the divergence that each tensor causes when it is quantized alone, by name, and the text it was measured
+    /// on. Takes both from an earlier run if that run recorded them.
     fn alone(&self, question: &Question, subjects: &[Subject], job: &Job) -> Result<(BTreeMap<String, f64>, PlanText)> {
         if let Some(found) = job.found::<(PlanText, Vec<Blame>)>(ALONE).next() {
             let (text, blame) = found.result;
@@ -251,7 +252,7 @@ impl Planner<'_> {
         if let Some((name, ..)) = entries().find(|(_, planned, quant)| planned.spec != quant.spec) {
             return Err(Error::unsupported("found weights that need f32 scales, which the plan did not include")
                 .tensor(name)
-                .help("exclude it with --exclude"));
+                .help("leave this tensor unquantized with --exclude"));
         }
         if let Some(question) = &self.question {
             let packs = self.ptq.packs()?;
@@ -268,7 +269,8 @@ fn by_name(blame: Vec<Blame>) -> BTreeMap<String, f64> {
     blame.into_iter().map(|blame| (blame.tensor, blame.kl)).collect()
 }
 
-/// Returns the cost of each candidate of a tensor.
+/// Returns the cost of each candidate of a tensor: its predicted divergence in nats per token, or its squared error if
+/// divergences were not measured (weighted for the output matrix).
 fn costs(subject: &Subject, alone: Option<&BTreeMap<String, f64>>, is_head: bool) -> Vec<f64> {
     let price = match (alone, subject.measured()) {
         (None, _) if is_head => HEAD_COUNTS,
@@ -305,5 +307,5 @@ fn too_small(bits: f64, bytes: u64) -> Error {
     Error::usage(format!(
         "the target is out of reach: the smallest possible pack has {bits:.3} bits per weight, {bytes} bytes"
     ))
-    .help("give a larger target, or exclude fewer tensors")
+    .help("choose a larger target, or leave fewer tensors unquantized with --exclude")
 }

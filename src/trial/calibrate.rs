@@ -2,8 +2,8 @@
 //! be interrupted and resumed.
 //!
 //! Finished passes are stored in the job's directory and reused if they have the hash that the journal records.
-//! Within a pass, the sums are saved periodically as a separate statistics file, unless they include products, which
-//! are large.
+//! Within a pass, the sums are saved periodically as a separate statistics file, unless they include the products of
+//! input channels, which are too large for this.
 
 use super::ModelSource;
 use crate::calibration::file::{Description, SiteShape};
@@ -23,7 +23,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 const COMMAND: &str = "calib";
-/// Bytes of inputs that are summed between two saves, as a multiple of the bytes that are saved.
+/// Least number of bytes of inputs that are summed between two saves, as a multiple of the bytes that a save writes.
 const SAVED_SHARE: u64 = 256;
 
 /// Options of a calibration.
@@ -83,7 +83,7 @@ fn decide(options: &CalibrationOptions, fingerprint: &mut Fingerprint) -> Result
     files.iter().try_for_each(|file| fingerprint.file(file))
 }
 
-/// Returns the files of a checkpoint.
+/// Returns the files of a checkpoint directory, or `path` itself if it is a file.
 fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
     if !files::is_dir(path)? {
         return Ok(vec![path.to_path_buf()]);
@@ -269,7 +269,7 @@ impl Work<'_> {
     /// Restores saved sums; returns the number of tokens they cover.
     fn restore(&self, gathering: &mut Gathering, pass: usize) -> u64 {
         for (windows, path) in self.saved(pass) {
-            // Incomplete files fail the check of their seal and are skipped.
+            // Incomplete files fail the check of the hash at their end (the seal) and are skipped.
             let Ok(saved) = Calibration::open(&path) else { continue };
             if saved.description() == self.description && saved.sites().eq(gathering.sites()) {
                 let sums: Vec<Sums> = gathering.sites().filter_map(|site| saved.sums(&site.name)).collect();

@@ -93,12 +93,12 @@ impl Trial<'_> {
         let windows = windows.behind(skipped).ok_or_else(|| {
             let found =
                 format!("found {} windows of {len} tokens, all used by calibration or the gate", windows.count());
-            Error::usage(found).at(&question.text).help("give another text")
+            Error::usage(found).at(&question.text).help("choose another text")
         })?;
         Ok(Trial { packs, question, reference, windows, skipped, text: file })
     }
 
-    /// Limits the text to the part used for `evidence`, in windows of the same length.
+    /// Limits the text to the windows that `evidence` was measured on, and checks that they have the same length.
     fn read_as(&mut self, evidence: &Evidence) -> Result<()> {
         if evidence.scored == 0 {
             return Err(Error::corrupt("found a measurement without scored tokens")
@@ -155,8 +155,8 @@ impl Trial<'_> {
     }
 }
 
-/// Returns the precision that uses the quantized weights of a pack with unquantized activations; `None` if that is
-/// its default precision.
+/// Returns the precision that multiplies the quantized weights of a pack by 16-bit activations, so that the error of
+/// the weights is measured almost alone. Returns `None` if the default precision of the pack rounds no further.
 fn weights_alone(reader: &IebinReader) -> Option<Precision> {
     match Precision::resolve(None, reader).ok()? {
         Precision::Int4 => Some(Precision::Int4w),

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// Names in the hidden directory.
+/// Names of the two packs and of the manifest in the hidden directory.
 const FLOAT: &str = "float";
 const QUANTIZED: &str = "quantized";
 const MANIFEST: &str = "manifest.json";
@@ -25,7 +25,7 @@ pub struct Packs {
 }
 
 impl Packs {
-    /// Packs the checkpoint without quantization into a hidden directory in `beside`.
+    /// Packs the checkpoint without quantization into a hidden directory in the directory `beside`.
     ///
     /// # Errors
     /// The checkpoint cannot be packed, or the disk is full.

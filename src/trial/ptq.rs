@@ -99,7 +99,7 @@ impl PtqOptions {
                     "this text was used for calibration, so it cannot be used to judge the result",
                 )
                 .at(text)
-                .help("give another text with --gate-text"));
+                .help("name another text with --gate-text"));
             }
         }
         Ok(true)
@@ -122,7 +122,7 @@ impl PtqOptions {
             let windows = gate.windows.ok_or_else(|| {
                 Error::usage("the gate uses all of this text, which leaves nothing for the plan")
                     .at(text)
-                    .help("limit the gate with --gate-windows, or give another --plan-text")
+                    .help("limit the gate with --gate-windows, or name another --plan-text")
             })?;
             skip = skip.max(windows.saturating_mul(WINDOW));
         }
@@ -155,8 +155,8 @@ impl Ptq {
         let judges_answers = options.judges_answers(calibration.as_ref())?;
         let weights = options.model.weights()?;
         if options.budget.is_some() && options.on_failure != OnFailure::Refuse && options.max_bits.is_none() {
-            return Err(Error::usage("--keep-failing with a budget needs --max-bpw")
-                .help("give the largest bits per weight after repairs with --max-bpw"));
+            return Err(Error::usage("--keep-failing with --target-bpw or --target-size needs --max-bpw")
+                .help("add --max-bpw X and --gate-text FILE, or leave out --keep-failing"));
         }
         Ok(Ptq { options, selection, weights, calibration, judges_answers, packs: OnceCell::new() })
     }

@@ -20,8 +20,9 @@ const MARGIN: f64 = 1.05;
 pub type Promote<'a> = dyn Fn(&Tensor, &TensorEntry) -> Result<Option<TensorEntry>> + 'a;
 
 /// Measures the model that `measured` describes. If the gate rejects it, promotes tensors until the gate passes, no
-/// promotion is left, or `most_bits` per weight of the whole pack are used. Stores the evidence in the document.
-/// Returns the divergence of each tensor alone, the worst first, or nothing if the gate passed at once.
+/// promotion is left, or a further one would exceed `most_bits` bits per weight of the whole pack. Stores the evidence
+/// in the document. Returns the divergence that each tensor causes alone, the worst first, or nothing if the gate
+/// passed at once.
 ///
 /// # Errors
 /// The same as for [`Trial::measure`].
@@ -78,7 +79,8 @@ struct Aim {
     room: f64,
 }
 
-/// Promotes the tensors that cause the most divergence for their size, within the limits of `aim`.
+/// Promotes the tensors that cause the most divergence for their size, within the limits of `aim`. Returns the new
+/// entries with a record of each promotion; an empty list if no promotion is possible.
 fn choose(
     measured: &Measured,
     suspects: &mut [Suspect],

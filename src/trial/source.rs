@@ -22,7 +22,7 @@ impl ModelSource {
     /// Opens the weights.
     ///
     /// # Errors
-    /// There is no valid model.
+    /// The model is missing, unreadable or invalid.
     pub fn weights(&self) -> Result<Weights> {
         match self {
             ModelSource::Pack(dir) => Weights::open_pack(dir).map_err(Error::while_opening_model),
@@ -35,9 +35,9 @@ impl ModelSource {
         match self {
             ModelSource::Checkpoint { .. } => Ok(()),
             ModelSource::Pack(_) => Err(Error::usage(format!(
-                "{option} cannot be used with --model-dir, because the model is packed again for the measurement"
+                "{option} cannot be used with --model-dir, because the measurement packs the model from its checkpoint"
             ))
-            .help("use --hf-dir with the checkpoint the pack was made from")),
+            .help("name the checkpoint that the pack was made from with --hf-dir instead")),
         }
     }
 

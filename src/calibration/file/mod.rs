@@ -1,10 +1,12 @@
 //! File format of calibration statistics (`iec calib`): a safetensors file of sums, sealed with a hash.
 //!
-//! Each site, in the order of the model, has these tensors. All are sums, so files can be merged by addition:
+//! A site is a place in the model whose values are the inputs of one or more matrices ([`super::Site`]). Each site, in
+//! the order of the model, has these tensors. Their first dimension is the half of the windows. All are sums, so files
+//! can be merged by addition:
 //!
 //! | tensor | type | shape | content |
 //! |---|---|---|---|
-//! | `SITE.counts` | F64 | `[2, matrices]` | number of rows, per half of the windows |
+//! | `SITE.counts` | F64 | `[2, matrices]` | number of rows that were summed |
 //! | `SITE.squares` | F64 | `[2, matrices, cols]` | sums of squares of each input channel |
 //! | `SITE.products` | F32 | `[2, cols * (cols + 1) / 2]` | upper triangle of `X^T X` by rows, only with `--hessian` |
 //!
@@ -57,7 +59,7 @@ pub struct Description {
 pub struct SiteShape {
     /// Name of the site.
     pub name: String,
-    /// Number of matrices with separate inputs: the number of experts, otherwise 1.
+    /// Number of matrices with separate sums: the number of experts, otherwise 1.
     pub matrices: usize,
     /// Number of input channels.
     pub cols: usize,

@@ -78,7 +78,9 @@ impl Calibration {
                 break;
             }
             let site = name.strip_suffix(".counts").filter(|_| tensor.dtype == "F64");
-            let site = site.ok_or_else(|| Error::corrupt("expected counts of type F64").tensor(name.as_str()))?;
+            let site = site.ok_or_else(|| {
+                Error::corrupt("found another tensor, expected `SITE.counts` of type F64").tensor(name.as_str())
+            })?;
             let matrices = tensor.shape.get(1).copied().filter(|n| (1..=MOST).contains(n));
             let squares = by_name.get(format!("{site}.squares").as_str());
             let cols = squares.and_then(|t| t.shape.get(2).copied()).filter(|n| (1..=MOST).contains(n));
@@ -115,7 +117,7 @@ impl Calibration {
             return Err(Error::corrupt(found));
         }
         let (body, seal) = bytes.split_at(at as usize);
-        let hash = hash_letting_go(&map, body);
+        let hash = hash_and_release(&map, body);
         if hash.clone().finalize()[..] != *seal {
             return Err(Error::corrupt("the file is damaged: its bytes do not have the recorded hash"));
         }
@@ -133,7 +135,7 @@ impl Calibration {
         &self.description
     }
 
-    /// Returns the seal: the SHA-256 of all bytes before it.
+    /// Returns the seal of the file, the SHA-256 of all bytes before it, in hex.
     pub fn seal(&self) -> &str {
         &self.seal
     }
@@ -250,7 +252,7 @@ impl Calibration {
 
 /// Hashes the first bytes of a file and releases the pages that were hashed, because the products of a large model
 /// take gigabytes.
-fn hash_letting_go(map: &MappedFile, bytes: &[u8]) -> Sha256 {
+fn hash_and_release(map: &MappedFile, bytes: &[u8]) -> Sha256 {
     let mut hash = Sha256::new();
     for (i, piece) in bytes.chunks(HASHED).enumerate() {
         hash.update(piece);

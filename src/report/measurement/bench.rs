@@ -1,5 +1,5 @@
-//! Runs the benchmark: measures prefill, decode and latency. The timed window contains only generation and
-//! work-touch.
+//! Runs the benchmark: measures prefill, decode and latency. The timed window contains only generation and, if it is
+//! requested, the work-touch: reads of the weights after each token (touch.rs).
 
 use super::Measurement;
 use super::expected;
@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Least memory of a request without its tokens, in bytes.
+/// Lower bound of the memory of a request without its tokens, in bytes.
 const REQUEST_BYTES: usize = 256;
 
 /// Options of a benchmark.
@@ -99,7 +99,7 @@ impl BenchOptions {
         settings.as_object().cloned().unwrap_or_default()
     }
 
-    /// Checks before any tokens are made that the context and the memory hold those of synthetic prompts.
+    /// Checks, before synthetic prompts are made, that their tokens fit into the context and into memory.
     fn check_size(&self, session: &Session, tokens: usize) -> Result<()> {
         let context = session.engine.context();
         if tokens.saturating_add(self.depth) > context {
@@ -182,7 +182,7 @@ pub fn bench(
     Ok(measurement)
 }
 
-/// Returns pseudorandom token ids, the same for each seed.
+/// Returns pseudorandom token ids; the same seed gives the same ids.
 fn random_ids(session: &Session, tokens: usize, seed: u64) -> Vec<u32> {
     let mut rng = Rng::new(seed);
     (0..tokens).map(|_| (rng.next_u64() % session.engine.config().vocab as u64) as u32).collect()

@@ -26,14 +26,14 @@ const TURNS: usize = 4;
 /// Minimum number of single tokens of A and of B.
 const TOKENS: usize = 30;
 
-/// Measurements of one file: A or B.
+/// All measurements in one of the two files, A or B.
 struct Side {
     metas: Vec<Meta>,
     records: Vec<Record>,
     runs: Vec<Map<String, Value>>,
 }
 
-/// Measured time in milliseconds.
+/// Time in milliseconds that is compared, and how it is computed for each unit.
 #[derive(Clone, Copy)]
 struct Metric {
     name: &'static str,
@@ -84,7 +84,8 @@ fn positive(value: f64) -> Option<f64> {
 enum Verdict {
     Slower,
     Faster,
-    /// A difference larger than the tolerance that is likely (the interval of 95 % excludes less), but not significant.
+    /// A difference that is likely larger than the tolerance (the whole 95 % interval of the ratio lies beyond it), but
+    /// is not significant.
     Unclear,
     /// No difference that is both significant and larger than the tolerance.
     Same,

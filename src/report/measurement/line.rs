@@ -28,7 +28,7 @@ pub struct Measured<'a> {
     pub bytes_touched: u64,
     /// Bytes of weights that the work-touch covers per token.
     pub bytes_per_token: u64,
-    /// Name of the work after each token in reports: `touch` or `output`.
+    /// Name in reports of the work that follows each token: `touch` in `bench`, `output` in `run`.
     pub sink: &'static str,
     /// Time spent to encode the prompts, before the timed window.
     pub encoding: Duration,

@@ -21,7 +21,7 @@ const KEY: usize = 8;
 /// The document cannot be read or written, or does not contain exactly one pair of markers.
 pub fn merge(measurement: &Measurement, document: &Target) -> Result<()> {
     let path = document.work_path();
-    // Only files have old contents.
+    // A device or a pipe has no old contents.
     let old = if document.is_file() && files::exists(&path)? { files::read_to_string(&path)? } else { String::new() };
     let new = merged(&old, &row(measurement)).at(path)?;
     if new == old {

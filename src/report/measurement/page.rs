@@ -105,7 +105,7 @@ fn runs(lines: &[Line]) -> String {
     table(&head, lines.iter().enumerate().map(row))
 }
 
-/// Draws a bar for each prompt: the median over runs and rounds.
+/// Draws a bar for each prompt: the median of `speed` over runs and rounds.
 fn per_prompt(records: &[Record], speed: fn(&Record) -> f64) -> String {
     let bar = |(index, of): (usize, Vec<&Record>)| {
         let mut speeds: Vec<f64> = of.iter().map(|record| speed(record)).collect();
@@ -122,7 +122,7 @@ fn per_prompt(records: &[Record], speed: fn(&Record) -> f64) -> String {
     if all.iter().all(|bar| bar.value == 0.0) { String::new() } else { bars(&all, number) }
 }
 
-/// Returns the records grouped by prompt, in the order of the prompts.
+/// Returns the records grouped by prompt, in the order of the prompts, for at most [`MOST_PROMPTS`] prompts.
 fn by_prompt(records: &[Record]) -> Vec<(usize, Vec<&Record>)> {
     let prompts = records.iter().map(|record| record.prompt_index + 1).max().unwrap_or(0).min(MOST_PROMPTS);
     (0..prompts)

@@ -157,8 +157,8 @@ mod tests {
         // 2 of the 252 ways to choose 5 of 10.
         assert!((rank_sum(&low, &high) - 2.0 / 252.0).abs() < 1e-12);
         assert!((rank_sum(&high, &low) - 2.0 / 252.0).abs() < 1e-12);
-        // Ties: {1, 2, 2} against {2, 3}: sums of three of the doubled ranks 2, 6, 6, 6, 10 as far from 18 as 14 are 6
-        // of 10.
+        // With ties: {1, 2, 2} against {2, 3} has the doubled ranks 2, 6, 6, 6, 10. The sum of the first sample is 14;
+        // 6 of the 10 sums of three ranks are at least as far from the mean 18.
         assert!((rank_sum(&[1.0, 2.0, 2.0], &[2.0, 3.0]) - 0.6).abs() < 1e-12);
         // All of 8 differences of one sign: 2 of 256.
         assert!((signed_rank(&[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]) - 2.0 / 256.0).abs() < 1e-12);

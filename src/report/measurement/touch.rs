@@ -17,7 +17,8 @@ pub struct Touch {
 }
 
 impl Touch {
-    /// Creates a work-touch that covers `bytes_per_token` with each token and reads one byte every `stride`.
+    /// Creates a work-touch that covers `bytes_per_token` bytes of the weights with each token, and reads one byte per
+    /// `stride` bytes.
     pub fn new(weights: Arc<MappedFile>, bytes_per_token: u64, stride: u64) -> Touch {
         Touch { weights, bytes_per_token, stride, position: 0, reads: 0, sum: 0 }
     }

@@ -125,9 +125,11 @@ impl Sections<'_> {
 
     fn divergences(&self) -> String {
         let values: Vec<_> = self.0.blame.iter().map(|blame| (blame.tensor.as_str(), blame.kl)).collect();
-        chart("Nats per token between the float model and one in which only this tensor is quantized.", &values, |v| {
-            format!("{v:.5}")
-        })
+        chart(
+            "Divergence, in nats per token, of a model in which only this tensor is quantized from the float model.",
+            &values,
+            |v| format!("{v:.5}"),
+        )
     }
 
     /// Returns the bytes of each role before and after quantization.
@@ -211,7 +213,7 @@ impl Sections<'_> {
         Ok(section(&title, &content))
     }
 
-    /// Returns a table of the texts of both models.
+    /// Returns a table of the texts with which both models continue the first prompts.
     fn texts(&self, prompts: &[String]) -> Result<String> {
         let Some(packs) = self.0.packs else { return Ok(String::new()) };
         let prompts = &prompts[..prompts.len().min(TEXTS)];
