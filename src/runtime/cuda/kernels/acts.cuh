@@ -1,7 +1,7 @@
-// How activations are handed to matrix products: as floats, and as one or two bf16 numbers.
+// Forms in which matrix products read activations: as floats (`f32`), and as one or two bf16 numbers (`hi`, `lo`).
 //
-// `hi` is the value rounded to bf16, `lo` the rounding error, rounded to bf16 as well; both together hold about 16 bits of the
-// value. Where `hi` is infinite or NaN, `lo` is zero, so that their sum is still `hi`.
+// `hi` is the value rounded to bf16. `lo` is the rounding error, rounded to bf16 as well; `hi + lo` has about 16 significant bits.
+// Where `hi` is infinite or NaN, `lo` is zero, so that their sum is still `hi`.
 //
 // `hi` and `lo` must be aligned to 8 bytes (then so are their rows); `f32` need not be aligned.
 #pragma once
@@ -20,7 +20,7 @@ __device__ __forceinline__ uint32_t bf16_bits(float value) {
 #endif
 }
 
-// The value of bf16 bits.
+// Returns the float that has these bf16 bits.
 __device__ __forceinline__ float bf16_value(uint32_t bits) {
     return __uint_as_float(bits << 16);
 }
@@ -35,7 +35,7 @@ __device__ __forceinline__ bool takes_fours(const Acts& acts) {
     return acts.f32 == nullptr || ((reinterpret_cast<uint64_t>(acts.f32) & 15) == 0 && (acts.stride & 3) == 0);
 }
 
-// Writes one value.
+// Writes one value in all forms that are wanted.
 __device__ __forceinline__ void put(const Acts& acts, uint32_t row, uint32_t column, float value) {
     if (acts.f32) {
         acts.f32[uint64_t(row) * acts.stride + column] = value;
@@ -50,12 +50,12 @@ __device__ __forceinline__ void put(const Acts& acts, uint32_t row, uint32_t col
     }
 }
 
-// Four bf16 numbers of adjacent columns in the order of `place`.
+// Returns the bf16 bits of four adjacent columns as two words, in the order of `place`.
 __device__ __forceinline__ uint2 in_place(const uint32_t (&bits)[4]) {
     return make_uint2(bits[0] | bits[2] << 16, bits[1] | bits[3] << 16);
 }
 
-// Writes the values of columns `column` .. `column + 4`, where `column` is a multiple of four, to `hi` and `lo` only.
+// Writes the values of columns `column` .. `column + 4` to `hi` and `lo` only; `column` is a multiple of four.
 __device__ __forceinline__ void put4_halves(const Acts& acts, uint32_t row, uint32_t column, float4 value) {
     if (!acts.hi) {
         return;
@@ -74,7 +74,8 @@ __device__ __forceinline__ void put4_halves(const Acts& acts, uint32_t row, uint
     }
 }
 
-// Writes the values of columns `column` .. `column + 4`, where `column` is a multiple of four and `takes_fours(acts)`.
+// Writes the values of columns `column` .. `column + 4` in all forms that are wanted. `column` is a multiple of four, and
+// `takes_fours(acts)` is true.
 __device__ __forceinline__ void put4(const Acts& acts, uint32_t row, uint32_t column, float4 value) {
     if (acts.f32) {
         *reinterpret_cast<float4*>(acts.f32 + uint64_t(row) * acts.stride + column) = value;
@@ -82,7 +83,7 @@ __device__ __forceinline__ void put4(const Acts& acts, uint32_t row, uint32_t co
     put4_halves(acts, row, column, value);
 }
 
-// Sets the columns of `hi` and `lo` from `width` up to a whole block of 32 to zero; `threads` threads share the work.
+// Sets the columns of `hi` and `lo` from `width` up to the next multiple of 32 to zero; `threads` threads share the work.
 __device__ __forceinline__ void pad(const Acts& acts, uint32_t row, uint32_t width, uint32_t thread, uint32_t threads) {
     if (!acts.hi) {
         return;

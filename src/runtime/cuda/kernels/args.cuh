@@ -45,7 +45,7 @@ struct Acts {
     uint32_t half_stride;  // elements from row to row of hi and lo: a multiple of 32
 };
 
-// Which tokens an expert computes: rows first .. first + count of the pairs sorted by expert.
+// Work on one expert: the pairs `first` .. `first + count` of the pairs of a row and an expert, sorted by expert.
 struct Share {
     uint32_t expert;
     uint32_t first;
@@ -198,7 +198,7 @@ struct Group {
     uint32_t share_rows;
 };
 
-// `Route`, then `Group`, in one block: for few rows.
+// Arguments of `Route`, then of `Group`, which one thread block computes if there are few rows.
 struct RouteGroup {
     Route route;
     Group group;

@@ -11,7 +11,7 @@
 #include "acts.cuh"
 #include "tensor.cuh"
 
-// Positions that a row sees, or all rows of a tile: `first` .. `last`, both included.
+// Range of positions, such as those that a row sees: `first` .. `last`, both included.
 struct Visible {
     uint32_t first;
     uint32_t last;
@@ -162,8 +162,8 @@ __device__ __forceinline__ uint32_t plain_stride(uint32_t dim) {
     return ((dim + 3) & ~3u) + 4;
 }
 
-// Loads the keys or values of a step as floats, with all threads of the block; positions that are not visible and the columns after
-// the last dimension become zero.
+// Loads the keys or values of a step as floats to `out`, with all threads of the block; positions that are not visible and the
+// columns after the last dimension become zero.
 template <typename T>
 __device__ __forceinline__ void load_as(const Visible& visible, const typename T::Element* rows, uint32_t start, uint32_t dim,
                                         float* out) {

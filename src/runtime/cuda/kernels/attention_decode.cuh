@@ -2,12 +2,12 @@
 // the parts are combined by `attention_combine`. This kernel is for all types and shapes; `attention_decode_mma.cuh` has faster
 // ones for some.
 //
-// Number of parts: blocks = splits * kv_heads * chunks * n, chunks = ceil(n_heads / kv_heads / 8). As positions are read from
-// device memory, `splits` may be chosen once for a captured graph. For a device with N multiprocessors and sequences of up to
-// `longest` positions (`window`, if that is less):
+// Number of parts of each sequence, `splits`: the grid has splits * kv_heads * chunks * n thread blocks, where chunks =
+// ceil(n_heads / kv_heads / 8). As positions are read from device memory, `splits` may be chosen once for a captured graph. For a
+// device with N multiprocessors and sequences of up to `longest` positions (`window`, if that is less):
 //     splits = clamp(resident * N / (kv_heads * chunks * n), 1, ceil(longest / 64)), at most 1024,
-// where `resident`, the number of blocks that fit on a multiprocessor at once, is stated at each kernel.
-// `partial` holds n * n_heads * splits * (head_dim + 2) floats: the values, m, l.
+// where `resident`, the number of thread blocks that fit on a multiprocessor at once, is stated at each kernel.
+// `partial` holds n * n_heads * splits * (head_dim + 2) floats: for each row, head and part the weighted values, then m and l.
 #pragma once
 #include "attention.cuh"
 #include "reduce.cuh"
@@ -17,7 +17,7 @@
 #define DECODE_THREADS 128
 #define DECODE_WARPS (DECODE_THREADS / 32)
 
-// What a block of decoding computes: some heads of a row over some steps of its text.
+// Work of a thread block in decoding: some heads of a row over some steps of its sequence.
 struct DecodePart {
     uint32_t row;
     uint32_t sequence;
@@ -25,10 +25,10 @@ struct DecodePart {
     uint32_t first_head;
     uint32_t heads;
     Visible visible;
-    uint32_t begin;  // steps begin .. end of `step` positions
-    uint32_t end;
+    uint32_t begin;  // first step; a step is `step` positions
+    uint32_t end;    // step after the last one
 
-    // For grid (splits, kv_heads * chunks, n). A part without steps is possible.
+    // The grid is (splits, kv_heads * chunks, n). A part without steps is possible.
     __device__ __forceinline__ DecodePart(const Attention& a, uint32_t step) {
         const uint32_t group = a.n_heads / a.cache.kv_heads, chunks = (group + DECODE_HEADS - 1) / DECODE_HEADS;
         row = blockIdx.z;
@@ -54,7 +54,7 @@ struct DecodePart {
     }
 };
 
-// sums = sums * weights[PLAIN_STEP] + the weighted sums of two columns of `rows`.
+// Multiplies the sums of each head by its factor, row PLAIN_STEP of `weights`, and adds the weighted sums of two columns of `rows`.
 __device__ __forceinline__ void add_rows(uint32_t heads, const float* weights, const float* rows, uint32_t stride,
                                          float2 (&sums)[DECODE_HEADS]) {
 #pragma unroll
@@ -84,9 +84,11 @@ __device__ __forceinline__ void add_rows(uint32_t heads, const float* weights, c
     }
 }
 
-// Attention of each row over each part of its text, into `partial`: any type, any even head_dim up to 256, any group.
-// Grid (splits, kv_heads * chunks, n), 128 threads, 4 * (40 * stride + 264) bytes of dynamic shared memory, stride = (head_dim
-// rounded up to a multiple of 4) + 4; 5 blocks resident.
+// Computes attention of each row over each part of its sequence, and writes the results to `partial`. It takes any type, any even
+// head_dim up to 256, and any number of query heads per key/value head.
+//
+// Grid: (splits, kv_heads * chunks, n). Block: 128. Dynamic shared memory: 4 * (40 * stride + 264) bytes, where stride = (head_dim
+// rounded up to a multiple of 4) + 4. Resident thread blocks per multiprocessor: 5.
 KERNEL __launch_bounds__(DECODE_THREADS, 5) attention_decode(Attention a) {
     const DecodePart part(a, PLAIN_STEP);
     const uint32_t dim = a.cache.head_dim, stride = plain_stride(dim), bytes = a.cache.kind == KV_F32 ? 4 : 2;
@@ -166,9 +168,10 @@ __device__ __forceinline__ float block_largest(float value, float* room) {
     return value;
 }
 
-// Combines the parts in a fixed order and writes the result, including the zeros after the last column. Runs after every
-// `attention_decode*`, with the same arguments, even if `splits` is 1.
-// Grid (n_heads, n), 256 threads (or 128), no dynamic shared memory.
+// Combines the results of the parts in a fixed order and writes the result, including the zeros after the last column. It is
+// launched after every `attention_decode*`, with the same arguments, even if `splits` is 1.
+//
+// Grid: (n_heads, n). Block: 256 (or 128). Dynamic shared memory: none.
 KERNEL __launch_bounds__(32 * COMBINE_WARPS, 4) attention_combine(Attention a) {
     SHARED float weights[COMBINE_PARTS], largest[COMBINE_WARPS], totals[COMBINE_WARPS];
     SHARED float2 sums[32 * COMBINE_WARPS];

@@ -1,5 +1,6 @@
-// Decoding on tensor cores for caches of 16-bit numbers: keys and values go straight from memory to the registers of the warps that
-// multiply them, 16 bytes a load, each once for all heads of a group. See attention_decode.cuh for parts and their number.
+// Decoding on tensor cores for caches of 16-bit numbers: keys and values are loaded from memory directly to the registers of the
+// warps that multiply them, 16 bytes at a time, and only once for all query heads that share them. See attention_decode.cuh for
+// parts and their number.
 //
 // A warp takes every fourth step of 16 positions. In the notation of tensor.cuh (lane = 4 g + t):
 //     scores (16 x positions) = queries * keys^T: row g is head g, rounded; row g + 8 is the rounding error. The lane's sum of
@@ -16,7 +17,8 @@
 
 #define DECODE_STEP 16
 
-// Result of a warp: m of head g, l of head g for this lane's positions, and the weighted values of heads 2t and 2t+1.
+// A lane's part of the result of a warp: m of head g, l of head g for the lane's positions, and the weighted values of heads 2t and
+// 2t+1.
 template <int D>
 struct DecodeState {
     float m;
@@ -95,7 +97,7 @@ __device__ __forceinline__ void load_values(const uint16_t* page, const Visible&
     }
 }
 
-// Scores of head g at positions 2t, 2t+1, 2t+8, 2t+9 of the step.
+// Computes the scores of head g at positions 2t, 2t+1, 2t+8, 2t+9 of the step.
 template <typename T, int D>
 __device__ __forceinline__ void score_step(const Attention& a, const Visible& visible, uint32_t start,
                                            const uint4 (&queries)[D / 16][32], const uint4 (&keys)[2][D / 32], float scores[4]) {
@@ -243,7 +245,8 @@ __device__ __forceinline__ void decode_mma(const Attention& a) {
         load_keys<D>(page, part.visible, step * DECODE_STEP, dim, keys);
     }
     while (step < part.end) {
-        // The values are loaded during the first product, the next keys during the second, and the address of their page before.
+        // The values are loaded during the first product, and the next keys during the second. The address of the page of the next
+        // keys is loaded before both.
         const uint32_t start = step * DECODE_STEP, next = step + DECODE_WARPS;
         const uint16_t* next_page = page;
         if (next < part.end) {
@@ -263,9 +266,12 @@ __device__ __forceinline__ void decode_mma(const Attention& a) {
     merge_warps<D>(a, part, state, sums);
 }
 
-// Attention of each row over each part of its sequence, into `partial`: head_dim a multiple of 8 up to the number in the name, any
-// group. If several kernels can compute a shape, the smallest is the fastest.
-// Grid (splits, kv_heads * chunks, n), 128 threads, no dynamic shared memory; blocks resident: 5 for 64, 3 for 128, 2 for 256.
+// Computes attention of each row over each part of its sequence, and writes the results to `partial`. head_dim is a multiple of 8 and
+// at most the number in the name; any number of query heads may share a key/value head. If several kernels can compute a shape, the
+// one with the smallest number is the fastest.
+//
+// Grid: (splits, kv_heads * chunks, n). Block: 128. Dynamic shared memory: none. Resident thread blocks per multiprocessor: 5 for
+// head_dim 64, 3 for 128, 2 for 256.
 #define DECODE_MMA(name, T, D)                                   \
     KERNEL __launch_bounds__(DECODE_THREADS) name(Attention a) { \
         decode_mma<T, D>(a);                                     \

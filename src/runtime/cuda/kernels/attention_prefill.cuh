@@ -1,9 +1,10 @@
-// Attention of many rows of one sequence at once, for all types and shapes in plain arithmetic; `attention_prefill_mma.cuh` has the
+// Attention of many rows of one sequence at once, for all types and shapes, without tensor cores; `attention_prefill_mma.cuh` has the
 // faster kernels for caches of 16-bit numbers.
 //
-// A block computes up to M pairs of a row of its tile and a query head of one key/value head. It processes the positions that the
-// rows see in steps, whose keys and values it loads into shared memory. If a tile has few rows, several heads of the group share a
-// block: M / count of them, so that keys and values are read less often.
+// A thread block computes up to M pairs. A pair is a row of the block's tile and one of the query heads that share a key/value head.
+// The block processes the positions that the rows see in steps, and loads the keys and values of a step into shared memory. If a
+// tile has few rows, the block computes several of these query heads, M divided by the number of rows, so that keys and values are
+// read less often.
 //
 // The host cuts the rows of each sequence in the batch into tiles of up to M consecutive rows. For a sequence with less than about
 // 16 rows, decoding is faster.
@@ -11,7 +12,7 @@
 #include "attention.cuh"
 #include "reduce.cuh"
 
-// What a block of prefilling computes. Pair p of its `pairs` is head first_head + p % heads of row first + p / heads.
+// Work of a thread block in prefilling. Pair p of its `pairs` is head first_head + p % heads of row first + p / heads.
 struct PrefillPart {
     uint32_t first;  // row of the batch
     uint32_t sequence;
@@ -19,12 +20,13 @@ struct PrefillPart {
     uint32_t first_head;
     uint32_t heads;
     uint32_t pairs;     // 0 = this block has no work
-    uint32_t begin;     // steps begin .. end of `step` positions that at least one row sees
-    uint32_t end;
+    uint32_t begin;     // first step with positions that at least one row sees; a step is `step` positions
+    uint32_t end;       // step after the last one
     Visible visible;    // positions that at least one row sees
     Visible by_all;     // positions that all rows see; may be empty (last < first)
 
-    // For grid (n_heads, tiles) and blocks of `most` pairs. The last tiles, which see the most positions, come first.
+    // The grid is (n_heads, tiles), and a thread block computes up to `most` pairs. The last tiles, which see the most positions, come
+    // first.
     __device__ __forceinline__ PrefillPart(const Attention& a, uint32_t most, uint32_t step) {
         const Tile tile = a.tiles[gridDim.y - 1 - blockIdx.y];
         const uint32_t group = a.n_heads / a.cache.kv_heads, together = tile.count < most ? most / tile.count : 1;
@@ -65,7 +67,7 @@ struct PrefillPart {
     }
 };
 
-// Final factor of the weighted values of a pair: 1 / (l + weight of the sink, if there is one).
+// Returns the final factor of the weighted values of a pair: 1 / (l + weight of the sink, if there is one).
 __device__ __forceinline__ float last_factor(const Attention& a, uint32_t head, float m, float l) {
     // l is at least 1, the weight of the largest score.
     if (a.sinks == nullptr) {
@@ -75,7 +77,7 @@ __device__ __forceinline__ float last_factor(const Attention& a, uint32_t head, 
     return keep * inverse_of(l * keep + exp2_of(sink - reference));
 }
 
-// Writes one head of a row, which lies in shared memory, aligned to 16 bytes, with the lanes of a warp.
+// Writes the results of one head of a row, which are in shared memory and aligned to 16 bytes; called by a whole warp.
 __device__ __forceinline__ void write_row(const Attention& a, uint32_t row, uint32_t head, const float* values) {
     const uint32_t dim = a.cache.head_dim, lane = threadIdx.x % 32;
     if (dim % 4 == 0 && takes_fours(a.out)) {
@@ -94,10 +96,12 @@ __device__ __forceinline__ void write_row(const Attention& a, uint32_t row, uint
 // Pairs of a warp.
 #define PREFILL_PAIRS 4
 
-// Attention of the rows of tiles: any type, any even head_dim up to 256, any group; tiles of up to M = threads / 8 rows.
-// Grid (n_heads, tiles), 256 threads for head_dim up to 128, else 128; dynamic shared memory
-// (M + 32) * stride * 4 + threads * 16 bytes, stride = (head_dim rounded up to a multiple of 4) + 4. That may be 52,000: for
-// head_dim above 170 the host has to raise the limit.
+// Computes attention of the rows of tiles. It takes any type, any even head_dim up to 256, any number of query heads per key/value
+// head, and tiles of up to M = threads / 8 rows.
+//
+// Grid: (n_heads, tiles). Block: 256 for head_dim up to 128, else 128. Dynamic shared memory: (M + 32) * stride * 4 + threads * 16
+// bytes, where stride = (head_dim rounded up to a multiple of 4) + 4. For head_dim above 240 this is more than 48 KiB, the default
+// limit, which the host then has to raise.
 KERNEL __launch_bounds__(256, 2) attention_prefill(Attention a) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, most = blockDim.x / 32 * PREFILL_PAIRS;
     const PrefillPart part(a, most, PLAIN_STEP);

@@ -13,7 +13,7 @@
 #define PREFILL_MMA_STEP 64
 #define PREFILL_MMA_THREADS 128
 
-// State of a lane's pairs: lane 4 g + t has pairs g and g + 8 of each 16.
+// State of a lane's pairs: lane 4 g + t has pairs g and g + 8 of every 16 pairs.
 template <int TILES>
 struct PrefillPairs {
     uint32_t positions[TILES][2];
@@ -301,10 +301,12 @@ __device__ __forceinline__ void prefill_mma(const Attention& a) {
     part.pad_rows(a);
 }
 
-// Attention of the rows of tiles: head_dim a multiple of 8 up to the first number in the name, any group; tiles of up to M rows,
-// the second number. If several kernels can compute a shape, the smallest first number is the fastest.
-// Grid (n_heads, tiles), 128 threads, (M + 128) * (D + 8) * 2 bytes of dynamic shared memory, D the first number: up to 101,376, so
-// the host has to raise the limit.
+// Computes attention of the rows of tiles. With D the first and M the second number in the name, head_dim is a multiple of 8 and at
+// most D, and tiles have up to M rows; any number of query heads may share a key/value head. If several kernels can compute a shape,
+// the one with the smallest D is the fastest.
+//
+// Grid: (n_heads, tiles). Block: 128. Dynamic shared memory: (M + 128) * (D + 8) * 2 bytes, up to 101,376, so the host has to raise
+// the limit.
 #define PREFILL_MMA(name, T, D, TILES)                                   \
     KERNEL __launch_bounds__(PREFILL_MMA_THREADS, 2) name(Attention a) { \
         prefill_mma<T, D, TILES>(a);                                     \

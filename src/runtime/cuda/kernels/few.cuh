@@ -4,7 +4,7 @@
 #include "matmul_job.cuh"
 #include "reduce.cuh"
 
-// A function of which all kernels share one copy.
+// Marks a function of which all kernels share one copy.
 #ifdef IEC_EMULATED
 #define SHARED_CODE inline
 #else
@@ -29,8 +29,9 @@ __device__ SHARED_CODE void activate_tile(Gated a, uint32_t tile, uint32_t first
     }
 }
 
-// Called at the end of a kernel that has computed product blockIdx.z, tile blockIdx.x, for share blockIdx.y or all rows. Activates
-// the tile if gate and up are both computed.
+// Computes the activation of tile blockIdx.x if one is wanted, unless another thread block still computes the tile's gate or up.
+// Called by all threads at the end of a kernel that has computed this tile of product blockIdx.z, for share blockIdx.y or for all
+// rows.
 __device__ __forceinline__ void finish_few(const Few& a) {
     if (a.then.n == 0 || blockIdx.x * TILE_ROWS >= a.of[0].w.rows) {
         return;

@@ -11,7 +11,7 @@ __device__ __forceinline__ float sigmoid(float x) {
     return 1.0f / (1.0f + expf(-x));
 }
 
-// As `gated` in src/runtime/ops.rs.
+// Returns activation(gate) * up, like `gated` in src/runtime/ops.rs.
 __device__ __forceinline__ float activated(const Gated& a, float gate, float up) {
     if (a.activation == ACT_SILU) {
         return gate * sigmoid(gate) * up;

@@ -1,10 +1,11 @@
-// The end of the forward pass: logits are capped, and the largest are found.
+// The end of the forward pass: applies the softcap to logits, and finds the largest ones.
 #pragma once
 #include "acts.cuh"
 #include "gated.cuh"
 #include "reduce.cuh"
 
-// Sort key of a logit and its index: larger for a larger logit, and among equal logits for a lower index. 0 is less than all keys.
+// Returns the sort key of a logit and its index: larger for a larger logit, and among equal logits for a lower index. 0 is less
+// than all keys.
 __device__ __forceinline__ uint64_t key_of(float logit, uint32_t place) {
     return uint64_t(rank_of(logit)) << 32 | uint32_t(~place);
 }
@@ -19,7 +20,7 @@ __device__ __forceinline__ uint64_t warp_largest(uint64_t key) {
     return uint64_t(top) << 32 | low;
 }
 
-// Largest logit of a part of a row that this thread has read so far.
+// Largest of the logits that this thread has read so far in a part of a row.
 struct Sight {
     float softcap;
     uint32_t rank;
@@ -85,7 +86,7 @@ KERNEL logits_parts(Logits a) {
     }
 }
 
-// Sorts the keys of a block, the largest first: the bitonic network.
+// Sorts TOP_K_SPAN keys with a bitonic network, the largest first; called by a whole thread block.
 __device__ __forceinline__ void sort_keys(uint64_t* keys) {
 #pragma unroll 1
     for (uint32_t size = 2; size <= TOP_K_SPAN; size *= 2) {
@@ -105,9 +106,9 @@ __device__ __forceinline__ void sort_keys(uint64_t* keys) {
     __syncthreads();
 }
 
-// Finds the k largest of each part of TOP_K_SPAN numbers. The host launches it again with the keys of one launch as the numbers of
-// the next (len = parts * k), until there is one part; that launch writes ids and values. Values have the bits of the logits,
-// except NaN, whose bits are lost, and zeros, which become positive. If k > len, the ids beyond len are 0xffffffff.
+// Finds the k largest of each part of TOP_K_SPAN numbers. The host launches it again and again: the keys that one launch writes are
+// the numbers of the next (len = parts * k), until there is one part; that launch writes ids and values. Values have the bits of
+// the logits, except NaN, whose bits are lost, and zeros, which become positive. If k > len, the ids beyond len are 0xffffffff.
 //
 // Grid: (parts, n) with parts = ceil(len / TOP_K_SPAN), n at most 65535. Block: 512. Dynamic shared memory: none. k at most 1024.
 KERNEL __launch_bounds__(512) top_k(TopK a) {

@@ -1,16 +1,16 @@
 // Matrix products of few rows of x (at most 8) on tensor cores, which read the weights at the bandwidth of memory.
 //
-// A block computes 16 rows of the matrix; its warps take blocks of 32 columns in turn, and their sums are added in the order of
-// warps. A lane loads codes into registers several blocks ahead of the block that it computes: the bytes in flight must be at least
-// the bandwidth of memory times its latency, about 40 KB per multiprocessor of an H200. Activations are small and read by every
-// block, so they come from the caches.
+// A thread block computes 16 rows of the matrix; its warps take blocks of 32 columns in turn, and their sums are added in the order
+// of warps. A lane loads codes into registers several blocks ahead of the block that it computes: the bytes in flight must be at
+// least the bandwidth of memory times its latency, about 40 KB per multiprocessor of an H200. Activations are small and read by
+// every thread block, so they come from the caches.
 #pragma once
 #include "matmul_fragments.cuh"
 #include "matmul_job.cuh"
 
 #ifdef TENSOR_CORES
 
-// Number of blocks that a warp loads ahead: 1 KB of 4-bit codes, 2 KB of others.
+// Number of 32-column blocks that a warp loads ahead: 1 KB of 4-bit codes, 2 KB of others.
 template <uint32_t KIND>
 constexpr int few_ahead() {
     return is_plain(KIND) ? 2 : 4;

@@ -1,4 +1,5 @@
-// The weights of a block as operand A of `mma.m16n8k16`: exact bf16 numbers, whose scales are applied to the sums.
+// The weights of a block (16 rows by 32 columns) as operand A of `mma.m16n8k16`: exact bf16 numbers without their scales, which are
+// applied to the sums.
 //
 // Row g of the operand is row 2g of the 16, row g + 8 is row 2g + 1. A block takes two products: one for columns 0..16, one for the
 // others. Columns 2t, 2t + 1, 2t + 8 and 2t + 9 of the operand are columns 4t, 4t + 2, 4t + 1 and 4t + 3 of the matrix, because one
@@ -17,7 +18,7 @@ struct Fragments {
     uint32_t rest[TWO ? 2 : 1][4];
 };
 
-// a * b + c for two bf16 numbers each.
+// Returns a * b + c; each word holds two bf16 numbers.
 __device__ __forceinline__ uint32_t bf16_fma(uint32_t a, uint32_t b, uint32_t c) {
 #ifdef IEC_EMULATED
     uint32_t both = 0;
@@ -33,7 +34,7 @@ __device__ __forceinline__ uint32_t bf16_fma(uint32_t a, uint32_t b, uint32_t c)
 #endif
 }
 
-// a & mask | value, in one instruction although both are constants.
+// Returns a & mask | value, in one instruction although `mask` and `value` are constants.
 __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t mask, uint32_t value) {
 #ifdef IEC_EMULATED
     return (a & mask) | value;
@@ -45,20 +46,23 @@ __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t mask, uint32_t v
 }
 
 #define BF16_ONES 0x3f803f80u
-// 128 twice: the last seven bits are free for a number below 128.
+// 128 as bf16, twice. The low seven bits of each are free for a number below 128, which is then added to the 128.
 #define BF16_128 0x43004300u
 
-// Codes in bits 0..4 and 16..20 of `codes` plus 128 plus the two bf16 numbers in `minus`.
+// Returns two bf16 numbers: the codes in bits 0..4 and 16..20 of `codes`, each plus 128 and plus the bf16 number in its half of
+// `minus`.
 __device__ __forceinline__ uint32_t bf16_of_codes(uint32_t codes, uint32_t minus) {
     return bf16_fma(and_or(codes, 0x000f000f, BF16_128), BF16_ONES, minus);
 }
 
-// Signed bytes in bits 0..8 and 16..24 of `pair`: 128 + the last seven bits, less 128, or less 256 where the sign is set.
+// Returns the signed bytes in bits 0..8 and 16..24 of `pair` as two bf16 numbers. Each is computed as 128 plus its low seven bits,
+// minus 128, or minus 256 if its sign bit is set.
 __device__ __forceinline__ uint32_t bf16_of_bytes(uint32_t pair) {
     return bf16_fma(and_or(pair, 0x007f007f, BF16_128), BF16_ONES, and_or(pair, 0x00800080, 0xc300c300u));
 }
 
-// E2M1 codes in bits 0..4 and 16..20 of `word >> shift`. Exponent and digit become those of a bf16 number 2^126 too small.
+// Returns the E2M1 codes in bits 0..4 and 16..20 of `word >> SHIFT` as two bf16 numbers. The exponent and mantissa bits of a code are
+// moved to those of a bf16 number, which is then too small by a factor of 2^126 and is multiplied by it.
 template <int SHIFT>
 __device__ __forceinline__ uint32_t bf16_of_e2m1(uint32_t word) {
     const uint32_t magnitude = SHIFT <= 6 ? word << (6 - SHIFT) : word >> (SHIFT - 6);
@@ -66,13 +70,14 @@ __device__ __forceinline__ uint32_t bf16_of_e2m1(uint32_t word) {
     return bf16_fma(bits, 0x7e807e80u, 0x80008000u);
 }
 
-// Two numbers rounded to bf16.
+// Returns two numbers rounded to bf16, the first in the low half of the word.
 __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
     return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-// Two f16 numbers rounded to bf16, and their rounding errors, which are exact; that of infinity is zero.
+// Splits two f16 numbers into `hi`, the numbers rounded to bf16, and `rest`, their rounding errors, which bf16 represents exactly; the
+// error of infinity is zero.
 __device__ __forceinline__ void split_halves(uint32_t halves, uint32_t& hi, uint32_t& rest) {
     const float x = __half2float(__ushort_as_half(uint16_t(halves))), y = __half2float(__ushort_as_half(uint16_t(halves >> 16)));
     hi = bf16_pair(x, y);
@@ -138,7 +143,7 @@ __device__ __forceinline__ void mma_start(float (&d)[4], const uint32_t (&a)[4],
 #endif
 }
 
-// The activations of 8 columns of a block for this lane: operand B of both products; `rest` holds the rounding errors.
+// This lane's activations of 8 rows of x in a block of 32 columns: operand B of both products; `rest` holds the rounding errors.
 template <int PASSES>
 struct Columns {
     uint32_t b[2][2];
@@ -151,7 +156,8 @@ struct Columns {
     }
 };
 
-// The COUNT products that a block takes. `add` computes one of them; if START, the first one overwrites `sums`.
+// The COUNT products that a block takes. `add` computes the one with index `product` and adds it to `sums`; if START, product 0
+// overwrites `sums` instead.
 template <uint32_t KIND, int PASSES>
 struct Products {
     static constexpr int EACH = PASSES * (Fragments<KIND>::TWO ? 2 : 1), COUNT = 2 * EACH;
@@ -176,7 +182,7 @@ __device__ __forceinline__ void add_scaled(float (&sums)[4], const float (&block
     sums[3] = __fmaf_rn(block[3], scales.y, sums[3]);
 }
 
-// Product of a block of weights, without their scales, with 8 columns of activations.
+// Computes the product of a block of weights, without their scales, with 8 rows of x.
 template <uint32_t KIND, int PASSES>
 __device__ __forceinline__ void multiply_block(float (&block)[4], const Fragments<KIND>& f, const Columns<PASSES>& x) {
     typedef Products<KIND, PASSES> P;

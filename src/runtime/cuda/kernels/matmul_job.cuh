@@ -5,11 +5,12 @@
 struct Job {
     const uint8_t* data;
     const float* bias;
-    uint32_t first;  // row of y
-    uint32_t count;  // rows of y
+    uint32_t first;  // first row of y
+    uint32_t count;  // number of rows of y
 };
 
-// Rows `from` .. `from + columns` of the batch, or of share number blockIdx.y; count is 0 if there is no work.
+// Returns the job for at most `columns` rows, beginning with row `from` of the batch or of the share with index blockIdx.y; its
+// count is 0 if there is no work.
 __device__ __forceinline__ Job job_of(const Matmul& a, uint32_t from, uint32_t columns) {
     if (a.shares == nullptr) {
         const uint32_t left = from < a.n ? a.n - from : 0;
@@ -24,12 +25,13 @@ __device__ __forceinline__ Job job_of(const Matmul& a, uint32_t from, uint32_t c
     return {a.w.data + share.expert * a.w.stride, bias, share.first + from, left < columns ? left : columns};
 }
 
-// The row of x that belongs to a row of y.
+// Returns the row of x from which a row of y is computed.
 __device__ __forceinline__ uint32_t input_of(const Matmul& a, uint32_t row) {
     return a.inputs ? a.inputs[row] : row;
 }
 
-// Kernels for few rows of x: the warps of a block, 16 at most, share the blocks of 16 rows of the matrix.
+// Kernels for few rows of x: a thread block computes 16 rows of the matrix. Each of its warps, at most 16, computes some of the
+// 32-column blocks of these rows, and the partial sums of all warps are then added.
 #define FEW_WARPS 16
 #define FEW_COLUMNS 8
 // Floats per column of the partial sums. Two columns are 8 more than a multiple of 32 banks, so half a warp writes without
@@ -37,7 +39,7 @@ __device__ __forceinline__ uint32_t input_of(const Matmul& a, uint32_t row) {
 #define FEW_STRIDE 20
 #define FEW_FLOATS (FEW_WARPS * FEW_COLUMNS * FEW_STRIDE)
 
-// Adds up the partial sums of the warps, in their order, and writes them.
+// Adds up the partial sums of the warps, in the order of warps, adds the bias, and writes the result to y.
 __device__ __forceinline__ void write_few(const Matmul& a, const Job& job, uint32_t tile, const float* partial) {
     const uint32_t column = threadIdx.x / TILE_ROWS, within = threadIdx.x % TILE_ROWS;
     const uint32_t row = tile * TILE_ROWS + within;

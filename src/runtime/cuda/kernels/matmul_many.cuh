@@ -1,8 +1,8 @@
 // Matrix products of many rows of x on tensor cores.
 //
-// A block of 8 warps computes a rectangle of y. Its activations come through shared memory, three stages in turn, filled by
-// asynchronous copies; weights go from global memory to registers, where their codes become operand A. Warps that share rows of the
-// matrix take blocks of 32 columns in turn, and their sums are added at the end, in the order of warps.
+// A thread block of 8 warps computes a rectangle of y. Asynchronous copies bring its activations to shared memory, to three buffers
+// (stages) in turn; weights are loaded from global memory to registers, where their codes become operand A. Warps that compute the
+// same rows of the matrix take blocks of 32 columns in turn, and their sums are added at the end, in the order of warps.
 //
 // Activations lie in shared memory block by block, 64 bytes for each row of x: the 8 lanes that read at once cover all banks.
 #pragma once
@@ -14,14 +14,14 @@
 #define MANY_THREADS 256
 #define STAGES 3
 
-// The rectangle that a block computes.
+// The rectangle that a thread block computes. COLUMNS are rows of x: they are the columns of operand B.
 template <int COLUMNS_, int ROW_WARPS_, int TILES_, int SKIP_>
 struct Shape {
     static constexpr int COLUMNS = COLUMNS_;            // rows of x
     static constexpr int ROW_WARPS = ROW_WARPS_;        // warps side by side along the rows of the matrix
-    static constexpr int TILES = TILES_;                // tiles of each
+    static constexpr int TILES = TILES_;                // tiles of 16 rows that each warp computes
     static constexpr int SKIP = SKIP_;                  // groups of 8 columns that are skipped together where x has no more rows
-    static constexpr int K_WARPS = 8 / ROW_WARPS;       // warps that share the summed dimension
+    static constexpr int K_WARPS = 8 / ROW_WARPS;       // warps that compute the same rows, each for some of the 32-column blocks
     static constexpr int EIGHTS = COLUMNS / 8;
     static constexpr int BLOCK_TILES = ROW_WARPS * TILES;
     static constexpr int PART = COLUMNS * BLOCK;        // activations of one block of 32
@@ -55,7 +55,8 @@ __device__ __forceinline__ uint4 load_shared(SharedAddress from) {
 #endif
 }
 
-// Copies the activations of a step to shared memory: each of THREADS threads 16 bytes of every (THREADS / 4)th row of x, per block.
+// Copies the activations of a step, which are K_WARPS blocks of 32 columns, to shared memory. Of each block, each of the THREADS
+// threads copies 16 bytes of every (THREADS / 4)th row of x.
 template <class SHAPE, int PASSES, int THREADS>
 struct Copier {
     static constexpr int COLUMN_STEP = THREADS / 4;
@@ -104,8 +105,8 @@ struct Copier {
     }
 };
 
-// Writes the sums of tile `tile` of every warp for columns 8 * `eight` .., from shared memory. The sums of warps that share rows
-// are added in the order of warps, and adjacent rows are written to memory together.
+// Writes to y the sums in shared memory: those of tile `tile` of every warp for ROOM_COLUMNS rows of x, beginning with row 8 *
+// `eight`. The sums of warps that compute the same rows are added in the order of warps, and adjacent rows are written together.
 template <class SHAPE>
 __device__ __forceinline__ void write_sums(const Matmul& a, const Job& job, uint32_t first_tile, int tile, int eight, const float* room) {
     __syncthreads();
@@ -198,7 +199,7 @@ __device__ __forceinline__ void multiply_step(float (&sums)[SHAPE::TILES][SHAPE:
     }
 }
 
-// Number of blocks of each tile that are loaded ahead.
+// Number of 32-column blocks of each tile that a warp loads ahead.
 template <class SHAPE>
 constexpr int steps_ahead() {
     return SHAPE::TILES > 1 ? 1 : 2;

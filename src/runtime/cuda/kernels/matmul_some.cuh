@@ -1,4 +1,4 @@
-// Matrix products of 9 to about 64 rows of x with tiles, on tensor cores, which are still limited by memory.
+// Matrix products of 9 to about 64 rows of x with tiles, on tensor cores. Such products are still limited by memory.
 //
 // 8 warps compute, 4 warps copy activations. Each computing warp copies the codes of its tile, with their scales, to shared memory
 // of its own, many blocks ahead. The copies of a thread complete in order. Therefore other threads copy the activations, which
@@ -11,7 +11,7 @@
 #define SOME_THREADS 384
 #define SOME_COPIERS 128
 
-// Blocks of codes in shared memory.
+// Number of blocks of codes that a warp has in shared memory.
 template <int PASSES>
 constexpr int some_depth() {
     return PASSES == 1 ? 12 : 8;
@@ -22,8 +22,8 @@ constexpr int some_depth() {
 #define SOME_BYTES(PASSES) (STAGES * PASSES * ShapeSome::PASS * 2 + 8 * some_depth<PASSES>() * SOME_SLOT)
 static_assert(SOME_BYTES(1) == 81408 && SOME_BYTES(2) == 87040, "as matmul.cuh says");
 
-// Ring buffer of the blocks of a tile in a warp's part of shared memory. A lane copies 16 bytes of the codes of each block, or of
-// its scales or zero points: [codes][scales: 64][zero points: 16].
+// Ring buffer of the blocks of a tile in a warp's part of shared memory. Each of its DEPTH slots holds one block: the codes, then 64
+// bytes for scales, then 16 bytes for zero points. A lane copies 16 bytes of the codes of each block, or of its scales or zero points.
 template <int DEPTH>
 struct Ring {
     const uint8_t* from;    // source of this lane in block or group 0
@@ -96,7 +96,7 @@ __device__ __forceinline__ uint32_t load_shared_one(SharedAddress from) {
 #endif
 }
 
-// A lane's share of a block in a slot.
+// Loads a lane's share of the block in a slot.
 __device__ __forceinline__ Raw<KIND_TILES> load_slot(const Matrix& w, SharedAddress slot, Lane lane) {
     Raw<KIND_TILES> raw;
     const SharedAddress codes = slot + lane.t * 64 + lane.g * 8, scales = slot + w.block_bytes;

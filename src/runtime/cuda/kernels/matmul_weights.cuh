@@ -1,8 +1,8 @@
 // How a warp reads a weight matrix, and the conversion of codes to floats.
 //
-// A warp takes 16 rows and 32 columns (a block) at a time. Lane 4g + t has rows 2g and 2g + 1 of the 16, and of either columns
-// 4t..4t+4 and 16+4t..16+4t+4. In a tile these are adjacent: one load of 8 bytes for each lane fetches a whole block of 4-bit
-// codes, two a block of 8-bit codes.
+// A warp takes 16 rows and 32 columns (a block) at a time. Lane 4g + t has rows 2g and 2g + 1 of the 16, and of both rows columns
+// 4t..4t+4 and 16+4t..16+4t+4. In a tile the codes of a lane are adjacent: one load of 8 bytes by each lane fetches a whole block of
+// 4-bit codes, and two such loads fetch a block of 8-bit codes.
 #pragma once
 #include "args.cuh"
 
@@ -81,7 +81,7 @@ __device__ __forceinline__ uint4 load_four_once(const uint8_t* from) {
 #endif
 }
 
-// Reads 8, 4 or 2 bytes: two scales of `size` bytes. Without a branch.
+// Reads two scales of `size` bytes each, without a branch.
 __device__ __forceinline__ void load_scales(const uint8_t* from, uint32_t size, uint32_t (&scales)[2]) {
 #ifdef IEC_EMULATED
     scales[0] = size == 1 ? *reinterpret_cast<const uint16_t*>(from) : *reinterpret_cast<const uint32_t*>(from);
@@ -194,12 +194,12 @@ __device__ __forceinline__ Raw<KIND> load_block(const Rows<KIND>& rows, uint32_t
     return raw;
 }
 
-// 2^(s - 127), exactly.
+// Returns 2^(s - 127), exactly.
 __device__ __forceinline__ float power_of_two(uint32_t s) {
     return __uint_as_float(max(s << 23, 1u << 22));
 }
 
-// The scales of the two rows; floats have none.
+// Returns the scales of the lane's two rows; floats have none, which counts as 1.
 template <uint32_t KIND>
 __device__ __forceinline__ float2 scales_of(bool rows_wide, const Raw<KIND>& raw) {
     if constexpr (is_plain(KIND)) {
@@ -214,7 +214,8 @@ __device__ __forceinline__ float2 scales_of(bool rows_wide, const Raw<KIND>& raw
     }
 }
 
-// Our encoders write only zero points of at most 15; a larger one in a file from elsewhere is read as 15.
+// Returns the zero point of a row, or 8 for codes with a bias. The encoders of iec write only zero points of at most 15; larger ones
+// in other files are read as 15.
 template <uint32_t KIND>
 __device__ __forceinline__ uint32_t zero_of(const Raw<KIND>& raw, uint32_t row) {
     if constexpr (KIND == KIND_INT4_AFFINE) {
@@ -278,7 +279,7 @@ __device__ __forceinline__ uint32_t look_up(uint32_t codes, const uint32_t (&tab
 // Twice the values of E2M1 as signed bytes.
 #define E2M1_TABLE {0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu}
 
-// Four signed bytes as floats: 2^23 + (128 + byte) is exact.
+// Writes four signed bytes as floats. Each is computed as (2^23 + (128 + byte)) - (2^23 + 128), which is exact.
 __device__ __forceinline__ void floats_of_bytes(uint32_t bytes, float* out) {
     const uint32_t shifted = bytes ^ 0x80808080u;
 #pragma unroll
@@ -287,7 +288,7 @@ __device__ __forceinline__ void floats_of_bytes(uint32_t bytes, float* out) {
     }
 }
 
-// The eight values of one of the two rows, in the order of columns and without their scale.
+// Writes the lane's eight values of one of its two rows, in the order of columns and without their scale.
 template <uint32_t KIND>
 __device__ __forceinline__ void floats_of(const Raw<KIND>& raw, uint32_t row, float (&out)[8]) {
     if constexpr (KIND == KIND_F32) {

@@ -14,6 +14,7 @@ struct Candidate {
     uint32_t expert;
 };
 
+// Returns this lane's candidate; bit i of `taken` is set if expert `lane + 32 i` was taken.
 __device__ __forceinline__ Candidate best_left(const float* logits, uint32_t experts, uint32_t taken) {
     Candidate best = {0, 0xffffffffu};
 #pragma unroll 4
@@ -87,7 +88,7 @@ __device__ __forceinline__ void count_pairs(const Group& a, uint32_t* cells, uin
 
 // Turns counts into the sorted index of the first pair of each segment and expert, and lists the shares; a thread per expert.
 __device__ __forceinline__ void place_experts(const Group& a, uint32_t* cells, uint32_t segments, uint32_t* room) {
-    // Both sums are at most the number of pairs, so that 16 bits hold each.
+    // One 32-bit sum counts shares in its upper and pairs in its lower 16 bits; neither exceeds the number of pairs.
     uint32_t before_all = 0;
     for (uint32_t first = 0; first < a.experts; first += blockDim.x) {
         const uint32_t expert = first + threadIdx.x;
@@ -118,7 +119,7 @@ __device__ __forceinline__ void place_experts(const Group& a, uint32_t* cells, u
     }
 }
 
-// Assigns sorted indices to the pairs of a segment in their order; a warp per segment.
+// Assigns their indices after sorting to the pairs of a segment, in the order of the pairs; a warp per segment.
 __device__ __forceinline__ void place_pairs(const Group& a, uint32_t* starts, uint32_t first, uint32_t end) {
     const uint32_t lane = threadIdx.x % WARP;
     for (uint32_t base = first; base < end; base += WARP) {
@@ -140,7 +141,8 @@ __device__ __forceinline__ void place_pairs(const Group& a, uint32_t* starts, ui
     }
 }
 
-// A stable counting sort by a whole block: pairs are cut into segments, and a warp assigns the sorted indices of each segment.
+// A stable counting sort by a whole block: pairs are cut into segments, and for each segment a warp assigns the indices after
+// sorting.
 __device__ __forceinline__ void group_pairs(const Group& a, uint32_t* cells, uint32_t* room) {
     const uint32_t warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     const uint32_t fitting = GROUP_CELLS / a.experts;

@@ -3,7 +3,8 @@
 #include "acts.cuh"
 #include "reduce.cuh"
 
-// Vectors that a thread keeps in registers from the sum to the result; the rest of a wide row is read again.
+// Number of vectors of a row that a thread keeps in registers between the sum of squares and the result; the rest of a wide row is
+// read again.
 #define NORM_HELD 2
 // Number of expert results that a thread loads at once.
 #define NORM_AHEAD 4
@@ -60,7 +61,8 @@ __device__ __forceinline__ void prefetch(const void* from) {
 #endif
 }
 
-// What is added to `x` in columns from `column` on: a row of the branch, or the weighted sum of the rows of chosen experts.
+// Returns W columns, from `column` on, of what is added to a row of `x`: a row of the branch, or the weighted sum of the results of
+// the chosen experts.
 template <int W, int AHEAD>
 __device__ __forceinline__ Lanes<W> branch_lanes(const Norm& a, uint32_t row, uint32_t column) {
     if (!a.slots) {
@@ -80,7 +82,7 @@ __device__ __forceinline__ Lanes<W> branch_lanes(const Norm& a, uint32_t row, ui
     return sum;
 }
 
-// 1 / sqrt(mean(branch^2) + eps), if there is a norm after the branch.
+// Returns 1 / sqrt(mean(branch^2) + eps) for a row if the branch is normalized, otherwise 1.
 template <int W>
 __device__ __forceinline__ float post_scale(const Norm& a, uint32_t row, float* room) {
     if (!a.branch || !a.post) {
@@ -95,7 +97,7 @@ __device__ __forceinline__ float post_scale(const Norm& a, uint32_t row, float* 
     return 1.0f / sqrtf(block_sum(sum, room) / float(a.width) + a.eps);
 }
 
-// The input of the norm in columns from `column` on: `x` and the branch.
+// Returns W columns, from `column` on, of the input of the norm: the sum of `x` and the branch.
 template <int W, int AHEAD>
 __device__ __forceinline__ Lanes<W> norm_input(const Norm& a, uint32_t row, uint32_t column, float scale) {
     Lanes<W> x = load_lanes<W>(a.x + uint64_t(row) * a.width + column);

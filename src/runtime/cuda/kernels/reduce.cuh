@@ -29,7 +29,7 @@ __device__ __forceinline__ uint32_t warp_min(uint32_t value) {
     return ~warp_max(~value);
 }
 
-// Bit mask of the lanes that have the same value.
+// Returns the bit mask of the lanes whose value equals that of this lane.
 __device__ __forceinline__ uint32_t warp_peers(uint32_t value) {
 #ifdef IEC_EMULATED
     uint32_t peers = 0;

@@ -6,7 +6,7 @@
 // Number of pairs that a lane loads before it stores any: all of its pairs for heads of up to 256 numbers.
 #define ROPE_HELD 4
 
-// Numbers that f16 cannot hold become its largest, as on the CPU; infinity and NaN stay.
+// Stores a number in the type of the cache. Numbers that f16 cannot hold become its largest, as on the CPU; infinity and NaN stay.
 __device__ __forceinline__ void store_kv(uint32_t kind, void* to, uint32_t at, float value) {
     if (kind == KV_F32) {
         static_cast<float*>(to)[at] = value;
@@ -78,8 +78,8 @@ __device__ __forceinline__ void turn(const HeadWork& work, uint32_t head_dim, fl
     }
 }
 
-// Address in the cache of the key or value of a row. A page consists of runs of PAGE keys or values, for each head one of keys,
-// then one of values; `run` is the index of the run.
+// Returns the address in the cache of the key or value of a row. In a page, the PAGE keys of each head are followed by its PAGE
+// values; `run` is 2 * head for the key and 2 * head + 1 for the value.
 __device__ __forceinline__ uint8_t* kv_place(const Cache& cache, Row row, uint32_t run) {
     const uint32_t bytes = cache.kind == KV_F32 ? 4 : 2;
     const uint64_t page = cache.pages[uint64_t(row.sequence) * cache.table_stride + row.position / PAGE];
@@ -93,6 +93,7 @@ __device__ __forceinline__ uint8_t* kv_place(const Cache& cache, Row row, uint32
 // Grid: (ceil((n_heads + 2 * kv_heads) / 4), n). Block: 128, a warp per head. Dynamic shared memory: none.
 // Any head_dim; rotary_dim is even and at most head_dim. Rows of one sequence differ in position, so no two write the same bytes.
 KERNEL rope(Rope a) {
+    // Index of the warp's head; query heads are counted first, then the heads of keys, then those of values.
     const uint32_t unit = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, row = blockIdx.y;
     const Cache& cache = a.cache;
     if (unit >= a.n_heads + 2 * cache.kv_heads) {

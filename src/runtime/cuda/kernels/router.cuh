@@ -1,11 +1,11 @@
 // The router for few rows of x: its product, the choice of experts and sorting by expert in one launch.
 //
-// A router matrix has few rows, one per expert, of many columns. A block per expert reads them faster than blocks of 16 rows would;
-// the last block to finish its logits chooses the experts of all rows of x.
+// A router matrix has few rows, one per expert, of many columns. One thread block per expert reads them faster than thread blocks
+// for 16 rows each would; the last thread block to finish its logits chooses the experts of all rows of x.
 #pragma once
 #include "moe.cuh"
 
-// Columns `column` .. `column + 4` of a row of weights, aligned to 8 bytes (f32: 16).
+// Returns columns `column` .. `column + 4` of a row of weights, which are aligned to 8 bytes (f32: 16).
 template <uint32_t KIND>
 __device__ __forceinline__ Lanes<4> four_weights(const uint8_t* row, uint32_t column) {
     if constexpr (KIND == KIND_F32) {
@@ -50,7 +50,7 @@ __device__ __forceinline__ void add_columns(const Matmul& a, float (&sums)[ROUTE
     }
 }
 
-// Logits of expert blockIdx.x.
+// Computes the logits of expert blockIdx.x for all rows of x and writes them to y.
 __device__ __forceinline__ void router_logits(const Matmul& a, float (*room)[WARP]) {
     const uint32_t kind = a.w.kind, size = kind == KIND_F32 ? 4 : 2;
     const uint8_t* row = a.w.data + uint64_t(blockIdx.x) * a.w.cols * size;
@@ -88,7 +88,8 @@ __device__ __forceinline__ void router_logits(const Matmul& a, float (*room)[WAR
     }
 }
 
-// logits[i][e] = sum over c of x[i][c] * w[e][c] + bias[e], for i < n; then as `route` and `group`. The weights are floats of any kind.
+// Computes logits[i][e] = sum over c of x[i][c] * w[e][c] + bias[e], for i < n, and then what `route` and `group` compute. The weights
+// are floats of any kind.
 //
 // Grid: experts (product.w.rows). Block: 256. Dynamic shared memory: none. n is 1 to ROUTER_ROWS; any number of columns, any
 // x_stride; y_stride is the number of experts. product.y is then.route.logits; limits of `route` and `group`. Launches with the
