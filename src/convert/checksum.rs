@@ -53,7 +53,7 @@ impl<'a> Comparison<'a> {
         Comparison { rest: checksums, crc32: crc32fast::Hasher::new() }
     }
 
-    /// Passes the bytes at position `at`, which follow those of the last call or lie after them.
+    /// Takes the bytes at position `at` of the file, which must lie after those of the last call, possibly with a gap.
     ///
     /// # Errors
     /// An entry that ends here has another checksum.
@@ -78,7 +78,7 @@ impl<'a> Comparison<'a> {
     }
 }
 
-/// Reads all entries of a file and compares their checksums.
+/// Reads the entries of `checksums` from a file and compares their CRC-32.
 ///
 /// # Errors
 /// A checksum differs, reading fails, or the user interrupts.

@@ -19,7 +19,7 @@ pub(crate) const NAMES: &[&str] = &COMPANIONS;
 /// The companions of one pack, complete in memory.
 pub(super) struct Companions(Vec<(&'static str, Vec<u8>)>);
 
-/// Refuses content that is not valid for the companion file called `name` of a model with `rows` tokens.
+/// Refuses content that is not valid for the companion file called `name` of a model whose embedding has `rows` rows.
 pub(crate) fn check(name: &str, bytes: &[u8], rows: usize) -> Result<()> {
     if name.ends_with(".jinja") {
         return std::str::from_utf8(bytes)

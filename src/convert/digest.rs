@@ -9,8 +9,8 @@ use std::ops::Range;
 /// Bytes read at once.
 const CHUNK: u64 = 1 << 20;
 
-/// Hashes a range with SHA-256. `read` fills a buffer with the bytes at a position; `each` is called with the
-/// position and bytes of every chunk after it is hashed.
+/// Hashes a range with SHA-256 and returns the digest in hex. `read` fills a buffer with the bytes at a position;
+/// `each` is called with the position and the bytes of every chunk after it is hashed.
 pub(super) fn hash_range(
     range: Range<u64>,
     bar: &ProgressBar,

@@ -15,9 +15,9 @@ pub struct DryRun {
     pub weights: u64,
     /// Bytes of all weight files.
     pub bytes_in: u64,
-    /// Bytes of payload.
+    /// Bytes of all tensors in the output, without padding between them.
     pub bytes: u64,
-    /// Payload bits per weight.
+    /// Eight times `bytes` divided by `weights`.
     pub bits_per_weight: f64,
     /// Disk space; absent for commands that write no weights.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -59,7 +59,7 @@ pub struct Disk {
 }
 
 impl DryRun {
-    /// Computes the totals of the rows.
+    /// Builds the plan from its tensors and computes their totals.
     pub(super) fn new(tensors: Vec<Row>, bytes_in: u64, disk: Option<Disk>) -> DryRun {
         let weights = tensors.iter().map(|t| t.shape.iter().product::<usize>() as u64).sum();
         let bytes = tensors.iter().map(|t| t.bytes).sum();

@@ -1,5 +1,5 @@
-//! Opens the calibration statistics that the methods of a manifest need, and checks that the manifest was made with
-//! them.
+//! Opens the calibration statistics (`--calib`) that the quantization methods of a manifest need, and checks that the
+//! manifest was made with them.
 
 use crate::calibration::Calibration;
 use crate::error::{Context, Error, Result};

@@ -36,7 +36,8 @@ pub fn read_object(path: &Path) -> Result<Map<String, Value>> {
     }
 }
 
-/// JSON object as a list, so that duplicate keys are found. Errors name the key; `__metadata__` is skipped.
+/// JSON object as a list of keys and values, so that a caller can find duplicate keys. Errors about a value name its
+/// key; the key `__metadata__` of safetensors is skipped.
 #[derive(Debug)]
 pub struct Pairs<V>(pub Vec<(String, V)>);
 

@@ -82,7 +82,7 @@ impl Layout {
     pub fn lies_in(dir: &Path) -> Result<bool> {
         match weights_in(dir) {
             Err(e) if matches!(e.cause(), Cause::Io(_)) => Err(e),
-            // Weights that cannot be used are weights, too.
+            // Other errors mean that there are weights, which cannot be used.
             found => Ok(!matches!(found, Ok(None))),
         }
     }
@@ -172,6 +172,6 @@ fn weights_in(dir: &Path) -> Result<Option<WeightFiles>> {
         1 => Ok(others.pop().map(WeightFiles::One)),
         n => Err(Error::corrupt(format!("found {n} safetensors files, but no index that lists them"))
             .at(dir)
-            .help("get model.safetensors.index.json, too, or name one file with --hf-dir")),
+            .help("get model.safetensors.index.json, too, or name one file instead of the directory")),
     }
 }

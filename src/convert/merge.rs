@@ -87,13 +87,15 @@ fn the_one_with_parts(out_dir: &Path) -> Result<(PathBuf, Command)> {
             job::remove_over(out_dir);
             Err(Error::corrupt("found no parts to merge")
                 .at(out_dir)
-                .help("run all parts first, as with `iec pack … --part 1/N` to `--part N/N`, with this --out-dir"))
+                .help("first run all parts into this directory, such as `iec pack … --part 1/N` to `--part N/N`"))
         }
         _ => {
             let names: Vec<String> = found.iter().map(|(path, _)| path.display().to_string()).collect();
             Err(Error::corrupt(format!("found parts of {} different conversions: {}", names.len(), names.join(", ")))
                 .at(out_dir)
-                .help("delete all of these directories but the one to merge; command.json in each names its command"))
+                .help(
+                    "move or delete all these directories but the one to merge; command.json in each names its command",
+                ))
         }
     }
 }

@@ -44,16 +44,19 @@ pub(super) fn description_in(dir: &Path) -> Result<Option<PathBuf>> {
 pub(super) fn open(json: &Path) -> Result<Shards> {
     let description = read_description(json)?;
     if !description.is_older() {
-        return Err(Error::usage("found a pack of this program, expected a checkpoint")
-            .at(json)
-            .help("run it with --model-dir, or turn it back into a checkpoint with `iec unpack`"));
+        return Err(Error::usage("found a pack of this program, expected a checkpoint").at(json).help(
+            "name it with --model-dir, as in `iec run --model-dir DIR`, or turn it back into a checkpoint: \
+                 `iec unpack --model-dir DIR --out-dir NEW`",
+        ));
     }
     let dir = json.parent().unwrap_or(Path::new(""));
     let name = plain_file_name(&description.weights_bin).tensor("weights_bin").at(json)?;
     let bin = InputFile::open(&dir.join(name))?;
     if let Some(expected) = description.total_bytes.filter(|n| *n != bin.nbytes()) {
         let found = format!("found {} bytes, expected {expected} from the description", bin.nbytes());
-        return Err(Error::corrupt(found).at(bin.path()).help("the file is truncated or of another pack"));
+        return Err(Error::corrupt(found)
+            .at(bin.path())
+            .help("the file is truncated or belongs to another pack; copy it again"));
     }
     let entries = without_copies(description.tensors);
     let mut names = HashSet::new();
@@ -110,7 +113,7 @@ fn packed_tensor(entry: &EntryJson, quant: &Map<String, Value>, bin: &str, dir: 
         |field: &&String| TERMS.contains(&field.as_str()) || ["scale_bin", "scale_offset"].contains(&field.as_str());
     if let Some(field) = quant.keys().find(|field| !known(field)) {
         return Err(Error::unsupported(format!("found the unknown field `{field}` in quant"))
-            .help("remove it if it does not change what the bytes mean; docs/FORMAT.md lists the supported fields"));
+            .help("remove it if it does not affect the encoding; docs/FORMAT.md lists the supported fields"));
     }
     // A manifest of these programs lists the fields of the entry and of its `quant` in one object.
     let own = json!({"shape": entry.shape, "packed_bin": bin, "q4_offset": entry.offset, "q4_nbytes": entry.nbytes});

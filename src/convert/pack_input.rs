@@ -41,7 +41,7 @@ pub(super) fn refuse_damage(reader: &IebinReader, entry: &Entry, found: &str) ->
         Some(expected) if expected != found => {
             Err(Error::corrupt(format!("found the SHA-256 {found}, expected the recorded {expected}"))
                 .tensor(&entry.name)
-                .help("the pack is damaged; pack again"))
+                .help("the pack is damaged; restore it from a backup or make it again"))
             .at(reader.bin().map_or(reader.dir.as_path(), |bin| bin.path()))
         }
         _ => Ok(()),

@@ -22,8 +22,8 @@ pub(super) fn section(entry: &Entry) -> Vec<Section> {
     vec![Section { file: 0, range: entry.offset as u64..(entry.offset + entry.nbytes) as u64 }]
 }
 
-/// Gives the files of a pack their final names. `allowed` is called again immediately before other files are
-/// replaced, because another command may have written a pack in the meantime.
+/// Gives the files of a pack their final names. `allowed`, which fails when files would be lost, is called again
+/// immediately before files are replaced, because another command may have written a pack in the meantime.
 pub(super) fn commit<T>(
     job: &Job,
     mut files: Vec<AtomicFile>,
@@ -58,8 +58,9 @@ pub(super) struct Totals {
     pub tensors: usize,
     pub quantized: usize,
     pub weights: u64,
-    /// Length of the binary; for a part, of its payloads.
+    /// Length of the binary; for a part, of the payloads that it made.
     pub bytes: u64,
+    /// Bits of the payloads per weight, without padding between payloads.
     pub bits_per_weight: f64,
 }
 

@@ -46,7 +46,7 @@ pub struct InputFile {
     nbytes: u64,
     /// Modification time when the file was opened.
     modified: SystemTime,
-    /// Recorded checksums of parts of the file, in file order.
+    /// Checksums that the file records of its entries (zip archives of `torch.save`), in file order.
     checksums: Vec<Checksum>,
 }
 

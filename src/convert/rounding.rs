@@ -21,8 +21,9 @@ fn refuse_overflow(values: &[f32], to: DType) -> Result<()> {
         _ => return Ok(()),
     };
     match values.iter().find(|x| x.is_finite() && x.abs() >= limit) {
-        Some(x) => Err(Error::unsupported(format!("found weight {x}, which is out of range for {to}"))
-            .help("choose a type with a larger range: with --dtype, or with `keep` in the manifest if that chose it")),
+        Some(x) => Err(Error::unsupported(format!("found weight {x}, which is out of range for {to}")).help(
+            "choose a type with a larger range with --dtype or, if the manifest requires this type, with its `keep`",
+        )),
         None => Ok(()),
     }
 }

@@ -75,14 +75,16 @@ type Read<'a> = dyn Fn(usize, &mut [u8]) -> Result<()> + 'a;
 pub(super) struct RowSource<'a> {
     name: &'a str,
     form: Form,
-    /// Rows of each of its matrices, and elements of a row.
+    /// Number of rows of each matrix.
     rows: usize,
+    /// Number of elements of a row.
     cols: usize,
     /// Layout of each matrix and a buffer for a row, if the matrices are in tiles.
     tiles: Option<(TileLayout, CodedRow)>,
     read: Box<Read<'a>>,
-    /// The bytes that were read last, and the row that they begin with.
+    /// The bytes that were read last.
     pub(super) bytes: Vec<u8>,
+    /// Index of the row with which `bytes` begins.
     first: usize,
     /// The row that was decoded last.
     values: Vec<f32>,
@@ -173,18 +175,21 @@ fn tiles(form: Form, rows: usize, cols: usize) -> Result<Option<(TileLayout, Cod
 /// Tensor that is written, or a part of one.
 pub(super) struct RowTarget {
     pub(super) form: Form,
-    /// Matrices that are written, and the rows and columns of each.
+    /// Matrices of the sources that are written.
     pub(super) matrices: Range<usize>,
+    /// Number of rows that are written of each matrix.
     pub(super) rows: usize,
+    /// Number of elements of a row.
     pub(super) cols: usize,
-    /// Added to every element of floats; 0 elsewhere.
+    /// Number that is added to every element of floats; 0 for other forms.
     pub(super) add: f32,
-    /// Section of the output.
+    /// Index of the section of the task's output into which the bytes are written.
     pub(super) section: usize,
 }
 
 impl RowTarget {
-    /// Writes all rows; `find` returns the index of the source of a row and its row there, the same for every matrix.
+    /// Writes all rows of all matrices. For a row of the target, `find` returns the index of its source and its row in
+    /// that source; these are the same for every matrix.
     pub(super) fn fill(
         &self,
         sources: &mut [RowSource<'_>],
@@ -221,7 +226,7 @@ impl RowTarget {
         Ok(())
     }
 
-    /// Returns true if rows have the same bytes in the source.
+    /// Returns true if rows are copied, because they have the same bytes in the source.
     fn keeps_bytes(&self, source: &RowSource) -> bool {
         matches!(self.form, Form::Plain(_)) && self.form == source.form && self.add == 0.0
     }
@@ -252,7 +257,7 @@ impl RowTarget {
     }
 }
 
-/// Appends rows of blocks as tiles.
+/// Appends rows that are blocks in their sources as tiles. `places` holds the source and the row in it of each row.
 fn into_tiles(
     sources: &[RowSource<'_>],
     places: &[(usize, usize)],

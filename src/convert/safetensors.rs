@@ -12,7 +12,7 @@ use crate::error::{Context, Error, Result};
 use serde::Deserialize;
 use std::collections::HashSet;
 
-/// Limit of the format's reference implementation.
+/// Maximum length of the header in bytes, the same as in the `safetensors` library.
 const HEADER_LIMIT: u64 = 100_000_000;
 
 #[derive(Debug, Deserialize)]
@@ -95,7 +95,7 @@ fn check_one(name: &str, raw: &RawTensor, data_start: u64, file_len: u64, shard:
     let (start, end) = raw.data_offsets;
     let expected = raw.shape.iter().try_fold(dtype.size() as u64, |n, d| n.checked_mul(*d));
     let Some(expected) = expected else {
-        return Err(Error::corrupt(format!("found shape {:?} of {dtype}, which overflows", raw.shape)));
+        return Err(Error::corrupt(format!("found shape {:?} of {dtype}, whose size in bytes overflows", raw.shape)));
     };
     if end.checked_sub(start) != Some(expected) {
         let found = format!(
@@ -106,7 +106,7 @@ fn check_one(name: &str, raw: &RawTensor, data_start: u64, file_len: u64, shard:
     }
     if data_start.checked_add(end).is_none_or(|end| end > file_len) {
         let found = format!(
-            "found data_offsets {start}..{end}, which reach past the file of {} bytes of data",
+            "found data_offsets {start}..{end}, which reach past the file's {} bytes of data",
             file_len - data_start
         );
         return Err(Error::corrupt(found).help("the file is truncated or damaged; get it again"));

@@ -36,7 +36,7 @@ pub fn list(file: &dyn ReadAt, shard: usize) -> Result<Listing> {
     let start = file.read_vec(0, file.nbytes().min(32))?;
     if start.starts_with(b"version https://git-lfs") {
         return Err(Error::corrupt("found a Git LFS pointer, expected the weights")
-            .help("run `git lfs pull` in that directory"));
+            .help("run `git lfs pull` in the directory of this file"));
     }
     match pickle::list(file, &start, shard).help("the file is damaged; get it again")? {
         Some(listing) => Ok(listing),

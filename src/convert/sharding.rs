@@ -156,10 +156,10 @@ pub fn refuse_checkpoint(dir: &Path, overwrite: bool) -> Result<()> {
     }
 }
 
-/// Gives the files of a checkpoint their names in `dir`. An old checkpoint is replaced in one step, and a directory
-/// without files is filled in one. Where there are only other files, the files are renamed in the given order: the last
-/// should be `config.json`, without which no reader opens a checkpoint. `allowed` is called again before that, because
-/// another command may have written a checkpoint in the meantime.
+/// Gives the files of a checkpoint their names in `dir`. An old checkpoint is replaced in one step, and an empty
+/// directory is filled in one step. In a directory with other files, the new files are renamed one by one in the given
+/// order; the last should be `config.json`, without which no reader opens a checkpoint. `allowed`, which fails when
+/// files would be lost, is called again before, because another command may have written a checkpoint in the meantime.
 ///
 /// # Errors
 /// `allowed` fails, or a file cannot be removed, synced or renamed.
@@ -177,7 +177,7 @@ pub fn commit(
     exchange(dir, files, |name| !is_checkpoint_file(name))
 }
 
-/// Returns true for a directory with nothing but temporary files of this program.
+/// Returns true for a directory that is empty except for temporary files of this program.
 fn is_new(dir: &Path) -> Result<bool> {
     for entry in std::fs::read_dir(dir).at(dir)? {
         let entry = entry.at(dir)?;
@@ -190,7 +190,7 @@ fn is_new(dir: &Path) -> Result<bool> {
 }
 
 /// Returns true for the names that [`divide`] and [`index`] give: `model.safetensors`, its index, and
-/// `model-00001-of-00002.safetensors`. Other files that begin with `model` are the user's.
+/// `model-00001-of-00002.safetensors`. Any other file, even if its name begins with `model`, belongs to the user.
 fn is_weight_file(name: &str) -> bool {
     let is_number = |digits: &str| digits.len() >= 5 && digits.bytes().all(|digit| digit.is_ascii_digit());
     let numbers = name.strip_prefix("model-").and_then(|rest| rest.strip_suffix(".safetensors")?.split_once("-of-"));

@@ -79,7 +79,7 @@ impl Shards {
                 Some(found) if shards.file_name(found) == file => {}
                 _ => {
                     return Err(Error::corrupt(format!(
-                        "this tensor is not in `{file}`, the file that the index gives"
+                        "this tensor is not in `{file}`, the file that the index names for it"
                     ))
                     .help("index and weight files are of different versions; download the checkpoint again")
                     .at(index_path)
@@ -108,7 +108,7 @@ impl Shards {
         Ok(Shards { files, tensors, packed: BTreeMap::new(), unexplained: BTreeSet::new() })
     }
 
-    /// Reads all entries that have a recorded checksum, and compares them.
+    /// Reads all parts of the files that have a recorded checksum, and compares their checksums.
     ///
     /// # Errors
     /// A checksum differs, a file cannot be read, or the user interrupts.

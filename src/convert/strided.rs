@@ -58,7 +58,7 @@ impl Strided<'_> {
         let mut rest = out;
         while at < elements.end {
             let index = at / inner;
-            // A run of whole entries is one box; the rest at either end is divided along the next axis.
+            // Consecutive whole entries of this axis are one box; the rest at either end is cut along the next axis.
             let whole = if at.is_multiple_of(inner) { (elements.end - at) / inner } else { 0 };
             let end = if whole > 0 { at + whole * inner } else { elements.end.min((index + 1) * inner) };
             let (now, later) = rest.split_at_mut((end - at) * self.size);
@@ -126,12 +126,17 @@ impl Strided<'_> {
     }
 }
 
-/// Elements with the distance `stride` in the file and `step` in the output.
+/// Elements of a box along one axis, all numbers counted in elements.
 struct Run {
+    /// Position of the first element in the file, relative to the start of the tensor.
     from: u64,
+    /// Distance of neighbours in the file.
     stride: usize,
+    /// Position of the first element in the output.
     to: usize,
+    /// Distance of neighbours in the output.
     step: usize,
+    /// Number of elements.
     count: usize,
 }
 

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 /// A special token by its number and text.
 pub(super) type Special<'a> = (usize, &'a str);
 
-/// Returns the whole file.
+/// Returns the content of a tokenizer.json with these parts.
 pub(super) fn file(
     added_tokens: Vec<Value>,
     [normalizer, pre_tokenizer, post_processor, decoder]: [Value; 4],

@@ -78,9 +78,9 @@ impl Neutral {
 
     fn expected(self) -> &'static str {
         match self {
-            Neutral::Off => "expected none",
+            Neutral::Off => "expected none, false or 0",
             Neutral::One => "expected 1",
-            Neutral::Absent => "the family has no such field",
+            Neutral::Absent => "other models of this family do not have the field",
         }
     }
 }
@@ -152,7 +152,8 @@ pub fn dense(arch: &Arch, config: &Fields, activation: Activation) -> Result<Mlp
     Ok(Mlp::Dense { intermediate: config.count("intermediate_size")?, activation, bias })
 }
 
-/// Reads a mixture of experts without biases, each of which is a gated MLP with SiLU.
+/// Reads a mixture of experts that are gated MLPs with SiLU, without biases. `top_k` is the family's default number of
+/// active experts.
 pub fn sparse(config: &Fields, top_k: usize, intermediate: usize, router_softmax: RouterSoftmax) -> Result<Mlp> {
     Ok(Mlp::Moe {
         experts: experts(config)?,
@@ -200,7 +201,7 @@ fn head_dim(config: &Fields, default: Option<usize>, hidden: usize, n_heads: usi
     }
 }
 
-/// Refuses a `quantization_config`, unless its method is `supported`.
+/// Refuses a `quantization_config`, unless its `quant_method` is `supported`.
 fn refuse_quantization(config: &Fields, supported: Option<&str>) -> Result<()> {
     let Some(quantization) = config.object_opt("quantization_config")? else { return Ok(()) };
     if supported.is_some() && quantization.word_opt("quant_method")? == supported {
@@ -294,8 +295,8 @@ pub fn separate_experts(
     }
 }
 
-/// Returns the position of a weight or bias of q, k or v in a tensor in which the three are stacked: the first row,
-/// and the number of rows of the stack.
+/// Returns the position of a weight or bias of q, k or v in a tensor in which the three are stacked: its first row, and
+/// the number of rows of the whole stack. `None` for other tensors.
 pub fn rows_of_qkv(model: &ModelConfig, part: &str) -> Option<(usize, usize)> {
     let (projection, _) = part.strip_prefix("self_attn.")?.split_once("_proj.")?;
     let (q, kv) = (model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim);

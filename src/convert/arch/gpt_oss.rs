@@ -39,7 +39,7 @@ pub(super) const GPT_OSS: Arch = Arch {
 const SWIGLU_ALPHA: f64 = 1.702;
 
 /// Returns true for the configuration of `original/`, which names no class and has two fields
-/// that no other family has.
+/// that no other configuration without a class has.
 fn is_original(config: &Fields) -> bool {
     config.get("architectures").is_none()
         && config.get("num_experts").is_some()

@@ -49,7 +49,8 @@ pub struct Arch {
     attention_bias: bool,
     /// Supported `quant_method` of quantized checkpoints, if any.
     quantization: Option<&'static str>,
-    /// Fields of [`family::FOREIGN`], or [`family::PARTIAL`], that the family supports.
+    /// Fields that the family supports, of those that are otherwise refused: [`family::FOREIGN`] and
+    /// [`family::PARTIAL`].
     honours: &'static [&'static str],
     /// Function that returns true when a configuration without class and type belongs to the family.
     claims: fn(&Fields) -> bool,

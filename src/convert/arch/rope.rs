@@ -65,7 +65,7 @@ fn read_scaling(config: &Fields, fields: &Fields, max_context: usize) -> Result<
     const KNOWN: &str = "default, linear, llama3, yarn or longrope";
     for key in ["mrope_section", "short_mscale", "long_mscale"] {
         if fields.get(key).is_some() {
-            return Err(fields.unsupported(key, "expected none"));
+            return Err(fields.unsupported(key, "expected no such field"));
         }
     }
     let key = if fields.get("rope_type").is_some() { "rope_type" } else { "type" };

@@ -68,14 +68,16 @@ fn refuse_exaggeration(model: &ModelConfig, shards: &Shards) -> Result<()> {
     let Mlp::Moe { experts, .. } = model.mlp else { return Ok(()) };
     if experts > n && !shards.tensors().any(|t| t.shape.first() == Some(&experts)) {
         let found = format!(
-            "found {experts} experts in config.json, but only {n} tensors in the checkpoint, none for so many experts"
+            "found {experts} experts in config.json, but only {n} tensors in the checkpoint, none of which is a stack \
+             of {experts}"
         );
         return Err(Error::corrupt(found).tensor("num_experts"));
     }
     Ok(())
 }
 
-/// Binds a tensor whose finished codes are in the source, or in the files of a manifest.
+/// Binds a tensor whose finished codes are in the source, or in the files of a manifest; returns `None` if neither has
+/// such codes.
 fn finished(
     expected: &ExpectedTensor,
     shards: &Shards,
@@ -86,7 +88,7 @@ fn finished(
         if shards.unexplained.contains(&expected.name) {
             return Err(Error::unsupported("found 4-bit codes without a record of their scales")
                 .tensor(&expected.name)
-                .help("use `iec pack --q4-map MANIFEST` with the manifest that these codes were packed with"));
+                .help("give the manifest with which these codes were packed: `iec pack --q4-map MANIFEST`"));
         }
         return Ok(None);
     };

@@ -41,7 +41,7 @@ pub struct Checkpoint {
 pub struct CheckpointOptions<'a> {
     /// Configuration to use instead of `config.json` in the directory.
     pub config: Option<&'a Path>,
-    /// Manifest whose finished bytes replace tensors that the weights lack.
+    /// Manifest whose files supply the codes and scales of tensors that the weights lack.
     pub manifest: Option<&'a Manifest>,
 }
 
@@ -67,7 +67,7 @@ enum BoundView {
     Mxfp4 { blocks: SourceTensor, scales: SourceTensor },
     /// Codes and scales that are already in their final form.
     Packed(FinishedTensor),
-    /// A stack of matrices, one per entry.
+    /// A stack of matrices, each with its own view.
     Stacked(Vec<BoundView>),
     /// Interleaved rows of `n` stacks: row `r` of each matrix is row `r / n` of the matrix in stack `r % n`.
     Interleaved(Vec<BoundView>),
@@ -108,7 +108,7 @@ impl CanonicalTensor {
         if let BoundView::Mxfp4 { .. } = self.source { "MXFP4" } else { self.store.name() }
     }
 
-    /// Returns the bytes in the source. For finished codes the scales are not counted; they would add a few percent.
+    /// Returns the number of bytes in the source. For finished codes the scales, a few percent, are not counted.
     pub fn source_bytes(&self) -> u64 {
         let elements = self.elements() as u64;
         match self.store {
@@ -147,7 +147,7 @@ impl Checkpoint {
         Checkpoint::open_with(dir, CheckpointOptions::default())
     }
 
-    /// Opens a checkpoint like [`Checkpoint::open`], with replacements for files that the directory lacks.
+    /// Opens a checkpoint like [`Checkpoint::open`], with a configuration or finished tensors from other files.
     pub fn open_with(dir: &Path, options: CheckpointOptions) -> Result<Checkpoint> {
         if begins_with(dir, b"GGUF") {
             let help = format!("import it: `iec import-gguf {} --out-dir DIR`", dir.display());
@@ -197,7 +197,7 @@ impl Checkpoint {
         &self.shards
     }
 
-    /// Returns the repository id when the weights are in a Hugging Face cache.
+    /// Returns the repository id (`ORG/NAME`) when the weights are in a Hugging Face cache.
     pub fn repo(&self) -> Option<String> {
         hub::repo_of(self.layout.dir())
     }

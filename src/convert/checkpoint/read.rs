@@ -96,7 +96,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Reads rows of matrix number `matrix` of a source with the shape `shape`.
+    /// Reads rows of matrix number `matrix` of the view `source`, whose shape is `shape`, into `out`.
     fn read(
         &self,
         source: &BoundView,
@@ -144,9 +144,11 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads columns `rows` of a `(height, width)` matrix as rows.
+    /// Reads columns `rows` of the source matrix `slab`, `(height, width)`, and writes them to `out` as rows. `N` is
+    /// the size of an element in bytes.
     fn read_transposed<const N: usize>(&self, slab: &Slab, rows: Range<usize>, out: &mut [u8]) -> Result<()> {
-        // Lines of the source are gathered in groups, so that each output row is written in runs.
+        // Lines of the source are gathered in groups, so that several consecutive elements of an output row are written
+        // at a time.
         const GROUP: usize = 64;
         let line_bytes = rows.len() * N;
         let mut lines = vec![0; GROUP * line_bytes];

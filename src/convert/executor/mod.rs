@@ -37,11 +37,11 @@ pub(super) struct Conversion<'a> {
     pub out_dir: &'a Path,
     /// Digest of everything that affects the bytes of the output.
     pub fingerprint: String,
-    /// Lead file of an output that is replaced by [`crate::output::swap`].
+    /// Name of the file that readers open first, for outputs that [`crate::output::swap`] replaces.
     pub lead: Option<&'a str>,
-    /// Whether interrupted work of other commands in `out_dir` becomes obsolete once this output is complete.
+    /// Decides whether interrupted work of other commands in `out_dir` is removed once this output is complete.
     pub output: Output,
-    /// Part, resumption and durability as the user chose them.
+    /// Options of the user: part, `--fresh`, and interval of syncs.
     pub run: &'a RunOptions,
     /// Label of the progress bar.
     pub label: &'static str,
@@ -57,7 +57,7 @@ pub(super) struct Task<'a> {
     pub name: String,
     /// Cost relative to other tasks; only the balance between parts depends on it.
     pub weight: u64,
-    /// Length of the task on the progress bar.
+    /// Units by which the task advances the progress bar: bytes or weights.
     pub length: u64,
     /// True when the task itself uses all threads; such tasks run one after the other.
     pub parallel: bool,
@@ -96,7 +96,7 @@ pub(super) struct Made<T> {
     pub value: Option<T>,
 }
 
-/// Value of items for which only the bytes are recorded.
+/// Return value of `make` where nothing but the bytes of the sections is recorded.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct OnlyBytes {}
 
@@ -160,7 +160,7 @@ impl<T> Finished<T> {
         self.items.iter().flatten().flat_map(|made| made.sha256.first().cloned()).collect()
     }
 
-    /// Selects from `all` the elements whose items this run made.
+    /// Returns the elements of `all` whose items this run made or reused; `all` has one element per item.
     pub fn made<'a, I>(&self, all: &'a [I]) -> impl Iterator<Item = &'a I> {
         all.iter().zip(&self.items).filter(|(_, made)| made.is_some()).map(|(one, _)| one)
     }
@@ -288,7 +288,7 @@ impl Conversion<'_> {
         finished
     }
 
-    /// Fails with the numbers of the missing parts unless every task has a recorded result.
+    /// Fails unless every task has a recorded result; the error lists the parts that lack results.
     fn refuse_missing(&self, job: &Job) -> Result<()> {
         if self.tasks.iter().all(|task| job.found::<serde_json::Value>(&task.name).next().is_some()) {
             return Ok(());

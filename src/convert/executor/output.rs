@@ -48,7 +48,7 @@ impl<'a> TaskOutput<'a> {
         Ok(())
     }
 
-    /// Returns the number of bytes that section number `section` still lacks.
+    /// Returns the number of bytes that are still to be written to section number `section`.
     pub fn length(&self, section: usize) -> u64 {
         self.sections[section].end - self.sections[section].at
     }

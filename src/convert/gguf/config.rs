@@ -14,9 +14,9 @@ use serde_json::{Map, Value, json};
 
 /// Key under which an export lists all tokens that end a text; the standard keys of GGUF hold only one.
 pub(super) const EOS_KEY: &str = "iec.eos_token_ids";
-/// Names of the tensors that hold hyper-parameters: the factors of LongRoPE for long and for short texts, and those of
-/// Llama 3's RoPE scaling.
+/// Names of the tensors with the RoPE factors of LongRoPE, for long and for short texts.
 pub(super) const FACTORS: [&str; 2] = ["rope_factors_long.weight", "rope_factors_short.weight"];
+/// Name of the tensor with the factors of Llama 3's RoPE scaling.
 pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";
 
 /// Returns the configuration of a model.
@@ -92,7 +92,7 @@ impl<'a> Writer<'a> {
         self.tensor(name).ok_or_else(|| {
             Error::corrupt("missing from the file")
                 .tensor(name)
-                .help("the file is incomplete, or holds no whole model; get another one")
+                .help("the file is incomplete or holds no whole model (an adapter, for example); get the whole model")
         })
     }
 
@@ -161,10 +161,10 @@ impl<'a> Writer<'a> {
             }
         }
         match self.number_opt("attention.scale")? {
-            Some(scale) => {
-                Err(Error::unsupported(format!("found {scale}; a scale of attention scores is not supported"))
-                    .tensor(self.key("attention.scale")))
-            }
+            Some(scale) => Err(Error::unsupported(format!(
+                "found {scale}, expected no such key: the scale must follow from the head size"
+            ))
+            .tensor(self.key("attention.scale"))),
             None => Ok(()),
         }
     }

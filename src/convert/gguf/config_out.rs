@@ -15,7 +15,7 @@ use crate::model_config::{Mlp, ModelConfig, Rope, RopeScaling, RouterSoftmax};
 pub struct Description {
     /// Keys and values in the order in which they are written.
     pub entries: Vec<(String, Meta)>,
-    /// Tensors that carry hyper-parameters: name and values.
+    /// Tensors that hold hyper-parameters (factors of RoPE scaling): name and values.
     pub factors: Vec<(&'static str, Vec<f32>)>,
     /// Notes about computations in which llama.cpp differs.
     pub notes: Vec<String>,

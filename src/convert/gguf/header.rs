@@ -12,6 +12,7 @@ const NAME_LIMIT: u64 = 65_535;
 pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
 /// Largest accepted alignment in bytes, which bounds the padding; no writer uses a larger one.
 const ALIGNMENT_LIMIT: u64 = 1 << 20;
+
 /// Checked header of a GGUF file.
 #[derive(Debug)]
 pub struct Header {
@@ -247,9 +248,9 @@ impl Cursor<'_> {
     }
 }
 
-/// Returns the shape as `usize` and the size of the data in bytes.
+/// Returns the shape as `usize` and the size of the data in bytes; refuses empty shapes and sizes that overflow.
 fn size(kind: GgmlType, shape: &[u64]) -> Result<(Vec<usize>, u64)> {
-    let overflow = || Error::corrupt(format!("found shape {shape:?} of {kind}, which overflows or is empty"));
+    let overflow = || Error::corrupt(format!("found shape {shape:?} of {kind}, whose size overflows or is 0"));
     let shape: Vec<usize> = shape
         .iter()
         .map(|d| usize::try_from(*d).ok().filter(|d| *d > 0))

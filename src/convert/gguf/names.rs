@@ -39,7 +39,7 @@ pub enum RowOrder {
     Stacked(Vec<usize>),
 }
 
-/// Returns true for norms, biases, sinks, and stacks of biases.
+/// Returns true for tensors that are vectors or stacks of vectors: norms, biases and sinks.
 pub fn is_vector(canonical: &str, shape: &[usize]) -> bool {
     shape.len() < 2 || canonical.ends_with("bias")
 }
@@ -178,7 +178,7 @@ fn stacked(
     let position = |name: String| {
         let found = expected[start..].iter().position(|tensor| tensor.name == name);
         found.map(|after| start + after).ok_or_else(|| {
-            Error::unsupported("missing, but GGUF stores it in one matrix with others of its layer").tensor(name)
+            Error::unsupported("missing, but GGUF stores this tensor stacked with others of its layer").tensor(name)
         })
     };
     first.canonical = members.map(position).collect::<Result<_>>()?;

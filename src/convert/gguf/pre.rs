@@ -15,7 +15,8 @@ pub(super) struct Pre {
     pub(super) name: &'static str,
     /// Other names of the same pre-tokenizer, accepted on import.
     pub(super) also: &'static [&'static str],
-    /// Split rules in order of application. After them, bytes are mapped to letters (the byte-level step).
+    /// Split rules in order of application. After them, each byte is mapped to a printable character (the byte-level
+    /// step).
     cuts: &'static [Cut<'static>],
     /// True when the text is first brought to Unicode normalization form C (NFC). llama.cpp omits this step, but
     /// splits text that is already in NFC identically.

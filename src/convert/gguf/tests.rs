@@ -135,7 +135,7 @@ fn every_way_to_break_a_header_is_refused() {
         ),
         ("no dimensions", one(&[], 0, 0), "t: found 0 dimensions"),
         ("five dimensions", one(&[1; 5], 0, 0), "t: found 5 dimensions"),
-        ("empty tensor", one(&[4, 0], 0, 0), "overflows or is empty"),
+        ("empty tensor", one(&[4, 0], 0, 0), "overflows or is 0"),
         ("shape overflow", one(&[huge, huge], 0, 0), "overflows"),
         ("size overflow", one(&[huge], 0, 0), "overflows"),
         ("unknown type", one(&[8], 4, 0), "t: found element type number 4"),

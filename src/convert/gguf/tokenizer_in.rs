@@ -26,10 +26,11 @@ pub(super) mod kind {
 /// Key of a complete tokenizer.json, which a file may contain.
 pub(super) const HF_JSON: &str = "tokenizer.huggingface.json";
 /// Maximum length in bytes of a piece that is merged from others. No real vocabulary has a longer one; the limit
-/// bounds the work on hostile files.
+/// bounds the work on untrusted files.
 const LONGEST_PIECE: usize = 512;
-/// Limits for hostile files, because the JSON tree of a tokenizer.json takes many times the memory of the lists it is
-/// made of. The largest vocabularies have 250,000 tokens, a few thousand of them added, and two merges per token.
+/// Limits of the numbers of tokens, of added tokens, and of merges per token. They bound the memory for untrusted
+/// files: the JSON tree of a tokenizer.json takes many times the memory of the lists it is made of. The largest
+/// vocabularies have 250,000 tokens, a few thousand of them added, and two merges per token.
 const MOST_TOKENS: usize = 1 << 20;
 const MOST_ADDED: usize = 1 << 16;
 const MERGES_PER_TOKEN: usize = 4;
@@ -165,7 +166,8 @@ impl<'a> Vocabulary<'a> {
         Ok(Vocabulary { meta, tokens, kinds })
     }
 
-    /// Returns the tokens that exist: converters name embedding rows without a token `[PAD<id>]`.
+    /// Returns id, text and kind of the tokens that exist. Converters give rows of the embedding without a token the
+    /// name `[PAD<id>]`; these are left out.
     fn existing(&self) -> impl Iterator<Item = (usize, &'a str, i64)> {
         let all = self.tokens.iter().zip(&self.kinds).enumerate();
         all.filter(|(i, (token, kind))| **kind != kind::UNUSED || **token != format!("[PAD{i}]"))
@@ -207,8 +209,8 @@ impl<'a> Vocabulary<'a> {
         Ok(model)
     }
 
-    /// Returns every pair of tokens whose concatenation is a token, sorted by descending score of the result; of equal
-    /// scores, the pair with the longer left part comes first.
+    /// Returns every pair of tokens whose concatenation is a token, as `LEFT RIGHT`, sorted by descending score of the
+    /// result; of equal scores, the pair with the longer left part comes first.
     fn merges_of_scores(&self) -> Result<Vec<String>> {
         const SCORES: &str = "tokenizer.ggml.scores";
         let scores = super::value::required(SCORES, self.meta.floats_opt(SCORES)?)?;
@@ -260,7 +262,7 @@ impl<'a> Vocabulary<'a> {
         match self.tokens.get(id) {
             Some(token) => Ok(Some((id, token))),
             None => {
-                Err(Error::corrupt(format!("found token {id}, expected less than {}", self.tokens.len())).tensor(key))
+                Err(Error::corrupt(format!("found token {id}, expected one below {}", self.tokens.len())).tensor(key))
             }
         }
     }

@@ -220,7 +220,7 @@ fn is_byte(token: &str) -> bool {
     digits.is_some_and(|d| d.len() == 2 && d.bytes().all(|b| b.is_ascii_hexdigit()))
 }
 
-/// Returns the special tokens that the post-processor adds before and after a text.
+/// Returns the ids of the special tokens that the post-processor adds before and after a text.
 fn frame(post: &Value) -> Result<(Vec<u32>, Vec<u32>)> {
     let none = || Ok((Vec::new(), Vec::new()));
     match post["type"].as_str() {
