@@ -134,8 +134,8 @@ impl Remembered {
         self.kl_of(reader.read(&self.window[self.scored.clone()])?)
     }
 
-    /// Returns the same as [`Remembered::kl`] for a model whose layers before `layer` equal those of the models that
-    /// used `prefix` before.
+    /// Returns the same as [`Remembered::kl`], but takes the activations before `layer` from `prefix` if it holds them,
+    /// and stores them there otherwise. All models that share a `prefix` must be equal before the layer.
     ///
     /// # Errors
     /// The same as for [`divergence()`].
@@ -153,7 +153,7 @@ impl Remembered {
     }
 }
 
-/// Returns the natural logarithm of the sum of exponentials, and the index of the largest logit.
+/// Returns the natural logarithm of the sum of the exponentials of the logits, and the index of the largest logit.
 fn softmax(row: &[f32]) -> (f64, usize) {
     let top = (0..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best });
     let max = f64::from(row[top]);

@@ -36,7 +36,7 @@ impl Likelihood {
         Likelihood { is_greedy: true, ..Likelihood::default() }
     }
 
-    /// Adds the token `next`, which the logits `row` predict.
+    /// Adds the token `next` of the continuation; `row` holds the logits at the position before it.
     fn add(&mut self, row: &[f32], next: u32) {
         let logit = row[next as usize];
         self.logprob += f64::from(logit) - log_sum_exp(row);
@@ -112,7 +112,8 @@ pub fn likelihoods(
     Ok(())
 }
 
-/// Returns the number of requests that are scored in one call.
+/// Returns the number of requests at the beginning of `group` that are scored in one call: as many as fit into
+/// [`ROWS`], at least one.
 fn fitting(group: &[Request]) -> usize {
     let mut rows = 0;
     let fits = |request: &&Request| {

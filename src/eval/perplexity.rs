@@ -75,8 +75,9 @@ pub(super) fn walk(
 /// Returns an error if `nll`, a negative log-likelihood, is NaN, because NaN logits make every figure worthless.
 pub(super) fn check(nll: Option<f64>) -> Result<()> {
     match nll {
-        Some(nll) if nll.is_nan() => Err(Error::corrupt("found logits that are NaN, expected numbers")
-            .help("`iec inspect --stats PACK` finds weights that are NaN; if there are none, compute in fp32")),
+        Some(nll) if nll.is_nan() => Err(Error::corrupt("found logits that are NaN, expected numbers").help(
+            "`iec inspect --stats PACK` counts weights that are NaN; if there are none, choose another --precision",
+        )),
         _ => Ok(()),
     }
 }

@@ -46,7 +46,9 @@ impl Windows {
         }
         if ids.len() < len {
             let found = format!("found {} tokens, expected at least a window of {len}", ids.len());
-            return Err(Error::usage(found).help("give a longer text; `iec eval --ctx N` uses shorter windows"));
+            return Err(
+                Error::usage(found).help("choose a longer text; in `iec eval`, --ctx N selects shorter windows")
+            );
         }
         ids.truncate(ids.len() / len * len);
         Ok(Windows { ids, bos, len })
@@ -91,7 +93,7 @@ impl Windows {
         }
     }
 
-    /// Returns the positions in a window whose logits predict a scored token, the next one.
+    /// Returns the positions in a window whose logits are scored: each predicts the token at the next position.
     pub fn scored_positions(&self) -> Range<usize> {
         self.len / 2..self.len - 1
     }

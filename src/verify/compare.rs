@@ -32,7 +32,7 @@ impl Scores<'_> {
         }
     }
 
-    /// Returns the `k` most likely tokens, on a tie the lower id first.
+    /// Returns the `k` most likely tokens with their logits, the most likely first. Equal logits are ordered by id.
     pub fn top(&self, k: usize) -> Vec<(u32, f32)> {
         let mut list: Vec<(u32, f32)> = match self {
             Scores::All(logits) => (0..).zip(logits.iter().copied()).collect(),
@@ -110,7 +110,8 @@ pub struct Mismatch {
     pub margin: Option<f32>,
 }
 
-/// Accumulated results of all compared steps. Each step counts in exactly one of the four classes.
+/// Accumulated results of all compared steps. Each step counts in exactly one of `same`, `ties`, `other_tokens` and
+/// `other_logits`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Comparison {
     /// Number of compared steps.
@@ -260,14 +261,14 @@ fn furthest(ours: &Scores<'_>, theirs: &Scores<'_>) -> (f32, u32) {
     worst
 }
 
-/// Returns the token among the `k` most likely of the model under test (`ours`) that is not among those of the
-/// reference (`theirs`), and how far its logit is below the last of them. If there are several, the one that is
-/// furthest below.
+/// Returns the token among the `k` most likely ones of the model under test (`ours`) that is not among the `k` most
+/// likely ones of the reference (`theirs`), and how far its logit is below the least of those. If there are several
+/// such tokens, returns the one that is furthest below. Returns `None` if both sets are equal or differ in size.
 fn outranked(ours: &Scores<'_>, theirs: &Scores<'_>, k: usize) -> Option<(u32, f32)> {
     let (mine, others) = (ours.top(k), theirs.top(k));
     let last = others.last().filter(|_| mine.len() == others.len())?.1;
     let below = |id: u32| theirs.of(id).map_or(f32::NEG_INFINITY, |logit| logit);
-    // A partial list does not contain the logits of the missing tokens, so our own logit is used.
+    // A partial list of the reference lacks the logits of other tokens, so the logit of the model under test is used.
     let full = matches!(theirs, Scores::All(_));
     mine.iter()
         .filter(|(id, _)| others.iter().all(|(other, _)| other != id))

@@ -58,7 +58,7 @@ impl Trace {
     /// Reads a trace.
     ///
     /// # Errors
-    /// A line is malformed, or a prompt or a step is duplicated or missing.
+    /// The file cannot be read, a line is malformed, or a prompt or a step is duplicated or missing.
     pub fn read(path: &Path) -> Result<Trace> {
         Trace::parse(&files::read_text(path, TEXT_LIMIT)?)
             .at(path)

@@ -19,7 +19,8 @@ struct Question {
     answer: usize,
 }
 
-/// Index of the right choice, and of the choices with the best log-probability and the best normalized one.
+/// Indices of three choices of a question: the right one, the one with the highest log-probability, and the one with
+/// the highest log-probability per character.
 struct Outcome {
     answer: usize,
     chosen: usize,

@@ -125,7 +125,7 @@ fn parse(value: &Value, usual: &Regex) -> Result<Task> {
     Ok(Task { prompt, answer: plain(answer), pattern })
 }
 
-/// Returns the last match in a text: its first group, or all of it.
+/// Returns the last match in a text, cleaned by [`plain`]: its first group, or the whole match without a group.
 fn result(pattern: &Regex, text: &str) -> Option<String> {
     let last = pattern.captures_iter(text).last()?;
     last.get(1).or_else(|| last.get(0)).map(|found| plain(found.as_str()))

@@ -27,7 +27,7 @@ pub struct Config {
     pub windows: Vec<Option<usize>>,
     /// Rotary position embedding per layer.
     pub ropes: Vec<Rope>,
-    /// Length of the longest text that uses LongRoPE's short factors.
+    /// Length in tokens of the longest text that uses LongRoPE's short factors.
     pub long_border: Option<usize>,
     pub activation: Activation,
     pub experts: Experts,
@@ -71,12 +71,12 @@ impl<'a> Fields<'a> {
     pub(super) fn size(&self, key: &str) -> Result<Option<usize>> {
         let Some(value) = self.find(key) else { return Ok(None) };
         let size = value.as_u64().filter(|v| *v < 1 << 32);
-        let wrong = || Error::corrupt(format!("found {value:.80}, expected a size")).tensor(key);
+        let wrong = || Error::corrupt(format!("found {value:.80}, expected a whole number below 2^32")).tensor(key);
         size.map(|v| Some(v as usize)).ok_or_else(wrong)
     }
 
     fn required(&self, key: &str) -> Result<usize> {
-        let missing = || Error::corrupt("found no value, expected a positive size").tensor(key);
+        let missing = || Error::corrupt("found no value or 0, expected a positive whole number").tensor(key);
         self.size(key)?.filter(|v| *v > 0).ok_or_else(missing)
     }
 
@@ -165,8 +165,8 @@ impl Config {
         let kv_heads = json.size("num_key_value_heads")?.unwrap_or(heads);
         if kv_heads == 0 || !heads.is_multiple_of(kv_heads) || head_dim == 0 || !head_dim.is_multiple_of(2) {
             let found = format!(
-                "found {heads} query heads and {kv_heads} key/value heads of {head_dim}, expected a divisor and an \
-                 even size"
+                "found {heads} query heads and {kv_heads} key/value heads of {head_dim} values, expected a multiple of \
+                 the key/value heads and an even number of values"
             );
             return Err(Error::corrupt(found).tensor("num_key_value_heads"));
         }
@@ -259,7 +259,7 @@ impl Family {
         let only = json.numbers("mlp_only_layers").unwrap_or_default();
         let step = json.size("decoder_sparse_step")?.unwrap_or(1);
         if step == 0 {
-            return Err(Error::corrupt("found 0, expected a positive size").tensor("decoder_sparse_step"));
+            return Err(Error::corrupt("found 0, expected a positive whole number").tensor("decoder_sparse_step"));
         }
         Ok((0..layers).map(|layer| only.contains(&(layer as f64)) || (layer + 1) % step != 0).collect())
     }

@@ -48,7 +48,7 @@ pub struct Reference {
     dtype: RefDtype,
 }
 
-/// A text, or its beginning, on its way through the layers.
+/// A text, or its beginning, with its hidden state after the layers computed so far.
 struct Lane {
     /// Index of the text.
     text: usize,
@@ -141,7 +141,8 @@ impl Reference {
         for (index, text) in texts.iter().enumerate() {
             if let Some(id) = text.ids.iter().find(|id| **id as usize >= self.config.vocab) {
                 let found = format!("token {id} is outside the checkpoint's vocabulary of {}", self.config.vocab);
-                return Err(Error::corrupt(found).help("the tokenizer does not belong to this checkpoint"));
+                return Err(Error::corrupt(found)
+                    .help("name the checkpoint that the pack or the trace was made from with --hf-dir"));
             }
             let (from, end) = (text.from, text.ids.len());
             // The logits after position p are those of a text of p + 1 tokens.
@@ -167,7 +168,7 @@ impl Reference {
     }
 }
 
-/// Converts errors of candle, which concern memory or shapes; shapes were checked before.
+/// Converts errors of candle, such as those for tensors of wrong shapes, and keeps the first line of their text.
 impl From<candle_core::Error> for Error {
     fn from(e: candle_core::Error) -> Error {
         let text = e.to_string();

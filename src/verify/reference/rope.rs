@@ -39,7 +39,9 @@ impl Rope {
         let part = p.number("partial_rotary_factor")?.or(json.number("partial_rotary_factor")?).unwrap_or(1.0);
         let dim = (head_dim as f64 * part) as usize;
         if dim == 0 || dim > head_dim || !dim.is_multiple_of(2) || theta <= 0.0 {
-            let found = format!("found {dim} of {head_dim} values, base {theta}; expected an even number, base > 0");
+            let found = format!(
+                "found {dim} rotated of {head_dim} values and base {theta}, expected an even number and a base above 0"
+            );
             return Err(Error::corrupt(found).tensor("rope_theta"));
         }
         let plain: Vec<f64> = (0..dim / 2).map(|i| theta.powf(-2.0 * i as f64 / dim as f64)).collect();
@@ -49,7 +51,7 @@ impl Rope {
             .or(json.number("original_max_position_embeddings")?)
             .unwrap_or(positions);
         let need =
-            |key: &str| p.number(key)?.ok_or_else(|| Error::corrupt("found no number").tensor(format!("rope: {key}")));
+            |key: &str| p.number(key)?.ok_or_else(|| Error::corrupt("found no value, expected a number").tensor(key));
         let narrow = |freq: Vec<f64>| freq.into_iter().map(|f| f as f32).collect::<Vec<f32>>();
         let of = |inv_freq, factor| Rope { inv_freq: narrow(inv_freq), long: None, factor };
         match p.word("rope_type").or(p.word("type")).unwrap_or("default") {
@@ -93,7 +95,8 @@ impl Rope {
         }
     }
 
-    /// Returns the length of the longest text that uses LongRoPE's short factors.
+    /// Returns the length in tokens of the longest text that uses LongRoPE's short factors; `None` for other kinds of
+    /// scaling.
     pub fn border(&self) -> Option<usize> {
         self.long.as_ref().map(|(_, border)| *border)
     }

@@ -115,7 +115,7 @@ impl Weights {
             Error::corrupt("found no such tensor in the checkpoint")
                 .tensor(name)
                 .at(&self.dir)
-                .help("the reference reads checkpoints with the tensor names of transformers")
+                .help("name a complete checkpoint with the tensor names of Hugging Face `transformers` with --hf-dir")
         })?;
         Ok(&self.files[*index])
     }
@@ -127,7 +127,7 @@ fn entry<'a>(view: &TensorView<'a>, index: usize) -> Result<(Vec<usize>, &'a [u8
         .split_first()
         .ok_or_else(|| Error::corrupt("found a tensor of rank 0, expected at least one dimension"))?;
     if index >= *count {
-        return Err(Error::corrupt(format!("found {count} entries, expected entry {index}")));
+        return Err(Error::corrupt(format!("found {count} entries, expected at least {}", index + 1)));
     }
     let bytes = view.data().len() / count;
     Ok((shape.to_vec(), &view.data()[index * bytes..(index + 1) * bytes]))
