@@ -39,9 +39,7 @@ impl Rope {
         let part = p.number("partial_rotary_factor")?.or(json.number("partial_rotary_factor")?).unwrap_or(1.0);
         let dim = (head_dim as f64 * part) as usize;
         if dim == 0 || dim > head_dim || !dim.is_multiple_of(2) || theta <= 0.0 {
-            let found = format!(
-                "found {dim} rotated of {head_dim} values and base {theta}, expected an even number and a base above 0"
-            );
+            let found = format!("found {dim} of {head_dim} values and base {theta}, expected an even number, base > 0");
             return Err(Error::corrupt(found).tensor("rope_theta"));
         }
         let plain: Vec<f64> = (0..dim / 2).map(|i| theta.powf(-2.0 * i as f64 / dim as f64)).collect();
