@@ -49,7 +49,7 @@ mod cpu {
             [self.0.rdi, self.0.rsi, self.0.rdx, self.0.r10, self.0.r8, self.0.r9]
         }
 
-        /// Returns the result of a system call that is done.
+        /// Returns the result of a completed system call; below 0, it is a negated error number.
         pub fn result(&self) -> i64 {
             self.0.rax as i64
         }
@@ -96,7 +96,7 @@ mod cpu {
             std::array::from_fn(|i| self.0.regs[i])
         }
 
-        /// Returns the result of a system call that is done.
+        /// Returns the result of a completed system call; below 0, it is a negated error number.
         pub fn result(&self) -> i64 {
             self.0.regs[0] as i64
         }

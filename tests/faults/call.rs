@@ -37,7 +37,7 @@ pub struct Call {
     pub flags: u64,
     /// Number of bytes of a write.
     pub bytes: u64,
-    /// True for a call directly after partial work was given up.
+    /// True for the call directly after [`Call::gives_up`], which syncs the directory.
     pub in_cleanup: bool,
 }
 
@@ -62,20 +62,21 @@ impl Call {
         (changes && call.path.starts_with(root)).then_some(call)
     }
 
-    /// Returns true if the call renames completed partial work, which is removed then.
+    /// Returns true if the call renames a directory of partial work that is not needed any more; the next calls remove
+    /// it (`give_up` in src/output/stale.rs).
     pub fn gives_up(&self) -> bool {
         self.kind == Kind::Rename && self.path.extension().is_some_and(|kind| kind == "removed")
     }
 
-    /// Returns true if the program may ignore an error of this call: it removes remains of completed work, asks for
-    /// space in advance, or locks, which some file systems cannot.
+    /// Returns true if the program may ignore an error of this call: it removes remains of completed work; it reserves
+    /// space, copies inside the file system or locks, which some file systems do not support.
     pub fn may_be_ignored(&self) -> bool {
         let removes = [Kind::Unlink, Kind::Lock, Kind::Allocate, Kind::Copy].contains(&self.kind);
         removes || self.gives_up() || self.in_cleanup && self.kind == Kind::Sync
     }
 }
 
-/// Resolves the paths of a stopped thread.
+/// Resolves file descriptors and paths as a stopped thread sees them.
 struct Place {
     tid: i32,
 }
@@ -117,7 +118,7 @@ impl Place {
         Some(cleaned(&base.join(path)))
     }
 
-    /// Fills in the paths of a call that names files.
+    /// Fills in the paths and flags of a call that names files; returns `None` if a path cannot be read.
     fn named(&self, number: libc::c_long, arguments: &[u64; 6], call: &mut Call) -> Option<()> {
         const HERE: u64 = libc::AT_FDCWD as u64;
         let [a, b, c, d, e, _] = *arguments;

@@ -1,20 +1,20 @@
-//! Fault injection: every writing command is killed, or one of its system calls fails, at each call that changes files.
+//! Fault injection: at each system call with which a command changes files, the command is killed, or the call fails.
 //! After that, every output must be in its old or its new state, the inputs unchanged, and a rerun must succeed.
 //!
-//! A slice of all runs is the default; `IEC_FAULTS=all cargo test --test faults -- --nocapture` makes every run and
-//! prints a table of counts. docs/RELIABILITY.md describes the method and the results.
+//! By default, a part of these runs is made; `IEC_FAULTS=all cargo test --test faults -- --nocapture` makes every run
+//! and prints a table of counts. docs/RELIABILITY.md describes the method and the results.
 //!
 //! | module | what it does |
 //! |---|---|
 //! | `arch`, `call` | registers, numbers and paths of system calls |
 //! | `tracer` | runs the program under ptrace and stops it at the calls |
 //! | `scenario`, `stage` | the commands, and the directories in which they run |
-//! | `state` | files as readers see them |
+//! | `state` | the files that readers find, and which states of them are allowed |
 //! | `trial` | a disturbed run and its check |
 //! | `power` | simulated power cuts |
 //! | `races` | pairs of commands that change the same files |
-//! | `memory` | large mappings that are refused |
-//! | `planted` | mistakes that are planted to test the harness |
+//! | `memory` | refused allocations of large memory mappings |
+//! | `planted` | mistakes that are planted in the program, which the checks must report |
 
 #![allow(clippy::disallowed_methods, clippy::print_stdout)]
 #![cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -38,7 +38,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use trial::Fault;
 
-/// Number of disturbed runs of each kind and scenario in the slice.
+/// Number of disturbed runs of each kind and scenario, unless every run is wanted.
 const SLICE: usize = 16;
 
 /// Returns true if every run is wanted.
@@ -52,7 +52,7 @@ fn scenarios() -> impl Iterator<Item = scenario::Scenario> {
     SCENARIOS.iter().filter(move |scenario| scenario.name.contains(&only)).copied()
 }
 
-/// Counts and violations of one scenario.
+/// Numbers of system calls and disturbed runs of one scenario, and the violations found.
 #[derive(Debug, Default)]
 struct Counts {
     calls: usize,
@@ -81,7 +81,7 @@ fn points(calls: usize) -> Vec<usize> {
     if all() || calls <= SLICE { (0..calls).collect() } else { (0..SLICE).map(|i| i * calls / SLICE).collect() }
 }
 
-/// Disturbs one scenario at its calls.
+/// Kills a scenario, lets its calls fail and cuts its power, at the calls that [`points`] selects.
 fn disturb(scenario: scenario::Scenario) -> Counts {
     let prepared = Prepared::new(scenario);
     let mut counts = Counts { calls: prepared.calls.len(), ..Counts::default() };

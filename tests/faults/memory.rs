@@ -1,5 +1,5 @@
 //! Refused memory: the n-th large anonymous mapping of a command fails with `ENOMEM`. The command must succeed without
-//! it, or end with exit code 6 and a message, and leave what a failed command leaves.
+//! it or end with exit code 6, and its files must then pass the checks for a failed command.
 
 use crate::call::Call;
 use crate::scenario::SCENARIOS;
@@ -7,7 +7,7 @@ use crate::stage::{self, Prepared};
 use crate::tracer::{self, Decision, Observer};
 use crate::trial::{wrong_rerun, wrong_state};
 
-/// Counts large mappings, and refuses one.
+/// Counts large mappings, and refuses mapping number `at` (from 0).
 struct Refusal {
     at: usize,
     seen: usize,

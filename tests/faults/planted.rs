@@ -20,7 +20,7 @@ enum Plant {
     NoDirectorySync,
     /// A file is removed before another one gets its name.
     RemoveBeforeRename,
-    /// A failed write is taken for a complete one.
+    /// A failed write is treated as a complete one.
     SwallowedError,
     /// A write is forgotten.
     LostWrite,
@@ -34,16 +34,20 @@ enum Plant {
     EarlyName,
     /// The last file does not get its name.
     NoRename,
-    /// Something is left that the next run takes for an output of the user.
+    /// A file is left that the next run takes for an output of the user.
     ForeignRemains,
 }
 
-/// Method of the search for a planted fault.
+/// Kind of runs in which a planted fault must be noticed.
 #[derive(Debug, Clone, Copy)]
 enum Search {
+    /// The command is killed at each call.
     Kill,
+    /// Each call fails in one run.
     Error,
+    /// The command runs to its end.
     Complete,
+    /// The power is cut.
     PowerCut,
 }
 
@@ -66,7 +70,7 @@ const PLANTS: &[(Plant, &str, Search)] = &[
     (Plant::ForeignRemains, "pack", Search::Kill),
 ];
 
-/// Shows the calls to another observer, after the mistake has changed them.
+/// Makes the mistake at the calls, and passes the others on to another observer.
 struct Faulty<'a> {
     plant: Plant,
     root: PathBuf,
@@ -136,7 +140,7 @@ fn run(prepared: &Prepared, plant: Plant, root: &Path, inner: &mut dyn Observer)
     tracer::run(&mut stage::program(prepared.scenario.line, root), root, &mut faulty)
 }
 
-/// Returns what the checks report.
+/// Returns what the checks report about a scenario with a planted fault.
 fn reports(prepared: &Prepared, plant: Plant, search: Search) -> Vec<String> {
     let interrupted = |fault: Fault| {
         let mut found = Vec::new();

@@ -3,9 +3,9 @@
 //!
 //! A [`Recorder`] lists the changes of one undisturbed run in a model of the directory. For every moment of the run, the
 //! directory is rebuilt in several ways from the changes that are safe by then and some of those that are not: none,
-//! all, all but one, and one alone. A change that builds on one that was lost is lost, too; journals of file systems keep
-//! this order. A file that was never synced
-//! is empty. The rebuilt directory must meet the same conditions as after a killed process.
+//! all, all but one, and one alone. A change that builds on a lost one is lost, too, because the journals of file
+//! systems keep this order. A file that was never synced is empty. The rebuilt directory must meet the same conditions
+//! as after a killed process.
 
 use crate::call::{Call, Kind};
 use crate::stage::{self, Prepared};
@@ -23,14 +23,16 @@ type Id = usize;
 /// Name in a directory.
 type Place = (Id, String);
 
+/// Content of a directory, link or file.
 #[derive(Debug, Clone)]
 enum Node {
     Directory(BTreeMap<String, Id>),
     Link(PathBuf),
-    /// Content after the last sync; of files that existed before the run also the time of their last change.
+    /// Content after the last sync; for files that existed before the run, also the time of their last change.
     File(Rc<Vec<u8>>, Option<SystemTime>),
 }
 
+/// A change in the directory, or a sync.
 #[derive(Debug, Clone)]
 enum Event {
     /// A name is given to a node, which may be new.
@@ -191,7 +193,8 @@ impl Recorder {
     /// Rebuilds the directory after the first `until` events as a power cut may leave it, in several ways.
     fn remainders(&self, until: usize) -> Vec<Tree> {
         let events = &self.events[..until];
-        // A change is safe if its directory, or of a rename one of both, was synced later, or if a safe change builds on it.
+        // A change of a name is safe if its directory (for a rename, one of the two) was synced later, or if a safe
+        // change builds on it.
         let mut safe: Vec<(&Event, bool)> = events.iter().map(|event| (event, false)).collect();
         for i in (0..until).rev() {
             let directories: BTreeSet<Id> = events[i].places().iter().map(|place| place.0).collect();
@@ -249,8 +252,8 @@ pub struct Cuts {
     pub wrong: Vec<String>,
 }
 
-/// Records a run, made with `observe` around the recorder, and checks the states after a power cut at `points` equally
-/// distant moments and after the end. After the end, the output must be the new one.
+/// Records the changes that `run` makes, and checks the states that a power cut may leave at `points` equally distant
+/// moments and after the end. After the end, the output must be the new one.
 pub fn cut(prepared: &Prepared, points: usize, run: impl FnOnce(&mut Recorder, &Path)) -> Cuts {
     let root = prepared.fresh();
     let mut recorder = Recorder::new(&root);

@@ -10,12 +10,12 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// Time after which the second command is taken to wait for the first one.
+/// Time after which the first command continues, because the second one seems to wait for it.
 const WAITS: Duration = Duration::from_millis(80);
-/// Time after which a command is taken to hang.
+/// Time after which a command counts as hanging.
 const HANGS: Duration = Duration::from_secs(60);
 
-/// Two commands and the commands that are run before.
+/// Two commands that run at the same time, and the commands that are run before them.
 #[derive(Debug, Clone, Copy)]
 pub struct Pair {
     first: &'static str,
@@ -148,7 +148,7 @@ fn wrong(root: &Path, first: &Outcome, second: Result<Outcome, RecvTimeoutError>
     let exits = (first.exit, second.exit);
     wrong.extend(allowed.violations(&found).into_iter().map(|line| format!("{exits:?} {line}")));
     let mut remains = state::remains(root);
-    // A command that was refused at last keeps its work, so that it can go on with --overwrite.
+    // A command that is refused at the end keeps its partial work, so that it can continue with --overwrite.
     remains.retain(|path| exits == (Ok(0), Ok(0)) || path.extension().is_none_or(|kind| kind != "partial"));
     if !remains.is_empty() {
         wrong.push(format!("{exits:?} {remains:?} are left"));

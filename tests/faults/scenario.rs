@@ -11,15 +11,16 @@ pub struct Scenario {
     pub line: &'static str,
     /// Commands that are run before, undisturbed.
     pub before: &'static [&'static str],
-    /// Commands whose result, starting from the same state, is a whole state that the command may pass through.
+    /// Commands that lead from the same initial state to a state that an interruption may leave: complete, but neither
+    /// the old nor the new one.
     pub between: &'static [&'static str],
     /// Commands that are run after the command, in order to compare what it made. A command that makes an intermediate
     /// result has some; its directory of partial work may then exist until they are done.
     pub after: &'static [&'static str],
     /// Directories whose files change together. All other files change one by one.
     pub units: &'static [&'static str],
-    /// Packs in which the command only notes that another pack needs them or no longer does. It may go on if it cannot,
-    /// and the next command that writes there removes what an interruption leaves.
+    /// Packs in which the command only notes that another pack needs them, or needs them no longer. It may continue if
+    /// it cannot write the note; the next command that writes there removes what an interruption leaves.
     pub noted_in: &'static [&'static str],
 }
 
@@ -172,7 +173,7 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("eval --details", "eval --model-dir pack --choices questions --details answers", &[PACK_ASIDE]),
 ];
 
-/// Commands that write no files, with a command line that proves it, or none and the reason.
+/// Commands that write no files, each with the command line that the test runs to show it.
 pub const READ_ONLY: &[(&str, &str)] =
     &[("inspect", "inspect --stats pack"), ("devices", "devices"), ("verify-source", "verify-source --hf-dir source")];
 

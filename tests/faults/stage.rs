@@ -1,4 +1,4 @@
-//! Places in which scenarios are run, and their undisturbed results.
+//! Directories in which scenarios are run, and the results of their undisturbed runs.
 
 use crate::call::Call;
 use crate::scenario::Scenario;
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 const WORK: &str = "work";
 const TEMPLATE: &str = "template";
 
-/// Directory for everything that the harness writes. The file system in memory is preferred, because it syncs fast.
+/// Directory for everything that these tests write: in memory (`/dev/shm`) if possible, because syncing is fast there.
 static HOME: LazyLock<PathBuf> = LazyLock::new(|| {
     let memory = Path::new("/dev/shm");
     let is_usable = tempfile::tempfile_in(memory).is_ok();
@@ -55,7 +55,7 @@ pub fn done(line: &str, root: &Path) {
     assert_eq!(outcome.exit, Ok(0), "{line}: {}", outcome.said);
 }
 
-/// Creates the directory that all scenarios start from. It stays until the next run replaces it.
+/// Creates the directory that all scenarios start from. It stays until the next run of the tests replaces it.
 fn base() -> &'static Path {
     static BASE: LazyLock<PathBuf> = LazyLock::new(|| {
         let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("faults");
@@ -102,7 +102,7 @@ pub struct Prepared {
     home: TempDir,
     pub old: State,
     pub new: State,
-    /// Whole states between the old and the new one.
+    /// Complete states between the old and the new one ([`Scenario::between`]).
     pub between: Vec<State>,
     /// Calls of the undisturbed run.
     pub calls: Vec<Call>,
@@ -110,7 +110,7 @@ pub struct Prepared {
     pub again: Result<i32, i32>,
 }
 
-/// Notes all calls.
+/// Collects all calls of a run.
 #[derive(Default)]
 struct Listing(Vec<Call>);
 

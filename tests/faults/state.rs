@@ -12,7 +12,8 @@ const OWN: &str = ".iec-";
 /// Data files of a deduplicated store, which `model.dedup.json` describes.
 const STORE: [&str; 3] = ["model.dedup.defaults.bin", "model.dedup.masks.bin", "model.dedup.exceptions.bin"];
 
-/// List of the packs that are rebuilt from a pack. It is a hint, which is compared with these packs when it is used.
+/// List of the packs that are rebuilt from a pack. Readers compare it with these packs before they use it, so it may be
+/// out of date and is not part of the state.
 const FAMILY: &str = "model.dedup.family.json";
 
 /// Files without which a reader finds no pack, q4 files or checkpoint.
@@ -53,7 +54,7 @@ impl State {
                 let kind = path.extension().unwrap_or_default();
                 let (name, found) = (path.with_file_name("measurement").with_extension(kind), whole(&entry.path()));
                 let known = self.files.entry(name).or_insert_with(|| found.clone());
-                // One that is not whole counts.
+                // If there are several, one that is not complete determines the result.
                 *known = std::cmp::max(found, std::mem::take(known));
             } else {
                 self.files.insert(path, hash(&entry.path()));
@@ -79,7 +80,7 @@ impl State {
         self.swapped.iter().map(PathBuf::as_path)
     }
 
-    /// Returns the files of one unit: a directory that changes as a whole, or a file.
+    /// Returns the files below a unit: a directory whose files change together ([`Allowed::units`]).
     fn within<'a>(&'a self, unit: &'a Path) -> BTreeMap<&'a Path, &'a str> {
         let files = self.files.iter().filter(|(path, _)| path.starts_with(unit));
         files.map(|(path, hash)| (path.as_path(), hash.as_str())).collect()
@@ -96,7 +97,7 @@ fn is_measurement(path: &Path) -> bool {
     path.starts_with("reports") || path.extension().is_some_and(|kind| kind == "md")
 }
 
-/// Returns `complete` if a file with measured times is whole, or what it looks like.
+/// Returns `complete` for a complete file with measured times, otherwise a note with its length.
 fn whole(path: &Path) -> String {
     let text = fs::read_to_string(path).unwrap_or_default();
     let is_whole = match path.extension().and_then(|kind| kind.to_str()) {
@@ -166,7 +167,7 @@ pub fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// States that a scenario may pass through: the old one, the new one, and whole states between them.
+/// States that a scenario may leave: the old one, the new one, and complete states between them.
 #[derive(Debug)]
 pub struct Allowed<'a> {
     pub states: Vec<&'a State>,
@@ -185,7 +186,7 @@ impl Allowed<'_> {
                 || self.is_nothing_yet(unit, &now);
             if !whole {
                 let shown: Vec<String> = now.iter().map(|(path, hash)| format!("{}={hash}", path.display())).collect();
-                wrong.push(format!("{}: neither the old nor the new state: {shown:?}", unit.display()));
+                wrong.push(format!("{}: found none of the allowed states: {shown:?}", unit.display()));
             }
         }
         let names: BTreeSet<&PathBuf> =
@@ -200,8 +201,8 @@ impl Allowed<'_> {
         wrong
     }
 
-    /// Returns true if readers find nothing, as in the old or in the new state: the file that they open first is missing.
-    /// All others must be whole.
+    /// Returns true if readers find no output, because the file that they open first is missing, as it is in one of the
+    /// allowed states. Every other file must be that of an allowed state.
     fn is_nothing_yet(&self, unit: &Path, now: &BTreeMap<&Path, &str>) -> bool {
         let states: Vec<_> = self.states.iter().map(|state| state.within(unit)).collect();
         let lead = LEADS

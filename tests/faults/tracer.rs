@@ -1,8 +1,8 @@
 //! Runs a program under `ptrace` and stops it before each system call that changes files in one directory.
 //!
-//! A seccomp filter in the program lets all other system calls pass at full speed. Neither needs privileges: a process
-//! may trace its own children. An [`Observer`] decides what happens at each call: it is made, it fails, it is skipped,
-//! or the program is killed.
+//! A seccomp filter in the program lets all other system calls pass at full speed. Neither `ptrace` nor the filter
+//! needs privileges, because a process may trace its own children. An [`Observer`] decides what happens at each call: it is
+//! made, it fails, it is skipped, or the program is killed.
 
 #![allow(unsafe_code)]
 
@@ -49,7 +49,7 @@ pub trait Observer {
 pub struct Outcome {
     /// Exit code; `Err` holds the signal that ended the program.
     pub exit: Result<i32, i32>,
-    /// Its output on stdout and stderr.
+    /// Output on stdout and stderr together.
     pub said: String,
 }
 
@@ -102,7 +102,7 @@ impl Tracer<'_> {
         }
     }
 
-    /// Continues a stopped thread.
+    /// Handles the stop of a thread that `waitpid` reported with `status`, and continues the thread.
     fn stopped(&mut self, tid: i32, status: i32, observer: &mut dyn Observer) {
         let (signal, event, is_new) = (libc::WSTOPSIG(status), status >> 16, self.living.insert(tid));
         let (mut request, mut delivered) = (libc::PTRACE_CONT, 0);
@@ -113,7 +113,7 @@ impl Tracer<'_> {
                 observer.after(&call, registers.result());
             }
         } else if signal == libc::SIGTRAP && event == 0 {
-            // The first stop, after the program was loaded.
+            // This is the first stop, after the program was loaded.
             let options = libc::PTRACE_O_EXITKILL
                 | libc::PTRACE_O_TRACESECCOMP
                 | libc::PTRACE_O_TRACESYSGOOD

@@ -1,5 +1,5 @@
-//! One disturbed run of a scenario, and the check of the invariant: the old or the new state, whole, under every name;
-//! a rerun succeeds and gives the bytes of an undisturbed run; nothing of the program is left behind.
+//! One disturbed run of a scenario, and its check: every output is completely in its old or in its new state; a rerun
+//! succeeds and gives the bytes of an undisturbed run; no temporary file of the program is left behind.
 
 use crate::call::{Call, Kind};
 use crate::stage::{self, Prepared};
@@ -16,13 +16,13 @@ pub enum Fault {
     Error,
 }
 
-/// Counts calls, and disturbs one of them.
+/// Counts calls, and disturbs call number `at` (from 0).
 pub struct Injector {
     pub at: usize,
     pub fault: Fault,
     pub seen: usize,
     pub hit: Option<Call>,
-    /// True if the last call gave up partial work.
+    /// True if the call before was one that [`Call::gives_up`].
     in_cleanup: bool,
 }
 
@@ -95,7 +95,8 @@ fn wrong_end(prepared: &Prepared, root: &Path, outcome: &Outcome, fault: Fault, 
     }
 }
 
-/// Checks that every output is in its old or its new state, and that readers find one whose files are being moved.
+/// Checks that every output is in its old or its new state, and that readers can open a pack whose files are being
+/// moved to their names.
 pub fn wrong_state(prepared: &Prepared, root: &Path) -> Vec<String> {
     let found = State::read(root);
     let mut wrong = Allowed { states: prepared.states(), units: prepared.scenario.units }.violations(&found);
@@ -119,13 +120,17 @@ pub fn wrong_rerun(prepared: &Prepared, root: &Path) -> Vec<String> {
     {
         let outcome = stage::run(line, root);
         if outcome.exit != Ok(0) && !(step == 0 && is_complete && outcome.exit == prepared.again) {
-            wrong.push(format!("`{line}` after it ended with {:?}: {}", outcome.exit, outcome.said.trim()));
+            wrong.push(format!(
+                "`{line}` after the disturbed run ended with {:?}: {}",
+                outcome.exit,
+                outcome.said.trim()
+            ));
         }
     }
     let found = State::read(root);
     if found.files != prepared.new.files {
         let shown = Allowed { states: vec![&prepared.new], units: prepared.scenario.units }.violations(&found);
-        wrong.push(format!("the rerun gave something else: {shown:?}"));
+        wrong.push(format!("the rerun did not give the new state: {shown:?}"));
     }
     let mut remains = state::remains(root);
     remains.retain(|path| !prepared.scenario.noted_in.iter().any(|dir| path.starts_with(root.join(dir))));
