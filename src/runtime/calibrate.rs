@@ -31,10 +31,8 @@ impl Windows {
     pub fn new(texts: &[Vec<u32>], prefix: &[u32], window: usize) -> Result<Windows> {
         let piece = window.checked_sub(prefix.len()).filter(|piece| *piece > 0);
         let piece = piece.ok_or_else(|| {
-            Error::usage(format!(
-                "found a window of {window} tokens, expected more than its prefix of {}",
-                prefix.len()
-            ))
+            let found = format!("found a window of {window} tokens, expected more than {}", prefix.len());
+            Error::usage(found).help("give a larger --window; the tokenizer begins every text with special tokens")
         })?;
         let pieces = texts.iter().flat_map(|text| text.chunks_exact(piece));
         let windows: Vec<Vec<u32>> = pieces.map(|piece| [prefix, piece].concat()).collect();

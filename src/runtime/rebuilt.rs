@@ -61,7 +61,7 @@ impl Rebuilt {
     /// Returns the matrix and keeps it in the cache: permanently if it is `hot`, otherwise while the limit permits.
     ///
     /// # Errors
-    /// The source of the rebuilt bytes was changed, or the cache has no room for the matrix.
+    /// The source of the rebuilt bytes is damaged or was changed, or the cache has no room for the matrix.
     pub fn matrix(&self, hot: bool) -> Result<Arc<Matrix>> {
         self.cache.get(self.key, self.nbytes(), hot, || {
             self.part(self.shape, self.range.clone()).tensor(&self.name).map_err(Error::while_opening_model)

@@ -206,7 +206,8 @@ impl<T: Element> RowGroup<'_, T> {
         slots[0].start / LANES * LANES..slots[GROUP - 1].end.next_multiple_of(LANES)
     }
 
-    /// Computes the query-key products of the slots in `range`.
+    /// Writes the query-key products of the slots in `range` to `scores`. For cache types with scales, `products` is a
+    /// buffer for products that are not yet multiplied by them.
     #[inline(always)]
     fn scores(
         &self,

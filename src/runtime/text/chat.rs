@@ -231,7 +231,8 @@ fn length(value: &Value) -> std::result::Result<usize, minijinja::Error> {
 /// Formats a value like Python's `json.dumps(value, ensure_ascii=False, indent=…)`: a space after `,` and `:`, and no
 /// escapes for HTML.
 fn tojson(value: &Value, options: Kwargs) -> std::result::Result<Value, minijinja::Error> {
-    let failed = |e: serde_json::Error| minijinja::Error::new(ErrorKind::InvalidOperation, format!("tojson: {e}"));
+    let failed =
+        |e: serde_json::Error| minijinja::Error::new(ErrorKind::InvalidOperation, format!("tojson fails, {e}"));
     let indent: Option<usize> = options.get("indent")?;
     // These options are accepted and ignored: templates pass them only with values that ask for what this function does
     // anyway.
@@ -245,7 +246,7 @@ fn tojson(value: &Value, options: Kwargs) -> std::result::Result<Value, minijinj
             value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, pretty)).map_err(failed)?;
         }
         Some(width) => {
-            let found = format!("tojson: found an indent of {width}, expected at most 16");
+            let found = format!("found an indent of {width} for tojson, expected at most 16");
             return Err(minijinja::Error::new(ErrorKind::InvalidOperation, found));
         }
         None => value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, Spaced)).map_err(failed)?,

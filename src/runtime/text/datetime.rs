@@ -54,7 +54,7 @@ fn strftime(seconds: u64, format: &str) -> Result<String, String> {
             (None, Some('T')) => write!(out, "{hour:02}:{minute:02}:{second:02}"),
             (None, Some('Z')) => write!(out, "UTC"),
             (None, Some('%')) => write!(out, "%"),
-            (None, other) => return Err(format!("strftime_now: unknown directive `%{}`", other.unwrap_or(' '))),
+            (None, other) => return Err(format!("unknown directive `%{}` of strftime_now", other.unwrap_or(' '))),
         };
         written.map_err(|e| e.to_string())?;
     }

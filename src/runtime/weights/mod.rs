@@ -60,7 +60,7 @@ impl Weight {
     /// Returns the matrix in memory, rebuilding it if necessary.
     ///
     /// # Errors
-    /// The source of the rebuilt bytes was changed, or the cache has no room for the matrix.
+    /// The source of the rebuilt bytes is damaged or was changed, or the cache has no room for the matrix.
     pub fn hold(&self) -> Result<Held<'_>> {
         match self {
             Weight::Here(matrix) => Ok(Held::Here(matrix)),
@@ -103,7 +103,7 @@ impl Weight {
     /// Writes row `row`, widened or dequantized, to `out` (one value per column).
     ///
     /// # Errors
-    /// The source of the rebuilt bytes was changed.
+    /// The stored bytes, or the source from which they are rebuilt, are damaged or were changed.
     pub fn read_row(&self, row: usize, out: &mut [f32]) -> Result<()> {
         match self {
             Weight::Here(matrix) => read_row(matrix, row, out),
@@ -232,8 +232,8 @@ impl Weights {
     /// as many others as there is room for.
     ///
     /// # Errors
-    /// A hot tensor does not belong to this model, there is not enough room, or the source of the rebuilt bytes was
-    /// changed.
+    /// A hot tensor does not belong to this model, there is not enough room, or the source of the rebuilt bytes is
+    /// damaged or was changed.
     pub(super) fn rebuild(&self, keep: &Keep, residency: Residency) -> Result<()> {
         let Some(cache) = &self.cache else { return Ok(()) };
         // The embedding is skipped because it is read row by row.
@@ -262,7 +262,7 @@ impl Weights {
     /// Locks rebuilt matrices in memory, after rebuilding those that are missing.
     ///
     /// # Errors
-    /// The system refuses to lock memory.
+    /// A matrix cannot be rebuilt, or the system refuses to lock memory.
     pub(super) fn lock(&self) -> Result<()> {
         self.matrices().filter_map(Weight::as_rebuilt).try_for_each(|rebuilt| rebuilt.matrix(true)?.data.lock())
     }
