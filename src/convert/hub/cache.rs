@@ -79,7 +79,11 @@ fn get(spec: &RepoSpec) -> String {
 }
 
 fn choose(spec: &RepoSpec) -> String {
-    format!("name one of them as {}@REVISION, or get it with `iec pull {spec}`", spec.id)
+    let RepoSpec { id, revision } = spec;
+    format!(
+        "name a revision of the cache as {id}@REVISION, or get this one with `iec pull {spec}` or \
+         `hf download {id} --revision {revision}`"
+    )
 }
 
 /// Joins names for an error message, at most 12 of them.

@@ -22,7 +22,7 @@ const MAX_DEPTH: usize = 8;
 pub struct Report {
     /// Directory of the checkpoint.
     pub dir: PathBuf,
-    /// Repository id, if the path contains it.
+    /// Repository id, if the directory is a snapshot in a cache of the Hub.
     pub repo: Option<String>,
     /// Source of the expected hashes.
     pub hashes: Hashes,
@@ -71,7 +71,7 @@ pub enum Status {
     Damaged,
     /// The file should exist, but does not.
     Missing,
-    /// The hash of the Hub is unknown.
+    /// The file exists, but the hash of the Hub is not known.
     Unchecked,
 }
 

@@ -17,7 +17,7 @@ pub(super) fn check_source(manifest: &Manifest, found: &Source) -> Result<()> {
         let Some(file) = found.files.iter().find(|f| f.name == expected.name) else { continue };
         let same_hash = expected.sha256.is_empty() || expected.sha256 == file.sha256;
         if file.bytes != expected.bytes || !same_hash {
-            let found = format!("found a manifest for another `{}` than that of the checkpoint", file.name);
+            let found = format!("found a manifest that was made from another `{}` than the checkpoint has", file.name);
             return Err(Error::corrupt(found).at(manifest.path()).help("make the manifest again from this checkpoint"));
         }
     }
@@ -38,7 +38,7 @@ pub(super) fn tasks(manifest: &Manifest) -> impl Iterator<Item = Task<'_>> {
                 let expected = format!("expected {} bytes with {} from the manifest", expected.bytes, expected.sha256);
                 return Err(Error::corrupt(format!("{found}, {expected}"))
                     .at(&path)
-                    .help("run `iec q4 --overwrite` again"));
+                    .help("restore the file, or write codes, scales and manifest again with `iec q4 --overwrite`"));
             }
             Ok(sha256)
         };

@@ -54,7 +54,7 @@ pub struct PackOptions {
     pub dtype: Option<DType>,
     /// A tokenizer.json that replaces the checkpoint's.
     pub tokenizer: Option<PathBuf>,
-    /// Replace an existing pack.
+    /// True to replace an existing pack.
     pub overwrite: bool,
     /// Options of the run; the bytes of the pack do not depend on them.
     #[serde(skip)]
@@ -91,11 +91,11 @@ pub struct PackSummary {
     pub bytes: u64,
     /// Bits of the payloads per weight, including scales and padding.
     pub bits_per_weight: f64,
-    /// Wall time.
+    /// Wall time in seconds.
     pub wall_time_s: f64,
-    /// Source bytes per second, in MB (10^6 bytes).
+    /// Bytes of weight files read per second of wall time, in MB (10^6 bytes).
     pub mb_per_s: f64,
-    /// False when the checkpoint has no tokenizer.json and none was given.
+    /// True when the pack has a tokenizer.json, from the checkpoint or from the options.
     pub tokenizer: bool,
     /// True when the manifest is marked as refused by its gate.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -317,7 +317,8 @@ fn collect(checkpoint: &Checkpoint, options: &PackOptions) -> Result<Companions>
     Ok(Companions::new(files))
 }
 
-/// Returns the cost of an item: bytes read, times their cost relative to hashing.
+/// Returns the cost of an item, by which tasks are distributed to parts: bytes read, times the cost of converting a
+/// byte relative to hashing it.
 fn weight(item: &PackItem<'_>) -> u64 {
     let factor = match &item.work {
         Encoding::Copy | Encoding::Mxfp4 | Encoding::Packed(..) => 2,

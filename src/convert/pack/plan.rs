@@ -40,7 +40,7 @@ pub enum Encoding {
     Mxfp4,
     /// Quantized here.
     Quantize(TensorQuant),
-    /// Finished bytes of `iec q4`, permuted into tiles.
+    /// Codes and scales that `iec q4` or an older program wrote, permuted into tiles.
     Packed(QuantSpec, PackedRange),
 }
 
@@ -64,7 +64,8 @@ impl Encoding {
     }
 }
 
-/// Plans every tensor of a checkpoint; `dtype` is for floats that the manifest does not mention.
+/// Plans every tensor of a checkpoint. `dtype` is the type for floats whose type the manifest does not decide; `None`
+/// keeps theirs.
 ///
 /// # Errors
 /// The manifest names tensors that do not exist, or requires a conversion that is not supported.
@@ -147,7 +148,7 @@ fn refuse_decoding(tensor: &CanonicalTensor, keep: Option<DType>) -> Error {
 
 fn refuse_again(tensor: &CanonicalTensor, spec: &QuantSpec) -> Error {
     Error::unsupported(format!(
-        "found finished {} codes in the source, but the manifest requires another form",
+        "found finished {} codes in the source, but the manifest requires another quantization",
         spec.scheme.name()
     ))
     .tensor(&tensor.name)

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 /// Maximum number of axes; no tensor of a language model has more.
 const MAX_AXES: usize = 16;
 
-/// A callable or class with an implementation here.
+/// A callable or class that pickles of weights use and that this module implements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Global {
     OrderedDict,
@@ -31,8 +31,10 @@ pub(super) enum Global {
 /// The callable is not one that weights need.
 pub(super) fn find(module: &str, name: &str) -> Result<Global> {
     let refused = || {
-        Error::unsupported(format!("the pickle calls `{module}.{name}`, which is not allowed"))
-            .help("only plain tensors are read; save the weights alone with `torch.save(model.state_dict(), path)`, or as safetensors")
+        Error::unsupported(format!("the pickle calls `{module}.{name}`, which is not allowed")).help(
+            "only plain tensors are read; save the weights alone with `torch.save(model.state_dict(), path)`, or as \
+                 safetensors",
+        )
     };
     Ok(match (module, name) {
         ("collections", "OrderedDict") => Global::OrderedDict,

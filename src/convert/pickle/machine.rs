@@ -290,7 +290,7 @@ impl<'a> Machine<'a> {
         globals::call(self, global, &arguments)
     }
 
-    /// Returns the lowest stack position that belongs to the innermost mark.
+    /// Returns the stack position of the innermost mark; values below it must not be popped.
     fn floor(&self) -> usize {
         self.marks.last().copied().unwrap_or(0)
     }

@@ -58,14 +58,17 @@ fn state_dict<'m>(machine: &'m Machine, root: Value) -> Result<&'m [(Value, Valu
     wrapped.ok_or_else(|| no_weights("a dictionary without tensors"))
 }
 
-/// Returns the position of a tensor in the file.
+/// Returns a tensor with its position in the file, after checking that its elements lie in its storage.
 fn locate(machine: &Machine, name: &str, tensor: &TensorRef, find: &Find<'_>, shard: usize) -> Result<SourceTensor> {
     let Some(Object::Storage(storage)) = machine.object(Value::Object(tensor.storage)) else {
         return Err(malformed("a tensor without a storage"));
     };
     let (start, nbytes) = find(storage)?;
     let size = tensor.dtype.size() as u64;
-    let overflow = || Error::corrupt(format!("found shape {:?} of {}, which overflows", tensor.shape, tensor.dtype));
+    let overflow = || {
+        let (shape, strides, dtype) = (&tensor.shape, &tensor.strides, tensor.dtype);
+        Error::corrupt(format!("found shape {shape:?} with strides {strides:?} of {dtype}, whose size overflows"))
+    };
     let elements = tensor.shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d)).ok_or_else(overflow)?;
     let visible = visible_bytes(storage, nbytes)?;
     let first = tensor.offset.checked_mul(size).ok_or_else(overflow)?;
@@ -96,7 +99,7 @@ fn locate(machine: &Machine, name: &str, tensor: &TensorRef, find: &Find<'_>, sh
     })
 }
 
-/// Returns the byte range of the storage that its tensors may use.
+/// Returns the byte range within the storage that its tensors may use. `nbytes` is the length of the storage.
 fn visible_bytes(storage: &StorageRef, nbytes: u64) -> Result<std::ops::Range<u64>> {
     let size = storage.element_bytes();
     if storage.elements.checked_mul(size) != Some(nbytes) {
@@ -108,7 +111,8 @@ fn visible_bytes(storage: &StorageRef, nbytes: u64) -> Result<std::ops::Range<u6
     Ok(storage.first * size..(storage.first + storage.visible) * size)
 }
 
-/// Returns the number of elements of the storage from the first to the last that the tensor uses.
+/// Returns the number of elements of the storage from the first to the last that the tensor uses, which must have
+/// elements; `None` if the number overflows.
 fn span(tensor: &TensorRef) -> Option<u64> {
     let last = tensor.shape.iter().zip(&tensor.strides);
     last.map(|(n, stride)| (n - 1).checked_mul(*stride)).try_fold(1u64, |sum, n| sum.checked_add(n?))

@@ -34,7 +34,9 @@ impl Budget {
                 "malformed pickle: its objects take more than {} bytes of memory",
                 self.limit
             ))
-            .help("the file is damaged or hostile: objects of real checkpoints take less than four times its size")),
+            .help(
+                "the file is damaged or hostile; objects of real checkpoints take less than four times the file size",
+            )),
         }
     }
 }

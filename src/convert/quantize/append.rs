@@ -85,7 +85,7 @@ pub fn append_attention(options: &AppendOptions) -> Result<AppendSummary> {
     reader.check_files()?;
     let rewriting = Rewriting::new(options, &reader, &weights)?;
     if rewriting.quantized.is_empty() {
-        // An earlier run may have been killed after it had replaced the pack.
+        // If an earlier run was killed after it had replaced the pack, its partial work is removed now.
         job::remove_over(&options.model_dir);
         let model_dir = options.model_dir.clone();
         return Ok(AppendSummary { model_dir, part: None, tensors: Vec::new(), resumed_tensors: 0 });
@@ -218,7 +218,8 @@ impl<'a> Rewriting<'a> {
             (Some(quant), Some(Verdict::Accepted)) => quant,
             _ => {
                 return Err(Error::refused("the gate refuses this matrix as q4_0").tensor(&tensor.name).help(
-                    "`iec ptq --include self_attn --keep-failing bf16` keeps such matrices; pack with its manifest",
+                    "keep such matrices as bf16: `iec ptq --include self_attn --keep-failing bf16`, then `iec pack \
+                     --q4-map` with its manifest",
                 ));
             }
         };
@@ -263,5 +264,7 @@ impl<'a> Rewriting<'a> {
 const OTHER_CHECKPOINT: &str = "name the checkpoint that the pack was made from with --hf-dir, or leave --hf-dir out";
 
 fn other_weights(pack: &Path) -> Error {
-    Error::corrupt("found a pack of other weights than those of the checkpoint").at(pack).help(OTHER_CHECKPOINT)
+    Error::corrupt("found a pack that was made from other weights than this checkpoint has")
+        .at(pack)
+        .help(OTHER_CHECKPOINT)
 }

@@ -15,7 +15,7 @@ use crate::quant_spec::{Method, QuantFields, TensorQuant};
 use crate::scheme::{Granularity, QuantSpec, SCHEMES};
 use serde::{Deserialize, Serialize};
 
-/// Scheme with which tensors are measured alone.
+/// Scheme with which the effect of a single quantized tensor on the model is measured, where the tensor can have it.
 const MEASURED: QuantSpec = QuantSpec::Q4_0;
 
 /// One way to store a tensor.
@@ -107,7 +107,7 @@ pub fn compare(weights: &Weights, tensor: &Tensor, calibration: Option<&Calibrat
             let quant = TensorQuant { method: method.unwrap_or(quant.method), ..quant };
             let error = match judge.measure(quant, &stack) {
                 Ok(found) => nine_digits(found.relative().powi(2)),
-                // The scale does not fit its type.
+                // A scale does not fit its type, so this scheme is not a candidate.
                 Err(e) if matches!(e.cause(), Cause::Unsupported(_)) => continue,
                 Err(e) => return Err(e).tensor(&tensor.name),
             };

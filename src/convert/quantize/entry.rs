@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::iebin::{Store, stored_bytes};
 use crate::manifest::{Keep, TensorEntry, Verdict};
 
-/// Returns a readable name of the format a tensor is stored in.
+/// Returns the name of the format in which `entry` stores a tensor, such as `int4/64` or `bf16`.
 pub fn stored_as(tensor: &Tensor, entry: &TensorEntry) -> String {
     match (&entry.quant, entry.keep) {
         (Some(quant), _) => in_words(&quant.spec),
@@ -55,7 +55,7 @@ pub(super) fn already_quantized(tensor: &Tensor) -> Result<Option<TensorEntry>> 
             spec.scheme.name()
         ))
         .tensor(&tensor.name)
-        .help("use --hf-dir with the checkpoint the pack was made from")),
+        .help("name the checkpoint with the original weights with --hf-dir")),
     }
 }
 

@@ -55,12 +55,13 @@ pub(super) struct Measuring<'a> {
     pub tensor: &'a Tensor,
     /// Statistics of its inputs.
     pub calibration: Option<&'a Calibration>,
-    /// Progress in weights.
+    /// Progress bar, which counts weights.
     pub bar: &'a ProgressBar,
 }
 
 impl Measuring<'_> {
-    /// Quantizes and measures the tensor and applies the gate; `open` permits a choice of the method.
+    /// Quantizes and measures the tensor and applies the gate. `open` is true if no method was requested, so that the
+    /// best one may be chosen.
     pub fn decide(&self, quant: TensorQuant, open: bool, judgement: &Judgement) -> Result<TensorEntry> {
         let Judgement { gate, on_failure } = judgement;
         if let Some(kept) = already_quantized(self.tensor)? {
@@ -124,7 +125,7 @@ impl Measuring<'_> {
         let name = &self.tensor.name;
         let judge = self.calibration.map(|c| Judge::new(c, name, (count, cols))).transpose()?.flatten();
         let (Some(calibration), Some(judge)) = (self.calibration, judge) else {
-            // A tensor without statistics of its inputs cannot have a method that needs them.
+            // Without statistics of the tensor's inputs, a method that needs them is replaced by scale search.
             let method = if quant.method.needs_inputs() { Method::Search } else { quant.method };
             return self.quantize_with_fitting_scales(TensorQuant { method, ..quant });
         };
@@ -188,7 +189,8 @@ impl Measuring<'_> {
     }
 }
 
-/// Returns the methods to compare: the given one and, if the choice is open, all that the statistics permit.
+/// Returns the quantizations to compare: the given one and, if the choice of the method is open, those with every other
+/// method that the statistics permit. `products` is true if the statistics include products of pairs of inputs.
 fn candidates(quant: TensorQuant, open: bool, products: bool) -> Vec<TensorQuant> {
     let by_inputs = [Method::Search, Method::Imatrix, Method::Gptq].map(|method| TensorQuant { method, ..quant });
     let others = by_inputs.into_iter().filter(|q| {

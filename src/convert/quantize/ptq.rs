@@ -21,7 +21,7 @@ use std::path::Path;
 /// Name of the command in fingerprints.
 const COMMAND: &str = "ptq";
 
-/// Manifest of a measurement, and the tensors for the table that is printed.
+/// Result of [`measure`]: the manifest, and the tensors of the table that is printed.
 #[derive(Debug)]
 pub struct Measured {
     /// The expanded manifest.
@@ -168,8 +168,10 @@ fn refuse_other_model(calibration: &Calibration, found: Option<&Source>) -> Resu
     for expected in &made_from.files {
         if !found.files.iter().any(|file| file.sha256 == expected.sha256) {
             let message =
-                format!("found statistics collected with another `{}` than that of this model", expected.name);
-            return Err(Error::usage(message).at(calibration.path()).help("run `iec calib` with this checkpoint"));
+                format!("found statistics that were collected with another `{}` than this model has", expected.name);
+            return Err(Error::usage(message)
+                .at(calibration.path())
+                .help("collect statistics of this model with `iec calib`, or give those that belong to it"));
         }
     }
     Ok(())

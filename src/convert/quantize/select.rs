@@ -30,7 +30,7 @@ pub struct Selection {
     include: Vec<Regex>,
     quant: TensorQuant,
     manifest: Option<Manifest>,
-    /// Decisions of a plan, which replace all other options.
+    /// Decisions of a plan for a size budget by tensor name, which replace all other options.
     planned: Option<BTreeMap<String, TensorQuant>>,
     options: SelectionOptions,
 }
@@ -100,7 +100,7 @@ impl Selection {
         Ok((selected || wanted_head).then_some(self.quant))
     }
 
-    /// Returns true when neither the options nor the manifest nor a plan name the quantization method of a tensor.
+    /// Returns true when neither options, nor manifest, nor plan determine the quantization method of a tensor.
     pub fn leaves_method_open(&self, tensor: &Tensor) -> bool {
         let is_ruled = self.manifest.as_ref().is_some_and(|manifest| manifest.names_method(&tensor.name));
         self.options.fields.method.is_none() && self.planned.is_none() && !is_ruled

@@ -46,7 +46,7 @@ impl Tensor {
         self.shape.iter().product::<usize>() as u64
     }
 
-    /// Returns the size in the source in bytes. For quantized tensors this counts the codes without the scales.
+    /// Returns the size in the source in bytes; of quantized tensors, the size of the codes without the scales.
     pub fn nbytes(&self) -> u64 {
         match self.store {
             Store::Plain(dtype) => self.elements() * dtype.size() as u64,

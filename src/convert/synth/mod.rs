@@ -135,14 +135,15 @@ fn fill_shard(shard: &Shard<Values>, file: &AtomicFile, seed: u64, tails: Tails,
     })
 }
 
-/// Refuses sizes whose sums overflow, because a configuration may multiply any dimensions. Sizes are added without
-/// checks afterwards.
+/// Refuses tensors of 2^60 bytes or more in total: an untrusted configuration may have any dimensions, and sizes are
+/// added without checks afterwards.
 fn refuse_overflow(tensors: &[Tensor]) -> Result<()> {
     let mut total = 0u64;
     for tensor in tensors {
         let nbytes = tensor.shape.iter().try_fold(tensor.dtype.size() as u64, |n, d| n.checked_mul(*d as u64));
         total = nbytes.and_then(|n| total.checked_add(n)).filter(|total| *total < 1 << 60).ok_or_else(|| {
-            Error::unsupported(format!("found shape {:?}, which overflows", tensor.shape)).tensor(&tensor.name)
+            let found = format!("found shape {:?}, with which the checkpoint overflows 2^60 bytes", tensor.shape);
+            Error::unsupported(found).tensor(&tensor.name)
         })?;
     }
     Ok(())

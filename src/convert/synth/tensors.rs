@@ -13,8 +13,8 @@ use std::collections::HashSet;
 pub type Tensor = Listed<Values>;
 
 impl Tensor {
-    /// Returns the number of elements of one row, which are generated at once. MXFP4 keeps `(blocks, 16)` of an
-    /// output row together.
+    /// Returns the number of elements of one row, which are generated at once. For codes of MXFP4, a row is the last
+    /// two axes, `(blocks, 16)`: the codes of one row of the matrix.
     pub fn row_elements(&self) -> usize {
         match self.content {
             Values::Mxfp4Codes { .. } => self.shape[self.shape.len() - 2..].iter().product(),

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// Several times the largest published vocabulary; keeps the generated tokenizer small.
+/// Largest vocabulary that is generated, several times the largest published one; bounds memory and file size.
 const VOCAB_LIMIT: usize = 1 << 21;
 
 /// Letters in order of frequency in English, so that frequent letters are merged first.

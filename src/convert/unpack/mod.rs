@@ -67,7 +67,7 @@ pub struct UnpackSummary {
     pub files: Vec<String>,
     /// Canonical names of tensors that were decoded from their quantized form, so that they differ from the source.
     pub dequantized: Vec<String>,
-    /// Float type of these tensors.
+    /// Float type in which the decoded tensors are written.
     pub dtype: DType,
 }
 
@@ -80,7 +80,7 @@ pub fn unpack(reader: &IebinReader, options: &UnpackOptions) -> Result<UnpackSum
     if reader.description.is_older() {
         return Err(Error::unsupported("found a pack of an older program")
             .at(&options.model_dir)
-            .help("convert it with `iec pack --hf-dir`, then unpack the result"));
+            .help("convert it with `iec pack --hf-dir OLD_PACK --out-dir NEW_PACK`, then unpack NEW_PACK"));
     }
     refuse_within(&options.model_dir, &options.out_dir).help("choose another --out-dir")?;
     reader.check_files()?;

@@ -48,16 +48,17 @@ pub(super) struct TargetPart {
     pub(super) entry: usize,
     /// Matrices of the entry.
     pub(super) matrices: Range<usize>,
-    /// First row of each matrix that is used; every `step`-th row follows.
+    /// First row of each matrix that is used.
     pub(super) phase: usize,
+    /// Distance of the rows that are used; 1 for all rows from the first on.
     pub(super) step: usize,
-    /// Written form.
+    /// Form in which the rows are written.
     pub(super) form: PartForm,
     /// Index of the element of the target at which the rows start.
     pub(super) first: usize,
 }
 
-/// Written form of rows of an entry.
+/// Form in which rows of an entry are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PartForm {
     /// Rows in their order.
@@ -107,7 +108,8 @@ pub(super) fn plan(
         let mut fitting = views.iter().filter(|view| codes == matches!(view, View::Mxfp4 { .. }));
         let view = if last { fitting.next_back() } else { fitting.next() };
         let view = view.ok_or_else(|| {
-            Error::unsupported("found no counterpart of this tensor in the checkpoint").tensor(&expected.name)
+            Error::unsupported("found no tensor in checkpoints of this family that could hold this one")
+                .tensor(&expected.name)
         })?;
         if matches!(entry.store, Store::Tiled(_)) && !codes {
             dequantized.push(expected.name.clone());
@@ -228,10 +230,10 @@ fn dtype_of(target: &UnpackedTensor, reader: &IebinReader, decoded: DType) -> Re
         let Store::Plain(dtype) = entry.store else { continue };
         if *found.get_or_insert(dtype) != dtype {
             return Err(Error::unsupported(format!(
-                "found floats of different types for one tensor, {} of {dtype}",
+                "found floats of different types, expected one type for all parts of a tensor; {} is {dtype}",
                 entry.name
             ))
-            .help("pack with --dtype, so that all floats are of one type"));
+            .help("pack again with --dtype, so that all floats have one type"));
         }
     }
     Ok(found.unwrap_or(decoded))

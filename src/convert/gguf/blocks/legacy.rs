@@ -70,7 +70,8 @@ pub(in crate::convert::gguf) fn iq4_nl(raw: &[u8], out: &mut [f32]) {
     each(out, |j| f32::from(CodeTable::Iq4Nl.values()[usize::from(nibble(&raw[2..], j))]) * d);
 }
 
-/// Decodes MXFP4: exponent byte, 16 bytes of E2M1 codes.
+/// Decodes MXFP4: exponent byte, 16 bytes of E2M1 codes; value = 2^(exponent - 127) * number of the code. The table
+/// holds the doubled numbers, which are integers.
 pub(in crate::convert::gguf) fn mxfp4(raw: &[u8], out: &mut [f32]) {
     let unit = e8m0(raw[0]) * 0.5;
     each(out, |j| f32::from(CodeTable::E2m1.values()[usize::from(nibble(&raw[1..], j))]) * unit);

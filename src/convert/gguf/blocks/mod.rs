@@ -25,7 +25,7 @@ pub fn plain(kind: GgmlType) -> Option<DType> {
     }
 }
 
-/// Returns the scheme of this program that represents the type exactly, code by code.
+/// Returns the scheme of this program that represents the type exactly, code by code; `None` if there is none.
 pub fn scheme(kind: GgmlType) -> Option<QuantSpec> {
     let specs =
         SCHEMES.iter().map(|row| QuantSpec { granularity: Granularity::Group(32), ..QuantSpec::usual(row.scheme) });
@@ -34,7 +34,7 @@ pub fn scheme(kind: GgmlType) -> Option<QuantSpec> {
 }
 
 /// Returns the GGML type that represents a scheme exactly: the same integers (those of 6 bits in bytes), with the
-/// scale of a group repeated in each of its blocks.
+/// scale of a group repeated in each of its blocks. `None` if there is none, as for zero points and f32 scales.
 pub fn twin(spec: &QuantSpec) -> Option<GgmlType> {
     match spec.code_map() {
         _ if spec.scale_dtype == ScaleType::F32 => None,
@@ -47,7 +47,7 @@ pub fn twin(spec: &QuantSpec) -> Option<GgmlType> {
     }
 }
 
-/// Returns an error for a type that cannot be decoded.
+/// Refuses a type that this program cannot decode.
 pub fn check_supported(kind: GgmlType) -> Result<()> {
     match kind.meaning() {
         Meaning::Plain(_) | Meaning::Coded(_) => Ok(()),

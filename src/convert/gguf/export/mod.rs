@@ -46,7 +46,7 @@ pub struct ExportOptions {
     pub out: PathBuf,
     /// Float type of the matrices that are not quantized in the file; `None` keeps the type of each.
     pub dtype: Option<DType>,
-    /// Choice of the quantized tensors that are written as floats.
+    /// Quantized tensors that are written as floats.
     pub dequantize: Dequantize,
     /// Name of the pre-tokenizer, if it cannot be found from the tokenizer.
     pub pre: Option<String>,
@@ -110,7 +110,7 @@ pub fn export(reader: &IebinReader, options: &ExportOptions) -> Result<ExportSum
         Error::corrupt("missing; only packs with a model description can be exported")
             .tensor("model")
             .at(&json)
-            .help("make the pack again with `iec pack`")
+            .help("convert a pack of an older program: `iec pack --hf-dir OLD_PACK --out-dir NEW_PACK`")
     };
     let config = reader.description.model.clone().ok_or_else(missing)?;
     let family = Family::of_model(&config).at(&json)?;

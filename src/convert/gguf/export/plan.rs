@@ -111,7 +111,7 @@ impl<'a> ExportSource<'a> {
         Ok(ExportedTensor { tensor, rows, from })
     }
 
-    /// Returns the type in which an entry is written.
+    /// Returns the type in which an entry is written. `small` is true for tensors that llama.cpp expects in f32.
     fn kind(&self, entry: &Entry, small: bool) -> Result<GgmlType> {
         match entry.store {
             Store::Plain(_) if small => Ok(GgmlType::F32),
@@ -153,11 +153,11 @@ impl<'a> ExportSource<'a> {
             return ggml_float(self.options.dtype.unwrap_or(DType::F32));
         }
         let found = format!(
-            "found the types {kinds:?}, expected one type, because GGUF stores all experts of a layer as \
-             one tensor"
+            "found the types {kinds:?}, expected one type, because GGUF stores q, k and v of a layer as one \
+             tensor, and gate and up as another"
         );
         Err(Error::unsupported(found).help(
-            "add --dequantize to write this tensor as floats, or pack again with the same scheme for all experts",
+            "add --dequantize to write this tensor as floats, or pack again with the same scheme for all its matrices",
         ))
     }
 

@@ -77,7 +77,7 @@ pub struct ImportSummary {
     pub bits_per_weight: f64,
     /// Wall time in seconds.
     pub wall_time_s: f64,
-    /// False when the file has no tokenizer and the options name none.
+    /// True when the pack has a tokenizer, from the file or from the options.
     pub tokenizer: bool,
 }
 

@@ -133,7 +133,7 @@ fn bind<'a>(mapped: &MappedTensor, by_name: &HashMap<&str, &'a GgufTensor>) -> R
     let Some(tensor) = by_name.get(mapped.name.as_str()) else {
         return Err(Error::corrupt(format!("missing from the file; expected with shape {:?}", mapped.shape))
             .tensor(&mapped.name)
-            .help("the file is incomplete, or its metadata belong to another model; get it again"));
+            .help("the file is incomplete, or its metadata do not fit its tensors; get it again"));
     };
     if tensor.shape != mapped.shape {
         let found = format!("found shape {:?}, expected {:?} from the metadata", tensor.shape, mapped.shape);
@@ -190,7 +190,7 @@ impl ImportedTensor {
         coded.copied().filter(|_| matches!(self.planned.store, Store::Plain(_)))
     }
 
-    /// Returns true when the conversion may have changed values.
+    /// Returns true when the tensor is stored in a float type that cannot hold all of its source values exactly.
     pub(super) fn is_rounded(&self) -> bool {
         let Store::Plain(to) = self.planned.store else { return false };
         let exact = |from: Option<DType>| from == Some(to) || to == DType::F32 && from != Some(DType::F64);

@@ -38,7 +38,7 @@ pub(super) struct Client {
     token: Option<String>,
 }
 
-/// Error of a request, and whether a retry may help.
+/// Error of a request; `transient` is true when a retry may succeed.
 pub(super) struct Failure {
     pub(super) error: Error,
     pub(super) transient: bool,
@@ -94,7 +94,7 @@ impl Client {
         let bytes = response.body_mut().with_config().limit(INFO_LIMIT).read_to_vec();
         let bytes = bytes.map_err(|e| Error::from(failure(e, &url)))?;
         serde_json::from_slice(&bytes).map_err(|e| {
-            Error::corrupt(format!("{url}: found another response, expected a list of files: {e}"))
+            Error::corrupt(format!("{url}: found another response, expected a list of files ({e})"))
                 .help("check HF_ENDPOINT: the server must answer as huggingface.co does")
         })
     }
@@ -125,7 +125,9 @@ impl Client {
                 }
             }
         }
-        Err(Error::corrupt(format!("found more than {MAX_REDIRECTS} redirects")).tensor(name).help("check HF_ENDPOINT"))
+        Err(Error::corrupt(format!("found more than {MAX_REDIRECTS} redirects"))
+            .tensor(name)
+            .help("check HF_ENDPOINT: the server redirects in a circle"))
     }
 
     /// Requests the bytes of a file from position `from` on. Returns a reader and its start position, which is 0 when

@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-/// Interval at which interrupts are looked for while the network is busy.
+/// Interval of the checks for an interrupt while the download runs.
 const POLL: Duration = Duration::from_millis(100);
 /// Time that a download gets to end by itself after an interrupt.
 const GRACE: Duration = Duration::from_millis(500);
@@ -101,7 +101,8 @@ pub fn pull(spec: &RepoSpec, local_dir: Option<&Path>, variables: &Variables<'_>
 }
 
 /// Runs `work` in its own thread, and stops waiting for it soon after an interrupt: a server that does not answer
-/// would delay the end by a minute. The thread is then abandoned; at whatever step it is, the next download continues.
+/// would delay the end by a minute. The thread is then abandoned; the next download continues from any step at which
+/// the thread was.
 fn until_interrupted<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     let (sender, receiver) = mpsc::channel();
     let worker = resources::spawn("download", move || sender.send(work()))?;
@@ -170,7 +171,7 @@ fn shards(index: &Path, names: &BTreeSet<String>) -> Result<BTreeSet<String>> {
         plain_file_name(name).tensor("weight_map").at(index)?;
         if !names.contains(name) {
             let missing = format!("found the shard `{name}`, which is not in the repository");
-            let help = "choose another revision (ORG/NAME@REV) or another repository of the model";
+            let help = "choose another revision (ORG/NAME@REVISION) or another repository of the model";
             return Err(Error::corrupt(missing).at(index).help(help));
         }
     }

@@ -18,7 +18,9 @@ pub(super) struct Q4Layout {
     /// Each tensor with its entry in the manifest, which lacks only the metrics. Entries without `packed`
     /// belong to tensors that keep the MXFP4 codes of the checkpoint and are not written here.
     pub tensors: Vec<(Tensor, TensorEntry)>,
+    /// Length of the file of codes.
     pub codes_len: u64,
+    /// Length of the file of scales and zero points.
     pub scales_len: u64,
 }
 

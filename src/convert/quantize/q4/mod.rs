@@ -320,10 +320,13 @@ impl<'a> Inputs<'a> {
 
 /// Refuses a manifest that was made from other weights, because its verdicts do not apply to this checkpoint.
 fn refuse_other_source(selection: &Selection, found: Option<&Source>) -> Result<()> {
-    let Some(expected) = selection.manifest().and_then(|m| m.document().source.as_ref()) else { return Ok(()) };
-    if Some(expected) == found {
-        return Ok(());
+    let Some(manifest) = selection.manifest() else { return Ok(()) };
+    match &manifest.document().source {
+        Some(expected) if Some(expected) != found => {
+            Err(Error::corrupt("found a manifest that was made from other weights than those of this checkpoint")
+                .at(manifest.path())
+                .help("make the manifest again with `iec ptq` from this checkpoint"))
+        }
+        _ => Ok(()),
     }
-    Err(Error::corrupt("found a manifest for other weights than those of this checkpoint")
-        .help("make the manifest again with `iec ptq` from this checkpoint"))
 }
