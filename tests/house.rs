@@ -1,9 +1,9 @@
-//! Checks the architecture rules of the crate: which module of `src/` may import which, where unsafe code is allowed,
-//! and how large files and functions may become.
+//! Checks the rules for the sources of the crate: which module of `src/` may import which, where unsafe code is
+//! allowed, how large files and functions may become, and how comments are worded.
 //!
-//! [`MODULES`] is the table shown in docs/DESIGN.md and src/lib.rs. Every rule reads the sources below `src/` without
-//! comments and tests, and is itself tested with a planted mistake. `cargo test --test house -- --nocapture counts`
-//! prints the counts of docs/DESIGN.md.
+//! [`MODULES`] is the table shown in docs/DESIGN.md and src/lib.rs. Most rules read the sources below `src/` without
+//! comments and tests. Most are themselves tested with a planted mistake. The command
+//! `cargo test --test house -- --nocapture counts` prints the counts of docs/DESIGN.md.
 //!
 //! The test uses only the standard library, so it can be run without building the crate, within two seconds:
 //! `rustc --edition 2024 --test tests/house.rs -o target/house && target/house`.
@@ -31,7 +31,7 @@ static SOURCES: LazyLock<Sources> = LazyLock::new(Sources::read);
 struct Module {
     name: &'static str,
     question: &'static str,
-    /// Earlier modules of the table, or modules of them. Every module may import the ground modules.
+    /// Earlier modules of the table, or their submodules. Every module may also import the ground modules.
     may_import: &'static [&'static str],
 }
 
@@ -170,7 +170,7 @@ fn forbidden_imports(sources: &Sources) -> Vec<String> {
     let known = |top: &str| GROUND.contains(&top) || module(top).is_some() || ["bin", "lib"].contains(&top);
     let tops: BTreeSet<&str> = sources.files.iter().map(Source::top).collect();
     let unknown = tops.into_iter().filter(|top| !known(top));
-    let mut found: Vec<String> = unknown.map(|top| format!("src/{top}: not in the table")).collect();
+    let mut found: Vec<String> = unknown.map(|top| format!("src/{top}: in neither MODULES nor GROUND")).collect();
     for import in graph::imports(sources) {
         let (from, to) = (&sources.files[import.from], &sources.files[import.to]);
         let within = |allowed: &str| (import.path[1..].join("::") + "::").starts_with(&format!("{allowed}::"));
@@ -299,13 +299,13 @@ fn too_long(sources: &Sources) -> Vec<String> {
 fn idle_exceptions(sources: &Sources) -> Vec<String> {
     let has = |place: &&&str| !sources.files.iter().any(|file| file.path.starts_with(**place));
     let places = UNSAFE.iter().chain(IN_LIBRARY);
-    let mut found: Vec<String> = places.filter(has).map(|place| format!("{place} is gone")).collect();
+    let mut found: Vec<String> = places.filter(has).map(|place| format!("{place}: there is no such file")).collect();
     let long = counts::functions(sources);
     let is_long = |(path, name): &(&str, &str)| {
         long.iter().any(|f| f.path == *path && f.name == *name && f.lines > LARGEST_FUNCTION)
     };
     let idle = LARGE_FUNCTIONS.iter().filter(|function| !is_long(function));
-    found.extend(idle.map(|(path, name)| format!("`{name}` in {path} is not long")));
+    found.extend(idle.map(|(path, name)| format!("`{name}` in {path}: has at most {LARGEST_FUNCTION} lines")));
     found
 }
 

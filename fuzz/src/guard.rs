@@ -11,7 +11,9 @@ use std::cell::Cell;
 /// Limit of peak memory as a multiple of the input's size; the target's allowance applies if it is larger.
 const TIMES: usize = 4;
 thread_local! {
+    /// Bytes that this thread has allocated and not freed; below 0 if it frees what others have allocated.
     static NOW: Cell<isize> = const { Cell::new(0) };
+    /// Largest value of [`NOW`] since [`peak`] has reset it.
     static PEAK: Cell<isize> = const { Cell::new(0) };
 }
 
@@ -72,7 +74,7 @@ pub fn watch(target: &Target, data: &[u8], slowness: u64) -> Result<(), String> 
     Ok(())
 }
 
-/// Runs a target on an input and returns its peak memory in bytes.
+/// Runs a target on an input and returns the largest number of bytes that it had allocated at once.
 pub fn peak(target: &Target, data: &[u8]) -> usize {
     let before = NOW.get();
     PEAK.set(before);

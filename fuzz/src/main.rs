@@ -2,7 +2,7 @@
 //! the target, libFuzzer generates inputs, and [`guard`] limits memory and time.
 //!
 //! Half of the mutations are structural ([`mutate`]), the others are those of libFuzzer. Structural mutations copy
-//! parts of other inputs: libFuzzer gives only one to its mutator, so the last ones are kept.
+//! parts of other inputs. libFuzzer passes only one input to its mutator, so some of the recent ones are kept.
 
 #![no_main]
 
@@ -31,7 +31,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
 /// Number of recent inputs that are kept.
 const RECENT: usize = 64;
 
-/// Recent inputs of the mutator.
+/// Up to [`RECENT`] inputs that the mutator has received; a new one is added, or replaces a random one.
 static OTHERS: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
 
 libfuzzer_sys::fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {

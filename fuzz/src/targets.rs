@@ -196,8 +196,8 @@ fn manifest(data: &[u8]) {
     }
 }
 
-/// Most layers and experts for which tensor names are generated. In the program, a checkpoint must contain that many
-/// tensors before their names are generated; a bare config has no such bound.
+/// Largest number of layers, and of experts, for which tensor names are generated. In the program, a checkpoint must
+/// contain that many tensors before their names are generated; a bare config has no such bound.
 const NAMED: usize = 64;
 
 fn config(data: &[u8]) {
@@ -217,12 +217,13 @@ fn config(data: &[u8]) {
     }
 }
 
-/// Number of bytes and of tokens that are encoded and decoded: enough for steps that grow to exceed the allowance.
+/// Number of bytes that are encoded and of tokens that are decoded: enough for the allowance to be exceeded if steps
+/// make texts longer without limit.
 const LONG: usize = 2048;
 
 fn tokenizer(data: &[u8]) {
     let Ok(tokenizer) = Tokenizer::parse(data, Path::new("tokenizer.json")) else { return };
-    // Runs of letters and spaces are the worst texts for patterns, the file's own words for its replacements.
+    // Many equal letters or spaces are the worst texts for patterns, the file's own words for its replacements.
     let own = String::from_utf8_lossy(&data[..data.len().min(LONG)]).into_owned();
     for text in ["Hello, wörld! 123\n\u{1F600}<s>", &"a".repeat(LONG), &" ".repeat(LONG), &own] {
         if let Ok(ids) = tokenizer.encode(text) {

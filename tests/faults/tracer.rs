@@ -1,8 +1,8 @@
 //! Runs a program under `ptrace` and stops it before each system call that changes files in one directory.
 //!
 //! A seccomp filter in the program lets all other system calls pass at full speed. Neither `ptrace` nor the filter
-//! needs privileges, because a process may trace its own children. An [`Observer`] decides what happens at each call: it is
-//! made, it fails, it is skipped, or the program is killed.
+//! needs privileges, because a process may trace its own children. An [`Observer`] decides what happens at each call:
+//! it is made, it fails, it is skipped, or the program is killed.
 
 #![allow(unsafe_code)]
 

@@ -51,7 +51,8 @@ pub fn types(sources: &Sources) -> BTreeMap<&str, Vec<&str>> {
 }
 
 /// Finds pairs of equal passages of [`PASSAGE`] lines of code, with white space folded, without imports and lines of
-/// mere punctuation. A longer run counts once; a passage with more than eight occurrences is too common to count.
+/// mere punctuation. A longer repeated passage counts once; a passage with more than eight occurrences is too
+/// common to count.
 pub fn repeated(sources: &Sources) -> Vec<(String, String)> {
     let lines: Vec<Vec<(usize, String)>> = sources.files.iter().map(significant).collect();
     let mut places: HashMap<Vec<&str>, Vec<(usize, usize)>> = HashMap::new();

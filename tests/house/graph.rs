@@ -30,6 +30,7 @@ pub fn imports(sources: &Sources) -> Vec<Import> {
     (0..sources.files.len()).flat_map(of).collect()
 }
 
+/// Splits code without comments and contents of strings into tokens.
 pub fn tokens(bare: &str) -> Vec<Token<'_>> {
     let s = bare.as_bytes();
     let is_word = |b: &u8| b.is_ascii_alphanumeric() || *b == b'_' || *b >= 128;

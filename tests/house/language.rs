@@ -39,7 +39,7 @@ const OPENINGS: &[&str] = &[
     "These", "Same", "Also",
 ];
 
-/// Plural nouns with which the doc comment of a function must not begin: its first word is a verb.
+/// Words that end in `s` like a verb but are none. The doc comment of a function must begin with a verb.
 const NOUNS: &[&str] = &[
     "As",
     "Bits",

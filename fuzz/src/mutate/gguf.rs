@@ -61,7 +61,7 @@ pub(super) fn mutate(input: &[u8], other: &[u8], rng: &mut Rng) -> Option<Vec<u8
     Some(file.write(rng))
 }
 
-/// Returns the bytes of a number of this type, and `None` for strings and unknown types.
+/// Returns the size in bytes of a number of this type; `None` for strings, arrays and unknown types.
 fn size(kind: u32) -> Option<usize> {
     [1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8].get(kind as usize).copied().filter(|size| *size > 0)
 }
@@ -101,7 +101,7 @@ fn parse_tensor(reader: &mut Reader) -> Option<Tensor> {
     Some(Tensor { name, shape, kind: reader.uint(4)? as u32, offset: reader.uint(8)? })
 }
 
-/// Returns the alignment that the keys set, or the default if it is missing or too large for a small file.
+/// Returns the alignment that the keys set, or the default of 32 if it is missing, 0 or larger than [`MOST_DATA`].
 fn alignment(keys: &[Key]) -> usize {
     let key = keys.iter().find(|key| key.name == b"general.alignment" && key.value.kind != STRING);
     let item = key.and_then(|key| key.value.items.first());
@@ -147,7 +147,7 @@ impl Tensor {
         }
     }
 
-    /// Returns the bytes of the data, unless the type is unknown or the size overflows.
+    /// Returns the size of the tensor's data in bytes; `None` if its type is unknown or the size overflows.
     fn nbytes(&self) -> Option<u64> {
         let (columns, rows) = self.shape.split_first()?;
         let row = GgmlType::of(self.kind).ok()?.row_bytes(*columns as usize)?;
@@ -156,7 +156,8 @@ impl Tensor {
 }
 
 impl File {
-    /// Places the tensors one after the other up to one whose size is not known, and makes the data as long.
+    /// Places the tensors one after the other and gives the data their length. Stops at a tensor whose size is unknown
+    /// or too large, and then leaves the data as they are.
     fn place(&mut self) {
         let alignment = alignment(&self.keys) as u64;
         let mut end = 0u64;
@@ -169,7 +170,7 @@ impl File {
         self.data.resize(end as usize, 7);
     }
 
-    /// Writes the file; once in sixteen times, a count or a length may be wrong.
+    /// Writes the file. In one of sixteen calls, a count or a length may be wrong.
     fn write(&self, rng: &mut Rng) -> Vec<u8> {
         let mut right = if one_in(16, rng) { below(rng, 64) } else { usize::MAX };
         let mut out = [MAGIC, &self.version.to_le_bytes()].concat();

@@ -64,13 +64,13 @@ pub(super) fn mutate(input: &[u8], other: &[u8], rng: &mut Rng) -> Option<Vec<u8
     Some(texts.iter().map(Node::text).collect::<Vec<_>>().join("\n").into_bytes())
 }
 
-/// Mutates an object without its closing brace, before which a hash follows.
+/// Mutates an object whose closing brace is missing: the target `dedup` appends a hash and the brace.
 pub(super) fn mutate_open(input: &[u8], other: &[u8], rng: &mut Rng) -> Option<Vec<u8>> {
     let mut output = mutate(&[input, b"}"].concat(), &[other, b"}"].concat(), rng)?;
     (output.pop() == Some(b'}')).then_some(output)
 }
 
-/// Parses all JSON texts of a file, of which there is at least one.
+/// Parses all JSON texts of a file; `None` if one is malformed or there is none.
 pub(super) fn parse(file: &[u8]) -> Option<Vec<Node>> {
     let mut parser = Parser { rest: std::str::from_utf8(file).ok()? };
     let mut texts = vec![parser.value(0)?];
@@ -109,7 +109,7 @@ pub(super) fn change(root: &mut Node, other: &Node, rng: &mut Rng) {
     }
 }
 
-/// Returns an edge value: a number, a small value, or lists in each other, deeper than parsers allow in some cases.
+/// Returns an edge value: a number, a small value, or nested lists, some of them deeper than parsers allow.
 fn edge(rng: &mut Rng) -> Node {
     let depth = 1 << below(rng, 9);
     let values: Vec<&str> = VALUES.split(' ').collect();
@@ -226,7 +226,7 @@ impl Parser<'_> {
         self.expect(end).map(|()| items)
     }
 
-    /// Reads a string, or a run of the characters of numbers and literals.
+    /// Reads a string, or all following characters of which numbers and literals consist.
     fn leaf(&mut self) -> Option<String> {
         let length = match self.rest.strip_prefix('"') {
             Some(inner) => {

@@ -1,5 +1,5 @@
 //! Structural mutations of inputs: an input is parsed into a small model of its format, the model is changed in a few
-//! places, and is written again with correct lengths, counts and checksums.
+//! places, and the changed model is written with correct lengths, counts and checksums.
 //!
 //! An input with random bytes is mostly refused by the outer layer of its format. An input with a correct outer layer
 //! reaches the code behind it. Every format is modelled as lists of elements, so all formats share [`edit`].
@@ -42,7 +42,7 @@ fn pick<'a, T>(items: &'a [T], rng: &mut Rng) -> &'a T {
     &items[below(rng, items.len())]
 }
 
-/// Returns a random range of a list of `n` elements: mostly one element, at most eight.
+/// Returns a random range of a list of `n` elements: mostly one element, at most eight; empty if `n` is 0.
 fn range(n: usize, rng: &mut Rng) -> Range<usize> {
     let (start, longest) = (below(rng, n), *pick(&[1, 1, 2, 8], rng));
     start..n.min(start + 1 + below(rng, longest))
@@ -62,7 +62,7 @@ fn edit<T: Clone>(items: &mut Vec<T>, others: &[T], rng: &mut Rng) {
     }
 }
 
-/// Edits a text in one place, with whole texts to insert.
+/// Edits the characters of a text in one place as [`edit`] does; texts of `others` are copied as a whole.
 fn edit_text(text: &mut Vec<u8>, others: &[&str], rng: &mut Rng) {
     let own = String::from_utf8_lossy(text).into_owned();
     let mut letters: Vec<&str> = own.split("").collect();

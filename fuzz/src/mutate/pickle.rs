@@ -54,7 +54,7 @@ pub(super) fn mutate(input: &[u8], other: &[u8], rng: &mut Rng) -> Option<Vec<u8
 /// Opcode with its argument.
 type Opcode = Vec<u8>;
 
-/// Splits pickles that follow each other into opcodes; returns them with the position after the last one.
+/// Splits pickles that follow each other into opcodes; returns these with the position after the last one.
 fn opcodes(bytes: &[u8]) -> (Vec<Opcode>, usize) {
     let mut reader = Reader { bytes, at: 0 };
     let mut found: Vec<Opcode> = Vec::new();
@@ -83,7 +83,8 @@ fn skip(reader: &mut Reader) -> Option<()> {
     }
 }
 
-/// Returns the bytes of the length of an opcode's argument, and of the argument itself if it has no length.
+/// Returns two sizes in bytes: that of the length in front of an opcode's argument, 0 if there is none, and that of the
+/// argument itself if it is fixed.
 fn layout(opcode: u8) -> (u64, u64) {
     match opcode {
         b'U' | b'C' | 0x8a | 0x8c => (1, 0),
@@ -185,7 +186,7 @@ fn archive(input: &[u8]) -> Option<Vec<Member>> {
     (!members.is_empty()).then_some(members)
 }
 
-/// Writes a zip archive, with zip64 records once in four times. A member's size is wrong once in sixteen times.
+/// Writes a zip archive. In one of four calls it has zip64 records; in one of sixteen, the size of a member is wrong.
 fn write(members: &[Member], rng: &mut Rng) -> Vec<u8> {
     let wrong = below(rng, 16 * members.len());
     let (mut out, mut directory) = (Vec::new(), Vec::new());

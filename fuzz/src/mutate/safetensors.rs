@@ -25,7 +25,7 @@ pub(super) fn mutate(input: &[u8], other: &[u8], rng: &mut Rng) -> Option<Vec<u8
     Some([&length.to_le_bytes(), text.as_bytes(), data].concat())
 }
 
-/// Returns the header, and the data of a complete file.
+/// Returns the header, and the data if the input is a complete file; `None` if the header is not JSON.
 fn parse(input: &[u8]) -> Option<(Node, Option<Vec<u8>>)> {
     let mut file = Reader { bytes: input, at: 0 };
     let (header, data) = match file.prefixed(8) {
@@ -35,7 +35,8 @@ fn parse(input: &[u8]) -> Option<(Node, Option<Vec<u8>>)> {
     Some((json::parse(header)?.swap_remove(0), data))
 }
 
-/// Places all tensors one after the other and returns the end of the last one.
+/// Places all tensors one after the other; returns the end of the last one in bytes, or `None` if the header is no
+/// object or a size is unknown.
 fn place(header: &mut Node) -> Option<usize> {
     let Node::Map(members) = header else { return None };
     let mut end = 0usize;
