@@ -1,10 +1,10 @@
 //! Benchmarks the CPU kernels and relates each to the limits of this machine, which are measured in the same run.
 //!
 //! Run with `cargo bench --bench kernels [-- FILTER]`. `IEC_THREADS` sets the number of threads (default: all) and
-//! `IEC_ISA` the instruction set. Decode (one token) is reported in GB/s of weights read and as a fraction of the
-//! read bandwidth; batches in GOP/s and as a fraction of the peak of the arithmetic they use on that instruction set.
-//! Each number is the best of several rounds. The filter `limits` prints the machine's limits and no kernel;
-//! `scripts/race.sh` reads them.
+//! `IEC_ISA` the instruction set. For each kernel and number of tokens, it prints the GB/s of weights read, the GOP/s,
+//! and the larger of two fractions: the GB/s of the read bandwidth, and the GOP/s of the peak of the arithmetic that
+//! the kernel uses. Each number is the best of several rounds. The filter `limits` prints the machine's limits and no
+//! kernel; `scripts/race.sh` reads them.
 #![allow(unsafe_code, missing_docs, clippy::disallowed_methods, clippy::print_stdout, clippy::print_stderr)]
 
 #[path = "kernels/between.rs"]

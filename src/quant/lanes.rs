@@ -215,8 +215,8 @@ fn put_nibbles(x: Turned<'_>, out: &mut [u8], code: impl Fn(&Lanes) -> [u32; LAN
     }
 }
 
-/// Writes codes of more than four bits: the low nibbles by [`put_nibbles`], then vectors of the `HIGH` high bits;
-/// those of columns 4f..4f + 4 start at bit `HIGH * f`.
+/// Writes codes of more than four bits: the low nibbles by [`put_nibbles`], then vectors of the `HIGH` high bits. Those
+/// of columns 4f..4f + 4 are in vector `HIGH * f / 8`, beginning at bit `HIGH * f % 8` of each byte.
 #[inline(always)]
 fn put_more<const HIGH: usize>(x: Turned<'_>, out: &mut [u8], code: impl Fn(&Lanes) -> [u32; LANES]) {
     let (nibbles, high) = out.split_at_mut(16 * LANES);

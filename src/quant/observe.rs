@@ -6,7 +6,8 @@ use super::search;
 use crate::quant_spec::{Method, TensorQuant};
 use crate::scheme::{Granularity, QuantSpec};
 
-/// Low bits of an f32 that the index of its bin omits; the index is sign, exponent and 9 bits of mantissa.
+/// Number of low bits of an f32 that the index of its bin omits; the index consists of the sign, the exponent and 9
+/// bits of the mantissa.
 const HIDDEN: u32 = 14;
 /// Number of bins of the histogram.
 const BINS: usize = 1 << (32 - HIDDEN);

@@ -56,8 +56,8 @@ pub struct TileLayout {
     pub block_bytes: usize,
     /// Bytes of one tile.
     pub tile_bytes: usize,
-    /// Bytes of a tile divided by its number of blocks, so with a share of the scales: the distance by which
-    /// prefetching moves on per block, so that it covers codes and scales.
+    /// Bytes of a tile divided by its number of blocks, which includes a share of the scales. Prefetching moves on by
+    /// this distance per block, so that it covers codes and scales.
     pub block_step: usize,
     /// Number of tiles.
     pub tiles: usize,

@@ -7,7 +7,7 @@
 //!
 //! | scheme | canonical codes of a row | canonical scales |
 //! |---|---|---|
-//! | `q4_0` | per block of 32, 16 bytes: byte j = element j low, element j + 16 high, code + 8 | fp16 per block |
+//! | `q4_0` | per block of 32, 16 bytes: byte j = element j low, element j + 16 high, biased by 8 | fp16 per block |
 //! | `nl4` | byte order of `q4_0`, each code an index into the table | fp16 per block |
 //! | `int4` symmetric | byte j = column 2j low, 2j + 1 high, two's complement; odd width padded with 0 | per group |
 //! | `int4` affine | byte order of symmetric `int4`, unsigned codes | per group, and a zero point byte per group |

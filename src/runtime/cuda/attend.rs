@@ -14,14 +14,14 @@ const DECODE_RUN: usize = 8;
 /// Maximum number of query heads with the same key/value head that a thread block computes in decoding.
 const DECODE_HEADS: usize = 8;
 /// Minimum number of positions per part: in decoding, the positions of a sequence are cut into parts that are computed
-/// by different blocks, and `attention_combine` combines their partial results.
+/// by different thread blocks, and `attention_combine` combines their partial results.
 const PART: usize = 64;
 /// Maximum number of parts of a sequence.
 const PARTS: usize = 1024;
 /// Largest head size that kernels exist for.
 const HEAD: usize = 256;
 
-/// Kernels for a cache on a device.
+/// Attention kernels for a KV cache on a device, with the parameters of their launches.
 #[derive(Debug, Clone)]
 pub struct Kernels {
     decode: String,
@@ -80,7 +80,8 @@ impl Kernels {
         };
         let shared = ((rows + 128) * (width + 8) * 2) as u32;
         let tensor_cores = info.has_tensor_cores() && shared <= info.shared;
-        // For the kernels for any shape, the f32 values of a row in shared memory and the threads per block in prefill.
+        // Parameters of the kernels that take any shape: number of f32 values from row to row in shared memory, and
+        // threads per block in prefill.
         let (stride, threads) = (dim.next_multiple_of(4) + 4, if dim <= 128 { 256 } else { 128 });
         let usual = Kernels {
             decode: "attention_decode".into(),
@@ -110,7 +111,8 @@ impl Kernels {
         })
     }
 
-    /// Returns the rows per tile for runs of these numbers of tokens; `None` = row by row.
+    /// Returns the maximum number of rows per tile in a step that reads these numbers of tokens into its sequences;
+    /// `None` if the step is computed row by row.
     pub fn tile_rows(&self, mut runs: impl Iterator<Item = usize>) -> Option<usize> {
         runs.any(|tokens| tokens > DECODE_RUN).then_some(self.tile_rows)
     }

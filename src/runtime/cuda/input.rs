@@ -16,7 +16,7 @@ pub struct Plan {
     pub rows: usize,
     /// Number of rows whose logits are wanted.
     pub wanted: usize,
-    /// Number of tiles of attention; 0 = row by row.
+    /// Number of tiles of rows in attention; 0 if attention is computed row by row.
     pub tiles: usize,
     /// Number of largest logits wanted per row; 0 = all logits.
     pub best: usize,

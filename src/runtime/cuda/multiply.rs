@@ -144,7 +144,8 @@ impl Ops {
         self.start(&name(linears[0], FEW), Launch { grid: grid.map(|n| n as u32), block: threads, shared: 0 }, &args)
     }
 
-    /// Returns the number of threads per block in the kernels for few rows: more threads if there are fewer blocks.
+    /// Returns the number of threads per thread block in the kernels for few rows of x, which is larger if the launch
+    /// has fewer thread blocks.
     fn few_threads(&self, blocks: usize) -> u32 {
         let fits = |threads: &usize| blocks * threads <= 1024 * self.multiprocessors();
         [512, 256].into_iter().find(fits).unwrap_or(128) as u32
@@ -171,7 +172,7 @@ impl Ops {
     }
 }
 
-/// Returns the number of matrix rows per block in the kernels for many rows of x.
+/// Returns the number of matrix rows per thread block in the kernels for many rows of x.
 fn rows_of_many(linear: &DeviceLinear) -> usize {
     if linear.how != How::Float && is_plain(linear) { 32 } else { 64 }
 }
@@ -181,7 +182,7 @@ fn is_plain(linear: &DeviceLinear) -> bool {
     matches!(linear.matrix.kind, Kind::F32 | Kind::F16 | Kind::Bf16)
 }
 
-/// Returns the name of the kernel that computes up to `columns` rows of x per block.
+/// Returns the name of the kernel that computes up to `columns` rows of x per thread block.
 fn name(linear: &DeviceLinear, columns: usize) -> String {
     let kind = linear.matrix.kind;
     let own = match linear.how {

@@ -119,8 +119,8 @@ pub(in super::super) unsafe trait Isa: Copy {
     /// A vector is writable at `to`, which need not be aligned.
     unsafe fn store(self, to: *mut f32, v: Self::Float);
     /// Prefetches the cache line at an address, which need not be valid, into the second-level cache. The first level
-    /// has too few buffers for lines that are being loaded from memory: prefetching into it decodes q4_0 on one core
-    /// of Zen 4 at 0.9 of the speed.
+    /// has too few buffers for lines that are being loaded from memory: with prefetching into it, decoding with q4_0 on
+    /// one core of Zen 4 reaches only 0.9 of the speed.
     fn prefetch(self, at: *const u8);
 
     /// Stores the lowest byte of each lane.

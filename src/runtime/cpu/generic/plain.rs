@@ -1,5 +1,5 @@
-//! Kernels for plain (unquantized) rows times activations: small rectangles in registers, in an order that reads
-//! their operands from near caches.
+//! Kernels for plain (unquantized) rows times activations. They compute small rectangles in registers, in an order in
+//! which most operands are read from the first-level and second-level caches.
 //!
 //! [`super::super::region`] divides the rows into blocks that fit the second-level cache. A few columns of
 //! activations stay in the first-level cache while they are multiplied by those rows. If K is too long for that, it
