@@ -107,7 +107,8 @@ fn expanded(entries: Vec<(&str, &Object)>, dir: &Path) -> Result<Document> {
     for (file, end) in ends {
         let (path, len) = (dir.join(&file), length_beside(dir, &file)?);
         if len != end {
-            let found = format!("found {len} bytes, expected {end}, the sum of the manifest's entries without offsets");
+            let found =
+                format!("found {len} bytes, expected {end}, the total of the manifest's entries that have no offsets");
             return Err(Error::corrupt(found).at(&path));
         }
     }
