@@ -1,10 +1,10 @@
-//! Records interrupts (SIGINT, SIGTERM, SIGHUP). Long loops call [`check`] and return its error, so that temporary
-//! files are removed and journals are up to date.
+//! Records interrupts (SIGINT, SIGTERM, SIGHUP). Long loops call [`check`] and return its error. On the way
+//! to the end of the program, temporary files are then removed and journals completed.
 
 use crate::error::{Cause, Error, Result, Signal};
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Exit code of the signal that was received; 0 for none.
+/// Exit code that belongs to the signal that was received; 0 if none was received.
 static REQUESTED: AtomicU8 = AtomicU8::new(0);
 
 /// Records a request to stop; only the first one counts.

@@ -183,8 +183,8 @@ impl Bytes {
         &mut bytemuck::cast_slice_mut(lines)[..len]
     }
 
-    /// Loads `range` of a mapped file into memory and into the page table. Has no effect on owned memory, which is
-    /// always loaded.
+    /// Loads `range` of these bytes into memory and into the page table if they are those of a mapped file. Has no
+    /// effect on owned memory, which is always loaded.
     pub fn populate(&self, range: Range<usize>) {
         let Repr::Mapped(file, whole) = &self.0 else { return };
         #[cfg(target_os = "linux")]

@@ -36,7 +36,7 @@ pub struct ModelConfig {
     /// The outputs of attention and MLP are normalized before they are added to the residual stream.
     #[serde(default)]
     pub post_norms: bool,
-    /// Factor of the embedding of each token; 1 in most families.
+    /// Factor that multiplies the embedding of each token; 1 in most families.
     #[serde(default = "one")]
     pub embedding_scale: f32,
     /// Soft cap of the final logits, which become `cap * tanh(logit / cap)`.

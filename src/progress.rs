@@ -24,13 +24,13 @@ pub enum Update<'a> {
     Advance(u64),
     /// Number of units that an earlier run has done; they do not count for the rate and the remaining time.
     Skip(u64),
-    /// Number of units that must be done again.
+    /// Number of units that were counted but must be done again.
     Retreat(u64),
     /// Text to show next to the bar.
     Message(&'a str),
 }
 
-/// Function that shows the changes of one bar; the bar disappears when it is dropped.
+/// Function that shows the changes of one bar; the bar disappears when the function is dropped.
 pub type ShowBar = Box<dyn Fn(Update<'_>) + Send + Sync>;
 
 /// Functions with which the program shows progress.
@@ -82,8 +82,7 @@ pub fn items(label: &str, total: u64) -> ProgressBar {
     ProgressBar { show: display().and_then(|display| (display.bar)(label, total, Unit::Items)) }
 }
 
-/// Counter of the progress of one operation. Threads may share it. The bar is removed from the screen when it is
-/// dropped.
+/// Counter of the progress of one operation. Threads may share it. Dropping it removes the bar from the screen.
 pub struct ProgressBar {
     /// `None` if the bar is not shown.
     show: Option<ShowBar>,

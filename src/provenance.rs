@@ -17,7 +17,7 @@ pub struct Source {
     pub files: Vec<SourceFile>,
 }
 
-/// One file an artifact was made from.
+/// File that an artifact was made from.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SourceFile {
     /// File name without directories.

@@ -16,7 +16,7 @@
 //! model.layers.N.mlp.experts.{gate_up,down}_proj             (experts, out, in); gate and up rows alternate
 //! model.layers.N.mlp.experts.{gate_up,down}_proj_bias        (experts, out)
 //! model.norm.weight                                          (hidden)
-//! lm_head.weight                                             (vocab, hidden); absent when tied
+//! lm_head.weight                                             (vocab, hidden); absent if the embedding is used instead
 //! ```
 
 /// Role of a tensor in the model; quantization rules and reports refer to tensors by role.

@@ -4,9 +4,9 @@
 //! place of one is refused before it is read: a pipe without a writer would block for ever. Texts may come from
 //! anything that can be read, such as `/dev/stdin` or `<(command)`; [`Stream`] reads them.
 //!
-//! A check of a file has three results: the file exists, it does not exist, or the system reports another error. The
-//! methods of [`Path`] return false for the third result, too, so a disk error or a link whose target is missing would
-//! look like a checkpoint without a tokenizer. `clippy.toml` forbids these methods.
+//! A check whether a file exists has three results: it exists, it does not exist, or the system reports another error.
+//! Methods such as [`Path::exists`] return false for the third result, too: if the system cannot read a directory, or
+//! a link has no target, a checkpoint would seem to have no tokenizer. Therefore `clippy.toml` forbids these methods.
 
 mod stream;
 

@@ -35,7 +35,7 @@ impl AtomicFile {
     /// Creates a temporary file that becomes `path`; the directory must exist.
     ///
     /// # Errors
-    /// `path` exists and is not a regular file.
+    /// `path` exists and is not a regular file, or the temporary file cannot be created.
     pub fn create(path: &Path) -> Result<AtomicFile> {
         AtomicFile::create_in(directory_of(path), path)
     }
@@ -44,7 +44,7 @@ impl AtomicFile {
     /// system.
     ///
     /// # Errors
-    /// `path` exists and is not a regular file.
+    /// `path` exists and is not a regular file, or the temporary file cannot be created.
     pub fn create_in(dir: &Path, path: &Path) -> Result<AtomicFile> {
         // Output files have the mode 0666 reduced by the umask, like those of other programs.
         AtomicFile::create_with(0o666, dir, path)
@@ -53,7 +53,7 @@ impl AtomicFile {
     /// Creates a file like [`AtomicFile::create`] that only its owner can read, from its first byte on.
     ///
     /// # Errors
-    /// `path` exists and is not a regular file.
+    /// `path` exists and is not a regular file, or the temporary file cannot be created.
     pub fn create_private(path: &Path) -> Result<AtomicFile> {
         AtomicFile::create_with(0o600, directory_of(path), path)
     }
@@ -80,7 +80,7 @@ impl AtomicFile {
         Ok(AtomicFile::new(Content::Renamed(temporary), path))
     }
 
-    /// Opens `place`, which is not a regular file, for direct writes.
+    /// Opens `place`, a device, pipe or stdout, for direct writes; `path` is its name in errors.
     pub(super) fn written(place: &Place, path: &Path) -> Result<AtomicFile> {
         Ok(AtomicFile::new(Content::Written(place.open().at(path)?), path))
     }
@@ -107,7 +107,8 @@ impl AtomicFile {
         &self.path
     }
 
-    /// Syncs the bytes to disk and renames the file to `staged`, from where [`super::swap`] moves it to its final path.
+    /// Syncs the bytes to disk and renames the file to `staged`. From there, the modules `swap` and `exchange` move it
+    /// to its final path.
     ///
     /// # Errors
     /// A write, sync or rename fails.
@@ -179,8 +180,8 @@ pub fn sync_dir(dir: &Path) -> Result<()> {
     files::open_dir(dir).and_then(|d| d.sync_all()).at(dir)
 }
 
-/// Fails if `path` is not a regular file: a rename would replace a device, a pipe or a symbolic link itself instead
-/// of its target.
+/// Fails if something other than a regular file is at `path`: a rename would replace a device, a pipe or a symbolic
+/// link itself instead of its target.
 ///
 /// # Errors
 /// `path` exists and is not a regular file.

@@ -44,7 +44,7 @@ pub fn refuse_irreplaceable(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Replaces the content of `dir` by `files`, of which each has a name in `dir`, in one step. Files of `dir` stay if
+/// Replaces the content of `dir` by `files`, whose final paths lie in `dir`, in one step. Other files of `dir` stay if
 /// `keep` returns true for their names. A new `dir`, which holds at most its lock file, may be replaced, too.
 ///
 /// # Errors
@@ -82,7 +82,7 @@ pub fn exchange(dir: &Path, files: impl IntoIterator<Item = AtomicFile>, keep: i
     sync_dir(parent)
 }
 
-/// Gives a file a second name; a symbolic link is created anew.
+/// Gives the file `from` the second name `to`, as a hard link. Of a symbolic link, a copy is made.
 fn link(from: &Path, to: &Path) -> Result<()> {
     match from.read_link() {
         Ok(target) => std::os::unix::fs::symlink(target, to).at(to),

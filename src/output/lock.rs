@@ -24,7 +24,8 @@ pub struct DirLock {
 }
 
 impl DirLock {
-    /// Locks `dir`, which must exist. Waits for another command that changes it, and prints a note that it waits.
+    /// Locks `dir`, which must exist. While another command holds the lock, waits, after a note that says so. Where the
+    /// file system has no locks, returns at once.
     ///
     /// # Errors
     /// The lock file cannot be created, or the user interrupts the wait.

@@ -17,7 +17,7 @@ use tempfile::{NamedTempFile, TempDir};
 pub const PREFIX: &str = ".iec-";
 /// End of the names of temporary files and directories.
 pub const TEMPORARY: &str = ".tmp";
-/// End of the names of directories of partial work that is complete and being removed.
+/// End of the names of directories of partial work that is not needed any more and is being removed.
 const GIVEN_UP: &str = ".removed";
 /// Name of the lock file of a directory; it exists while a command changes the directory or waits for it.
 pub const LOCK: &str = ".iec-lock";
@@ -87,7 +87,8 @@ pub(super) fn lock_new(create: impl Fn() -> io::Result<NamedTempFile>) -> io::Re
     create()
 }
 
-/// Renames a directory of partial work so that no command continues it, then removes it. Failures are ignored.
+/// Removes a directory of partial work that is not needed any more. It is renamed first, so that no command continues a
+/// part of it if the process is killed meanwhile. Failures are ignored.
 pub fn give_up(dir: &Path) {
     let renamed = dir.with_extension(&GIVEN_UP[1..]);
     // An earlier run of the same command may have left a directory of this name.

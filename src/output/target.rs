@@ -133,7 +133,7 @@ impl Target {
         &self.path
     }
 
-    /// Returns true when both lead to the same destination.
+    /// Returns true when both targets lead to the same destination.
     pub fn is_same(&self, other: &Target) -> bool {
         self.place == other.place
     }
@@ -160,8 +160,8 @@ impl Target {
         }
     }
 
-    /// Finishes work at [`Target::work_path`]: copies the file there to a stream and removes it. Has no effect for a
-    /// file.
+    /// Finishes work at [`Target::work_path`]: for a stream, copies the temporary file there to the stream and removes
+    /// it; for a file, does nothing.
     ///
     /// # Errors
     /// The stream cannot be written.

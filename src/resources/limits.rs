@@ -1,7 +1,7 @@
 //! Memory that this process may still use: of the machine, and of the control groups that contain the process.
 //!
-//! A container has less memory than its machine, and the system kills a process of it that uses more. The limits are
-//! files: `memory.max` in every directory of a control group of version 2, `memory.limit_in_bytes` in version 1.
+//! A container may use less memory than its machine has, and the system kills a process in it that uses more. The
+//! limits are files: `memory.max` in every directory of a control group of version 2, `memory.limit_in_bytes` in version 1.
 //! The memory in use contains cached pages of files, which the system drops when memory is needed.
 
 use crate::files;
@@ -36,8 +36,8 @@ const V1: Version = Version {
     cached: ["total_inactive_file", "total_active_file"],
 };
 
-/// Returns how many bytes of memory this process can use in addition to what it has, without being killed; `None` where
-/// the system does not say. Swap space counts as memory.
+/// Returns how many more bytes of memory this process can use without being killed; `None` where the system does not
+/// say. Swap space counts as memory.
 pub fn memory_left() -> Option<u64> {
     memory_left_in(Path::new("/"))
 }
@@ -66,8 +66,8 @@ fn group_of(line: &str) -> Option<(&'static Version, &str)> {
     Some((version, path))
 }
 
-/// Returns the directories of a group and of all groups around it. In a container the path may be that of the machine,
-/// which does not exist there; the group of the container is then the root.
+/// Returns the directories of a group and of all groups around it. In a container, the path may be one that exists
+/// only outside of it; of the returned directories, then only `root` exists, which is the group of the container.
 fn directories(root: &Path, group: &str) -> Vec<PathBuf> {
     let inside = root.join(group.trim_start_matches('/'));
     inside.ancestors().take_while(|dir| dir.starts_with(root)).map(Path::to_path_buf).collect()

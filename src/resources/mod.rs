@@ -82,7 +82,8 @@ pub fn was_thread_refused() -> bool {
     THREAD_REFUSED.load(Ordering::Relaxed)
 }
 
-/// Creates the error for a thread or process that the system refused to start.
+/// Creates the error for a thread or process that the system refused to start, and remembers the refusal for
+/// [`was_thread_refused`].
 pub fn thread_refused(refusal: impl std::fmt::Display) -> Error {
     THREAD_REFUSED.store(true, Ordering::Relaxed);
     Error::new(Cause::OutOfMemory(format!("the system refuses another thread or process: {refusal}"))).help(
@@ -91,7 +92,7 @@ pub fn thread_refused(refusal: impl std::fmt::Display) -> Error {
     )
 }
 
-/// Returns the error for a process that could not be started.
+/// Creates the error for a child process that could not be started.
 pub fn child_refused(e: std::io::Error) -> Error {
     if e.kind() == ErrorKind::WouldBlock { thread_refused(e) } else { e.into() }
 }

@@ -1,11 +1,11 @@
 //! Simulated power cuts. A power cut keeps what was synced and any part of the rest: contents of files are safe after
 //! `fsync` of the file, changes of names after `fsync` of the directory.
 //!
-//! A [`Recorder`] lists the changes of one undisturbed run in a model of the directory. For every moment of the run, the
-//! directory is rebuilt in several ways: from the changes that are safe by then, and from none, all, all but one, or
-//! only one of the changes that are not. A change that builds on a lost one is lost, too, because the journals of file
-//! systems keep this order. A file that was never synced is empty. The rebuilt directory must meet the same conditions
-//! as after a killed process.
+//! A [`Recorder`] lists the changes of one undisturbed run in a model of the directory. For every moment of the run,
+//! the directory is rebuilt in several ways: from the changes that are safe by then, and from none, all, all but one,
+//! or only one of the changes that are not. A change that builds on a lost one is lost, too, because the journals of
+//! file systems keep this order. A file that was never synced is empty. The rebuilt directory must meet the same
+//! conditions as after a killed process.
 
 use crate::call::{Call, Kind};
 use crate::stage::{self, Prepared};
