@@ -77,8 +77,8 @@ pub fn sign(reader: &IebinReader, key: &PrivateKey) -> Result<(Vec<u8>, Signatur
 /// Checks the signature file at `path` with the public key of its maker, and compares every signed file with its hash.
 ///
 /// # Errors
-/// The signature was made with another key or is not valid, a signed file was changed or is missing, or a file of the
-/// pack is not signed (exit code 4); or a file cannot be read.
+/// The signature was made with another key or is not valid, a signed file was changed, or a file of the pack is not
+/// signed (exit code 4); or a signed file is missing or cannot be read.
 pub fn verify(reader: &IebinReader, key: &PublicKey, path: &Path) -> Result<Signature> {
     let (name, resources) = bundle::read(path, key)?;
     let signed = |name: &str| resources.iter().any(|resource| resource.name == name);

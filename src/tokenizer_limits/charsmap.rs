@@ -1,10 +1,10 @@
 //! Computes the growth of a `Precompiled` normalizer, the character map of SentencePiece.
 //!
-//! The map is a base64 text of: the size of a trie in bytes (u32, little endian), the trie as a double array of u32
-//! units, and replacements that end with a zero byte. A unit of the trie has the label of its edge in bits 0 to 7, a
-//! mark for a complete key in bit 8, and in bits 10 to 30 the offset of its children, which is shifted left by 8 bits
-//! if bit 9 is set. The position of a child is the XOR of the unit's position, the offset and the label of the child.
-//! For a complete key, the child with the label 0 holds the position of the replacement.
+//! The map is a base64 text of three parts: the size of a trie in bytes (u32, little endian), the trie as a double
+//! array of u32 units, and replacements that end with a zero byte. A unit of the trie has the label of its edge in
+//! bits 0 to 7, a mark for a complete key in bit 8, and in bits 10 to 30 the offset of its children, which is shifted
+//! left by 8 bits if bit 9 is set. The position of a child is the XOR of the unit's position, the offset and the label
+//! of the child. For a complete key, the child with the label 0 holds the position of the replacement.
 
 use crate::error::{Error, Result};
 use base64::Engine;

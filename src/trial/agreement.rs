@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 const BATCH: usize = 8;
 /// Default percentage of the tokens that must agree for a quantized pack.
 const QUANTIZED_AGREEMENT: f64 = 90.0;
-/// Texts whose tokens differ between tokenizers with different pipelines.
+/// Texts with unusual characters and spaces, to which tokenizers with different pipelines give different tokens.
 const AWKWARD: [&str; 12] = [
     " leading space",
     "two  spaces and a\ttab",
@@ -51,7 +51,7 @@ pub struct AgreementOptions {
     pub prompts: Vec<String>,
     /// Number of tokens to compare per prompt.
     pub max_new: usize,
-    /// Number of the most likely tokens that are compared by rank.
+    /// Number of most likely tokens that both predictions must share, in any order.
     pub topk: usize,
     /// Largest difference of logits that counts as noise. By default 0.001 if the engine runs in fp32, 0.03 in fp16,
     /// and 0.25 in all other precisions or if the reference rounds to bf16.
@@ -143,13 +143,13 @@ pub struct Agreement {
     pub compared: Option<Compared>,
     /// Results per prompt, in the order of their indices.
     pub prompts: Vec<PromptAgreement>,
-    /// Sum over all prompts.
+    /// Results of all prompts together.
     pub total: Comparison,
     /// True if both tokenizers have the same tokens with the same ids; `None` if not compared.
     pub same_vocabulary: Option<bool>,
     /// Result of the check of recorded hashes.
     pub hashes: Option<CheckedHashes>,
-    /// Signature of the pack, if it was checked; it is valid.
+    /// Valid signature of the pack, if it was checked.
     pub signature: Option<Signature>,
     /// Evidence of the gate, measured again.
     pub gate: Option<Again>,

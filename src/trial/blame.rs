@@ -49,7 +49,8 @@ impl Trial<'_> {
         let layers = self.reference.config().n_layers;
         let mut order: Vec<(Option<usize>, usize)> =
             mixed.suspects.iter().enumerate().map(|(i, suspect)| (layer_of(&suspect.1.name, layers), i)).collect();
-        // From the last layer to the first: the activations before a layer can be reused by all earlier layers.
+        // From the last layer to the first: a run for a layer stores the inputs of all layers up to it, from which the
+        // runs for earlier layers start.
         order.sort_by_key(|(layer, _)| std::cmp::Reverse(*layer));
         // Window by window, so that the reference predictions are computed once and only those of one window are in
         // memory.

@@ -27,7 +27,7 @@ use crate::quant_spec::TensorQuant;
 use crate::role::Role;
 use std::collections::BTreeMap;
 
-/// Name of the job in fingerprints.
+/// Name of this job, which its fingerprint includes.
 const COMMAND: &str = "plan";
 /// Name of the task that records the divergence of every tensor alone.
 const ALONE: &str = "alone";
@@ -168,7 +168,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Compares the schemes on every tensor that has a choice.
+    /// Measures the error of every scheme on each tensor whose scheme is to be planned.
     fn compare(&self, tensors: &[Tensor], job: &Job) -> Result<Vec<Subject>> {
         let own: Vec<&Tensor> = tensors.iter().filter(|tensor| self.has_choice(tensor)).collect();
         let bar = progress::bytes("comparing schemes", own.iter().map(|tensor| tensor.elements()).sum());

@@ -37,7 +37,8 @@ pub fn bars(bars: &[Bar], show: impl Fn(f64) -> String) -> String {
     svg.end()
 }
 
-/// Draws a histogram with named positions marked. Values far beyond the last mark are counted in the last bin.
+/// Draws a histogram of `values`, with a named vertical line at each of `marks`. Values far beyond the last mark are
+/// counted in the last bin.
 pub fn histogram(values: &[f64], marks: &[(&str, f64)], unit: &str) -> String {
     const BINS: usize = 48;
     const BASE: f64 = 190.0;
@@ -140,7 +141,7 @@ pub enum Lengths {
     Sums,
 }
 
-/// Draws bars, each divided by the shares of its parts. Part `i` has the CSS class `c{i}`.
+/// Draws a bar for each row, divided in proportion to the values of its parts. Part `i` has the CSS class `c{i}`.
 pub fn stacked(rows: &[Parts], unit: &str, lengths: Lengths) -> String {
     const STEP: f64 = 46.0;
     let sum = |(_, parts): &Parts| parts.iter().map(|(_, value)| value).sum::<f64>().max(f64::MIN_POSITIVE);
@@ -254,7 +255,7 @@ impl Svg {
         Svg(format!("<svg viewBox=\"0 0 {WIDTH} {height:.0}\" role=\"img\">\n"))
     }
 
-    /// Adds a rectangle with these color attributes and a tooltip.
+    /// Adds a rectangle with the attributes `color` and the tooltip `note`.
     fn rect(&mut self, [x, y, width, height]: [f64; 4], color: &str, note: &str) {
         let shape = format!("x=\"{x:.2}\" y=\"{y:.2}\" width=\"{:.2}\" height=\"{height:.2}\"", width.max(0.0));
         self.add(format_args!("<rect {color} {shape}><title>{}</title></rect>", escape(note)));

@@ -52,9 +52,9 @@ pub struct BenchOptions {
 /// Prompts of a benchmark.
 #[derive(Debug, Clone)]
 pub enum BenchPrompts {
-    /// Texts.
+    /// Texts that the user gave.
     Texts(Vec<String>),
-    /// One synthetic prompt of this many tokens per text of the batch.
+    /// Synthetic prompts, one for each text of the batch, of this many random tokens each.
     Synthetic(usize),
 }
 

@@ -16,10 +16,9 @@ use std::path::Path;
 
 /// Significance level: a difference counts if its p-value is smaller.
 const SIGNIFICANT: f64 = 0.01;
-/// Minimum number of runs of A and of B with which a rank test can be significant: 2 of 252 orders are as extreme.
+/// Minimum number of runs of A and of B with which a rank test can be significant: its smallest p-value is 2/252.
 const RUNS: usize = 5;
-/// Minimum number of pairs of prompts with which a test can be significant: 2 of 256 combinations of signs are as
-/// extreme.
+/// Minimum number of pairs of prompts with which a test can be significant: its smallest p-value is 2/256.
 const PROMPTS: usize = 8;
 /// Minimum number of alternations between A and B from which drift of the machine affects both about equally.
 const TURNS: usize = 4;
@@ -230,7 +229,7 @@ impl Metric {
 }
 
 impl Report {
-    /// Fails if B is slower than A.
+    /// Fails if B is significantly slower than A, by more than the tolerance.
     ///
     /// # Errors
     /// B is slower: exit code 4.
@@ -269,7 +268,7 @@ impl Report {
             notes.push(format!("{} prompts were continued with other tokens in B than in A", self.texts_differ));
         }
         if self.metrics.iter().any(|row| row.unit == "token") {
-            let found = "latencies of single tokens do not show how the machine changed between the runs";
+            let found = "latencies of single tokens do not show whether the machine changed between the runs";
             notes.push(format!("{found}; better measure 5 runs of each"));
         }
         if self.alternations < TURNS && matches!(self.verdict, Verdict::Slower | Verdict::Faster) {

@@ -43,7 +43,7 @@ impl Touch {
         (self.position, self.sum) = (position, black_box(sum));
     }
 
-    /// Returns the bytes covered so far.
+    /// Returns the number of bytes of the weights that were covered so far.
     pub fn bytes(&self) -> u64 {
         self.reads / self.reads_per_token().max(1) * self.bytes_per_token
     }
