@@ -40,9 +40,9 @@ pub(super) fn in_order(mut checksums: Vec<Checksum>) -> Result<Vec<Checksum>> {
     }
 }
 
-/// Comparison of checksums in a file whose bytes pass in order.
+/// Comparison of recorded checksums with those of a file that is read in order.
 pub(super) struct Comparison<'a> {
-    /// Checksums of entries that have not passed completely.
+    /// Checksums of the entries that were not read completely yet.
     rest: &'a [Checksum],
     crc32: crc32fast::Hasher,
 }

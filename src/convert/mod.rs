@@ -17,7 +17,7 @@
 //! | `MappedTensor` | a tensor of GGUF and the canonical ones whose rows it holds | [`gguf::names`] |
 //! | [`quantize::weights::Tensor`] | a tensor of a checkpoint or a pack that may be quantized | [`quantize::weights`] |
 //! | `PackItem`, `ImportedTensor`, `ExportedTensor`, `UnpackedTensor` | a tensor of an output and how it is made | the plan of the command |
-//! | [`crate::iebin::PlannedTensor`], then [`crate::iebin::Entry`] | a tensor of a pack before and after it has its place | these plans, [`crate::iebin::writer`] |
+//! | [`crate::iebin::PlannedTensor`], then [`crate::iebin::Entry`] | a tensor of a pack before and after its offset is fixed | these plans, [`crate::iebin::writer`] |
 //! | [`crate::manifest::TensorEntry`] | the decision about a tensor and what was measured | [`quantize`] |
 
 pub mod arch;

@@ -8,8 +8,8 @@ use crate::iebin::{BIN_NAME, Entry, IebinReader, JSON_NAME};
 use crate::job::Fingerprint;
 use crate::progress::ProgressBar;
 
-/// Adds the files of a pack to `fingerprint`. The weights of a pack without its binary come from other packs; its
-/// description contains their hashes.
+/// Adds the files of a pack to `fingerprint`. The weights of a deduplicated pack without its binary are in other files,
+/// which need not be added: the description of the pack contains the hashes of its tensors.
 ///
 /// # Errors
 /// A file of the pack is missing.

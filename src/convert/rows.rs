@@ -257,7 +257,7 @@ impl RowTarget {
     }
 }
 
-/// Appends rows that are blocks in their sources as tiles. `places` holds the source and the row in it of each row.
+/// Appends rows that are blocks in their sources as tiles. `places` holds, for each row, its source and its row there.
 fn into_tiles(
     sources: &[RowSource<'_>],
     places: &[(usize, usize)],

@@ -120,7 +120,7 @@ impl Member {
 /// Returns the summary of the deduplicated pack in `dir`, from its descriptions alone.
 ///
 /// # Errors
-/// A description is missing or impossible.
+/// A description is missing or invalid.
 pub fn summary(dir: &Path) -> Result<Summary> {
     let mut description = read_store(dir)?;
     let pack = dir.join(iebin::JSON_NAME);

@@ -25,7 +25,7 @@ const WORTH: f64 = 0.95;
 /// Bytes that are hashed before their pages are released.
 const HASHED: usize = 256 << 20;
 
-/// Units of a base that are fingerprinted before their pages are released.
+/// Number of units of a base that are fingerprinted before their pages are released.
 const GLANCES: usize = 64;
 
 /// Unit of the pack that is being deduplicated.

@@ -5,7 +5,7 @@ use crate::simd::Kernel;
 /// Number of bytes handled at once: the vector width of AVX-512.
 pub(crate) const LANES: usize = 64;
 
-/// Checks whether all bytes are equal to this one.
+/// Kernel that returns true if all bytes (first field) are equal to one value (second field).
 pub(crate) struct AllAre<'a>(pub &'a [u8], pub u8);
 
 impl Kernel<bool> for AllAre<'_> {

@@ -60,7 +60,7 @@ impl Layout {
         self.alike(other) || (self.pattern == other.pattern && self.units == 1 && other.units == 1)
     }
 
-    /// Returns a range of about `wanted` bytes in the middle of a unit that begins and ends with whole periods.
+    /// Returns a range of about `wanted` bytes in the middle of a unit; it consists of whole periods.
     pub fn middle(&self, wanted: usize) -> Range<usize> {
         let period = self.pattern.period.max(1);
         let length = self.pattern.frame_bytes(wanted).min(self.unit_bytes / period * period);

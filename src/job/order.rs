@@ -35,7 +35,7 @@ pub enum Output {
 pub struct RunOptions {
     /// Share of the job that this run does.
     pub share: Share,
-    /// Discard the work of interrupted runs.
+    /// True to discard the work of interrupted runs.
     pub fresh: bool,
     /// Interval at which finished work is made durable.
     pub pace: Pace,

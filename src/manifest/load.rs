@@ -142,7 +142,7 @@ impl TensorEntry {
     /// Checks every number of an entry, and its ranges against the files of `dir`.
     pub(crate) fn check(&self, dir: &Path) -> Result<()> {
         if self.quant.is_some() == self.keep.is_some() {
-            return Err(Error::corrupt("expected either quantization parameters or `keep`"));
+            return Err(Error::corrupt("expected either quantization parameters or `keep`, found both or neither"));
         }
         if self.count == 0 {
             return Err(Error::corrupt("found count 0, expected at least 1"));

@@ -210,14 +210,14 @@ fn refuse_quantization(config: &Fields, supported: Option<&str>) -> Result<()> {
     Err(quantization.unsupported("quant_method", "convert from the unquantized checkpoint"))
 }
 
-/// Returns the scale of attention scores, one over the square root of `width`, which in most
-/// families is that of a head.
+/// Returns the scale of attention scores, one over the square root of `width`, which in most families is the width of
+/// a head.
 pub fn score_scale(width: f64) -> f32 {
     (1.0 / width.sqrt()) as f32
 }
 
-/// Returns the window of each layer: `width` in sliding layers, which `layer_types` lists. Without that field, layer
-/// `i` slides when `slides(i)` is true.
+/// Returns the sliding window of each layer in tokens: `width`, or `None` for full attention. The field `layer_types`
+/// of the configuration says which layers have a window; without it, layer `i` has one if `slides(i)` is true.
 pub fn windows(
     config: &Fields,
     n_layers: usize,
@@ -231,7 +231,8 @@ pub fn windows(
     Ok(sliding.into_iter().map(|slides| slides.then_some(width)).collect())
 }
 
-/// Returns the window of each layer in a family whose layers are all alike; refuses a `layer_types` that differs.
+/// Returns the window of each layer in a family whose layers are all alike, or an empty list if they have no window;
+/// refuses a `layer_types` that says otherwise.
 pub fn same_windows(config: &Fields, n_layers: usize, width: Option<usize>) -> Result<Vec<Option<usize>>> {
     if let Some(types) = config.words_opt("layer_types")?
         && layer_types(&types, n_layers)?.into_iter().any(|slides| slides != width.is_some())

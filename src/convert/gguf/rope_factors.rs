@@ -48,6 +48,7 @@ pub(super) fn llama3_json(factors: &[f32], theta: f64) -> Value {
 
 /// Finds the parameters that reproduce `factors`. The candidates for the low and high frequency factors are those of
 /// every published model (1 and 4), then (1, 2) and (1, 8); the candidates for the trained context are powers of two.
+/// Returns `None` if no candidate does.
 fn solve(factors: &[f32], theta: f64) -> Option<Llama3> {
     let factor = f64::from(factors.iter().copied().fold(1.0, f32::max));
     let candidates = [(1.0, 4.0), (1.0, 2.0), (1.0, 8.0)].into_iter().flat_map(|bands| {

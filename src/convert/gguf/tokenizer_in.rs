@@ -238,7 +238,7 @@ impl<'a> Vocabulary<'a> {
             merges.extend(pairs.into_iter().map(|(_, _, l, r)| (scores[id], l, r)));
             let limit = LONGEST_PIECE + MERGES_PER_TOKEN * self.tokens.len();
             if merges.len() > limit {
-                let found = format!("found more than {limit} merges, which is the limit");
+                let found = format!("found more than the limit of {limit} merges");
                 return Err(Error::unsupported(found).tensor("tokenizer.ggml.tokens").help(TAKE_JSON));
             }
         }

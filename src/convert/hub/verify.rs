@@ -28,7 +28,7 @@ pub struct Report {
     pub hashes: Hashes,
     /// Reports of all files, sorted by name.
     pub files: Vec<FileReport>,
-    /// Problems of the checkpoint as a whole, such as missing shards of an index or headers that do not fit.
+    /// Problems of the checkpoint as a whole, such as missing shards of an index or weight files with invalid headers.
     pub problems: Vec<String>,
 }
 

@@ -82,7 +82,7 @@ pub fn plan<'a>(
         && !items.iter().any(obeyed)
     {
         return Err(Error::usage("no rule of the manifest matches a tensor of this checkpoint")
-            .help("compare the patterns with the names that `iec inspect --tensors` prints"));
+            .help("compare the patterns with the names that `iec pack --dry-run` prints without --q4-map"));
     }
     Ok(items)
 }

@@ -44,7 +44,7 @@ pub struct AppendOptions {
     pub model_dir: PathBuf,
     /// Checkpoint that the weights are read from; `None` to quantize the floats in the pack.
     pub hf_dir: Option<PathBuf>,
-    /// Quantize the output matrix (LM head), too.
+    /// True to quantize the output matrix (LM head), too.
     pub include_lm_head: bool,
     /// Number of rows that are quantized at a time; the output bytes do not depend on it.
     pub chunk_rows: Option<usize>,

@@ -156,8 +156,10 @@ pub(super) fn selected(weights: &Weights, selection: &Selection) -> Result<Vec<(
         }
     }
     if work.is_empty() {
-        return Err(Error::usage("no tensor is selected")
-            .help("compare the patterns with the names that `iec inspect --tensors` prints"));
+        return Err(Error::usage("no tensor is selected").help(
+            "compare the patterns with the names that `iec pack --hf-dir DIR --out-dir NEW --dry-run` prints for a \
+             checkpoint, and `iec inspect --tensors DIR` for a pack",
+        ));
     }
     Ok(work)
 }

@@ -19,7 +19,7 @@ pub struct SelectionOptions {
     pub include: Vec<String>,
     /// Patterns of tensors that are never quantized.
     pub exclude: Vec<String>,
-    /// Quantize the output matrix (LM head), too.
+    /// True to quantize the output matrix (LM head), too.
     pub include_lm_head: bool,
 }
 
@@ -36,11 +36,12 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// Compiles patterns and parameters. `rules` is a manifest that decides in place of roles and parameters.
+    /// Compiles patterns and parameters. `rules` is a manifest that selects the tensors in place of roles and
+    /// `include`; `fields` supplies the parameters that it does not set.
     ///
     /// # Errors
-    /// A pattern is not a regular expression, parameters contradict each other, or a manifest is given together with
-    /// parameters or patterns that it replaces.
+    /// A pattern is not a regular expression, parameters contradict each other or those of the manifest, the manifest
+    /// is invalid, or `include` is given together with a manifest.
     pub fn new(options: SelectionOptions, rules: Option<&Path>) -> Result<Selection> {
         if rules.is_some() && !options.include.is_empty() {
             return Err(Error::usage(

@@ -89,7 +89,7 @@ impl Weights {
         let Store::Plain(dtype) = tensor.store else {
             return Err(Error::unsupported("found quantized codes, expected floats")
                 .tensor(&tensor.name)
-                .help("use the checkpoint that the pack was made from"));
+                .help("give the checkpoint that the pack was made from as --hf-dir"));
         };
         match self {
             Weights::Checkpoint(checkpoint) => {

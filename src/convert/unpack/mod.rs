@@ -42,7 +42,7 @@ pub struct UnpackOptions {
     pub dtype: Option<DType>,
     /// Largest number of bytes of weights in a file.
     pub max_shard_bytes: u64,
-    /// Replace a checkpoint that is already there.
+    /// True to replace an existing checkpoint.
     pub overwrite: bool,
     /// Options of the run; the bytes of the checkpoint do not depend on them.
     #[serde(skip)]

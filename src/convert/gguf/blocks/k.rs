@@ -44,8 +44,9 @@ pub(in crate::convert::gguf) fn q3(raw: &[u8], out: &mut [f32]) {
 }
 
 /// Returns the scale and the minimum of sub-block `s` of 8, six bits each, from 12 bytes. Those of sub-blocks 0 to 3
-/// are the low six bits of bytes 0 to 3 (scales) and 4 to 7 (minima). Of those of sub-blocks 4 to 7, bytes 8 to 11
-/// hold the lower four bits (scales in the low nibble), and the top bits of bytes 0 to 7 are the upper two bits.
+/// are the low six bits of bytes 0 to 3 (scales) and 4 to 7 (minima). For sub-blocks 4 to 7, bytes 8 to 11 hold the
+/// lower four bits (of the scale in the low nibble, of the minimum in the high one), and the top two bits of bytes 0
+/// to 7 are the upper two bits.
 fn scale_and_min(packed: &[u8], s: usize) -> (f32, f32) {
     let (scale, min) = match s {
         0..4 => (packed[s] & 63, packed[s + 4] & 63),

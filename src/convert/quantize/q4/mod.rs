@@ -55,17 +55,17 @@ pub struct Q4Options {
     /// Output directory; it is created if it is missing.
     #[serde(skip)]
     pub out_dir: PathBuf,
-    /// Manifest that selects tensors and their quantization, instead of `fields`.
+    /// Manifest that selects tensors and their quantization; `fields` supplies the parameters that it does not set.
     pub manifest: Option<PathBuf>,
     /// File of calibration statistics, for quantization methods of the manifest that need them.
     pub calibration: Option<PathBuf>,
     /// Scheme and parameters of the quantization.
     pub fields: QuantFields,
-    /// Quantize the output matrix (LM head), too.
+    /// True to quantize the output matrix (LM head), too.
     pub include_lm_head: bool,
     /// Number of rows that are read at a time; the output bytes do not depend on it.
     pub chunk_rows: Option<usize>,
-    /// Replace existing files.
+    /// True to replace existing files.
     #[serde(default)]
     pub overwrite: bool,
     /// Options of the run; the output bytes do not depend on them.
@@ -252,7 +252,7 @@ impl<'a> Inputs<'a> {
         quantize().tensor(&tensor.name)
     }
 
-    /// Gives the files their final names. The manifest is the lead file, so it never describes files of another run.
+    /// Gives the files their final names in one step, so that the manifest never describes files of another run.
     fn commit(&self, job: &Job, files: Vec<AtomicFile>, finished: &Finished<Metrics>) -> Result<Vec<SourceFile>> {
         let source = self.weights.source(&finished.inputs);
         refuse_other_source(&self.selection, source.as_ref())?;
