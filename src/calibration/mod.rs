@@ -1,8 +1,9 @@
 //! Calibration statistics of the inputs of a model's matrix multiplications. `iec calib` collects them; `iec ptq` and
 //! `iec pack` use them.
 //!
-//! The importance of a weight depends on its inputs: the error of an output is `(w - q) X^T X (w - q)^T`, where the
-//! rows of X are the inputs of the matrix while the model processes a text. Matrices with the same inputs share a
+//! The importance of a weight depends on its inputs: the squared error of an output, summed over a text, is
+//! `(w - q) X^T X (w - q)^T`, where w is a row of the matrix, q is this row after quantization, and the rows of X are
+//! the inputs of the matrix while the model processes the text. Matrices with the same inputs share a
 //! [`Site`]. For each site [`Sums`] stores the squares per input channel and, on request, all products `X^T X`.
 //!
 //! Windows of the text are assigned alternately to two halves. Parameters fitted on one half can be evaluated on the

@@ -8,7 +8,8 @@ use rayon::prelude::*;
 
 /// Number of columns of a panel.
 pub const WIDTH: usize = 32;
-/// Number of result rows that are summed at once; with two vectors for each they fill the registers.
+/// Number of result rows that are summed at once. Each needs two vectors of [`LANES`] sums, which together fill the
+/// registers.
 const TOGETHER: usize = 4;
 const LANES: usize = 16;
 

@@ -32,7 +32,7 @@ impl Sums {
         4 * (cols as u64) * (cols as u64 + 1)
     }
 
-    /// Adds input rows of matrix number `matrix`.
+    /// Adds input rows of matrix number `matrix`, which belong to the windows of `half`; `work` is scratch memory.
     pub fn add(
         &mut self,
         half: Half,

@@ -5,7 +5,7 @@ use crate::runtime::score::log_sum_exp;
 use crate::runtime::{Engine, Feed, Sequence, Want};
 use serde::Serialize;
 
-/// Number of rows of logits held at once.
+/// Largest number of positions whose logits, `(positions, vocab)`, are held at once.
 const ROWS: usize = 256;
 
 /// Context and a possible continuation.

@@ -9,7 +9,7 @@ use crate::runtime::{Engine, Feed, Sequence, Want};
 use rayon::prelude::*;
 use serde::Serialize;
 
-/// Number of rows of logits held at once.
+/// Largest number of positions whose logits, `(positions, vocab)`, are held at once.
 const STEP: usize = 128;
 
 /// Perplexity of a model on a text.

@@ -127,7 +127,7 @@ impl Container {
     /// Opens a pack, a checkpoint or a weight file at `path`; `None` for a JSON file of another kind.
     ///
     /// # Errors
-    /// There is no such file at `path`, or it breaks the rules of its format.
+    /// There is no file of a known kind at `path`, or it breaks the rules of its format.
     pub fn open(path: &Path) -> Result<Option<Container>> {
         if std::fs::metadata(path).at(path)?.is_dir() {
             return open_dir(path).map(Some);

@@ -90,7 +90,7 @@ pub struct Mismatch {
     pub kind: Kind,
     /// Index of the prompt.
     pub prompt_index: usize,
-    /// Index of the step; for a prompt, of its token.
+    /// Index of the step; for [`Kind::PromptIds`], index of the first token of the prompt that differs.
     pub step: usize,
     /// Position of the token in the text.
     pub position: usize,
@@ -104,7 +104,7 @@ pub struct Mismatch {
     pub expected_logit: Option<f32>,
     /// Logit of `expected_id` in the reference.
     pub expected_id_logit: Option<f32>,
-    /// By how much the two predictions differ. For [`Kind::NextId`], the logit of `expected_id` minus that of `id`,
+    /// Difference of the two predictions. For [`Kind::NextId`], the logit of `expected_id` minus that of `id`,
     /// both in the reference if it has them; for [`Kind::Logits`], the difference of `logit` and `expected_logit`; for
     /// [`Kind::Topk`], how far the logit of `id` is below the last of the reference's most likely tokens.
     pub margin: Option<f32>,
@@ -120,7 +120,7 @@ pub struct Comparison {
     pub same: usize,
     /// Number of steps with a different token, but no difference beyond the noise.
     pub ties: usize,
-    /// Number of steps with a different token beyond the noise.
+    /// Number of steps with a different token and a difference beyond the noise.
     pub other_tokens: usize,
     /// Number of steps with the same token or a tie, but a rank or a logit that differs beyond the noise.
     pub other_logits: usize,

@@ -5,7 +5,7 @@ use crate::files::{self, TEXT_LIMIT};
 use serde_json::Value;
 use std::path::Path;
 
-/// Parses every non-blank line of a file; errors include the line number.
+/// Parses every non-blank line of a file as JSON, then with `parse`; errors include the line number.
 pub(super) fn read<T>(path: &Path, parse: impl Fn(&Value) -> Result<T>) -> Result<Vec<T>> {
     let text = files::read_text(path, TEXT_LIMIT)?;
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
@@ -15,7 +15,11 @@ pub(super) fn read<T>(path: &Path, parse: impl Fn(&Value) -> Result<T>) -> Resul
     });
     let parsed: Vec<T> =
         parsed.collect::<Result<_>>().help("docs/guide/measuring.md describes the forms of these files")?;
-    if parsed.is_empty() { Err(Error::corrupt("found only blank lines").at(path)) } else { Ok(parsed) }
+    if parsed.is_empty() {
+        Err(Error::corrupt("found only blank lines, expected JSON lines").at(path))
+    } else {
+        Ok(parsed)
+    }
 }
 
 /// Returns the value of the first of these fields that is a string.

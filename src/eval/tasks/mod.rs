@@ -72,7 +72,7 @@ impl<'a> Encoder<'a> {
     fn first(&self) -> Result<u32> {
         self.first.ok_or_else(|| {
             Error::usage("found an empty context, and the model has no token that begins or ends a text")
-                .help("give a context")
+                .help("add a context to this line of the file")
         })
     }
 

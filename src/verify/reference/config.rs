@@ -21,7 +21,7 @@ pub struct Config {
     pub embedding_scale: f64,
     pub logit_cap: Option<f64>,
     pub score_cap: Option<f64>,
-    /// Factor of the attention scores.
+    /// Factor that multiplies the attention scores.
     pub scale: f64,
     /// Number of positions that a query attends to, including its own, per layer; `None` for all.
     pub windows: Vec<Option<usize>>,
@@ -53,7 +53,7 @@ pub struct Experts {
     pub normalized: bool,
 }
 
-/// Fields of a JSON object; errors include the name of the field.
+/// Access to the fields of a JSON object; a field that is `null` counts as missing. Errors include the name of the field.
 #[derive(Debug, Clone, Copy)]
 pub struct Fields<'a>(pub &'a Value);
 

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Files of a checkpoint, and the file of each tensor.
+/// Opened weight files of a checkpoint, and for each tensor the index of its file.
 #[derive(Debug)]
 pub struct Weights {
     dir: PathBuf,
@@ -36,7 +36,7 @@ impl std::fmt::Debug for File {
 }
 
 impl Weights {
-    /// Opens every weight file of the directory, in the order of preference of `from_pretrained`.
+    /// Opens the weight files of the directory: those that `from_pretrained` prefers if there are several formats.
     pub fn open(dir: &Path) -> Result<Weights> {
         let mut weights = Weights { dir: dir.to_path_buf(), files: Vec::new(), place: HashMap::new() };
         for path in weight_files(dir)? {
