@@ -40,7 +40,7 @@ const WRITERS: usize = 4 << 20;
 /// Allowance for tokenizers: a tokenizer compiles several patterns and has caches of fixed size.
 const PIPELINES: usize = 96 << 20;
 /// Allowance and time limit in milliseconds for chat templates, which the program runs in a separate process with
-/// these limits (src/bin/iec/template.rs).
+/// these limits (src/session/template.rs).
 const CONTAINED: (usize, u64) = (512 << 20, 2000);
 /// Time limit in milliseconds for all other targets.
 const SECOND: u64 = 1000;

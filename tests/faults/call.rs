@@ -25,7 +25,7 @@ pub enum Kind {
     Chmod,
 }
 
-/// A system call that is about to be made, whose paths lie in the directory of the scenario.
+/// A system call that is about to be made and changes a path in the directory of the scenario.
 #[derive(Debug, Clone)]
 pub struct Call {
     pub kind: Kind,
@@ -37,7 +37,7 @@ pub struct Call {
     pub flags: u64,
     /// Number of bytes of a write.
     pub bytes: u64,
-    /// True for the call directly after [`Call::gives_up`], which syncs the directory.
+    /// True for the call after one for which [`Call::gives_up`] is true; it syncs the directory.
     pub in_cleanup: bool,
 }
 

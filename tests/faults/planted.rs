@@ -22,9 +22,9 @@ enum Plant {
     RemoveBeforeRename,
     /// A failed write is treated as a complete one.
     SwallowedError,
-    /// A write is forgotten.
+    /// A write is not made, but counts as done.
     LostWrite,
-    /// Remains are not removed.
+    /// Temporary files and directories are not removed.
     LeftTemporary,
     /// The old file is emptied before the new one is complete.
     TruncateOld,
@@ -80,7 +80,7 @@ struct Faulty<'a> {
 }
 
 impl Faulty<'_> {
-    /// Makes the mistake. Returns a decision if the call itself is not made as it should be.
+    /// Makes the mistake at a call. Returns a decision if the mistake is to skip the call; otherwise, the call is made.
     fn mistake(&mut self, call: &Call) -> Option<Decision> {
         let skipped = Some(Decision::Skip(0));
         let is_write = call.kind == Kind::Write;

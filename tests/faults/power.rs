@@ -20,7 +20,7 @@ use std::time::SystemTime;
 
 /// Number of a file, directory or link in the model.
 type Id = usize;
-/// Name in a directory.
+/// Number of a directory and a name in it.
 type Place = (Id, String);
 
 /// Content of a directory, link or file.

@@ -22,7 +22,7 @@ pub struct Injector {
     pub fault: Fault,
     pub seen: usize,
     pub hit: Option<Call>,
-    /// True if the call before was one that [`Call::gives_up`].
+    /// True if [`Call::gives_up`] is true for the last call.
     in_cleanup: bool,
 }
 

@@ -14,7 +14,7 @@ pub(super) enum Node {
 /// Key and value of an object.
 pub(super) type Member = (String, Node);
 
-/// Replacements for any value, besides numbers.
+/// Values that replace others, separated by spaces; random numbers are used as well.
 const VALUES: &str = r#"null true false "" "0" [] {} -1 -0.0 0.5 1e400 -1e400 1e-400 -9223372036854775809 1e19"#;
 
 /// Parts of patterns, paths and escape sequences to insert into strings.

@@ -53,7 +53,7 @@ pub struct Experts {
     pub normalized: bool,
 }
 
-/// Access to the fields of a JSON object; a field that is `null` counts as missing. Errors include the name of the field.
+/// Access to the fields of a JSON object; a field that is `null` counts as missing. Errors name the field.
 #[derive(Debug, Clone, Copy)]
 pub struct Fields<'a>(pub &'a Value);
 
