@@ -100,7 +100,7 @@ pub struct Evidence {
     pub bits_per_weight: f64,
     /// Measured values.
     pub figures: Figures,
-    /// Tensors that were given more bits until the model passed the gate, in order of promotion.
+    /// Tensors that were given more bits so that the model passes the gate, in order of promotion.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub promoted: Vec<Promotion>,
     /// Reasons why the model misses the gate; empty if it passes.
@@ -108,7 +108,7 @@ pub struct Evidence {
     pub objections: Vec<String>,
 }
 
-/// Tensor that was given more bits because it degraded the model most.
+/// Tensor that was given more bits because it degraded the model most for its size.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Promotion {

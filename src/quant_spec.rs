@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub enum Method {
     /// Round to nearest with the default scale of the scheme.
     Rtn,
-    /// Search the scales and codes that minimize the squared error.
+    /// Search for the scales and codes with the least squared error.
     Search,
     /// The same search, with each squared error weighted by the mean square of its input channel.
     Imatrix,

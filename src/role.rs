@@ -78,7 +78,7 @@ impl Role {
         }
     }
 
-    /// Returns true for the matrices that are quantized to 4 or 8 bits by default: attention, MLP and expert weights.
+    /// Returns true for the matrices that are quantized by default: those of attention, MLP and experts.
     pub fn quantizes_by_default(self) -> bool {
         matches!(self, Role::Attention | Role::Mlp | Role::Experts)
     }

@@ -43,7 +43,9 @@ impl Report {
             Ok([meta]) => Ok(Report { meta, records, summaries }),
             Err(metas) => {
                 let found = format!("found {} lines with `\"kind\":\"meta\"`, expected one", metas.len());
-                Err(Error::corrupt(found).at(path).help("name a .jsonl file that `iec bench --report-root DIR` wrote"))
+                Err(Error::corrupt(found)
+                    .at(path)
+                    .help("name one .jsonl file as `iec bench --report-root DIR` writes it"))
             }
         }
     }

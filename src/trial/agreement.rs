@@ -172,10 +172,10 @@ pub struct PromptAgreement {
     pub steps: Option<Comparison>,
 }
 
-/// Result of hashing tensors again.
+/// Result of comparing the hashes of tensors with those that the pack records.
 #[derive(Debug)]
 pub struct CheckedHashes {
-    /// Number of tensors.
+    /// Number of tensors that were compared.
     pub tensors: usize,
     /// Descriptions of the tensors whose hash differs.
     pub differing: Vec<String>,

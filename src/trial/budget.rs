@@ -269,8 +269,8 @@ fn by_name(blame: Vec<Blame>) -> BTreeMap<String, f64> {
     blame.into_iter().map(|blame| (blame.tensor, blame.kl)).collect()
 }
 
-/// Returns the cost of each candidate of a tensor: its predicted divergence in nats per token, or its squared error if
-/// divergences were not measured (weighted for the output matrix).
+/// Returns the cost of each candidate of a tensor: its predicted divergence in nats per token. If divergences were
+/// not measured, this is its relative squared error, weighted by [`HEAD_COUNTS`] for the output matrix.
 fn costs(subject: &Subject, alone: Option<&BTreeMap<String, f64>>, is_head: bool) -> Vec<f64> {
     let price = match (alone, subject.measured()) {
         (None, _) if is_head => HEAD_COUNTS,

@@ -242,7 +242,7 @@ impl Ptq {
             return Ok(packs);
         }
         let ModelSource::Checkpoint { hf_dir, config } = self.options.model.clone() else {
-            return Err(Error::usage("one of --hf-dir and --hf-repo is needed"));
+            return Err(Error::usage("measuring outputs needs a checkpoint; name it with --hf-dir or --hf-repo"));
         };
         let calibration = self.options.calibration.clone();
         let origin = PackOptions { hf_dir, config, calibration, ..PackOptions::default() };

@@ -33,7 +33,7 @@ pub struct Text {
     pub name: String,
     /// SHA-256 of the file.
     pub sha256: String,
-    /// Number of its tokens that were read.
+    /// Number of tokens of the text that were read.
     pub tokens: u64,
 }
 

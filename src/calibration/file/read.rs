@@ -219,13 +219,13 @@ impl Calibration {
         if !(rows > 0.0 && rows.is_finite()) {
             return Err(Error::corrupt("found no recorded inputs, expected at least one")
                 .tensor(tensor)
-                .help("calibrate with a longer text"));
+                .help("make the statistics again with `iec calib` and a text of at least two windows"));
         }
         let prior = if count == 1 { 0.0 } else { PRIOR_ROWS };
         let mean = |own: f64, all: f64| ((own + prior * all / rows) / (seen + prior)) as f32;
         let squares: Vec<f32> = own.iter().zip(&all).map(|(own, all)| mean(*own, *all)).collect();
         if squares.iter().any(|x| !x.is_finite() || *x < 0.0) {
-            return Err(Error::corrupt("found a mean square that is not a finite number")
+            return Err(Error::corrupt("found a mean square that is negative or not finite")
                 .tensor(tensor)
                 .help("make the statistics again with `iec calib`"));
         }

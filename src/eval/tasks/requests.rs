@@ -50,8 +50,8 @@ pub struct Answered {
     pub seconds: f64,
 }
 
-/// Scores the requests of a file and calls `answer` with each result, in order and as soon as it is available. A text
-/// longer than the context is scored in several windows.
+/// Scores the requests of a file and calls `answer` with each result, in order and as soon as it is available. A
+/// continuation without a context is scored in several windows if it is longer than the context length of the engine.
 ///
 /// # Errors
 /// The file cannot be read, a line is not a request, the engine fails, or `answer` fails.

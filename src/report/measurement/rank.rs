@@ -162,7 +162,7 @@ mod tests {
         assert!((rank_sum(&[1.0, 2.0, 2.0], &[2.0, 3.0]) - 0.6).abs() < 1e-12);
         // All of 8 differences of one sign: 2 of 256.
         assert!((signed_rank(&[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]) - 2.0 / 256.0).abs() < 1e-12);
-        // Equal pairs say nothing: 2 of 4 remain.
+        // A difference of zero does not count; the two others have one sign, as in 2 of 4 combinations.
         assert!((signed_rank(&[0.0, 1.0, 2.0]) - 0.5).abs() < 1e-12);
         assert_eq!((rank_sum(&[1.0; 60], &[1.0; 60]), signed_rank(&[0.0; 3])), (1.0, 1.0));
     }

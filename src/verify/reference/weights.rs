@@ -167,7 +167,8 @@ fn weight_files(dir: &Path) -> Result<Vec<PathBuf>> {
             let json: serde_json::Value =
                 serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("not JSON: {e}"))).at(&index)?;
             let map = json["weight_map"].as_object();
-            let none = || Error::corrupt("found no object, expected the file of each tensor").tensor("weight_map");
+            let none =
+                || Error::corrupt("found no object, expected one with the file of each tensor").tensor("weight_map");
             let map = map.ok_or_else(|| none().at(&index))?;
             let names: std::collections::BTreeSet<&str> = map.values().filter_map(|v| v.as_str()).collect();
             return names.into_iter().map(|name| shard(dir, name).at(&index)).collect();
