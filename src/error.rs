@@ -275,9 +275,8 @@ impl From<std::io::Error> for Error {
         match e.kind() {
             std::io::ErrorKind::OutOfMemory => Error::new(Cause::OutOfMemory(e.to_string()))
                 .help("give the process more memory or address space (`ulimit -v`, the limits of the container)"),
-            std::io::ErrorKind::StorageFull => {
-                Error::new(Cause::Io(e)).help("free some disk space and run the same command again")
-            }
+            std::io::ErrorKind::StorageFull => Error::new(Cause::Io(e))
+                .help("free some disk space, or choose a place on another disk, and run the command again"),
             _ => Error::new(Cause::Io(e)),
         }
     }

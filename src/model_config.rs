@@ -360,8 +360,8 @@ impl Mlp {
             Mlp::Moe { experts, top_k, intermediate, activation, .. } => {
                 if experts == 0 || experts > 65_536 || top_k == 0 || top_k > experts {
                     return Err(Error::corrupt(format!(
-                        "found {top_k} of {experts} experts per token, expected at least 1 and at most all of up to 65536 \
-                         experts"
+                        "found {top_k} of {experts} experts per token, expected at least 1 and at most all of up to \
+                         65536 experts"
                     ))
                     .tensor(format!("{name}.top_k")));
                 }

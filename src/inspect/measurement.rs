@@ -67,7 +67,7 @@ impl Report {
             None => Ok(()),
             Some(first) => Err(Error::refused(format!("found {} wrong figures, the first is {first}", wrong.len()))
                 .at(path)
-                .help("measure again with --report-root DIR; if a token differs, check the expected tokens as well")),
+                .help("measure again with --report-root DIR; if a token differs, check the --expected-tokens, too")),
         }
     }
 

@@ -61,7 +61,7 @@ impl Calibration {
     /// The file is missing, has another format, or is truncated or damaged.
     pub fn open(path: &Path) -> Result<Calibration> {
         let map = MappedFile::open(path)?;
-        Calibration::parse(map).at(path).help("make it again with `iec calib`")
+        Calibration::parse(map).at(path).help("name a file that `iec calib` wrote; if it is one, make it again")
     }
 
     fn parse(map: Arc<MappedFile>) -> Result<Calibration> {

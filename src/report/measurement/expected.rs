@@ -37,7 +37,7 @@ pub fn read(path: &Path, prompts: &[String]) -> Result<Vec<Option<Vec<u32>>>> {
         }
         Ok(Whole::ById(mut ids)) => Ok(prompts.iter().map(|prompt| ids.remove(&prompt_id(prompt))).collect()),
         Err(_) => trace(&text, prompts.len()).at(path).help(
-            "give a trace of `iec run --trace-ids`, a list with a list of ids per prompt, or an object \
+            "name a trace of `iec run --trace-ids`, or a JSON file with a list of ids per prompt or an object \
              {\"prompt_id\": [ids]}",
         ),
     }
@@ -47,7 +47,7 @@ fn trace(text: &str, prompts: usize) -> Result<Vec<Option<Vec<u32>>>> {
     let mut steps: Vec<BTreeMap<usize, u32>> = vec![BTreeMap::new(); prompts];
     for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let line: TraceLine = serde_json::from_str(line)
-            .map_err(|e| Error::corrupt(format!("expected a trace or JSON with token ids: {e}")))
+            .map_err(|e| Error::corrupt(format!("not a trace, and no JSON with token ids: {e}")))
             .tensor(&format!("line {}", i + 1))?;
         if let (Some(steps), Some(step), Some(id)) = (steps.get_mut(line.prompt_index), line.step, line.next_id) {
             steps.insert(step, id);

@@ -207,7 +207,7 @@ pub fn read(path: &Path) -> Result<Vec<Entry>> {
     let lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
     let entry = |(number, line): (usize, &str)| {
         serde_json::from_str(line)
-            .map_err(|e| Error::corrupt(format!("expected a line of a measurement: {e}")))
+            .map_err(|e| Error::corrupt(format!("not a line of a measurement: {e}")))
             .tensor(&format!("line {number}"))
     };
     lines
