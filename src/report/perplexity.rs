@@ -38,13 +38,13 @@ pub fn table(own: &Perplexity, divergence: Option<&Divergence>) -> Table {
         row("mean KL divergence", found.kl, 6, "");
         row("same most likely token", percent(found.top1_agreement), 2, " %");
         row("mean difference of p", percent(found.delta_p), 3, " %");
-        row("root mean square of it", percent(found.rms_delta_p), 3, " %");
+        row("root mean square of this difference", percent(found.rms_delta_p), 3, " %");
         let spread = found.kl_spread;
         for (name, value) in [
             ("median KL divergence", spread.median),
-            ("90 % below", spread.p90),
-            ("99 % below", spread.p99),
-            ("largest", spread.max),
+            ("90 % of KL divergences below", spread.p90),
+            ("99 % of KL divergences below", spread.p99),
+            ("largest KL divergence", spread.max),
         ] {
             table.row([name.into(), format!("{value:.6}"), String::new()]);
         }
