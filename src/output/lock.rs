@@ -61,7 +61,7 @@ pub fn lock(file: &File, path: &Path) -> Result<()> {
     }
 }
 
-/// Wait for a lock, which an interrupt ends.
+/// State of a wait for a lock. An interrupt ends the wait.
 #[derive(Default)]
 struct Wait {
     noted: bool,

@@ -35,9 +35,9 @@ pub struct Blame {
 }
 
 impl Trial<'_> {
-    /// Measures, for each quantized tensor of the last pack, the divergence of a model in which only this tensor is
-    /// quantized, over the first `windows` windows. Returns the tensors, the worst first. Takes results of
-    /// an earlier run from `job` and records the others there.
+    /// Measures, for each quantized tensor of the pack that was made last, the divergence of a model in which only
+    /// this tensor is quantized, over the first `windows` windows. Returns the tensors, the worst first. Takes results
+    /// of an earlier run from `job` and records the others there.
     ///
     /// # Errors
     /// The disk is full, an engine fails, or the user interrupts.

@@ -106,7 +106,8 @@ pub struct Mismatch {
     pub expected_id_logit: Option<f32>,
     /// Difference of the two predictions. For [`Kind::NextId`], the logit of `expected_id` minus that of `id`,
     /// both in the reference if it has them; for [`Kind::Logits`], the difference of `logit` and `expected_logit`; for
-    /// [`Kind::Topk`], how far the logit of `id` is below the last of the reference's most likely tokens.
+    /// [`Kind::Topk`], how far the logit of `id` is below that of the least likely of the
+    /// reference's most likely tokens.
     pub margin: Option<f32>,
 }
 
