@@ -2,11 +2,15 @@
 
 use crate::error::{Error, Result};
 use crate::quant_spec::{QuantFields, TensorQuant};
-use regex::{Regex, RegexBuilder};
+use regex_automata::meta::Regex;
 use serde::{Deserialize, Serialize};
 
 /// Largest compiled size of a pattern in bytes. Larger ones are refused, because manifests are untrusted input.
 const PATTERN_BYTES: usize = 1 << 20;
+/// Largest compiled size of all patterns of a manifest in bytes: about 300 patterns with two `\d+` each, or 3000 names.
+const ALL_PATTERNS_BYTES: usize = 4 << 20;
+/// Bytes of a compiled pattern that [`Regex::memory_usage`] does not count: its options and its pool of caches.
+const PATTERN_OVERHEAD: usize = 1 << 10;
 
 /// One rule: `include` quantizes the tensors that it matches, `exclude` keeps them. The first rule that matches
 /// decides.
@@ -39,13 +43,14 @@ impl Rules {
     /// Compiles rules with their defaults.
     ///
     /// # Errors
-    /// A pattern is invalid or too large, a rule does not have exactly one of `include` and `exclude`, or parameters
-    /// contradict each other.
+    /// A pattern is invalid or too large, all patterns together are larger than 4 MiB, a rule does not have exactly
+    /// one of `include` and `exclude`, or parameters contradict each other.
     pub fn compile(rules: &[Rule], defaults: &QuantFields) -> Result<Rules> {
+        let mut left = ALL_PATTERNS_BYTES;
         let compiled = rules
             .iter()
             .enumerate()
-            .map(|(i, rule)| compile(rule, defaults).map_err(|e| e.tensor(format!("rules[{i}]"))));
+            .map(|(i, rule)| compile(rule, defaults, &mut left).map_err(|e| e.tensor(format!("rules[{i}]"))));
         compiled.collect::<Result<Vec<_>>>().map(Rules)
     }
 
@@ -64,13 +69,14 @@ impl Rules {
     }
 }
 
-fn compile(rule: &Rule, defaults: &QuantFields) -> Result<(Regex, Option<Ruled>)> {
+fn compile(rule: &Rule, defaults: &QuantFields, left: &mut usize) -> Result<(Regex, Option<Ruled>)> {
     match (&rule.include, &rule.exclude) {
         (Some(pattern), None) => {
             let names_method = rule.fields.method.or(defaults.method).is_some();
-            Ok((compile_pattern(pattern)?, Some(Ruled { quant: rule.fields.resolve(defaults)?, names_method })))
+            let ruled = Ruled { quant: rule.fields.resolve(defaults)?, names_method };
+            Ok((compile_within(pattern, left)?, Some(ruled)))
         }
-        (None, Some(pattern)) if rule.fields == QuantFields::default() => Ok((compile_pattern(pattern)?, None)),
+        (None, Some(pattern)) if rule.fields == QuantFields::default() => Ok((compile_within(pattern, left)?, None)),
         (None, Some(_)) => Err(Error::corrupt("found quantization parameters in an exclude rule, expected none")),
         _ => Err(Error::corrupt("expected exactly one of `include` and `exclude`")),
     }
@@ -81,10 +87,29 @@ fn compile(rule: &Rule, defaults: &QuantFields) -> Result<(Regex, Option<Ruled>)
 /// # Errors
 /// The pattern is not a regular expression, or its compiled program would be larger than 1 MiB.
 pub fn compile_pattern(pattern: &str) -> Result<Regex> {
-    RegexBuilder::new(pattern).size_limit(PATTERN_BYTES).dfa_size_limit(PATTERN_BYTES).build().map_err(|e| {
-        let message = e.to_string().lines().last().unwrap_or_default().trim().to_string();
-        Error::usage(format!("found `{pattern}`, expected a valid regular expression: {message}"))
-    })
+    compile_within(pattern, &mut { ALL_PATTERNS_BYTES })
+}
+
+/// Compiles a regular expression and subtracts its size from `left`, the number of bytes that it may take.
+fn compile_within(pattern: &str, left: &mut usize) -> Result<Regex> {
+    let found = |expected: String| Error::usage(format!("found `{pattern}`, expected {expected}"));
+    let too_large = || {
+        let (one, all) = (PATTERN_BYTES >> 20, ALL_PATTERNS_BYTES >> 20);
+        found(format!("a pattern of at most {one} MiB when compiled, and at most {all} MiB for all patterns of a file"))
+    };
+    // Names are only matched, never searched for parts: the one-pass automaton and the complete one, which take up to
+    // ten times the size of the program, make nothing faster here that counts.
+    let config = Regex::config().onepass(false).dfa(false).hybrid_cache_capacity(PATTERN_BYTES);
+    let config = config.nfa_size_limit(Some(PATTERN_BYTES.min(*left)));
+    let regex = Regex::builder().configure(config).build(pattern).map_err(|e| match e.syntax_error() {
+        Some(e) => {
+            let message = e.to_string().lines().last().unwrap_or_default().trim().to_string();
+            found(format!("a valid regular expression: {message}"))
+        }
+        None => too_large(),
+    })?;
+    *left = left.checked_sub(regex.memory_usage() + PATTERN_OVERHEAD).ok_or_else(too_large)?;
+    Ok(regex)
 }
 
 #[cfg(test)]
@@ -129,6 +154,21 @@ mod tests {
             r#"{"include":"a","percentile":99,"method":"search"}"#,
         ] {
             assert!(Rules::compile(&[rule(bad)], &QuantFields::default()).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn patterns_are_refused_when_they_are_too_large_together() {
+        let sized = |pattern: &str, count: usize| {
+            let rules = vec![Rule { exclude: Some(pattern.into()), ..Rule::default() }; count];
+            Rules::compile(&rules, &QuantFields::default()).map_err(|e| e.to_string())
+        };
+        assert!(sized(r"^model\.layers\.\d+\.mlp\.experts\.\d+\.(gate|up|down)_proj\.weight$", 250).is_ok());
+        assert!(sized("lm_head", 3000).is_ok());
+        for (pattern, count) in [(r"\pL{20}", 10), ("a", 5000)] {
+            assert!(sized(pattern, 1).is_ok());
+            let error = sized(pattern, count).unwrap_err();
+            assert!(error.contains("rules[") && error.contains("4 MiB for all patterns"), "{error}");
         }
     }
 }

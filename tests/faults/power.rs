@@ -14,6 +14,7 @@ use crate::tracer::{self, Decision, Observer};
 use crate::trial::{wrong_rerun, wrong_state};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::SystemTime;
@@ -29,7 +30,7 @@ enum Node {
     Directory(BTreeMap<String, Id>),
     Link(PathBuf),
     /// Content after the last sync; for files that existed before the run, also the time of their last change.
-    File(Rc<Vec<u8>>, Option<SystemTime>),
+    File(Rc<Vec<u8>>, u32, Option<SystemTime>),
 }
 
 /// A change in the directory, or a sync.
@@ -40,7 +41,7 @@ enum Event {
     Unname(Place),
     Rename(Place, Place),
     Exchange(Place, Place),
-    SyncFile(Id, Rc<Vec<u8>>),
+    SyncFile(Id, Rc<Vec<u8>>, u32),
     SyncDirectory(Id),
 }
 
@@ -53,6 +54,11 @@ impl Event {
             Event::SyncFile(..) | Event::SyncDirectory(_) => Vec::new(),
         }
     }
+}
+
+/// Returns the permissions of a file.
+fn mode(path: &Path) -> u32 {
+    path.metadata().map_or(0o600, |metadata| metadata.permissions().mode())
 }
 
 /// All nodes that ever existed; 0 is the root.
@@ -77,7 +83,7 @@ impl Tree {
                 self.add_entries(id, &path);
             } else {
                 let modified = path.metadata().and_then(|metadata| metadata.modified()).ok();
-                self.0.push(Node::File(Rc::new(fs::read(&path).unwrap_or_default()), modified));
+                self.0.push(Node::File(Rc::new(fs::read(&path).unwrap_or_default()), mode(&path), modified));
             }
             self.names(directory).insert(name, id);
         }
@@ -111,7 +117,7 @@ impl Tree {
                 first.map(|id| self.names(b.0).insert(b.1.clone(), id));
                 second.map(|id| self.names(a.0).insert(a.1.clone(), id));
             }
-            Event::SyncFile(id, bytes) => self.0[*id] = Node::File(bytes.clone(), None),
+            Event::SyncFile(id, bytes, mode) => self.0[*id] = Node::File(bytes.clone(), *mode, None),
             Event::SyncDirectory(_) => {}
         }
     }
@@ -124,8 +130,9 @@ impl Tree {
             match &self.0[*id] {
                 Node::Directory(_) => self.write(*id, &path),
                 Node::Link(target) => std::os::unix::fs::symlink(target, path).expect("the name is new"),
-                Node::File(bytes, modified) => {
+                Node::File(bytes, mode, modified) => {
                     fs::write(&path, &**bytes).expect("writable");
+                    fs::set_permissions(&path, fs::Permissions::from_mode(*mode)).expect("a file of this test");
                     let file = fs::File::options().append(true).open(path).expect("writable");
                     modified.map(|time| file.set_modified(time).expect("times can be set"));
                 }
@@ -169,7 +176,7 @@ impl Recorder {
         let from = call.from.as_deref();
         Some(match call.kind {
             Kind::Open if self.id(&call.path).is_some() => return None,
-            Kind::Open => Event::Name(place?, self.add(Node::File(Rc::default(), None))),
+            Kind::Open => Event::Name(place?, self.add(Node::File(Rc::default(), mode(&call.path), None))),
             Kind::Mkdir => Event::Name(place?, self.add(Node::Directory(BTreeMap::new()))),
             Kind::Symlink => Event::Name(place?, self.add(Node::Link(from?.to_path_buf()))),
             Kind::Link => Event::Name(place?, self.id(from?)?),
@@ -183,7 +190,7 @@ impl Recorder {
                 let id = self.id(&call.path)?;
                 match &self.now.0[id] {
                     Node::Directory(_) => Event::SyncDirectory(id),
-                    _ => Event::SyncFile(id, Rc::new(fs::read(&call.path).ok()?)),
+                    _ => Event::SyncFile(id, Rc::new(fs::read(&call.path).ok()?), mode(&call.path)),
                 }
             }
             _ => return None,

@@ -170,6 +170,7 @@ pub const SCENARIOS: &[Scenario] = &[
         &[PACK_ASIDE, PACK_OTHER_ASIDE, "verify --hashes --model-dir other-pack --out report.json"],
     ),
     scenario("sign", "sign --model-dir pack --key key.pem --out pack.sig", &[PACK_ASIDE]),
+    scenario("sign --new-key", "sign --new-key new.pem", &[]),
     scenario("eval --details", "eval --model-dir pack --choices questions --details answers", &[PACK_ASIDE]),
 ];
 

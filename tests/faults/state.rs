@@ -1,9 +1,11 @@
 //! State of the files of a scenario as its readers see them, and the comparison of a state with the states that are
 //! allowed.
 
+use iec::signature::PrivateKey;
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// Beginning of the names of temporary files and directories of the program.
@@ -18,6 +20,10 @@ const FAMILY: &str = "model.dedup.family.json";
 
 /// Files without which a reader finds no pack, q4 files or checkpoint.
 const LEADS: [&str; 3] = ["model.ie.json", "q4_manifest.expanded.json", "config.json"];
+
+/// New keys, which are random.
+const KEY: &str = "new.pem";
+const PUBLIC_KEY: &str = "new.pem.pub";
 
 /// Content hashes of all files below a directory, by relative path. Temporary files of the program are left out. Files
 /// of an output that is being replaced are those that its readers find: see `src/output/swap.rs`.
@@ -56,6 +62,9 @@ impl State {
                 let known = self.files.entry(name).or_insert_with(|| found.clone());
                 // If there are several, one that is not complete determines the result.
                 *known = std::cmp::max(found, std::mem::take(known));
+            } else if path.starts_with(KEY) || path.starts_with(PUBLIC_KEY) {
+                let found = if path.starts_with(KEY) { private_key(&entry.path()) } else { public_key(&entry.path()) };
+                self.files.insert(path, found);
             } else {
                 self.files.insert(path, hash(&entry.path()));
             }
@@ -107,6 +116,23 @@ fn whole(path: &Path) -> String {
         _ => true,
     };
     if is_whole && text.ends_with('\n') { "complete".to_string() } else { format!("torn after {} bytes", text.len()) }
+}
+
+/// Returns what a file with a new private key is. Keys are random: their content differs from run to run.
+fn private_key(path: &Path) -> String {
+    let mode = path.metadata().map_or(0, |metadata| metadata.permissions().mode() & 0o777);
+    match PrivateKey::open(path) {
+        Ok(_) => format!("private key with the permissions {mode:o}"),
+        Err(error) => format!("no key: {error}"),
+    }
+}
+
+/// Returns what a file with the public part of a new key is.
+fn public_key(path: &Path) -> String {
+    let private = PrivateKey::open(&path.with_extension(""));
+    let expected = private.map(|key| key.public().to_pem());
+    let is_right = expected.is_ok_and(|pem| fs::read_to_string(path).is_ok_and(|text| text == pem));
+    if is_right { "public key of the private one" } else { "another text" }.to_string()
 }
 
 /// Returns the hash of a file, or a note that it cannot be read.

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::manifest::{Manifest, Rule, TensorEntry, compile_pattern, is_weight_matrix};
 use crate::quant_spec::{QuantFields, TensorQuant};
 use crate::role::Role;
-use regex::Regex;
+use regex_automata::meta::Regex;
 use std::collections::BTreeMap;
 use std::path::Path;
 

@@ -2,10 +2,10 @@
 //! `chat_template` in `tokenizer_config.json`) as `transformers` does: with trimmed blocks, `tojson` in the format of
 //! Python, `raise_exception` and `strftime_now`.
 //!
-//! A template is an untrusted program. It can access nothing but its arguments, and its steps and its nesting are
-//! bounded. However, the template engine cannot limit memory, and a template that doubles a string a few dozen times
-//! exhausts it. Therefore a [`ChatTemplate`] is only data until [`ChatTemplate::render`] compiles and runs it, and
-//! `iec` does that in a separate process with limited memory and time (`src/session/template.rs`).
+//! A template is an untrusted program. It can access nothing but its arguments. Its steps, its nesting, and the text and
+//! lists that it makes are bounded, but not strictly: the engine counts some texts only when they are made. Therefore a
+//! [`ChatTemplate`] is only data until [`ChatTemplate::render`] compiles and runs it, and `iec` does that in a separate
+//! process with limited memory and time (`src/session/template.rs`).
 
 use super::datetime::strftime_now;
 use crate::error::{Context, Error, Result};
@@ -14,10 +14,12 @@ use crate::iebin::JSON_NAME;
 use crate::output::swap;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value};
-use minijinja::{Environment, ErrorKind};
+use minijinja::{Environment, ErrorKind, State};
+use minijinja_contrib::pycompat::unknown_method_callback;
 use regex::{Captures, Regex};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
@@ -26,9 +28,12 @@ pub const TEMPLATE_NAME: &str = "chat_template.jinja";
 /// File name of the configuration, which holds the special tokens and may hold the template.
 pub const CONFIG_NAME: &str = "tokenizer_config.json";
 
-/// Largest number of template instructions per rendering. The largest known template needs some thousands for a long
-/// conversation.
-const FUEL: u64 = 5_000_000;
+/// Largest number of steps per rendering. An instruction is a step, and so are 64 bytes of text that are made or
+/// written, and two elements of a list: this bounds memory at about 128 MB. The largest known template needs some
+/// thousands of steps for a long conversation.
+const STEPS: u64 = 2_000_000;
+/// Bytes that a value takes as text for each step: lists within lists become text slowly.
+const BYTES_PER_STEP: usize = 4;
 /// Largest size of a template or configuration file in bytes; real ones are below 1 MB.
 const FILE_LIMIT: u64 = 64 << 20;
 /// Special tokens that templates may refer to.
@@ -111,7 +116,17 @@ impl ChatTemplate {
     /// # Errors
     /// The template is invalid, rejects the conversation, fails, runs too long, or makes a longer prompt.
     pub fn render(&self, messages: &[Message], longest: usize) -> Result<String> {
-        let environment = environment();
+        self.render_within(messages, longest, STEPS)
+    }
+
+    /// Renders a prompt as [`render`](ChatTemplate::render) does, with another limit of steps. Memory and time are
+    /// proportional to the steps.
+    ///
+    /// # Errors
+    /// The same as those of [`render`](ChatTemplate::render).
+    pub fn render_within(&self, messages: &[Message], longest: usize, steps: u64) -> Result<String> {
+        let mut environment = environment();
+        environment.set_fuel(Some(steps));
         let mut context: Vec<(&str, Value)> =
             self.tokens.iter().map(|(name, text)| (name.as_str(), Value::from(text.as_str()))).collect();
         context.push(("messages", Value::from(Serde(messages))));
@@ -122,7 +137,7 @@ impl ChatTemplate {
         let source = plain_blocks(&self.source);
         let mut prompt = Prompt { text: Vec::new(), longest };
         let render = || environment.template_from_named_str("chat", &source)?.render_captured_to(context, &mut prompt);
-        render().map_err(|e| template_error(&e, longest)).at(&self.path)?;
+        render().map_err(|e| template_error(&e, longest, steps)).at(&self.path)?;
         String::from_utf8(prompt.text).map_err(|e| Error::corrupt(format!("the chat template: {e}")).at(&self.path))
     }
 }
@@ -133,7 +148,7 @@ struct Prompt {
     longest: usize,
 }
 
-impl std::io::Write for Prompt {
+impl Write for Prompt {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         if self.text.len() + bytes.len() > self.longest {
             return Err(std::io::ErrorKind::FileTooLarge.into());
@@ -152,8 +167,7 @@ fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     environment.set_syntax(syntax.expect("the usual delimiters"));
-    environment.set_fuel(Some(FUEL));
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_unknown_method_callback(method);
     environment.add_filter("tojson", tojson);
     environment.add_filter("length", length);
     environment.add_filter("count", length);
@@ -162,16 +176,19 @@ fn environment() -> Environment<'static> {
     environment.add_function("raise_exception", |message: String| -> std::result::Result<Value, minijinja::Error> {
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
     });
-    environment.add_function("strftime_now", |format: String| {
+    environment.add_function("strftime_now", |state: &State, format: String| {
+        state.consume_fuel(format.len() as u64)?;
         strftime_now(&format).map_err(|why| minijinja::Error::new(ErrorKind::InvalidOperation, why))
     });
     environment
 }
 
-fn template_error(error: &minijinja::Error, longest: usize) -> Error {
+fn template_error(error: &minijinja::Error, longest: usize, steps: u64) -> Error {
     let line = error.line().map_or(String::new(), |line| format!(" (line {line})"));
     match error.kind() {
-        ErrorKind::OutOfFuel => Error::corrupt(format!("the chat template runs more than {FUEL} steps{line}")),
+        ErrorKind::OutOfFuel => Error::corrupt(format!(
+            "the chat template takes more than {steps} steps, among them the making of long texts and lists{line}"
+        )),
         ErrorKind::WriteFailure => Error::corrupt(format!(
             "the chat template makes a prompt of more than {longest} bytes, the limit for the context"
         )),
@@ -228,9 +245,29 @@ fn length(value: &Value) -> std::result::Result<usize, minijinja::Error> {
     }
 }
 
+/// Calls a method as in Python. The engine counts only the result of a method as steps, so two methods that make much
+/// text of small arguments are counted here before they are called.
+fn method(
+    state: &mut State,
+    value: &Value,
+    name: &str,
+    arguments: &[Value],
+) -> std::result::Result<Value, minijinja::Error> {
+    if let (Some(text), "join" | "format") = (value.as_str(), name) {
+        let mut out = Counted { text: Vec::new(), state };
+        // A write error means too many steps, which the next line reports.
+        let _ = arguments.iter().try_for_each(|argument| write!(out, "{argument}"));
+        let fields = text.split('{').skip(1).filter_map(|field| field.split('}').next());
+        let numbers = fields.flat_map(|field| field.split(|c: char| !c.is_ascii_digit()).filter(|n| !n.is_empty()));
+        let widths = numbers.map(|n| n.parse().unwrap_or(STEPS)).fold(0, u64::saturating_add);
+        state.consume_fuel(if name == "format" { widths } else { 0 })?;
+    }
+    unknown_method_callback(state, value, name, arguments)
+}
+
 /// Formats a value like Python's `json.dumps(value, ensure_ascii=False, indent=…)`: a space after `,` and `:`, and no
 /// escapes for HTML.
-fn tojson(value: &Value, options: Kwargs) -> std::result::Result<Value, minijinja::Error> {
+fn tojson(state: &State, value: &Value, options: Kwargs) -> std::result::Result<Value, minijinja::Error> {
     let failed =
         |e: serde_json::Error| minijinja::Error::new(ErrorKind::InvalidOperation, format!("tojson fails, {e}"));
     let indent: Option<usize> = options.get("indent")?;
@@ -238,20 +275,43 @@ fn tojson(value: &Value, options: Kwargs) -> std::result::Result<Value, minijinj
     // anyway.
     let _: (Option<bool>, Option<bool>) = (options.get("ensure_ascii")?, options.get("sort_keys")?);
     options.assert_all_used()?;
-    let mut out = Vec::new();
-    match indent {
+    let mut out = Counted { text: Vec::new(), state };
+    let written = match indent {
         Some(width) if width <= 16 => {
             let spaces = vec![b' '; width];
             let pretty = serde_json::ser::PrettyFormatter::with_indent(&spaces);
-            value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, pretty)).map_err(failed)?;
+            value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, pretty))
         }
         Some(width) => {
             let found = format!("found an indent of {width} for tojson, expected at most 16");
             return Err(minijinja::Error::new(ErrorKind::InvalidOperation, found));
         }
-        None => value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, Spaced)).map_err(failed)?,
+        None => value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, Spaced)),
+    };
+    // An error because of too many steps takes precedence over the write error that it caused.
+    state.consume_fuel(0)?;
+    written.map_err(failed)?;
+    Ok(Value::from_safe_string(String::from_utf8_lossy(&out.text).into_owned()))
+}
+
+/// Text of a value, which counts as steps while it grows: a list that contains others many times is much longer as text.
+struct Counted<'a> {
+    text: Vec<u8>,
+    state: &'a State<'a, 'a>,
+}
+
+impl Write for Counted<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let before = self.text.len() / BYTES_PER_STEP;
+        let steps = (self.text.len() + bytes.len()) / BYTES_PER_STEP - before;
+        self.state.consume_fuel(steps as u64).map_err(std::io::Error::other)?;
+        self.text.extend_from_slice(bytes);
+        Ok(bytes.len())
     }
-    Ok(Value::from_safe_string(String::from_utf8_lossy(&out).into_owned()))
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 /// JSON formatter that writes one line with Python's separators.
@@ -335,6 +395,31 @@ mod tests {
             let error = render(template).unwrap_err().to_string();
             assert!(error.contains(expected) && error.contains(TEMPLATE_NAME), "{template}: {error}");
         }
+    }
+
+    #[test]
+    fn texts_and_lists_that_grow_without_end_are_too_many_steps() {
+        let nested =
+            "{% set ns = namespace(l=['x']) %}{% for i in range(60) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}";
+        let loops = "{% for i in range(99) %}".repeat(3) + &"x".repeat(500) + &"{% endfor %}".repeat(3);
+        for template in [
+            "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+            "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set t %}{{ ns.s }}{{ ns.s }}{% endset %}\
+             {% set ns.s = t %}{% endfor %}",
+            "{{ ('a' * 90000000) | replace('a', 'b' * 90000000) }}",
+            "{{ '{:>999999999}'.format(1) }}",
+            "{{ '{:>99999999999999999999999}'.format(1) }}",
+            "{{ strftime_now('%A' * 20000000) }}",
+            &format!("{{% macro f() %}}{loops}{{% endmacro %}}{{{{ f() }}}}"),
+            &format!("{nested}{{{{ ns.l | tojson | length }}}}"),
+            &format!("{nested}{{{{ ns.l | tojson(indent=1) | length }}}}"),
+            &format!("{nested}{{{{ ','.join([ns.l]) | length }}}}"),
+            &format!("{nested}{{{{ '{{}}'.format(ns.l) | length }}}}"),
+        ] {
+            let error = render(template).unwrap_err().to_string();
+            assert!(error.contains("steps"), "{template}: {error}");
+        }
+        assert_eq!(render("{{ '{:>4}'.format(1) }}{{ ','.join(['a', 'b']) }}").unwrap(), "   1a,b");
     }
 
     #[test]
