@@ -120,6 +120,7 @@ impl Place {
 
     /// Fills in the paths and flags of a call that names files; returns `None` if a path cannot be read.
     fn named(&self, number: libc::c_long, arguments: &[u64; 6], call: &mut Call) -> Option<()> {
+        #[cfg(target_arch = "x86_64")]
         const HERE: u64 = libc::AT_FDCWD as u64;
         let [a, b, c, d, e, _] = *arguments;
         #[cfg(target_arch = "x86_64")]
