@@ -296,7 +296,8 @@ pub fn parse_description(text: &[u8]) -> Result<Description> {
         .help("make the pack again with `iec pack`")?;
     let needed = description.reader_version.unwrap_or(description.version);
     if description.version == 0 || needed > VERSION {
-        let found = format!("found version {}, expected 1 to {VERSION}", needed.min(description.version));
+        let found = if description.version == 0 { 0 } else { needed };
+        let found = format!("found version {found}, expected 1 to {VERSION}");
         return Err(Error::unsupported(found).tensor("version").help("a higher version needs a newer version of iec"));
     }
     if description.sha256.is_some() && std::str::from_utf8(text).ok().and_then(unsealed).is_none() {
