@@ -76,7 +76,7 @@ fn unknown_fields_of_a_prompts_file_are_refused_by_name() {
 #[test]
 fn empty_stop_texts_and_contexts_are_usage_errors() {
     for (args, said) in
-        [(["--stop", ""], "--stop: found an empty text"), (["--ctx", "0"], "--ctx 0: found 0 tokens, expected 1 to")]
+        [(["--stop", ""], "--stop: found an empty text"), (["--ctx", "0"], "--ctx: found 0 tokens, expected 1 to")]
     {
         let (code, stderr) = run(&[args[0], args[1], "--prompt", "a"]);
         assert_eq!(code, 2, "{stderr}");

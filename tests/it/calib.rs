@@ -269,7 +269,7 @@ fn a_manifest_that_was_made_with_statistics_wants_the_same_again() {
     succeed(&ptq, &[("--hf-dir", &hf_dir), ("--out", &manifest), ("--calib", &stats)]);
     let pack = [("--hf-dir", &*hf_dir), ("--q4-map", &manifest), ("--out-dir", &out)];
     fail(2, &["pack"], &pack, &["imatrix", "tinystories_valid_30k.txt"]);
-    fail(2, &["pack"], &[&pack[..], &[("--calib", &others)]].concat(), &["seal"]);
+    fail(2, &["pack"], &[&pack[..], &[("--calib", &others)]].concat(), &["found statistics with the hash"]);
     succeed(&["pack"], &[&pack[..], &[("--calib", &stats)]].concat());
     // `q4` makes the same codes, after which the statistics are no longer needed.
     let q4 = dir.path().join("q4");

@@ -232,7 +232,7 @@ fn what_ggml_has_no_type_for_is_refused_or_written_as_floats() {
     let pack = quantized(&["--bits", "4", "--scheme", "int4", "--affine"]);
     let file = pack.path().join("out.gguf");
     let export = ["export-gguf", "--model-dir", text(pack.path()), "--out", text(&file)];
-    fails(1, &export, &["int4 32 with zero points, which has no type in GGML", "--dequantize"]);
+    fails(1, &export, &["int4 with group size 32 and zero points, which has no type in GGML", "--dequantize"]);
     assert!(!file.exists());
     succeed(&[&export[..], &["--dequantize"]].concat());
     assert!(Gguf::open(&file).unwrap().tensors.iter().all(|t| t.kind == GgmlType::F32));
