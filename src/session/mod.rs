@@ -10,6 +10,7 @@ pub mod embedded;
 mod memory;
 pub mod metrics;
 pub mod prompts;
+pub mod sampling;
 pub mod template;
 pub mod trace;
 
@@ -182,7 +183,7 @@ impl Session {
             tokenizer,
             name: options.name.clone().unwrap_or_else(|| dir.display().to_string()),
             engine_options,
-            sampling: options.sampling,
+            sampling: options.sampling.clone(),
             template_process: options.template_process.clone(),
         };
         progress::detail(1, || session.describe());
@@ -269,7 +270,7 @@ impl Session {
 
     /// Builds a request for [`Session::generate`] that continues `ids`, with the default length and sampling.
     pub fn request(&self, ids: Vec<u32>) -> Request {
-        Request { ids, max_new: MAX_NEW, sampling: self.sampling, ..Request::default() }
+        Request { ids, max_new: MAX_NEW, sampling: self.sampling.clone(), ..Request::default() }
     }
 
     /// Checks a request as [`Session::generate`] does before it computes anything.

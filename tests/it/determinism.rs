@@ -166,11 +166,16 @@ fn a_prefix_can_be_shared_and_taken_back() {
 
 /// Runs the prompts and returns, for each, the ids and logit bits of the most probable tokens at each step, and the
 /// number of accepted draft tokens.
-fn said(engine: &mut Engine, mut speculator: Speculator, batch: usize, sampling: Sampling) -> (Vec<Vec<u64>>, usize) {
+fn said(engine: &mut Engine, mut speculator: Speculator, batch: usize, sampling: &Sampling) -> (Vec<Vec<u64>>, usize) {
     // Prompts repeat short patterns, so that the n-gram lookup finds matches.
     let prompts: Vec<Vec<u32>> = (2..7).map(|n| (0..24).map(|i| 5 + 7 * (i % n) + n).collect()).collect();
-    let request =
-        |ids: &Vec<u32>| Request { ids: ids.clone(), max_new: 20, sampling, logprobs: Some(3), ..Request::default() };
+    let request = |ids: &Vec<u32>| Request {
+        ids: ids.clone(),
+        max_new: 20,
+        sampling: sampling.clone(),
+        logprobs: Some(3),
+        ..Request::default()
+    };
     let options = Options { tokenizer: None, batch, eos: &[], ..Options::default() };
     let mut said = vec![Vec::new(); prompts.len()];
     let outcome = generate(engine, &mut speculator, prompts.iter().map(request).collect(), &options, |event| {
@@ -188,7 +193,7 @@ fn guesses_change_neither_tokens_nor_logits_alone_or_in_a_batch_greedy_or_drawn(
     let drawn = Sampling { temperature: 0.7, top_p: 0.9, repeat_penalty: 1.1, seed: 5, ..Sampling::default() };
     for (name, precision, kv) in COMPANY {
         let mut engine = open(name, (precision, kv), 2, 512);
-        for sampling in [Sampling::default(), drawn] {
+        for sampling in &[Sampling::default(), drawn.clone()] {
             let (plain, _) = said(&mut engine, Speculator::off(), 1, sampling);
             let mut accepted = 0;
             for (batch, ahead) in [(1, 1), (1, 7), (3, 4), (5, 12)] {

@@ -6,9 +6,10 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 /// Pages in the order in which a reader follows them, so that a command finds what earlier ones wrote.
-const PAGES: [&str; 10] = [
+const PAGES: [&str; 11] = [
     "checkpoints.md",
     "first-model.md",
+    "sampling.md",
     "quantization.md",
     "measuring.md",
     "deduplication.md",

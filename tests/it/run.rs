@@ -88,9 +88,10 @@ fn a_text_does_not_depend_on_batch_or_threads() {
     for name in ["stories260k", "gptoss-mxfp4"] {
         let (pack, golden) = (packed(name), golden(name));
         let prompts = &golden["prompts"];
-        for sampling in
-            [&[][..], &["--temperature", "0.9", "--top-p", "0.95", "--seed", "11", "--repeat-penalty", "1.1"]]
-        {
+        let some = ["--temperature", "0.9", "--top-p", "0.95", "--seed", "11", "--repeat-penalty", "1.1"];
+        let others = "--temp 0.9 --mirostat 2 --mirostat-tau 4 --dry-multiplier 0.5 --frequency-penalty 0.1 --ban she";
+        let others: Vec<&str> = others.split(' ').collect();
+        for sampling in [&[][..], &some, &others] {
             let run = |more: &[&str]| continued(pack.path(), prompts, &[sampling, more].concat());
             let (alone, text) = run(&["--threads", "1"]);
             for more in [["--threads", "4", "--batch", "3"], ["--threads", "2", "--batch", "64"]] {
@@ -138,6 +139,43 @@ fn a_seed_reproduces_a_text_and_another_seed_gives_another() {
     let greedy = text_of(story(pack.path(), &["--greedy", "--max-new", "20"]));
     assert_eq!(text_of(story(pack.path(), &["--top-k", "1", "--temperature", "2", "--max-new", "20"])), greedy);
     assert_eq!(text_of(story(pack.path(), &["--temperature", "0", "--max-new", "20"])), greedy);
+}
+
+#[test]
+fn other_names_of_sampling_options_mean_the_same() {
+    let pack = packed("stories260k");
+    let said = |options: &str| {
+        let options: Vec<&str> = options.split(' ').chain(["--max-new", "24"]).collect();
+        text_of(story(pack.path(), &options))
+    };
+    let greedy = said("--greedy");
+    for (name, other) in [
+        ("--temperature 0.9 --typical 0.6", "--temp 0.9 --typical-p 0.6"),
+        ("--mirostat 1 --mirostat-tau 6 --mirostat-eta 0.3", "--mirostat 1 --mirostat-ent 6 --mirostat-lr 0.3"),
+        ("--temp 1.5 --min-p 0.2 --samplers min_p,temperature", "--temp 1.5 --min-p 0.2 --samplers min-p;temp"),
+        ("--xtc-probability 1 --xtc-threshold 0.1", "--xtc-probability 1"),
+        ("--dry-multiplier 5 --dry-allowed-length 0", "--dry-multiplier 5 --dry-allowed-length 0 --dry-base 1.75"),
+        ("--presence-penalty 9 --repeat-last-n 3", "--repeat-last-n 3 --presence-penalty 9"),
+    ] {
+        let text = said(name);
+        assert_eq!(text, said(other), "{name}");
+        assert_ne!(text, greedy, "{name}");
+    }
+    assert_eq!(said("--mirostat 0 --dry-multiplier 0 --presence-penalty 9 --repeat-last-n 0"), greedy);
+}
+
+#[test]
+fn banned_texts_do_not_appear_and_biased_tokens_do() {
+    let pack = packed("stories260k");
+    let text = |args: &[&str]| text_of(story(pack.path(), &[args, &["--max-new", "60"]].concat()));
+    assert!(text(&[]).contains("Lily"));
+    assert!(!text(&["--ban", "Lily", "--ban", "Tim"]).contains("Lily"));
+    let always = text(&["--logit-bias", "was+1000"]);
+    assert_eq!(always.matches("was").count(), 60, "{always}");
+    let never = text(&["--logit-bias", "was=-inf"]);
+    assert!(text(&[]).contains(" was ") && !never.contains(" was "), "{never}");
+    let refused = refused(2, &["--prompt", "a", "--logit-bias", "elephants+1"], pack.path());
+    assert!(refused.contains("expected one token") && refused.contains("--ban"), "{refused}");
 }
 
 #[test]
@@ -228,6 +266,17 @@ fn failures_have_their_exit_codes_and_name_the_culprit() {
         Case { code: 2, args: &["--pretranspose", "some"], said: "--pretranspose" },
         Case { code: 2, args: &["--prompt", "a", "--greedy", "--top-k", "3"], said: "--greedy" },
         Case { code: 2, args: &["--top-p", "0"], said: "top-p" },
+        Case { code: 2, args: &["--greedy", "--typical", "0.9"], said: "--greedy" },
+        Case { code: 2, args: &["--repeat-last-n", "64"], said: "--repeat-penalty" },
+        Case { code: 2, args: &["--presence-penalty", "1", "--repeat-last-n", "-2"], said: "-1 for all" },
+        Case { code: 2, args: &["--dry-base", "2"], said: "--dry-multiplier" },
+        Case { code: 2, args: &["--mirostat", "3"], said: "0..=2" },
+        Case { code: 2, args: &["--mirostat", "2", "--top-k", "40"], said: "top_k" },
+        Case { code: 2, args: &["--samplers", "top_k,temperature", "--min-p", "0.1"], said: "min_p" },
+        Case { code: 5, args: &["--samplers", "top_k,top_n_sigma"], said: "top_n_sigma" },
+        Case { code: 2, args: &["--logit-bias", "5"], said: "TOKEN+BIAS" },
+        Case { code: 2, args: &["--prompt", "a", "--logit-bias", "5000+1"], said: "below 512" },
+        Case { code: 2, args: &["--ban", ""], said: "--ban" },
         Case { code: 2, args: &["--system", "be nice"], said: "--chat" },
         Case { code: 2, args: &["--max-new", "0"], said: "at least 1" },
         Case { code: 2, args: &["--batch", "0"], said: "--batch" },

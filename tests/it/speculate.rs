@@ -4,6 +4,7 @@
 use crate::common::{FIXTURES, fixture, golden, iec, packed, packed_as};
 use iec::iebin::IebinReader;
 use iec::runtime::generate::{Completion, Options, Request, generate};
+use iec::runtime::sampler::{Dry, Mirostat, Order, Sampling, Version, Xtc};
 use iec::runtime::speculate::Speculator;
 use iec::runtime::{Engine, EngineOptions};
 use serde_json::Value;
@@ -30,6 +31,53 @@ fn every_family_says_the_same_with_and_without_guesses() {
             let guessed = complete(&mut engine, speculator, &prompt, 48);
             assert_eq!(guessed.ids, plain.ids, "{name}");
             assert!(guessed.accepted_tokens <= guessed.drafted_tokens);
+        }
+    }
+}
+
+/// Returns samplings that together use every stage, with state in random numbers, in the text and in Mirostat's `mu`.
+fn samplings() -> Vec<Sampling> {
+    let drawn = Sampling { temperature: 0.6, seed: 11, ..Sampling::default() };
+    let mirostat = |version| Some(Mirostat { version, tau: 1.5, eta: 0.3 });
+    vec![
+        Sampling { frequency_penalty: 0.3, presence_penalty: 0.2, repeat_last_n: Some(6), ..Sampling::default() },
+        Sampling { dry: Dry { multiplier: 0.5, ..Dry::default() }, ..Sampling::default() },
+        Sampling { logit_bias: [(5, 1.0)].into(), banned: [vec![12], vec![6, 13]].into(), ..Sampling::default() },
+        Sampling { typical_p: 0.8, top_k: 20, ..drawn.clone() },
+        Sampling { xtc: Xtc { probability: 0.4, threshold: 0.05 }, ..drawn.clone() },
+        Sampling { mirostat: mirostat(Version::One), repeat_penalty: 1.1, ..drawn.clone() },
+        Sampling { mirostat: mirostat(Version::Two), ..drawn.clone() },
+        Sampling { min_p: 0.1, top_p: 0.9, order: Order::parse("min_p,temperature,top_p").unwrap(), ..drawn },
+    ]
+}
+
+#[test]
+fn every_sampler_chooses_the_same_with_and_without_draft_tokens() {
+    let mut engine = open("stories260k");
+    let prompt: Vec<u32> = (0..24).map(|i| 5 + 7 * (i % 4)).collect();
+    let said = |engine: &mut Engine, speculator: &mut Speculator, batch: usize, sampling: &Sampling| {
+        let request = |n: u32| Request {
+            ids: prompt[n as usize..].to_vec(),
+            max_new: 40,
+            sampling: sampling.clone(),
+            ..Request::default()
+        };
+        let options = Options { batch, ..Options::default() };
+        let outcome = generate(engine, speculator, (0..3).map(request).collect(), &options, |_| Ok(())).unwrap();
+        let accepted: usize = outcome.completions.iter().map(|done| done.accepted_tokens).sum();
+        let drafted: usize = outcome.completions.iter().map(|done| done.drafted_tokens).sum();
+        (outcome.completions.into_iter().map(|done| done.ids).collect::<Vec<_>>(), accepted, drafted)
+    };
+    for sampling in samplings() {
+        sampling.validate().unwrap();
+        let (plain, ..) = said(&mut engine, &mut Speculator::off(), 1, &sampling);
+        let small = Speculator::draft(open("stories260k"), &engine);
+        for mut speculator in [Speculator::ngram().always(6), small.always(5)] {
+            for batch in [1, 3] {
+                let (ids, accepted, drafted) = said(&mut engine, &mut speculator, batch, &sampling);
+                assert_eq!(ids, plain, "{sampling:?}, batch {batch}");
+                assert!(accepted < drafted, "{sampling:?}: no draft token was refused");
+            }
         }
     }
 }

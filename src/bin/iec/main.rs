@@ -142,7 +142,8 @@ fn parser() -> clap::Command {
         |arg: clap::Arg| if arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg };
     // `-h` omits these groups; `--help` shows them.
     let short = |arg: clap::Arg| {
-        let rare = arg.get_help_heading().is_some_and(|heading| ["Tuning", "Deduplicated packs"].contains(&heading));
+        let rare = ["Tuning", "Deduplicated packs", sampling::MORE_SAMPLING];
+        let rare = arg.get_help_heading().is_some_and(|heading| rare.contains(&heading));
         arg.hide_short_help(rare)
     };
     let command = Cli::command().mut_args(negative);

@@ -1,47 +1,196 @@
 //! Sampling options.
 
-use iec::runtime::sampler::Sampling;
+use iec::error::{Error, Result};
+use iec::runtime::sampler::{Dry, Mirostat, Order, Sampling, Version, Xtc};
+use iec::session::Session;
+use iec::session::sampling::SamplingTexts;
 
 /// Heading of these options in the help.
 const SAMPLING: &str = "Sampling (greedy unless one of these options is given)";
 
+/// Heading of the options that only `--help` shows.
+pub const MORE_SAMPLING: &str = "More sampling";
+
 /// Sampling options; generation is greedy if none is given.
 #[derive(Debug, clap::Args)]
+#[command(next_help_heading = SAMPLING)]
 pub struct SamplingArgs {
     /// Choose the most likely token at each step; the default
-    #[arg(help_heading = SAMPLING, long, conflicts_with_all = ["temperature", "top_k", "top_p", "min_p"])]
+    #[arg(
+        long,
+        conflicts_with_all = ["temperature", "top_k", "top_p", "min_p", "typical", "xtc_probability", "mirostat"]
+    )]
     greedy: bool,
     /// Divide the logits by T before sampling; 0 is greedy [default: 1 if another sampling option is given]
-    #[arg(help_heading = SAMPLING, long, alias = "temp", value_name = "T")]
+    #[arg(long, alias = "temp", value_name = "T")]
     temperature: Option<f64>,
     /// Sample from the K most likely tokens
-    #[arg(help_heading = SAMPLING, long, value_name = "K")]
+    #[arg(long, value_name = "K")]
     top_k: Option<usize>,
     /// Sample from the smallest set of most likely tokens whose probabilities add up to P
-    #[arg(help_heading = SAMPLING, long, value_name = "P")]
+    #[arg(long, value_name = "P")]
     top_p: Option<f64>,
     /// Sample from tokens that are at least P times as likely as the most likely one
-    #[arg(help_heading = SAMPLING, long, value_name = "P")]
+    #[arg(long, value_name = "P")]
     min_p: Option<f64>,
     /// Make tokens that occurred in prompt or text less likely; 1 has no effect, 1.1 is a weak penalty
-    #[arg(help_heading = SAMPLING, long, value_name = "R")]
+    #[arg(long, value_name = "R")]
     repeat_penalty: Option<f64>,
     /// Seed of the random numbers; prompt number i uses seed + i
-    #[arg(help_heading = SAMPLING, long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
+    #[command(flatten)]
+    more: Box<MoreArgs>,
+}
+
+/// Sampling options that are used rarely.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = MORE_SAMPLING)]
+struct MoreArgs {
+    /// Sample from the tokens with the most typical information content, whose probabilities add up to P
+    #[arg(long, alias = "typical-p", value_name = "P")]
+    typical: Option<f64>,
+    /// Lower the logits of tokens that occurred by A
+    #[arg(long, value_name = "A")]
+    presence_penalty: Option<f64>,
+    /// Lower the logits of tokens that occurred by A for each occurrence
+    #[arg(long, value_name = "A")]
+    frequency_penalty: Option<f64>,
+    /// Number of last tokens that the three penalties consider; 0 turns them off, -1 is all [default: -1]
+    #[arg(long, value_name = "N")]
+    repeat_last_n: Option<i64>,
+    /// DRY: lower the logit of a token that continues a repeated sequence by M * BASE^(length - ALLOWED); 0 is off
+    #[arg(long, value_name = "M")]
+    dry_multiplier: Option<f64>,
+    /// Base of DRY [default: 1.75]
+    #[arg(long, value_name = "BASE", requires = "dry_multiplier")]
+    dry_base: Option<f64>,
+    /// Length from which DRY penalizes a repeated sequence, in tokens [default: 2]
+    #[arg(long, value_name = "ALLOWED", requires = "dry_multiplier")]
+    dry_allowed_length: Option<usize>,
+    /// Number of last tokens in which DRY searches; 0 turns it off, -1 is all [default: -1]
+    #[arg(long, value_name = "N", requires = "dry_multiplier")]
+    dry_penalty_last_n: Option<i64>,
+    /// Text that ends DRY's sequences, instead of line break, colon, quotation mark and asterisk; repeatable; `none`
+    /// means that no text does
+    #[arg(long, value_name = "TEXT", requires = "dry_multiplier")]
+    dry_sequence_breaker: Vec<String>,
+    /// XTC: with probability P, remove the likely tokens except the least likely of them
+    #[arg(long, value_name = "P")]
+    xtc_probability: Option<f64>,
+    /// Probability from which XTC counts a token as likely; above 0.5 XTC has no effect [default: 0.1]
+    #[arg(long, value_name = "P", requires = "xtc_probability")]
+    xtc_threshold: Option<f64>,
+    /// Keep the information content of the text near a target with Mirostat, version 1 or 2; 0 is off
+    #[arg(long, value_name = "VERSION", value_parser = clap::value_parser!(u8).range(0..=2))]
+    mirostat: Option<u8>,
+    /// Target of Mirostat, in bits per token [default: 5]
+    #[arg(long, alias = "mirostat-ent", value_name = "TAU", requires = "mirostat")]
+    mirostat_tau: Option<f64>,
+    /// Learning rate of Mirostat [default: 0.1]
+    #[arg(long, alias = "mirostat-lr", value_name = "ETA", requires = "mirostat")]
+    mirostat_eta: Option<f64>,
+    /// Add BIAS to the logit of a token: `15043+1.5`, `" yes-2"`, `2=-inf`; repeatable. TOKEN is an id or a text of one
+    /// token
+    #[arg(long, value_name = "TOKEN(+|-|=)BIAS")]
+    logit_bias: Vec<String>,
+    /// Never generate TEXT in its usual tokens, at the beginning, after a space or inside a word; repeatable
+    #[arg(long, value_name = "TEXT")]
+    ban: Vec<String>,
+    /// Order of the sampling steps [default: penalties,dry,temperature,top_k,top_p,min_p,typ_p,xtc]
+    #[arg(long, value_name = "LIST")]
+    samplers: Option<String>,
 }
 
 impl SamplingArgs {
-    /// Returns the options for the sampler.
-    pub fn sampling(&self) -> Sampling {
-        let drawn = self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some();
-        Sampling {
-            temperature: self.temperature.unwrap_or(if drawn { 1.0 } else { 0.0 }),
-            top_k: self.top_k.unwrap_or(0),
-            top_p: self.top_p.unwrap_or(1.0),
-            min_p: self.min_p.unwrap_or(0.0),
-            repeat_penalty: self.repeat_penalty.unwrap_or(1.0),
-            seed: self.seed,
+    /// Checks the options before a model is opened.
+    ///
+    /// # Errors
+    /// An option is out of range, has another form, or has no effect.
+    pub fn check(&self) -> Result<()> {
+        let penalties = [self.repeat_penalty, self.more.presence_penalty, self.more.frequency_penalty];
+        if self.more.repeat_last_n.is_some() && penalties.iter().all(Option::is_none) {
+            return Err(Error::usage("--repeat-last-n: found no penalty, expected one")
+                .help("add --repeat-penalty, --presence-penalty or --frequency-penalty"));
         }
+        self.texts().check()?;
+        self.numbers()?.validate()
+    }
+
+    /// Returns the sampling of requests to `session`, whose tokenizer gives the tokens of the texts.
+    ///
+    /// # Errors
+    /// The same as those of [`SamplingArgs::check`], or a text has no valid tokens.
+    pub fn sampling(&self, session: &Session) -> Result<Sampling> {
+        self.texts().resolve(self.numbers()?, || session.tokenizer(), session.engine.config().vocab)
+    }
+
+    fn texts(&self) -> SamplingTexts {
+        let breakers: Vec<String> =
+            self.more.dry_sequence_breaker.iter().filter(|text| *text != "none").cloned().collect();
+        SamplingTexts {
+            logit_bias: self.more.logit_bias.clone(),
+            banned: self.more.ban.clone(),
+            dry_breakers: (!self.more.dry_sequence_breaker.is_empty()).then_some(breakers),
+        }
+    }
+
+    /// Returns the parameters that do not depend on the model.
+    fn numbers(&self) -> Result<Sampling> {
+        let filters = [self.top_p, self.min_p, self.more.typical, self.more.xtc_probability];
+        let drawn = self.top_k.is_some() || self.more.mirostat > Some(0) || filters.iter().any(Option::is_some);
+        let plain = Sampling::default();
+        Ok(Sampling {
+            temperature: self.temperature.unwrap_or(if drawn { 1.0 } else { 0.0 }),
+            top_k: self.top_k.unwrap_or(plain.top_k),
+            top_p: self.top_p.unwrap_or(plain.top_p),
+            min_p: self.min_p.unwrap_or(plain.min_p),
+            typical_p: self.more.typical.unwrap_or(plain.typical_p),
+            xtc: Xtc {
+                probability: self.more.xtc_probability.unwrap_or(plain.xtc.probability),
+                threshold: self.more.xtc_threshold.unwrap_or(plain.xtc.threshold),
+            },
+            repeat_penalty: self.repeat_penalty.unwrap_or(plain.repeat_penalty),
+            presence_penalty: self.more.presence_penalty.unwrap_or(plain.presence_penalty),
+            frequency_penalty: self.more.frequency_penalty.unwrap_or(plain.frequency_penalty),
+            repeat_last_n: last_n("--repeat-last-n", self.more.repeat_last_n)?,
+            dry: self.dry()?,
+            mirostat: self.mirostat()?,
+            order: self.more.samplers.as_deref().map_or(Ok(plain.order), Order::parse)?,
+            seed: self.seed,
+            ..plain
+        })
+    }
+
+    fn dry(&self) -> Result<Dry> {
+        let plain = Dry::default();
+        Ok(Dry {
+            multiplier: self.more.dry_multiplier.unwrap_or(plain.multiplier),
+            base: self.more.dry_base.unwrap_or(plain.base),
+            allowed_length: self.more.dry_allowed_length.unwrap_or(plain.allowed_length),
+            last_n: last_n("--dry-penalty-last-n", self.more.dry_penalty_last_n)?,
+            ..plain
+        })
+    }
+
+    fn mirostat(&self) -> Result<Option<Mirostat>> {
+        let version = match self.more.mirostat {
+            Some(1) => Version::One,
+            Some(2) => Version::Two,
+            _ => return Ok(None),
+        };
+        let (tau, eta) =
+            (self.more.mirostat_tau.unwrap_or(Mirostat::TAU), self.more.mirostat_eta.unwrap_or(Mirostat::ETA));
+        Ok(Some(Mirostat { version, tau, eta }))
+    }
+}
+
+/// Returns a number of last tokens; `None` for -1, which is all.
+fn last_n(option: &str, value: Option<i64>) -> Result<Option<usize>> {
+    match value {
+        None | Some(-1) => Ok(None),
+        Some(n) => usize::try_from(n)
+            .map(Some)
+            .map_err(|_| Error::usage(format!("{option}: found {n}, expected 0 or more, or -1 for all"))),
     }
 }

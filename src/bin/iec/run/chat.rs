@@ -50,7 +50,7 @@ fn answer(
     session: &mut Session,
     global: &Global,
 ) -> Result<()> {
-    let request = args.request(Vec::new());
+    let request = args.request(session, Vec::new());
     let done = conversation.answer(message, session, request, &args.generate_options(), |place, text| match place {
         _ if args.special => console::print(text),
         Place::Answer => console::print(text),

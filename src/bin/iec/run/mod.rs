@@ -83,8 +83,6 @@ pub struct Args {
     /// Replace the file of --trace-ids if it is there
     #[arg(long, requires = "trace_ids")]
     overwrite: bool,
-    #[command(flatten)]
-    sampling: SamplingArgs,
     /// Measure the time of each stage of prefill and decode: a table on stderr, and `stages` in the JSON line
     #[arg(long, conflicts_with = "chat")]
     profile: bool,
@@ -93,6 +91,9 @@ pub struct Args {
     /// Print the JSON line of `iec bench`, with the text, instead of the text
     #[arg(long, conflicts_with = "chat")]
     pub json: bool,
+    // Last, as clap passes the heading of its options on to the fields that follow.
+    #[command(flatten)]
+    sampling: SamplingArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -107,6 +108,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     args.report.prepare()?;
     let trace = args.trace_target()?;
     let mut session = args.model.open(global, Speculation::Ngram)?;
+    session.sampling = args.sampling.sampling(&session)?;
     if args.chat {
         return chat::chat(&args, &mut session, global);
     }
@@ -119,7 +121,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     if let Some(trace) = &mut trace {
         (0..).zip(prompts.iter().zip(&ids)).try_for_each(|(i, (text, ids))| trace.prompt(i, text, ids))?;
     }
-    let requests: Vec<Request> = ids.into_iter().map(|ids| args.request(ids)).collect();
+    let requests: Vec<Request> = ids.into_iter().map(|ids| args.request(&session, ids)).collect();
     let invalid = invalid_requests(&requests, &session);
     let skip_invalid = invalid.contains(&true);
     let mut printer = Printer::new(invalid, !args.json);
@@ -171,7 +173,7 @@ fn invalid_requests(requests: &[Request], session: &Session) -> Vec<bool> {
 
 impl Args {
     fn check(&self) -> Result<()> {
-        self.sampling.sampling().validate()?;
+        self.sampling.check()?;
         if self.batch == 0 {
             return Err(Error::usage("--batch: found 0, expected at least 1"));
         }
@@ -233,15 +235,13 @@ impl Args {
         GenerateOptions { ignore_eos: self.ignore_eos, show_special: self.special, ..GenerateOptions::default() }
     }
 
-    fn request(&self, ids: Vec<u32>) -> Request {
+    fn request(&self, session: &Session, ids: Vec<u32>) -> Request {
         let traced = self.trace_ids.as_ref().map(|_| TRACE_TOP);
         Request {
-            ids,
             max_new: self.max_new,
-            sampling: self.sampling.sampling(),
             stop: self.stop.clone(),
             logprobs: self.logprobs.or(traced),
-            prefix: None,
+            ..session.request(ids)
         }
     }
 }
