@@ -59,7 +59,7 @@ fn one_weight_file_may_have_any_name_or_be_named_itself() {
     packs(&odd, &expected);
     std::fs::copy(&odd, dir.path().join("other.safetensors")).unwrap();
     packs(&odd, &expected);
-    refused(dir.path(), &["2 safetensors files", "help: ", "--hf-dir"]);
+    refused(dir.path(), &["2 safetensors files", "help: ", "name one file"]);
     packs(&fixture("llama-gqa").join("model.safetensors.index.json"), &{
         pack(&fixture("llama-gqa")).2.remove(Path::new("model.ie.bin")).unwrap()
     });

@@ -145,7 +145,7 @@ fn a_seed_reproduces_a_text_and_another_seed_gives_another() {
 fn other_names_of_sampling_options_mean_the_same() {
     let pack = packed("stories260k");
     let said = |options: &str| {
-        let options: Vec<&str> = options.split(' ').chain(["--max-new", "24"]).collect();
+        let options: Vec<&str> = options.split(' ').chain(["--max-new", "64"]).collect();
         text_of(story(pack.path(), &options))
     };
     let greedy = said("--greedy");
@@ -154,8 +154,11 @@ fn other_names_of_sampling_options_mean_the_same() {
         ("--mirostat 1 --mirostat-tau 6 --mirostat-eta 0.3", "--mirostat 1 --mirostat-ent 6 --mirostat-lr 0.3"),
         ("--temp 1.5 --min-p 0.2 --samplers min_p,temperature", "--temp 1.5 --min-p 0.2 --samplers min-p;temp"),
         ("--xtc-probability 1 --xtc-threshold 0.1", "--xtc-probability 1"),
-        ("--dry-multiplier 5 --dry-allowed-length 0", "--dry-multiplier 5 --dry-allowed-length 0 --dry-base 1.75"),
-        ("--presence-penalty 9 --repeat-last-n 3", "--repeat-last-n 3 --presence-penalty 9"),
+        (
+            "--dry-multiplier 50 --dry-allowed-length 0 --dry-sequence-breaker none",
+            "--dry-multiplier 50 --dry-allowed-length 0 --dry-sequence-breaker none --dry-base 1.75",
+        ),
+        ("--presence-penalty 9 --repeat-last-n 30", "--repeat-last-n 30 --presence-penalty 9"),
     ] {
         let text = said(name);
         assert_eq!(text, said(other), "{name}");
