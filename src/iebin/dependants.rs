@@ -42,7 +42,8 @@ impl List {
                 serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("invalid list of packs: {e}")))?;
             match list.format == FORMAT {
                 true => Ok(list),
-                false => Err(Error::unsupported(format!("found format `{}`, expected `{FORMAT}`", list.format))),
+                false => Err(Error::unsupported(format!("found format `{}`, expected `{FORMAT}`", list.format))
+                    .help("a newer version of iec wrote this list: use that version")),
             }
         };
         read().at(&path).help(

@@ -305,7 +305,7 @@ fn bits_per_weight(layout: &Layout) -> f64 {
 
 fn too_small(bits: f64, bytes: u64) -> Error {
     Error::usage(format!(
-        "the target is out of reach: the smallest possible pack has {bits:.3} bits per weight, {bytes} bytes"
+        "the target is out of reach: the smallest possible pack has {bits:.3} bits per weight ({bytes} bytes)"
     ))
-    .help("choose a larger target, or leave fewer tensors unquantized with --exclude")
+    .help("choose a larger target, or exclude fewer tensors (--exclude)")
 }

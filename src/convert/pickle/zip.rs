@@ -209,8 +209,10 @@ fn folder(entries: &HashMap<String, Entry>) -> Result<String> {
     match (folders.next(), folders.next()) {
         (Some(folder), None) => Ok(folder.to_string()),
         (Some(_), Some(_)) => Err(malformed("two files data.pkl in the archive")),
-        (None, _) => Err(Error::unsupported("found a zip archive without data.pkl, expected one of torch.save")
-            .help("give weights as safetensors or as written by torch.save")),
+        (None, _) => {
+            Err(Error::unsupported("found a zip archive without data.pkl, expected one that torch.save wrote")
+                .help("give weights as safetensors or as written by torch.save"))
+        }
     }
 }
 

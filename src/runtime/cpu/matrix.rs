@@ -48,7 +48,9 @@ impl Matrix {
         if !matrix.is_consistent() || !(matrix.data.as_ptr() as usize).is_multiple_of(4) {
             let (found, expected) = (matrix.data.len(), matrix.payload_bytes().unwrap_or(0));
             return Err(Error::corrupt(format!(
-                "found {found} bytes of a {rows} x {cols} matrix, expected {expected} at an address divisible by 4"
+                "found {found} bytes at the address {:p} for a {rows} x {cols} matrix, expected {expected} bytes at a \
+                 multiple of 4",
+                matrix.data.as_ptr()
             )));
         }
         Ok(matrix)
