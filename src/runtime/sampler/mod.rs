@@ -1,7 +1,7 @@
 //! Sampling: chooses the next token from logits, either the most likely one (greedy) or a random draw.
 //!
-//! Every step is a small function over the [`pool`] of candidates: logit bias and bans ([`bans`]), [`penalties`],
-//! [`dry`], the stages of [`truncation`], and [`mirostat`]. [`Sampler`] applies them in the [`Order`] of the request;
+//! Every step is a small function over the `pool` of candidates: logit bias and bans (`bans`), `penalties`,
+//! `dry`, the stages of `truncation`, and `mirostat`. [`Sampler`] applies them in the [`Order`] of the request;
 //! the default order is that of `transformers`. Ties go to the lowest id. Probabilities are computed in f64. The same
 //! seed draws the same tokens, alone or in a batch.
 //!
