@@ -408,7 +408,7 @@ impl SessionOptions {
             && !Tokenizer::open(&path)?.has_tokens_of(tokenizer)
         {
             let found = "found other tokens than those of the model, expected the same vocabulary";
-            return Err(Error::usage(found).at(&path).help("choose a small model of the same family"));
+            return Err(Error::usage(found).at(&path).help("name a draft model with the same tokenizer"));
         }
         Engine::open(&reader, &EngineOptions { threads, ..EngineOptions::default() })
     }

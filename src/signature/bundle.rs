@@ -20,7 +20,7 @@ const ANY_MEDIA_TYPE: &str = "application/vnd.dev.sigstore.bundle";
 const PAYLOAD_TYPE: &str = "application/vnd.in-toto+json";
 const STATEMENT_TYPE: &str = "https://in-toto.io/Statement/v1";
 const PREDICATE_TYPE: &str = "https://model_signing/signature/v1.0";
-/// A signature file that is larger than this in bytes is refused; it has about 130 bytes for each signed file.
+/// Largest accepted size of a signature file in bytes. Each signed file adds less than 200.
 const LARGEST: u64 = 16 << 20;
 
 /// Signs the hashes of files with `key`. Returns the text of the signature file; `name` is the name of the model.

@@ -137,7 +137,8 @@ impl Tile<'_> {
 /// Number of columns summed at once. With more, the compiler interchanges the loops and emits gathers.
 const TOGETHER: usize = 4;
 
-/// Kernel that computes `sums[k] = sum_j errors[j] * panel[j][k]`, starting at j = 0.
+/// Kernel that computes `sums[k] = sum_j errors[j] * panel[j][k]`, adding in the order of j. Earlier values of `sums`
+/// are replaced.
 pub(super) struct Products<'a> {
     pub errors: &'a [Lanes],
     pub panel: &'a [[f32; BLOCK]],

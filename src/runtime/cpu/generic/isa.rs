@@ -53,7 +53,7 @@ impl PanelShape {
 pub(in super::super) unsafe trait Isa: Copy {
     /// Name in the table of kernels.
     const NAME: &'static str;
-    /// Level of the instruction set for loops that are compiled once per [`Level`].
+    /// The [`Level`] of this instruction set. Loops outside this trait are compiled once per level and run at this one.
     const LEVEL: Level;
     /// Number of lanes of a vector.
     const LANES: usize;
