@@ -51,6 +51,13 @@ fn field(child: &Child, name: &str) -> String {
     status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim().to_string()
 }
 
+/// Returns true if this process ignores the signal, as it does under `nohup`; its commands then ignore the signal, too.
+fn is_ignored(signal: Signal) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+    u64::from_str_radix(ignored.trim(), 16).unwrap() >> (signal.as_raw() - 1) & 1 == 1
+}
+
 /// Returns true when the command has installed its signal handlers.
 fn catches_signals(child: &Child) -> bool {
     let caught = u64::from_str_radix(&field(child, "SigCgt:"), 16).unwrap_or(0);
@@ -103,7 +110,7 @@ fn the_first_signal_ends_every_wait_and_nothing_is_left() {
     let lock = std::fs::File::create(at("L").join(".iec-lock")).unwrap();
     lock.lock().unwrap();
     for form in WAITING {
-        for (signal, code) in SIGNALS {
+        for (signal, code) in SIGNALS.into_iter().filter(|(signal, _)| !is_ignored(*signal)) {
             let marks = ["P", "N", "L"].map(|name| (format!("{{{name}}}"), at(name).display().to_string()));
             let line = marks.iter().fold(form.to_string(), |line, (mark, path)| line.replace(mark, path));
             let (_reader, stdout) = full_pipe();
