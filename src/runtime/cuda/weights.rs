@@ -123,7 +123,7 @@ impl DeviceMatrix {
 fn describe(store: MatrixStore, rows: usize, cols: usize) -> Result<(Kind, args::Matrix)> {
     let number = |n: usize| {
         u32::try_from(n).map_err(|_| {
-            Error::unsupported(format!("a matrix of {rows} x {cols} is not supported on a GPU"))
+            Error::unsupported(format!("found a matrix of {rows} x {cols}, expected sizes below 2^32 for a GPU"))
                 .help("use --device cpu")
         })
     };

@@ -1,7 +1,7 @@
 // Forms in which matrix products read activations: as floats (`f32`), and as one or two bf16 numbers (`hi`, `lo`).
 //
-// `hi` is the value rounded to bf16. `lo` is the rounding error, rounded to bf16 as well; `hi + lo` has about 16 significant bits.
-// Where `hi` is infinite or NaN, `lo` is zero, so that their sum is still `hi`.
+// `hi` is the value rounded to bf16. `lo` is the rounding error, rounded to bf16 as well; `hi + lo` has about 16
+// significant bits. Where `hi` is infinite or NaN, `lo` is zero, so that their sum is still `hi`.
 //
 // `hi` and `lo` must be aligned to 8 bytes (then so are their rows); `f32` need not be aligned.
 #pragma once
@@ -74,8 +74,8 @@ __device__ __forceinline__ void put4_halves(const Acts& acts, uint32_t row, uint
     }
 }
 
-// Writes the values of columns `column` .. `column + 4` in all forms that are wanted. `column` is a multiple of four, and
-// `takes_fours(acts)` is true.
+// Writes the values of columns `column` .. `column + 4` in all forms that are wanted. `column` is a multiple of four,
+// and `takes_fours(acts)` is true.
 __device__ __forceinline__ void put4(const Acts& acts, uint32_t row, uint32_t column, float4 value) {
     if (acts.f32) {
         *reinterpret_cast<float4*>(acts.f32 + uint64_t(row) * acts.stride + column) = value;
@@ -83,7 +83,8 @@ __device__ __forceinline__ void put4(const Acts& acts, uint32_t row, uint32_t co
     put4_halves(acts, row, column, value);
 }
 
-// Sets the columns of `hi` and `lo` from `width` up to the next multiple of 32 to zero; `threads` threads share the work.
+// Sets the columns of `hi` and `lo` from `width` up to the next multiple of 32 to zero; `threads` threads share the
+// work.
 __device__ __forceinline__ void pad(const Acts& acts, uint32_t row, uint32_t width, uint32_t thread, uint32_t threads) {
     if (!acts.hi) {
         return;

@@ -1,5 +1,5 @@
-// Argument structs of kernels, passed by value; `args.rs` mirrors them field by field. Pointers come first, then an even number of
-// 32-bit numbers, so that there is no padding.
+// Argument structs of kernels, passed by value; `args.rs` mirrors them field by field. Pointers come first, then an
+// even number of 32-bit numbers, so that there is no padding.
 #pragma once
 #include "types.cuh"
 
@@ -34,9 +34,9 @@ struct Matrix {
     uint32_t tile_bytes;
 };
 
-// Addresses that activations are written to: as floats (`f32`), rounded to bf16 in the order of `place` (`hi`), and the rounding
-// errors (`lo`, so that hi + lo has 16 bits). Null = not written. `hi` and `lo` are padded with zeros to whole blocks of 32
-// columns.
+// Addresses that activations are written to: as floats (`f32`), rounded to bf16 in the order of `place` (`hi`), and the
+// rounding errors (`lo`, so that hi + lo has 16 bits). Null = not written. `hi` and `lo` are padded with zeros to whole
+// blocks of 32 columns.
 struct Acts {
     float* f32;
     uint16_t* hi;
@@ -101,8 +101,8 @@ struct Gated {
     float limit;
 };
 
-// Up to three products of at most 8 rows, computed by the same kernel in one launch (blockIdx.z is the index of the product), and
-// the activation of the first one (gate and up interleaved) or of the first two.
+// Up to three products of at most 8 rows, computed by the same kernel in one launch (blockIdx.z is the index of the
+// product), and the activation of the first one (gate and up interleaved) or of the first two.
 struct Few {
     Matmul of[3];
     Gated then;         // gate is y of the first, up that of the second; n = 0: no activation
@@ -120,7 +120,8 @@ struct Row {
     uint32_t position;
 };
 
-// The cache of one layer. A page holds for each layer and key/value head PAGE keys of head_dim numbers, then PAGE values.
+// The cache of one layer. A page holds for each layer and key/value head PAGE keys of head_dim numbers, then PAGE
+// values.
 struct Cache {
     const uint64_t* pages;  // (sequences, table_stride): addresses of pages, in the order of positions
     uint64_t layer_offset;  // bytes of a page before this layer
@@ -130,7 +131,8 @@ struct Cache {
     uint32_t head_dim;
 };
 
-// Normalizes the heads of queries and keys if there are weights, rotates them, scales queries, and stores keys and values.
+// Normalizes the heads of queries and keys if there are weights, rotates them, scales queries, and stores keys and
+// values.
 struct Rope {
     float* q;             // (n, n_heads * head_dim), in place
     const float* k;       // (n, kv_heads * head_dim)
@@ -156,8 +158,8 @@ struct Tile {
     uint32_t count;
 };
 
-// Attention of every row over the positions of its sequence up to its own. Scores are exponents of two: queries, `softcap` and
-// `sinks` are scaled by log2(e).
+// Attention of every row over the positions of its sequence up to its own. Scores are exponents of two: queries,
+// `softcap` and `sinks` are scaled by log2(e).
 struct Attention {
     const float* q;  // (n, q_stride), rotated and scaled
     const Row* rows;
@@ -185,7 +187,8 @@ struct Route {
     uint32_t softmax_over_all;
 };
 
-// Sorts the pairs (row, choice) by expert, stably, and cuts the pairs of each expert into shares of at most `share_rows`.
+// Sorts the pairs (row, choice) by expert, stably, and cuts the pairs of each expert into shares of at most
+// `share_rows`.
 struct Group {
     const uint32_t* experts_of;  // (pairs)
     uint32_t* slots;             // (pairs): index of each pair after sorting
@@ -224,8 +227,8 @@ struct Logits {
     float softcap;  // 0 = none
 };
 
-// The largest numbers of each row, largest first (of equal numbers the first; NaN counts as the smallest). A launch keeps the k
-// largest of every TOP_K_SPAN numbers, and the next launch searches these, until there is one part.
+// The largest numbers of each row, largest first (of equal numbers the first; NaN counts as the smallest). A launch
+// keeps the k largest of every TOP_K_SPAN numbers, and the next launch searches these, until there is one part.
 #define TOP_K_SPAN 2048
 
 struct TopK {

@@ -1,10 +1,10 @@
-// Code that the attention kernels share: addresses of keys and values, the positions that a row attends to ("sees"), and the
-// arithmetic of scores.
+// Code that the attention kernels share: addresses of keys and values, the positions that a row attends to ("sees"),
+// and the arithmetic of scores.
 //
-// Scores are exponents of two. Every kernel processes the positions of a row in steps and keeps, for the positions so far, the
-// largest score m, the sum l of 2^(s - m), and the sum of the values weighted by 2^(s - m). When m grows, l and the weighted sum
-// are multiplied by 2^(old m - new m); two such results are combined in the same way. At the end, the weighted sum is divided by l,
-// to which a sink, if there is one, adds its own power of two.
+// Scores are exponents of two. Every kernel processes the positions of a row in steps and keeps, for the positions so
+// far, the largest score m, the sum l of 2^(s - m), and the sum of the values weighted by 2^(s - m). When m grows, l
+// and the weighted sum are multiplied by 2^(old m - new m); two such results are combined in the same way. At the end,
+// the weighted sum is divided by l, to which a sink, if there is one, adds its own power of two.
 //
 // Positions are cut into steps at multiples of the step, which divides PAGE: a step never crosses the border of a page.
 #pragma once
@@ -25,13 +25,14 @@ __device__ __forceinline__ Visible visible_at(uint32_t position, uint32_t window
     return {window != 0 && position >= window ? position - window + 1 : 0, position};
 }
 
-// Returns whether a row at position `row` sees `position`, with fewer registers than `Visible`. Positions are below 2^31.
+// Returns whether a row at position `row` sees `position`, with fewer registers than `Visible`. Positions are below
+// 2^31.
 __device__ __forceinline__ bool sees(uint32_t row, uint32_t position, uint32_t window) {
     return row - position < (window != 0 ? window : 0x80000000u);
 }
 
-// Address of the keys of one head in the page that holds `position`; its values follow PAGE * head_dim numbers later. `bytes` is
-// the size of a number.
+// Address of the keys of one head in the page that holds `position`; its values follow PAGE * head_dim numbers later.
+// `bytes` is the size of a number.
 __device__ __forceinline__ uint64_t page_of(const Cache& cache, uint32_t bytes, uint32_t sequence, uint32_t head, uint32_t position) {
     const uint64_t page = cache.pages[uint64_t(sequence) * cache.table_stride + position / PAGE];
     return page + cache.layer_offset + uint64_t(head) * (2 * PAGE * bytes * cache.head_dim);
@@ -59,7 +60,8 @@ __device__ __forceinline__ float inverse_of(float x) {
 #endif
 }
 
-// The score that weights are relative to: the largest one, or 0 where all are minus infinity (whose difference would be NaN).
+// The score that weights are relative to: the largest one, or 0 where all are minus infinity (whose difference would be
+// NaN).
 __device__ __forceinline__ float reference_of(float largest) {
     return largest == NEG_INF ? 0.0f : largest;
 }
@@ -156,14 +158,14 @@ __device__ __forceinline__ void split(float low, float high, uint32_t* rounded, 
 // Positions of a step of the plain kernels: one for each lane of a warp.
 #define PLAIN_STEP 32
 
-// Floats per row in the shared memory of the plain kernels: a multiple of 16 bytes, and 16 more so that adjacent rows use different
-// banks.
+// Floats per row in the shared memory of the plain kernels: a multiple of 16 bytes, and 16 more so that adjacent rows
+// use different banks.
 __device__ __forceinline__ uint32_t plain_stride(uint32_t dim) {
     return ((dim + 3) & ~3u) + 4;
 }
 
-// Loads the keys or values of a step as floats to `out`, with all threads of the block; positions that are not visible and the
-// columns after the last dimension become zero.
+// Loads the keys or values of a step as floats to `out`, with all threads of the block; positions that are not visible
+// and the columns after the last dimension become zero.
 template <typename T>
 __device__ __forceinline__ void load_as(const Visible& visible, const typename T::Element* rows, uint32_t start, uint32_t dim,
                                         float* out) {
@@ -194,7 +196,8 @@ __device__ __forceinline__ void load_rows(const Cache& cache, uint64_t head, boo
     }
 }
 
-// out[i] = dot product of rows[i] and `row`. Rows have `stride` numbers, of which the last four are padding, aligned to 16 bytes.
+// out[i] = dot product of rows[i] and `row`. Rows have `stride` numbers, of which the last four are padding, aligned to
+// 16 bytes.
 template <int ROWS>
 __device__ __forceinline__ void dots(const float* rows, const float* row, uint32_t stride, float out[ROWS]) {
 #pragma unroll
@@ -215,8 +218,8 @@ __device__ __forceinline__ void dots(const float* rows, const float* row, uint32
     }
 }
 
-// Turns the scores of a warp, one position per lane, into weights, and updates `m` and `l` (the latter for this lane's positions
-// only). Returns the factor for the sums over earlier positions.
+// Turns the scores of a warp, one position per lane, into weights, and updates `m` and `l` (the latter for this lane's
+// positions only). Returns the factor for the sums over earlier positions.
 __device__ __forceinline__ float weigh(const Attention& a, bool seen, float* score, float* m, float* l) {
     const float kept = a.softcap != 0.0f ? capped(*score, a.softcap) : *score;
     float larger = fmaxf(*m, seen ? kept : NEG_INF);

@@ -1,13 +1,14 @@
-// Attention of single rows (flash decoding): each sequence is cut into parts that blocks compute independently, and the results of
-// the parts are combined by `attention_combine`. This kernel is for all types and shapes; `attention_decode_mma.cuh` has faster
-// ones for some.
+// Attention of single rows (flash decoding): each sequence is cut into parts that blocks compute independently, and the
+// results of the parts are combined by `attention_combine`. This kernel is for all types and shapes;
+// `attention_decode_mma.cuh` has faster ones for some.
 //
 // Number of parts of each sequence, `splits`: the grid has splits * kv_heads * chunks * n thread blocks, where chunks =
-// ceil(n_heads / kv_heads / 8). As positions are read from device memory, `splits` may be chosen once for a captured graph. For a
-// device with N multiprocessors and sequences of up to `longest` positions (`window`, if that is less):
+// ceil(n_heads / kv_heads / 8). As positions are read from device memory, `splits` may be chosen once for a captured
+// graph. For a device with N multiprocessors and sequences of up to `longest` positions (`window`, if that is less):
 //     splits = clamp(resident * N / (kv_heads * chunks * n), 1, ceil(longest / 64)), at most 1024,
 // where `resident`, the number of thread blocks that fit on a multiprocessor at once, is stated at each kernel.
-// `partial` holds n * n_heads * splits * (head_dim + 2) floats: for each row, head and part the weighted values, then m and l.
+// `partial` holds n * n_heads * splits * (head_dim + 2) floats: for each row, head and part the weighted values, then m
+// and l.
 #pragma once
 #include "attention.cuh"
 #include "reduce.cuh"
@@ -54,7 +55,8 @@ struct DecodePart {
     }
 };
 
-// Multiplies the sums of each head by its factor, row PLAIN_STEP of `weights`, and adds the weighted sums of two columns of `rows`.
+// Multiplies the sums of each head by its factor, row PLAIN_STEP of `weights`, and adds the weighted sums of two
+// columns of `rows`.
 __device__ __forceinline__ void add_rows(uint32_t heads, const float* weights, const float* rows, uint32_t stride,
                                          float2 (&sums)[DECODE_HEADS]) {
 #pragma unroll
@@ -84,11 +86,11 @@ __device__ __forceinline__ void add_rows(uint32_t heads, const float* weights, c
     }
 }
 
-// Computes attention of each row over each part of its sequence, and writes the results to `partial`. It takes any type, any even
-// head_dim up to 256, and any number of query heads per key/value head.
+// Computes attention of each row over each part of its sequence, and writes the results to `partial`. It takes any
+// type, any even head_dim up to 256, and any number of query heads per key/value head.
 //
-// Grid: (splits, kv_heads * chunks, n). Block: 128. Dynamic shared memory: 4 * (40 * stride + 264) bytes, where stride = (head_dim
-// rounded up to a multiple of 4) + 4. Resident thread blocks per multiprocessor: 5.
+// Grid: (splits, kv_heads * chunks, n). Block: 128. Dynamic shared memory: 4 * (40 * stride + 264) bytes, where stride
+// = (head_dim rounded up to a multiple of 4) + 4. Resident thread blocks per multiprocessor: 5.
 KERNEL __launch_bounds__(DECODE_THREADS, 5) attention_decode(Attention a) {
     const DecodePart part(a, PLAIN_STEP);
     const uint32_t dim = a.cache.head_dim, stride = plain_stride(dim), bytes = a.cache.kind == KV_F32 ? 4 : 2;
@@ -168,8 +170,8 @@ __device__ __forceinline__ float block_largest(float value, float* room) {
     return value;
 }
 
-// Combines the results of the parts in a fixed order and writes the result, including the zeros after the last column. It is
-// launched after every `attention_decode*`, with the same arguments, even if `splits` is 1.
+// Combines the results of the parts in a fixed order and writes the result, including the zeros after the last column.
+// It is launched after every `attention_decode*`, with the same arguments, even if `splits` is 1.
 //
 // Grid: (n_heads, n). Block: 256 (or 128). Dynamic shared memory: none.
 KERNEL __launch_bounds__(32 * COMBINE_WARPS, 4) attention_combine(Attention a) {
@@ -194,8 +196,8 @@ KERNEL __launch_bounds__(32 * COMBINE_WARPS, 4) attention_combine(Attention a) {
     // The barrier in `block_sum` also makes the weights visible to all threads.
     total = block_sum(total, totals) + exp2_of(sink - reference);
 
-    // A thread adds two columns of every `slices`th part, with several loads in flight. Loads beyond the last part read the last
-    // part again, and their values get weight 0.
+    // A thread adds two columns of every `slices`th part, with several loads in flight. Loads beyond the last part read
+    // the last part again, and their values get weight 0.
     const uint32_t pairs = dim / 2, slices = blockDim.x / pairs, slice = threadIdx.x / pairs, column = threadIdx.x % pairs * 2;
     float2 own = make_float2(0.0f, 0.0f);
     for (uint32_t first = slice; first < a.splits && slice < slices; first += COMBINE_LOADS * slices) {

@@ -1,6 +1,6 @@
-// Decoding on tensor cores for caches of 16-bit numbers: keys and values are loaded from memory directly to the registers of the
-// warps that multiply them, 16 bytes at a time, and only once for all query heads that share them. See attention_decode.cuh for
-// parts and their number.
+// Decoding on tensor cores for caches of 16-bit numbers: keys and values are loaded from memory directly to the
+// registers of the warps that multiply them, 16 bytes at a time, and only once for all query heads that share them. See
+// attention_decode.cuh for parts and their number.
 //
 // A warp takes every fourth step of 16 positions. In the notation of tensor.cuh (lane = 4 g + t):
 //     scores (16 x positions) = queries * keys^T: row g is head g, rounded; row g + 8 is the rounding error. The lane's sum of
@@ -17,8 +17,8 @@
 
 #define DECODE_STEP 16
 
-// A lane's part of the result of a warp: m of head g, l of head g for the lane's positions, and the weighted values of heads 2t and
-// 2t+1.
+// A lane's part of the result of a warp: m of head g, l of head g for the lane's positions, and the weighted values of
+// heads 2t and 2t+1.
 template <int D>
 struct DecodeState {
     float m;
@@ -49,7 +49,8 @@ __device__ __forceinline__ const uint16_t* page_at(const Attention& a, const Dec
     return reinterpret_cast<const uint16_t*>(page_of(a.cache, 2, part.sequence, part.kv_head, step * DECODE_STEP));
 }
 
-// Loads 16 bytes of a row of the page, or zeros. In assembly, so that there is no branch and the load starts before the products.
+// Loads 16 bytes of a row of the page, or zeros. In assembly, so that there is no branch and the load starts before the
+// products.
 __device__ __forceinline__ uint4 load_row(const uint16_t* row, uint32_t column, uint32_t dim, bool wanted) {
     uint4 words = make_uint4(0, 0, 0, 0);
 #ifdef IEC_EMULATED
@@ -81,7 +82,8 @@ __device__ __forceinline__ void load_keys(const uint16_t* page, const Visible& v
     }
 }
 
-// Loads positions 2t, 2t+1, 2t+8, 2t+9. Positions that are not visible may hold any bits in memory and are loaded as zeros.
+// Loads positions 2t, 2t+1, 2t+8, 2t+9. Positions that are not visible may hold any bits in memory and are loaded as
+// zeros.
 template <int D>
 __device__ __forceinline__ void load_values(const uint16_t* page, const Visible& visible, uint32_t start, uint32_t dim,
                                             uint4 (&values)[4][D / 64]) {
@@ -245,8 +247,8 @@ __device__ __forceinline__ void decode_mma(const Attention& a) {
         load_keys<D>(page, part.visible, step * DECODE_STEP, dim, keys);
     }
     while (step < part.end) {
-        // The values are loaded during the first product, and the next keys during the second. The address of the page of the next
-        // keys is loaded before both.
+        // The values are loaded during the first product, and the next keys during the second. The address of the page
+        // of the next keys is loaded before both.
         const uint32_t start = step * DECODE_STEP, next = step + DECODE_WARPS;
         const uint16_t* next_page = page;
         if (next < part.end) {
@@ -266,12 +268,12 @@ __device__ __forceinline__ void decode_mma(const Attention& a) {
     merge_warps<D>(a, part, state, sums);
 }
 
-// Computes attention of each row over each part of its sequence, and writes the results to `partial`. head_dim is a multiple of 8 and
-// at most the number in the name; any number of query heads may share a key/value head. If several kernels can compute a shape, the
-// one with the smallest number is the fastest.
+// Computes attention of each row over each part of its sequence, and writes the results to `partial`. head_dim is a
+// multiple of 8 and at most the number in the name; any number of query heads may share a key/value head. If several
+// kernels can compute a shape, the one with the smallest number is the fastest.
 //
-// Grid: (splits, kv_heads * chunks, n). Block: 128. Dynamic shared memory: none. Resident thread blocks per multiprocessor: 5 for
-// head_dim 64, 3 for 128, 2 for 256.
+// Grid: (splits, kv_heads * chunks, n). Block: 128. Dynamic shared memory: none. Resident thread blocks per
+// multiprocessor: 5 for head_dim 64, 3 for 128, 2 for 256.
 #define DECODE_MMA(name, T, D)                                   \
     KERNEL __launch_bounds__(DECODE_THREADS) name(Attention a) { \
         decode_mma<T, D>(a);                                     \

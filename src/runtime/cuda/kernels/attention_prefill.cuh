@@ -1,13 +1,13 @@
-// Attention of many rows of one sequence at once, for all types and shapes, without tensor cores; `attention_prefill_mma.cuh` has the
-// faster kernels for caches of 16-bit numbers.
+// Attention of many rows of one sequence at once, for all types and shapes, without tensor cores;
+// `attention_prefill_mma.cuh` has the faster kernels for caches of 16-bit numbers.
 //
-// A thread block computes up to M pairs. A pair is a row of the block's tile and one of the query heads that share a key/value head.
-// The block processes the positions that the rows see in steps, and loads the keys and values of a step into shared memory. If a
-// tile has few rows, the block computes several of these query heads, M divided by the number of rows, so that keys and values are
-// read less often.
+// A thread block computes up to M pairs. A pair is a row of the block's tile and one of the query heads that share a
+// key/value head. The block processes the positions that the rows see in steps, and loads the keys and values of a step
+// into shared memory. If a tile has few rows, the block computes several of these query heads, M divided by the number
+// of rows, so that keys and values are read less often.
 //
-// The host cuts the rows of each sequence in the batch into tiles of up to M consecutive rows. For a sequence with less than about
-// 16 rows, decoding is faster.
+// The host cuts the rows of each sequence in the batch into tiles of up to M consecutive rows. For a sequence with less
+// than about 16 rows, decoding is faster.
 #pragma once
 #include "attention.cuh"
 #include "reduce.cuh"
@@ -25,8 +25,8 @@ struct PrefillPart {
     Visible visible;    // positions that at least one row sees
     Visible by_all;     // positions that all rows see; may be empty (last < first)
 
-    // The grid is (n_heads, tiles), and a thread block computes up to `most` pairs. The last tiles, which see the most positions, come
-    // first.
+    // The grid is (n_heads, tiles), and a thread block computes up to `most` pairs. The last tiles, which see the most
+    // positions, come first.
     __device__ __forceinline__ PrefillPart(const Attention& a, uint32_t most, uint32_t step) {
         const Tile tile = a.tiles[gridDim.y - 1 - blockIdx.y];
         const uint32_t group = a.n_heads / a.cache.kv_heads, together = tile.count < most ? most / tile.count : 1;
@@ -96,12 +96,12 @@ __device__ __forceinline__ void write_row(const Attention& a, uint32_t row, uint
 // Pairs of a warp.
 #define PREFILL_PAIRS 4
 
-// Computes attention of the rows of tiles. It takes any type, any even head_dim up to 256, any number of query heads per key/value
-// head, and tiles of up to M = threads / 8 rows.
+// Computes attention of the rows of tiles. It takes any type, any even head_dim up to 256, any number of query heads
+// per key/value head, and tiles of up to M = threads / 8 rows.
 //
-// Grid: (n_heads, tiles). Block: 256 for head_dim up to 128, else 128. Dynamic shared memory: (M + 32) * stride * 4 + threads * 16
-// bytes, where stride = (head_dim rounded up to a multiple of 4) + 4. For head_dim above 240 this is more than 48 KiB, the default
-// limit, which the host then has to raise.
+// Grid: (n_heads, tiles). Block: 256 for head_dim up to 128, else 128. Dynamic shared memory: (M + 32) * stride * 4 +
+// threads * 16 bytes, where stride = (head_dim rounded up to a multiple of 4) + 4. For head_dim above 240 this is more
+// than 48 KiB, the default limit, which the host then has to raise.
 KERNEL __launch_bounds__(256, 2) attention_prefill(Attention a) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, most = blockDim.x / 32 * PREFILL_PAIRS;
     const PrefillPart part(a, most, PLAIN_STEP);

@@ -1,10 +1,11 @@
 // Prefilling on tensor cores, for caches of 16-bit numbers. See attention_prefill.cuh for tiles and pairs.
 //
-// A block of 4 warps has M = 64 * TILES pairs, a warp 16 * TILES of them, and steps are 64 positions. Queries stay in shared
-// memory, rounded to the type of the cache. Keys of the next step are copied while values are multiplied, and values while scores
-// are computed, so one buffer for each and two barriers per step suffice. The rounded weights of a warp are an operand of the
-// second product without leaving their registers. Rows in shared memory are 16 bytes longer than D numbers, an odd number of 16
-// bytes, so that the eight rows of a matrix that `ldmatrix` reads lie in different banks.
+// A block of 4 warps has M = 64 * TILES pairs, a warp 16 * TILES of them, and steps are 64 positions. Queries stay in
+// shared memory, rounded to the type of the cache. Keys of the next step are copied while values are multiplied, and
+// values while scores are computed, so one buffer for each and two barriers per step suffice. The rounded weights of a
+// warp are an operand of the second product without leaving their registers. Rows in shared memory are 16 bytes longer
+// than D numbers, an odd number of 16 bytes, so that the eight rows of a matrix that `ldmatrix` reads lie in different
+// banks.
 #pragma once
 #include "attention_prefill.cuh"
 
@@ -43,8 +44,8 @@ __device__ __forceinline__ const uint16_t* page_at(const Attention& a, const Pre
     return reinterpret_cast<const uint16_t*>(page_of(a.cache, 2, part.sequence, part.kv_head, position));
 }
 
-// Starts to copy 64 rows of keys or values; positions that no row of the tile sees and columns after the last dimension become
-// zero.
+// Starts to copy 64 rows of keys or values; positions that no row of the tile sees and columns after the last dimension
+// become zero.
 template <int D>
 __device__ __forceinline__ void copy_rows(const uint16_t* rows, const Visible& visible, uint32_t start, uint32_t dim,
                                           uint16_t* out) {
@@ -301,12 +302,12 @@ __device__ __forceinline__ void prefill_mma(const Attention& a) {
     part.pad_rows(a);
 }
 
-// Computes attention of the rows of tiles. With D the first and M the second number in the name, head_dim is a multiple of 8 and at
-// most D, and tiles have up to M rows; any number of query heads may share a key/value head. If several kernels can compute a shape,
-// the one with the smallest D is the fastest.
+// Computes attention of the rows of tiles. With D the first and M the second number in the name, head_dim is a multiple
+// of 8 and at most D, and tiles have up to M rows; any number of query heads may share a key/value head. If several
+// kernels can compute a shape, the one with the smallest D is the fastest.
 //
-// Grid: (n_heads, tiles). Block: 128. Dynamic shared memory: (M + 128) * (D + 8) * 2 bytes, up to 101,376, so the host has to raise
-// the limit.
+// Grid: (n_heads, tiles). Block: 128. Dynamic shared memory: (M + 128) * (D + 8) * 2 bytes, up to 101,376, so the host
+// has to raise the limit.
 #define PREFILL_MMA(name, T, D, TILES)                                   \
     KERNEL __launch_bounds__(PREFILL_MMA_THREADS, 2) name(Attention a) { \
         prefill_mma<T, D, TILES>(a);                                     \

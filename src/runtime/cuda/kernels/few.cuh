@@ -29,9 +29,9 @@ __device__ SHARED_CODE void activate_tile(Gated a, uint32_t tile, uint32_t first
     }
 }
 
-// Computes the activation of tile blockIdx.x if one is wanted, unless another thread block still computes the tile's gate or up.
-// Called by all threads at the end of a kernel that has computed this tile of product blockIdx.z, for share blockIdx.y or for all
-// rows.
+// Computes the activation of tile blockIdx.x if one is wanted, unless another thread block still computes the tile's
+// gate or up. Called by all threads at the end of a kernel that has computed this tile of product blockIdx.z, for share
+// blockIdx.y or for all rows.
 __device__ __forceinline__ void finish_few(const Few& a) {
     if (a.then.n == 0 || blockIdx.x * TILE_ROWS >= a.of[0].w.rows) {
         return;

@@ -27,8 +27,8 @@ __device__ __forceinline__ float activated(const Gated& a, float gate, float up)
     return (up + 1.0f) * (gate * sigmoid(a.alpha * gate));
 }
 
-// Writes four columns of one row: `four(row, column)` returns all of them, `one(row, column)` a single one. `hi` and `lo` are
-// padded with zeros to whole blocks of 32.
+// Writes four columns of one row: `four(row, column)` returns all of them, `one(row, column)` a single one. `hi` and
+// `lo` are padded with zeros to whole blocks of 32.
 template <class Four, class One>
 __device__ __forceinline__ void elementwise(const Acts& out, uint32_t width, bool fours, Four four, One one) {
     const uint32_t row = blockIdx.y, column = blockIdx.x * ELEMENTWISE_SPAN + 4 * threadIdx.x;

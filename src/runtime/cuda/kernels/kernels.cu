@@ -1,4 +1,5 @@
-// All kernels of iec, one translation unit. `scripts/ptx.sh` compiles it to PTX, `scripts/simulated-cuda.sh` for the host.
+// All kernels of iec, one translation unit. `scripts/ptx.sh` compiles it to PTX, `scripts/simulated-cuda.sh` for the
+// host.
 #include "attention_decode.cuh"
 #include "attention_decode_mma.cuh"
 #include "attention_prefill.cuh"

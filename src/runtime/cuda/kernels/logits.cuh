@@ -4,8 +4,8 @@
 #include "gated.cuh"
 #include "reduce.cuh"
 
-// Returns the sort key of a logit and its index: larger for a larger logit, and among equal logits for a lower index. 0 is less
-// than all keys.
+// Returns the sort key of a logit and its index: larger for a larger logit, and among equal logits for a lower index. 0
+// is less than all keys.
 __device__ __forceinline__ uint64_t key_of(float logit, uint32_t place) {
     return uint64_t(rank_of(logit)) << 32 | uint32_t(~place);
 }
@@ -41,8 +41,8 @@ __device__ __forceinline__ float seen(Sight& sight, float logit, uint32_t place)
 
 // Caps the logits of a part (where there is a cap), and finds its largest.
 //
-// Grid: (parts, n), n at most 65535. Block: 256. Dynamic shared memory: none. Any vocabulary and number of parts; a fast number is
-// ceil(vocab / 2048) parts, at most 512.
+// Grid: (parts, n), n at most 65535. Block: 256. Dynamic shared memory: none. Any vocabulary and number of parts; a
+// fast number is ceil(vocab / 2048) parts, at most 512.
 KERNEL logits_parts(Logits a) {
     const uint32_t span = ((a.vocab + a.parts - 1) / a.parts + 3) & ~3u, row = blockIdx.y;
     const uint64_t begin = uint64_t(blockIdx.x) * span;
@@ -106,11 +106,13 @@ __device__ __forceinline__ void sort_keys(uint64_t* keys) {
     __syncthreads();
 }
 
-// Finds the k largest of each part of TOP_K_SPAN numbers. The host launches it again and again: the keys that one launch writes are
-// the numbers of the next (len = parts * k), until there is one part; that launch writes ids and values. Values have the bits of
-// the logits, except NaN, whose bits are lost, and zeros, which become positive. If k > len, the ids beyond len are 0xffffffff.
+// Finds the k largest of each part of TOP_K_SPAN numbers. The host launches it again and again: the keys that one
+// launch writes are the numbers of the next (len = parts * k), until there is one part; that launch writes ids and
+// values. Values have the bits of the logits, except NaN, whose bits are lost, and zeros, which become positive. If k >
+// len, the ids beyond len are 0xffffffff.
 //
-// Grid: (parts, n) with parts = ceil(len / TOP_K_SPAN), n at most 65535. Block: 512. Dynamic shared memory: none. k at most 1024.
+// Grid: (parts, n) with parts = ceil(len / TOP_K_SPAN), n at most 65535. Block: 512. Dynamic shared memory: none. k at
+// most 1024.
 KERNEL __launch_bounds__(512) top_k(TopK a) {
     SHARED uint64_t keys[TOP_K_SPAN];
     const uint32_t first = blockIdx.x * TOP_K_SPAN;

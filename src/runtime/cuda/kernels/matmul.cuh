@@ -1,7 +1,7 @@
 // Matrix products: y = x w^T + bias, for one matrix or for the experts that tokens chose.
 //
-// Entry points: KIND is one of f32, f16, bf16, int4, int4_affine, nl4, mxfp4, int8 (`Kind` in args.cuh), STORE one of f32, f16, bf16,
-// and `tiles` for the others.
+// Entry points: KIND is one of f32, f16, bf16, int4, int4_affine, nl4, mxfp4, int8 (`Kind` in args.cuh), STORE one of
+// f32, f16, bf16, and `tiles` for the others.
 //
 //   name                              reads     rows of x   threads     dynamic shared   where
 //   matmul_f32_KIND_8                 x         at most 8   128 .. 512  0                any GPU
@@ -14,24 +14,26 @@
 //   matmul_bf16_{int4,mxfp4}_1_128    the same as matmul_bf16_tiles_1_128, faster
 //
 // Those for few rows take `Few`: up to three matrices, one for each blockIdx.z, of one kind (few.cuh).
-// PASSES is 1 (x rounded to bf16) or 2 (hi + lo, about 16 bits); f16 weights take two bf16 numbers each and always use 2 passes. The
-// number at the end, COLUMNS, is how many rows of x a block computes. With experts (`shares` given) it is also the largest number of
-// rows that a share may have, whatever n is.
+// PASSES is 1 (x rounded to bf16) or 2 (hi + lo, about 16 bits); f16 weights take two bf16 numbers each and always use
+// 2 passes. The number at the end, COLUMNS, is how many rows of x a block computes. With experts (`shares` given) it is
+// also the largest number of rows that a share may have, whatever n is.
 //
 // Grid: (row blocks * column blocks, shares or 1), where
 //   row blocks = ceil(rows / R) with R = 16 for COLUMNS 8, 64 for .._64 but 32 for matmul_bf16_{f16,bf16}_.._64, 128 for .._128;
 //   column blocks = 1 with experts and for COLUMNS 8, else ceil(n / COLUMNS);
 //   shares = the largest possible number of shares; blocks beyond *count return at once.
-// Threads for COLUMNS 8: the largest of 512, 256 and 128 with which the whole grid has at most 1024 threads per multiprocessor,
-// otherwise 128, so that many threads share 16 rows of a small matrix. The order of sums depends on this number.
+// Threads for COLUMNS 8: the largest of 512, 256 and 128 with which the whole grid has at most 1024 threads per
+// multiprocessor, otherwise 128, so that many threads share 16 rows of a small matrix. The order of sums depends on
+// this number.
 //
-// Choice of the kernel: n <= 8 (or shares of at most 8): .._8. Otherwise for x in f32: .._64. Otherwise .._128 if there is one,
-// n > 32 (or shares have so many rows) and its grid has at least 3/4 as many blocks as the GPU has multiprocessors, else .._64.
+// Choice of the kernel: n <= 8 (or shares of at most 8): .._8. Otherwise for x in f32: .._64. Otherwise .._128 if there
+// is one, n > 32 (or shares have so many rows) and its grid has at least 3/4 as many blocks as the GPU has
+// multiprocessors, else .._64.
 //
-// Any rows, cols > 0 and strides. Loads are wide where cols (of floats), x_stride and y_stride are multiples of 4 and matrices are
-// aligned to 16 bytes; `hi` and `lo` must be aligned to 16 bytes, `half_stride` is a multiple of 32 and at least 32 * blocks. Tiles
-// are aligned to 64 bytes. Sums are computed in f32, in an order that depends only on the shape, the entry point and the number of
-// threads.
+// Any rows, cols > 0 and strides. Loads are wide where cols (of floats), x_stride and y_stride are multiples of 4 and
+// matrices are aligned to 16 bytes; `hi` and `lo` must be aligned to 16 bytes, `half_stride` is a multiple of 32 and at
+// least 32 * blocks. Tiles are aligned to 64 bytes. Sums are computed in f32, in an order that depends only on the
+// shape, the entry point and the number of threads.
 #pragma once
 #include "few.cuh"
 #include "matmul_f32.cuh"

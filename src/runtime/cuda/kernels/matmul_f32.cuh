@@ -1,14 +1,14 @@
 // Matrix products in f32, for every kind of weights and every GPU.
 //
-// `matmul_f32_few` (at most 8 rows of x): a thread block computes 16 rows of the matrix; its warps take blocks of 32 columns in turn.
-// A lane multiplies its 2 x 8 weights with 8 columns of each row of x; the sums of four lanes are added, then those of warps.
-// `matmul_f32_many`: a thread block computes 64 x 64 numbers of y, each thread 8 x 4 of them. Both operands are copied to shared
-// memory first; weights are multiplied by their scales on the way.
+// `matmul_f32_few` (at most 8 rows of x): a thread block computes 16 rows of the matrix; its warps take blocks of 32
+// columns in turn. A lane multiplies its 2 x 8 weights with 8 columns of each row of x; the sums of four lanes are
+// added, then those of warps. `matmul_f32_many`: a thread block computes 64 x 64 numbers of y, each thread 8 x 4 of
+// them. Both operands are copied to shared memory first; weights are multiplied by their scales on the way.
 #pragma once
 #include "matmul_job.cuh"
 
-// Loads columns `from` .. `from + 4` of a row of x; columns beyond the last are zero. If ALIGNED, each group of four columns is
-// aligned to 16 bytes, and the last group is readable as a whole.
+// Loads columns `from` .. `from + 4` of a row of x; columns beyond the last are zero. If ALIGNED, each group of four
+// columns is aligned to 16 bytes, and the last group is readable as a whole.
 template <bool ALIGNED>
 __device__ __forceinline__ float4 load_x(const float* row, uint32_t from, uint32_t cols) {
     float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -61,7 +61,8 @@ __device__ __forceinline__ float dot8(const float (&w)[8], float4 x, float4 y) {
     return __fmaf_rn(w[7], y.w, sum);
 }
 
-// Multiplies rows `first` .. `first + COLUMNS` of the job with the blocks of this warp, and writes the sums to `partial`.
+// Multiplies rows `first` .. `first + COLUMNS` of the job with the blocks of this warp, and writes the sums to
+// `partial`.
 template <uint32_t KIND, int COLUMNS, bool ALIGNED>
 __device__ __forceinline__ void sum_columns(const Matmul& a, const Job& job, uint32_t first, const Rows<KIND>& rows, Lane lane,
                                             float* partial) {
@@ -183,8 +184,8 @@ __device__ __forceinline__ void store_weights(Square& square, const Rows<KIND>& 
     }
 }
 
-// Adds the products of 32 columns to a thread's sums[i][j]: i = 0 to 3 are rows 4 (thread % 8) + i of the matrix, i = 4 to 7 the rows
-// 32 after these, and j = 0 to 3 are rows 4 (thread / 8) + j of x.
+// Adds the products of 32 columns to a thread's sums[i][j]: i = 0 to 3 are rows 4 (thread % 8) + i of the matrix, i = 4
+// to 7 the rows 32 after these, and j = 0 to 3 are rows 4 (thread / 8) + j of x.
 __device__ __forceinline__ void multiply_square(float (&sums)[8][4], const Square& square) {
     const uint32_t row = threadIdx.x % 8 * 4, column = threadIdx.x / 8 * 4;
 #pragma unroll 2

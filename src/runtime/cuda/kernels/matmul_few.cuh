@@ -1,9 +1,9 @@
 // Matrix products of few rows of x (at most 8) on tensor cores, which read the weights at the bandwidth of memory.
 //
-// A thread block computes 16 rows of the matrix; its warps take blocks of 32 columns in turn, and their sums are added in the order
-// of warps. A lane loads codes into registers several blocks ahead of the block that it computes: the bytes in flight must be at
-// least the bandwidth of memory times its latency, about 40 KB per multiprocessor of an H200. Activations are small and read by
-// every thread block, so they come from the caches.
+// A thread block computes 16 rows of the matrix; its warps take blocks of 32 columns in turn, and their sums are added
+// in the order of warps. A lane loads codes into registers several blocks ahead of the block that it computes: the
+// bytes in flight must be at least the bandwidth of memory times its latency, about 40 KB per multiprocessor of an
+// H200. Activations are small and read by every thread block, so they come from the caches.
 #pragma once
 #include "matmul_fragments.cuh"
 #include "matmul_job.cuh"
@@ -28,7 +28,8 @@ __device__ __forceinline__ void matmul_few(const Matmul& a) {
     }
     const Lane lane = lane_of(threadIdx.x);
     const Rows<KIND> rows = rows_of<KIND>(a.w, job.data, tile, lane);
-    // Beyond the last block, the last one is computed again and not added, so that there is no branch between two loads.
+    // Beyond the last block, the last one is computed again and not added, so that there is no branch between two
+    // loads.
     const uint32_t last = blocks - 1;
     Raw<KIND> raw[AHEAD];
 #pragma unroll

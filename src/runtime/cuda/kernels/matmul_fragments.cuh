@@ -1,9 +1,10 @@
-// The weights of a block (16 rows by 32 columns) as operand A of `mma.m16n8k16`: exact bf16 numbers without their scales, which are
-// applied to the sums.
+// The weights of a block (16 rows by 32 columns) as operand A of `mma.m16n8k16`: exact bf16 numbers without their
+// scales, which are applied to the sums.
 //
-// Row g of the operand is row 2g of the 16, row g + 8 is row 2g + 1. A block takes two products: one for columns 0..16, one for the
-// others. Columns 2t, 2t + 1, 2t + 8 and 2t + 9 of the operand are columns 4t, 4t + 2, 4t + 1 and 4t + 3 of the matrix, because one
-// AND extracts such a pair from a word of codes. Activations are stored in that order (`place`), 16 bytes for lane t.
+// Row g of the operand is row 2g of the 16, row g + 8 is row 2g + 1. A block takes two products: one for columns 0..16,
+// one for the others. Columns 2t, 2t + 1, 2t + 8 and 2t + 9 of the operand are columns 4t, 4t + 2, 4t + 1 and 4t + 3 of
+// the matrix, because one AND extracts such a pair from a word of codes. Activations are stored in that order
+// (`place`), 16 bytes for lane t.
 #pragma once
 #include "matmul_weights.cuh"
 #include "tensor.cuh"
@@ -49,20 +50,20 @@ __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t mask, uint32_t v
 // 128 as bf16, twice. The low seven bits of each are free for a number below 128, which is then added to the 128.
 #define BF16_128 0x43004300u
 
-// Returns two bf16 numbers: the codes in bits 0..4 and 16..20 of `codes`, each plus 128 and plus the bf16 number in its half of
-// `minus`.
+// Returns two bf16 numbers: the codes in bits 0..4 and 16..20 of `codes`, each plus 128 and plus the bf16 number in its
+// half of `minus`.
 __device__ __forceinline__ uint32_t bf16_of_codes(uint32_t codes, uint32_t minus) {
     return bf16_fma(and_or(codes, 0x000f000f, BF16_128), BF16_ONES, minus);
 }
 
-// Returns the signed bytes in bits 0..8 and 16..24 of `pair` as two bf16 numbers. Each is computed as 128 plus its low seven bits,
-// minus 128, or minus 256 if its sign bit is set.
+// Returns the signed bytes in bits 0..8 and 16..24 of `pair` as two bf16 numbers. Each is computed as 128 plus its low
+// seven bits, minus 128, or minus 256 if its sign bit is set.
 __device__ __forceinline__ uint32_t bf16_of_bytes(uint32_t pair) {
     return bf16_fma(and_or(pair, 0x007f007f, BF16_128), BF16_ONES, and_or(pair, 0x00800080, 0xc300c300u));
 }
 
-// Returns the E2M1 codes in bits 0..4 and 16..20 of `word >> SHIFT` as two bf16 numbers. The exponent and mantissa bits of a code are
-// moved to those of a bf16 number, which is then too small by a factor of 2^126 and is multiplied by it.
+// Returns the E2M1 codes in bits 0..4 and 16..20 of `word >> SHIFT` as two bf16 numbers. The exponent and mantissa bits
+// of a code are moved to those of a bf16 number, which is then too small by a factor of 2^126 and is multiplied by it.
 template <int SHIFT>
 __device__ __forceinline__ uint32_t bf16_of_e2m1(uint32_t word) {
     const uint32_t magnitude = SHIFT <= 6 ? word << (6 - SHIFT) : word >> (SHIFT - 6);
@@ -76,8 +77,8 @@ __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
     return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-// Splits two f16 numbers into `hi`, the numbers rounded to bf16, and `rest`, their rounding errors, which bf16 represents exactly; the
-// error of infinity is zero.
+// Splits two f16 numbers into `hi`, the numbers rounded to bf16, and `rest`, their rounding errors, which bf16
+// represents exactly; the error of infinity is zero.
 __device__ __forceinline__ void split_halves(uint32_t halves, uint32_t& hi, uint32_t& rest) {
     const float x = __half2float(__ushort_as_half(uint16_t(halves))), y = __half2float(__ushort_as_half(uint16_t(halves >> 16)));
     hi = bf16_pair(x, y);
@@ -85,7 +86,8 @@ __device__ __forceinline__ void split_halves(uint32_t halves, uint32_t& hi, uint
     rest = bf16_pair(x == x_hi ? 0.0f : x - x_hi, y == y_hi ? 0.0f : y - y_hi);
 }
 
-// Converts stored words to fragments; AS may be KIND_TILES, because the fragments of all kinds of tiles have the same form.
+// Converts stored words to fragments; AS may be KIND_TILES, because the fragments of all kinds of tiles have the same
+// form.
 template <uint32_t KIND, uint32_t AS>
 __device__ __forceinline__ void fragments_of(const Raw<KIND>& raw, Fragments<AS>& f) {
 #pragma unroll
@@ -143,7 +145,8 @@ __device__ __forceinline__ void mma_start(float (&d)[4], const uint32_t (&a)[4],
 #endif
 }
 
-// This lane's activations of 8 rows of x in a block of 32 columns: operand B of both products; `rest` holds the rounding errors.
+// This lane's activations of 8 rows of x in a block of 32 columns: operand B of both products; `rest` holds the
+// rounding errors.
 template <int PASSES>
 struct Columns {
     uint32_t b[2][2];
@@ -156,8 +159,8 @@ struct Columns {
     }
 };
 
-// The COUNT products that a block takes. `add` computes the one with index `product` and adds it to `sums`; if START, product 0
-// overwrites `sums` instead.
+// The COUNT products that a block takes. `add` computes the one with index `product` and adds it to `sums`; if START,
+// product 0 overwrites `sums` instead.
 template <uint32_t KIND, int PASSES>
 struct Products {
     static constexpr int EACH = PASSES * (Fragments<KIND>::TWO ? 2 : 1), COUNT = 2 * EACH;

@@ -9,8 +9,8 @@ struct Job {
     uint32_t count;  // number of rows of y
 };
 
-// Returns the job for at most `columns` rows, beginning with row `from` of the batch or of the share with index blockIdx.y; its
-// count is 0 if there is no work.
+// Returns the job for at most `columns` rows, beginning with row `from` of the batch or of the share with index
+// blockIdx.y; its count is 0 if there is no work.
 __device__ __forceinline__ Job job_of(const Matmul& a, uint32_t from, uint32_t columns) {
     if (a.shares == nullptr) {
         const uint32_t left = from < a.n ? a.n - from : 0;
@@ -30,12 +30,12 @@ __device__ __forceinline__ uint32_t input_of(const Matmul& a, uint32_t row) {
     return a.inputs ? a.inputs[row] : row;
 }
 
-// Kernels for few rows of x: a thread block computes 16 rows of the matrix. Each of its warps, at most 16, computes some of the
-// 32-column blocks of these rows, and the partial sums of all warps are then added.
+// Kernels for few rows of x: a thread block computes 16 rows of the matrix. Each of its warps, at most 16, computes
+// some of the 32-column blocks of these rows, and the partial sums of all warps are then added.
 #define FEW_WARPS 16
 #define FEW_COLUMNS 8
-// Floats per column of the partial sums. Two columns are 8 more than a multiple of 32 banks, so half a warp writes without
-// conflicts.
+// Floats per column of the partial sums. Two columns are 8 more than a multiple of 32 banks, so half a warp writes
+// without conflicts.
 #define FEW_STRIDE 20
 #define FEW_FLOATS (FEW_WARPS * FEW_COLUMNS * FEW_STRIDE)
 

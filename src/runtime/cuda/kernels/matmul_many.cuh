@@ -1,10 +1,12 @@
 // Matrix products of many rows of x on tensor cores.
 //
-// A thread block of 8 warps computes a rectangle of y. Asynchronous copies bring its activations to shared memory, to three buffers
-// (stages) in turn; weights are loaded from global memory to registers, where their codes become operand A. Warps that compute the
-// same rows of the matrix take blocks of 32 columns in turn, and their sums are added at the end, in the order of warps.
+// A thread block of 8 warps computes a rectangle of y. Asynchronous copies bring its activations to shared memory, to
+// three buffers (stages) in turn; weights are loaded from global memory to registers, where their codes become operand
+// A. Warps that compute the same rows of the matrix take blocks of 32 columns in turn, and their sums are added at the
+// end, in the order of warps.
 //
-// Activations lie in shared memory block by block, 64 bytes for each row of x: the 8 lanes that read at once cover all banks.
+// Activations lie in shared memory block by block, 64 bytes for each row of x: the 8 lanes that read at once cover all
+// banks.
 #pragma once
 #include "matmul_fragments.cuh"
 #include "matmul_job.cuh"
@@ -26,7 +28,8 @@ struct Shape {
     static constexpr int BLOCK_TILES = ROW_WARPS * TILES;
     static constexpr int PART = COLUMNS * BLOCK;        // activations of one block of 32
     static constexpr int PASS = PART * K_WARPS;         // activations of a step, hi or lo
-    // Shared memory for the sums of one tile of each warp, 64 columns; the stride avoids bank conflicts (see FEW_STRIDE).
+    // Shared memory for the sums of one tile of each warp, 64 columns; the stride avoids bank conflicts (see
+    // FEW_STRIDE).
     static constexpr int ROOM_ROWS = ROW_WARPS * TILE_ROWS;
     static constexpr int ROOM_COLUMNS = 64;
     static constexpr int ROOM_STRIDE = ROOM_ROWS + 4;
@@ -55,8 +58,8 @@ __device__ __forceinline__ uint4 load_shared(SharedAddress from) {
 #endif
 }
 
-// Copies the activations of a step, which are K_WARPS blocks of 32 columns, to shared memory. Of each block, each of the THREADS
-// threads copies 16 bytes of every (THREADS / 4)th row of x.
+// Copies the activations of a step, which are K_WARPS blocks of 32 columns, to shared memory. Of each block, each of
+// the THREADS threads copies 16 bytes of every (THREADS / 4)th row of x.
 template <class SHAPE, int PASSES, int THREADS>
 struct Copier {
     static constexpr int COLUMN_STEP = THREADS / 4;
@@ -105,8 +108,9 @@ struct Copier {
     }
 };
 
-// Writes to y the sums in shared memory: those of tile `tile` of every warp for ROOM_COLUMNS rows of x, beginning with row 8 *
-// `eight`. The sums of warps that compute the same rows are added in the order of warps, and adjacent rows are written together.
+// Writes to y the sums in shared memory: those of tile `tile` of every warp for ROOM_COLUMNS rows of x, beginning with
+// row 8 * `eight`. The sums of warps that compute the same rows are added in the order of warps, and adjacent rows are
+// written together.
 template <class SHAPE>
 __device__ __forceinline__ void write_sums(const Matmul& a, const Job& job, uint32_t first_tile, int tile, int eight, const float* room) {
     __syncthreads();
@@ -152,8 +156,8 @@ __device__ __forceinline__ void write_many(const Matmul& a, const Job& job, uint
     }
 }
 
-// Adds the products of a block of 32 columns with the activations in shared memory. Two groups of 8 rows of x are computed
-// together, so that a product need not wait for the one whose sums it continues.
+// Adds the products of a block of 32 columns with the activations in shared memory. Two groups of 8 rows of x are
+// computed together, so that a product need not wait for the one whose sums it continues.
 template <uint32_t KIND, int PASSES, class SHAPE>
 __device__ __forceinline__ void multiply_step(float (&sums)[SHAPE::TILES][SHAPE::EIGHTS][4],
                                               const Fragments<KIND> (&f)[SHAPE::TILES], const float2 (&scales)[SHAPE::TILES],
@@ -232,7 +236,8 @@ __device__ __forceinline__ void matmul_many(const Matmul& a) {
     float sums[SHAPE::TILES][SHAPE::EIGHTS][4];
 #pragma unroll
     for (int i = 0; i < SHAPE::TILES; i++) {
-        // Warps beyond the last tile compute it again without writing it. Beyond the last block, the last one is read again.
+        // Warps beyond the last tile compute it again without writing it. Beyond the last block, the last one is read
+        // again.
         rows[i] = rows_of<KIND>(a.w, job.data, min(tile + i, last_tile), lane);
 #pragma unroll
         for (int step = 0; step < AHEAD; step++) {

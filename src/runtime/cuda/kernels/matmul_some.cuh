@@ -1,8 +1,8 @@
 // Matrix products of 9 to about 64 rows of x with tiles, on tensor cores. Such products are still limited by memory.
 //
-// 8 warps compute, 4 warps copy activations. Each computing warp copies the codes of its tile, with their scales, to shared memory
-// of its own, many blocks ahead. The copies of a thread complete in order. Therefore other threads copy the activations, which
-// cannot be copied so far ahead because shared memory is too small.
+// 8 warps compute, 4 warps copy activations. Each computing warp copies the codes of its tile, with their scales, to
+// shared memory of its own, many blocks ahead. The copies of a thread complete in order. Therefore other threads copy
+// the activations, which cannot be copied so far ahead because shared memory is too small.
 #pragma once
 #include "matmul_many.cuh"
 
@@ -22,8 +22,9 @@ constexpr int some_depth() {
 #define SOME_BYTES(PASSES) (STAGES * PASSES * ShapeSome::PASS * 2 + 8 * some_depth<PASSES>() * SOME_SLOT)
 static_assert(SOME_BYTES(1) == 81408 && SOME_BYTES(2) == 87040, "as matmul.cuh says");
 
-// Ring buffer of the blocks of a tile in a warp's part of shared memory. Each of its DEPTH slots holds one block: the codes, then 64
-// bytes for scales, then 16 bytes for zero points. A lane copies 16 bytes of the codes of each block, or of its scales or zero points.
+// Ring buffer of the blocks of a tile in a warp's part of shared memory. Each of its DEPTH slots holds one block: the
+// codes, then 64 bytes for scales, then 16 bytes for zero points. A lane copies 16 bytes of the codes of each block, or
+// of its scales or zero points.
 template <int DEPTH>
 struct Ring {
     const uint8_t* from;    // source of this lane in block or group 0

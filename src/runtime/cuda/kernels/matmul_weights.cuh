@@ -1,16 +1,16 @@
 // How a warp reads a weight matrix, and the conversion of codes to floats.
 //
-// A warp takes 16 rows and 32 columns (a block) at a time. Lane 4g + t has rows 2g and 2g + 1 of the 16, and of both rows columns
-// 4t..4t+4 and 16+4t..16+4t+4. In a tile the codes of a lane are adjacent: one load of 8 bytes by each lane fetches a whole block of
-// 4-bit codes, and two such loads fetch a block of 8-bit codes.
+// A warp takes 16 rows and 32 columns (a block) at a time. Lane 4g + t has rows 2g and 2g + 1 of the 16, and of both
+// rows columns 4t..4t+4 and 16+4t..16+4t+4. In a tile the codes of a lane are adjacent: one load of 8 bytes by each
+// lane fetches a whole block of 4-bit codes, and two such loads fetch a block of 8-bit codes.
 #pragma once
 #include "args.cuh"
 
 #define BLOCK 32
 #define TILE_ROWS 16
 
-// In addition to the kinds of args.cuh: any kind of tiles, selected by `Matrix::kind` at run time. It is used by kernels that
-// compute so much per block that the selection costs little, and whose code would be large for each kind.
+// In addition to the kinds of args.cuh: any kind of tiles, selected by `Matrix::kind` at run time. It is used by
+// kernels that compute so much per block that the selection costs little, and whose code would be large for each kind.
 #define KIND_TILES 8
 
 // Index of a lane in its warp, 4g + t.
@@ -42,8 +42,8 @@ struct Rows {
     uint32_t kind;
 };
 
-// A lane's share of a block, as it is stored. Order of the words: [row][half][..] for floats, [half][row] for int8, [row] for
-// others.
+// A lane's share of a block, as it is stored. Order of the words: [row][half][..] for floats, [half][row] for int8,
+// [row] for others.
 template <uint32_t KIND>
 struct Raw {
     static constexpr int WORDS = KIND == KIND_F32 ? 16 : KIND <= KIND_BF16 ? 8 : KIND >= KIND_INT8 ? 4 : 2;
@@ -52,7 +52,8 @@ struct Raw {
     uint32_t zeros;
 };
 
-// Hides from the compiler how an address is computed; otherwise it computes the whole sum again in each iteration of a loop.
+// Hides from the compiler how an address is computed; otherwise it computes the whole sum again in each iteration of a
+// loop.
 __device__ __forceinline__ const uint8_t* opaque(const uint8_t* p) {
 #ifndef IEC_EMULATED
     asm("" : "+l"(p));
@@ -122,7 +123,8 @@ __device__ __forceinline__ Rows<KIND> rows_of(const Matrix& w, const uint8_t* da
     return rows;
 }
 
-// Loads four adjacent floats of the lane's columns in the 16 from `from` on, packed into words; zeros beyond the last column.
+// Loads four adjacent floats of the lane's columns in the 16 from `from` on, packed into words; zeros beyond the last
+// column.
 template <uint32_t KIND>
 __device__ __forceinline__ void load_plain(const Rows<KIND>& rows, const uint8_t* row, uint32_t from, uint32_t* words) {
     constexpr uint32_t SIZE = KIND == KIND_F32 ? 4 : 2;
@@ -214,8 +216,8 @@ __device__ __forceinline__ float2 scales_of(bool rows_wide, const Raw<KIND>& raw
     }
 }
 
-// Returns the zero point of a row, or 8 for codes with a bias. The encoders of iec write only zero points of at most 15; larger ones
-// in other files are read as 15.
+// Returns the zero point of a row, or 8 for codes with a bias. The encoders of iec write only zero points of at most
+// 15; larger ones in other files are read as 15.
 template <uint32_t KIND>
 __device__ __forceinline__ uint32_t zero_of(const Raw<KIND>& raw, uint32_t row) {
     if constexpr (KIND == KIND_INT4_AFFINE) {
@@ -231,8 +233,8 @@ struct KindIs {
     static constexpr uint32_t value = KIND;
 };
 
-// Calls `f` with the kind, which is known at compile time or read from the matrix. Codes with a bias count as codes with a zero
-// point.
+// Calls `f` with the kind, which is known at compile time or read from the matrix. Codes with a bias count as codes
+// with a zero point.
 template <uint32_t KIND, class F>
 __device__ __forceinline__ void with_kind(uint32_t kind, F f) {
     if constexpr (KIND != KIND_TILES) {
@@ -265,8 +267,8 @@ __device__ __forceinline__ const Raw<KIND>& as_kind(const Raw<KIND>& raw) {
     return raw;
 }
 
-// Looks up four codes (nibbles 0 to 3 of `codes`) in a table of 16 bytes. A selector of PRMT has only three bits per code, so both
-// halves of the table are looked up, and the fourth bit of each code selects the result.
+// Looks up four codes (nibbles 0 to 3 of `codes`) in a table of 16 bytes. A selector of PRMT has only three bits per
+// code, so both halves of the table are looked up, and the fourth bit of each code selects the result.
 __device__ __forceinline__ uint32_t look_up(uint32_t codes, const uint32_t (&table)[4]) {
     const uint32_t within = codes & 0x7777;
     const uint32_t lower = __byte_perm(table[0], table[1], within);

@@ -63,10 +63,11 @@ __device__ __forceinline__ void route_row(const Route& a, uint32_t row) {
     }
 }
 
-// Chooses the top_k experts with the largest logits, best first (of equal logits the first; NaN counts as the smallest), and
-// computes their weights, a softmax over the chosen experts or over all.
+// Chooses the top_k experts with the largest logits, best first (of equal logits the first; NaN counts as the
+// smallest), and computes their weights, a softmax over the chosen experts or over all.
 //
-// Grid: ceil(n / 4). Block: 128, a warp per row. Dynamic shared memory: none. At most 1024 experts; top_k at most 32 and experts.
+// Grid: ceil(n / 4). Block: 128, a warp per row. Dynamic shared memory: none. At most 1024 experts; top_k at most 32
+// and experts.
 KERNEL route(Route a) {
     const uint32_t row = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
     if (row < a.n) {
@@ -86,7 +87,8 @@ __device__ __forceinline__ void count_pairs(const Group& a, uint32_t* cells, uin
     __syncthreads();
 }
 
-// Turns counts into the sorted index of the first pair of each segment and expert, and lists the shares; a thread per expert.
+// Turns counts into the sorted index of the first pair of each segment and expert, and lists the shares; a thread per
+// expert.
 __device__ __forceinline__ void place_experts(const Group& a, uint32_t* cells, uint32_t segments, uint32_t* room) {
     // One 32-bit sum counts shares in its upper and pairs in its lower 16 bits; neither exceeds the number of pairs.
     uint32_t before_all = 0;
@@ -141,8 +143,8 @@ __device__ __forceinline__ void place_pairs(const Group& a, uint32_t* starts, ui
     }
 }
 
-// A stable counting sort by a whole block: pairs are cut into segments, and for each segment a warp assigns the indices after
-// sorting.
+// A stable counting sort by a whole block: pairs are cut into segments, and for each segment a warp assigns the indices
+// after sorting.
 __device__ __forceinline__ void group_pairs(const Group& a, uint32_t* cells, uint32_t* room) {
     const uint32_t warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     const uint32_t fitting = GROUP_CELLS / a.experts;
@@ -157,11 +159,12 @@ __device__ __forceinline__ void group_pairs(const Group& a, uint32_t* cells, uin
     }
 }
 
-// Sorts the pairs (row, choice) by expert, stably. Writes the sorted index of each pair, the row of each sorted pair, and the
-// shares in the order of experts: at most min(pairs, experts + pairs / share_rows) of them.
+// Sorts the pairs (row, choice) by expert, stably. Writes the sorted index of each pair, the row of each sorted pair,
+// and the shares in the order of experts: at most min(pairs, experts + pairs / share_rows) of them.
 //
-// Grid: 1. Block: the larger of pairs and experts rounded up to a multiple of 32, at least 128 and at most 1024 (any multiple of 32
-// up to 1024 is correct). Dynamic shared memory: none. 1 to 16384 pairs, at most 1024 experts; share_rows is at least 1.
+// Grid: 1. Block: the larger of pairs and experts rounded up to a multiple of 32, at least 128 and at most 1024 (any
+// multiple of 32 up to 1024 is correct). Dynamic shared memory: none. 1 to 16384 pairs, at most 1024 experts;
+// share_rows is at least 1.
 KERNEL __launch_bounds__(1024, 1) group(Group a) {
     SHARED uint32_t cells[GROUP_CELLS], room[WARP];
     group_pairs(a, cells, room);

@@ -3,8 +3,8 @@
 #include "acts.cuh"
 #include "reduce.cuh"
 
-// Number of vectors of a row that a thread keeps in registers between the sum of squares and the result; the rest of a wide row is
-// read again.
+// Number of vectors of a row that a thread keeps in registers between the sum of squares and the result; the rest of a
+// wide row is read again.
 #define NORM_HELD 2
 // Number of expert results that a thread loads at once.
 #define NORM_AHEAD 4
@@ -61,8 +61,8 @@ __device__ __forceinline__ void prefetch(const void* from) {
 #endif
 }
 
-// Returns W columns, from `column` on, of what is added to a row of `x`: a row of the branch, or the weighted sum of the results of
-// the chosen experts.
+// Returns W columns, from `column` on, of what is added to a row of `x`: a row of the branch, or the weighted sum of
+// the results of the chosen experts.
 template <int W, int AHEAD>
 __device__ __forceinline__ Lanes<W> branch_lanes(const Norm& a, uint32_t row, uint32_t column) {
     if (!a.slots) {
@@ -194,14 +194,15 @@ __device__ __forceinline__ bool on_16_bytes(const void* p) {
     return (reinterpret_cast<uint64_t>(p) & 15) == 0;
 }
 
-// x += branch (normalized with `post`, if given); out = x / sqrt(mean(x^2) + eps) * weight. With `slots`, `branch` holds the
-// results of experts, and row i of `x` grows by the sum over k < top_k of weights[i][k] * branch[slots[i][k]], in that order.
+// x += branch (normalized with `post`, if given); out = x / sqrt(mean(x^2) + eps) * weight. With `slots`, `branch`
+// holds the results of experts, and row i of `x` grows by the sum over k < top_k of weights[i][k] *
+// branch[slots[i][k]], in that order.
 //
-// Grid: n. Block: width / 8 rounded up to a multiple of 32, at least 32 and at most 1024 (any multiple of 32 up to 1024 is
-// correct). Dynamic shared memory: none. Any width.
-// With `rows`, output row i is computed from row rows[i] of `x`, `branch` and `slots`. Without a branch, these rows may be in any
-// order and may repeat. With a branch they must differ, because it is added in place, and it is added to these rows only.
-// Rows are read four columns at a time if width is a multiple of four and all arrays are aligned to 16 bytes.
+// Grid: n. Block: width / 8 rounded up to a multiple of 32, at least 32 and at most 1024 (any multiple of 32 up to 1024
+// is correct). Dynamic shared memory: none. Any width. With `rows`, output row i is computed from row rows[i] of `x`,
+// `branch` and `slots`. Without a branch, these rows may be in any order and may repeat. With a branch they must
+// differ, because it is added in place, and it is added to these rows only. Rows are read four columns at a time if
+// width is a multiple of four and all arrays are aligned to 16 bytes.
 KERNEL __launch_bounds__(1024, 1) norm(Norm a) {
     SHARED float post_room[WARP], room[WARP];
     const bool fours = a.width % 4 == 0 && on_16_bytes(a.x) && on_16_bytes(a.branch) && on_16_bytes(a.post)

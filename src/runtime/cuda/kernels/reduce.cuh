@@ -42,7 +42,8 @@ __device__ __forceinline__ uint32_t warp_peers(uint32_t value) {
 #endif
 }
 
-// Returns the sum over a block of whole warps to all its threads. `room` holds a number per warp; it may be reused after a barrier.
+// Returns the sum over a block of whole warps to all its threads. `room` holds a number per warp; it may be reused
+// after a barrier.
 __device__ __forceinline__ float block_sum(float value, float* room) {
     const uint32_t lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     value = warp_sum(value);
@@ -53,8 +54,8 @@ __device__ __forceinline__ float block_sum(float value, float* room) {
     return warp_sum(lane < warps ? room[lane] : 0.0f);
 }
 
-// Returns the sum of the values of the threads before this one, in a block of whole warps; `total` becomes the sum over all
-// threads. `room` is used as in `block_sum`.
+// Returns the sum of the values of the threads before this one, in a block of whole warps; `total` becomes the sum over
+// all threads. `room` is used as in `block_sum`.
 __device__ __forceinline__ uint32_t block_sum_before(uint32_t value, uint32_t* room, uint32_t* total) {
     const uint32_t lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     uint32_t sum = value;
@@ -76,8 +77,8 @@ __device__ __forceinline__ uint32_t block_sum_before(uint32_t value, uint32_t* r
     return before + sum - value;
 }
 
-// Returns whether this block is the last of `blocks` to call this function; the last one sees what the others wrote before.
-// `ticket` is 0 before the first call and again after the last. Each block calls it once, with all threads.
+// Returns whether this block is the last of `blocks` to call this function; the last one sees what the others wrote
+// before. `ticket` is 0 before the first call and again after the last. Each block calls it once, with all threads.
 __device__ __forceinline__ bool is_last(uint32_t* ticket, uint32_t blocks) {
     SHARED bool last;
     __syncthreads();

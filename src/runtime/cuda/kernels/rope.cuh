@@ -6,7 +6,8 @@
 // Number of pairs that a lane loads before it stores any: all of its pairs for heads of up to 256 numbers.
 #define ROPE_HELD 4
 
-// Stores a number in the type of the cache. Numbers that f16 cannot hold become its largest, as on the CPU; infinity and NaN stay.
+// Stores a number in the type of the cache. Numbers that f16 cannot hold become its largest, as on the CPU; infinity
+// and NaN stay.
 __device__ __forceinline__ void store_kv(uint32_t kind, void* to, uint32_t at, float value) {
     if (kind == KV_F32) {
         static_cast<float*>(to)[at] = value;
@@ -38,8 +39,8 @@ __device__ __forceinline__ float head_scale(const float* head, uint32_t head_dim
     return 1.0f / sqrtf(warp_sum(sum) / float(head_dim) + eps);
 }
 
-// Normalizes, rotates, scales and stores a head with one warp. The numbers are processed in pairs: first those that are rotated
-// together, then the others, any two at a time.
+// Normalizes, rotates, scales and stores a head with one warp. The numbers are processed in pairs: first those that are
+// rotated together, then the others, any two at a time.
 __device__ __forceinline__ void turn(const HeadWork& work, uint32_t head_dim, float eps) {
     const uint32_t half = work.half, kept = (head_dim - 2 * half + 1) / 2, pairs = half + kept;
     // The sum over the warp also ensures that no lane writes before all lanes have read the head.
@@ -78,8 +79,8 @@ __device__ __forceinline__ void turn(const HeadWork& work, uint32_t head_dim, fl
     }
 }
 
-// Returns the address in the cache of the key or value of a row. In a page, the PAGE keys of each head are followed by its PAGE
-// values; `run` is 2 * head for the key and 2 * head + 1 for the value.
+// Returns the address in the cache of the key or value of a row. In a page, the PAGE keys of each head are followed by
+// its PAGE values; `run` is 2 * head for the key and 2 * head + 1 for the value.
 __device__ __forceinline__ uint8_t* kv_place(const Cache& cache, Row row, uint32_t run) {
     const uint32_t bytes = cache.kind == KV_F32 ? 4 : 2;
     const uint64_t page = cache.pages[uint64_t(row.sequence) * cache.table_stride + row.position / PAGE];
@@ -87,11 +88,12 @@ __device__ __forceinline__ uint8_t* kv_place(const Cache& cache, Row row, uint32
     return reinterpret_cast<uint8_t*>(page) + cache.layer_offset + before * cache.head_dim * bytes;
 }
 
-// For each row: queries are normalized (with `q_norm`), rotated and scaled in place; keys are normalized and rotated, and stored in
-// the cache like the values.
+// For each row: queries are normalized (with `q_norm`), rotated and scaled in place; keys are normalized and rotated,
+// and stored in the cache like the values.
 //
 // Grid: (ceil((n_heads + 2 * kv_heads) / 4), n). Block: 128, a warp per head. Dynamic shared memory: none.
-// Any head_dim; rotary_dim is even and at most head_dim. Rows of one sequence differ in position, so no two write the same bytes.
+// Any head_dim; rotary_dim is even and at most head_dim. Rows of one sequence differ in position, so no two write the
+// same bytes.
 KERNEL rope(Rope a) {
     // Index of the warp's head; query heads are counted first, then the heads of keys, then those of values.
     const uint32_t unit = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, row = blockIdx.y;

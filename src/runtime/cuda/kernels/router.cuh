@@ -1,7 +1,8 @@
 // The router for few rows of x: its product, the choice of experts and sorting by expert in one launch.
 //
-// A router matrix has few rows, one per expert, of many columns. One thread block per expert reads them faster than thread blocks
-// for 16 rows each would; the last thread block to finish its logits chooses the experts of all rows of x.
+// A router matrix has few rows, one per expert, of many columns. One thread block per expert reads them faster than
+// thread blocks for 16 rows each would; the last thread block to finish its logits chooses the experts of all rows of
+// x.
 #pragma once
 #include "moe.cuh"
 
@@ -31,7 +32,8 @@ __device__ __forceinline__ Lanes<1> one_weight(uint32_t kind, const uint8_t* row
     return {kind == KIND_F16 ? __half2float(__ushort_as_half(bits)) : bf16_value(bits)};
 }
 
-// Adds the products of this thread's columns of a row of weights with the rows of x; `weights_at(column)` returns W weights.
+// Adds the products of this thread's columns of a row of weights with the rows of x; `weights_at(column)` returns W
+// weights.
 template <int W, class WeightsAt>
 __device__ __forceinline__ void add_columns(const Matmul& a, float (&sums)[ROUTER_ROWS], WeightsAt weights_at) {
 #pragma unroll 1
@@ -88,12 +90,12 @@ __device__ __forceinline__ void router_logits(const Matmul& a, float (*room)[WAR
     }
 }
 
-// Computes logits[i][e] = sum over c of x[i][c] * w[e][c] + bias[e], for i < n, and then what `route` and `group` compute. The weights
-// are floats of any kind.
+// Computes logits[i][e] = sum over c of x[i][c] * w[e][c] + bias[e], for i < n, and then what `route` and `group`
+// compute. The weights are floats of any kind.
 //
-// Grid: experts (product.w.rows). Block: 256. Dynamic shared memory: none. n is 1 to ROUTER_ROWS; any number of columns, any
-// x_stride; y_stride is the number of experts. product.y is then.route.logits; limits of `route` and `group`. Launches with the
-// same `ticket` must not overlap.
+// Grid: experts (product.w.rows). Block: 256. Dynamic shared memory: none. n is 1 to ROUTER_ROWS; any number of
+// columns, any x_stride; y_stride is the number of experts. product.y is then.route.logits; limits of `route` and
+// `group`. Launches with the same `ticket` must not overlap.
 KERNEL __launch_bounds__(256) router(Router a) {
     SHARED float room[ROUTER_ROWS][WARP];
     SHARED uint32_t cells[GROUP_CELLS];

@@ -2,8 +2,8 @@
 #pragma once
 #include "args.cuh"
 
-// out = sizes in bytes of Matrix, Acts, Share, Matmul, Norm, Gated, Few, Row, Cache, Rope, Tile, Attention, Route, Group, RouteGroup,
-// Router, Logits, TopK, Sizes: 19 numbers.
+// out = sizes in bytes of Matrix, Acts, Share, Matmul, Norm, Gated, Few, Row, Cache, Rope, Tile, Attention, Route,
+// Group, RouteGroup, Router, Logits, TopK, Sizes: 19 numbers.
 //
 // Grid: 1. Block: 1. Dynamic shared memory: none.
 KERNEL sizes(Sizes a) {

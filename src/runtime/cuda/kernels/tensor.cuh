@@ -1,5 +1,5 @@
-// Tensor cores, the loads that feed them, and asynchronous copies to shared memory. Under IEC_EMULATED, the same functions are
-// emulated with the same layouts over the lanes of a warp, for tests without a GPU.
+// Tensor cores, the loads that feed them, and asynchronous copies to shared memory. Under IEC_EMULATED, the same
+// functions are emulated with the same layouts over the lanes of a warp, for tests without a GPU.
 #pragma once
 #include "types.cuh"
 
@@ -32,8 +32,8 @@ __device__ __forceinline__ void mma_f16_16x8x16(float d[4], const uint32_t a[4],
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Four 8x8 matrices of 16-bit numbers: lane 8 j + i gives the address of row i of matrix j (16 bytes, aligned). Lane 4 g + t gets
-// columns 2t, 2t+1 of row g of matrix j in r[j].
+// Four 8x8 matrices of 16-bit numbers: lane 8 j + i gives the address of row i of matrix j (16 bytes, aligned). Lane 4
+// g + t gets columns 2t, 2t+1 of row g of matrix j in r[j].
 __device__ __forceinline__ void ldmatrix_x4(uint32_t r[4], SharedAddress row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -62,7 +62,8 @@ __device__ __forceinline__ void cp_async_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Waits until at most the last N groups of this thread are still in flight. Other threads see the bytes after a barrier.
+// Waits until at most the last N groups of this thread are still in flight. Other threads see the bytes after a
+// barrier.
 template <int N>
 __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");

@@ -30,10 +30,10 @@ __device__ __forceinline__ uint8_t* dynamic_shared() {
 #define TENSOR_CORES 1
 #endif
 
-// Returns the index at which column k of a row of bf16 activations is stored. Four lanes of a warp share a row of an operand of
-// `mma.m16n8k16`; lane t of these reads columns 4t..4t+4 and 16+4t..16+4t+4 of a block of 32, like the codes of a tile (see
-// matmul_fragments.cuh). These columns are stored side by side, with the middle two of each four exchanged, so that one load of 16
-// bytes fetches them. Columns 4i..4i+4 stay together.
+// Returns the index at which column k of a row of bf16 activations is stored. Four lanes of a warp share a row of an
+// operand of `mma.m16n8k16`; lane t of these reads columns 4t..4t+4 and 16+4t..16+4t+4 of a block of 32, like the codes
+// of a tile (see matmul_fragments.cuh). These columns are stored side by side, with the middle two of each four
+// exchanged, so that one load of 16 bytes fetches them. Columns 4i..4i+4 stay together.
 __device__ __forceinline__ uint32_t place(uint32_t k) {
     return (k & ~31u) | (k & 12) << 1 | (k & 16) >> 2 | (k & 1) << 1 | (k >> 1 & 1);
 }
