@@ -163,6 +163,11 @@ impl Error {
         matches!(self.inner.cause, Cause::Interrupted { .. })
     }
 
+    /// Returns true when SIGINT (Ctrl-C) stopped the work.
+    pub fn is_sigint(&self) -> bool {
+        matches!(self.inner.cause, Cause::Interrupted { signal: Signal::Interrupt, .. })
+    }
+
     /// Returns true when a file does not exist.
     pub fn is_not_found(&self) -> bool {
         matches!(&self.inner.cause, Cause::Io(e) if e.kind() == std::io::ErrorKind::NotFound)

@@ -2,14 +2,33 @@
 //! to the end of the program, temporary files are then removed and journals completed.
 
 use crate::error::{Cause, Error, Result, Signal};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 /// Exit code that belongs to the signal that was received; 0 if none was received.
 static REQUESTED: AtomicU8 = AtomicU8::new(0);
+/// True while a repeated SIGINT does not end the process.
+static REPEATS_ALLOWED: AtomicBool = AtomicBool::new(false);
 
 /// Records a request to stop; only the first one counts.
 pub fn request(signal: Signal) {
     let _ = REQUESTED.compare_exchange(0, signal.exit_code(), Ordering::Relaxed, Ordering::Relaxed);
+}
+
+/// Forgets a recorded SIGINT; returns true if there was one. SIGTERM and SIGHUP stay recorded. A conversation calls
+/// this after it has stopped an answer.
+pub fn take_interrupt() -> bool {
+    let code = Signal::Interrupt.exit_code();
+    REQUESTED.compare_exchange(code, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+}
+
+/// Sets whether SIGINT may be repeated without ending the process, because the program stops its work and goes on.
+pub fn allow_repeats(allowed: bool) {
+    REPEATS_ALLOWED.store(allowed, Ordering::Relaxed);
+}
+
+/// Returns true if SIGINT may be repeated without ending the process.
+pub fn repeats_allowed() -> bool {
+    REPEATS_ALLOWED.load(Ordering::Relaxed)
 }
 
 /// Returns the signal that requested the process to stop, if any.

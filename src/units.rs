@@ -24,6 +24,17 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     }
 }
 
+/// Parses a count such as `4096`, `4k` or `4K` (4096), `1M` (1 048 576): K and M are powers of 1024, as in the context
+/// lengths of models.
+pub fn parse_count(text: &str) -> Result<usize, String> {
+    let (number, factor) = match text.strip_suffix(['k', 'K']) {
+        Some(number) => (number, 1 << 10),
+        None => text.strip_suffix(['m', 'M']).map_or((text, 1), |number| (number, 1 << 20)),
+    };
+    let count = number.parse::<usize>().ok().and_then(|count| count.checked_mul(factor));
+    count.ok_or_else(|| "expected a number, like 4096 or 4k".into())
+}
+
 /// Formats a size such as `1.95 GiB`: three significant digits in the unit that fits.
 pub fn human_bytes(bytes: u64) -> String {
     let mut value = bytes as f64;
@@ -79,6 +90,16 @@ mod tests {
         }
         for text in ["", "G", "12X", "-5M", "0", "1..2K", "nan"] {
             assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn counts_may_be_given_in_powers_of_1024() {
+        for (text, count) in [("0", 0), ("4096", 4096), ("4k", 4096), ("32K", 32768), ("1m", 1 << 20)] {
+            assert_eq!(parse_count(text), Ok(count), "{text}");
+        }
+        for text in ["", "k", "4kk", "1.5k", "-1", "99999999999999999999", "18446744073709551615k"] {
+            assert!(parse_count(text).is_err(), "{text}");
         }
     }
 

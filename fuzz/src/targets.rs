@@ -14,9 +14,12 @@ use iec::dedup::Codec;
 use iec::dedup::make::{self, Options};
 use iec::iebin::reader::{check_entries, parse_description};
 use iec::manifest::Manifest;
+use iec::runtime::constraint::{Constraint, ConstraintSource, Vocabulary};
+use iec::runtime::text::spelling::{Leading, Spelling};
 use iec::runtime::text::{ChatTemplate, Message, Tokenizer};
 use iec::sha256::{Digest, Sha256, hex};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock};
 
 /// Fuzz target: a parser with its limits.
 pub struct Target {
@@ -44,7 +47,10 @@ const PIPELINES: usize = 96 << 20;
 const STEPS: u64 = 100_000;
 /// Allowance for chat templates of that many steps. The program renders templates in a process of 512 MiB.
 const STEPPED: usize = 64 << 20;
-/// Time limit in milliseconds.
+/// Allowance and time limit in milliseconds for constraints: the states of a matcher take up to 60 MB, and a mask takes
+/// up to 20 ms.
+const MATCHERS: (usize, u64) = (192 << 20, 2000);
+/// Time limit in milliseconds for all other targets.
 const SECOND: u64 = 1000;
 
 /// All fuzz targets.
@@ -60,6 +66,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "config", allowance: LISTS, limit_ms: SECOND, run: config },
     Target { name: "tokenizer", allowance: PIPELINES, limit_ms: SECOND, run: tokenizer },
     Target { name: "template", allowance: STEPPED, limit_ms: SECOND, run: template },
+    Target { name: "constraint", allowance: MATCHERS.0, limit_ms: MATCHERS.1, run: constraint },
 ];
 
 /// Length in bytes of the data files against which descriptions and manifests are validated.
@@ -241,4 +248,47 @@ fn template(data: &[u8]) {
     let Ok(source) = std::str::from_utf8(data) else { return };
     let talk = [Message::new("user", "Hi"), Message::new("assistant", "Yes?"), Message::new("user", "é")];
     let _ = ChatTemplate::from_source(source).render_within(&talk, 1 << 20, STEPS);
+}
+
+/// All bytes and some longer tokens.
+static VOCABULARY: LazyLock<Arc<Vocabulary>> = LazyLock::new(|| {
+    Arc::new(Vocabulary::new(Spelling { bytes: token_bytes(), leading: Leading::Kept }).expect("a small vocabulary"))
+});
+
+fn token_bytes() -> Vec<Vec<u8>> {
+    let words = ["{\"", "\":", "\", \"", "true", "null", "12", " the", "aaaa", "\n  ", "}]"];
+    (0..=u8::MAX).map(|byte| vec![byte]).chain(words.map(|word| word.as_bytes().to_vec())).collect()
+}
+
+/// Number of tokens that follow the masks of a constraint.
+const TOKENS: usize = 24;
+
+/// Compiles `{"grammar": …}`, `{"regex": …}`, `{"choice": […]}`, or any other input as a JSON schema, and follows its
+/// masks. JSON that is complete must be JSON.
+fn constraint(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let input: serde_json::Value = serde_json::from_str(text).unwrap_or_default();
+    let texts = |key: &str| {
+        input[key].as_array()?.iter().map(|text| text.as_str().map(String::from)).collect::<Option<Vec<_>>>()
+    };
+    let string = |key: &str| input[key].as_str().map(String::from);
+    let source = string("grammar").map(ConstraintSource::Grammar).or(string("regex").map(ConstraintSource::Regex));
+    let source = source.or(texts("choice").map(ConstraintSource::Choice));
+    let source = source.unwrap_or(ConstraintSource::JsonSchema(text.into()));
+    let Ok(constraint) = Constraint::compile_here(&source, &VOCABULARY) else { return };
+    let (mut state, tokens, mut generated) = (constraint.start(), token_bytes(), Vec::new());
+    for step in 0..TOKENS {
+        let Ok(mask) = state.mask() else { return };
+        let first = usize::from(data[step % data.len()]);
+        let mut ids = (0..tokens.len()).map(|i| (first + i) % tokens.len());
+        let Some(id) = ids.find(|id| mask.allows(*id as u32)) else { break };
+        state.accept(id as u32).expect("a token that is allowed");
+        generated.extend_from_slice(&tokens[id]);
+        if state.is_complete() {
+            break;
+        }
+    }
+    if state.is_complete() && matches!(source, ConstraintSource::JsonSchema(_)) {
+        serde_json::from_slice::<serde_json::Value>(&generated).expect("a complete answer is JSON");
+    }
 }

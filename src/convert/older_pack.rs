@@ -1,9 +1,9 @@
-//! Reads a pack of an older program as a checkpoint.
+//! Reads a pack of the predecessor as a checkpoint.
 //!
-//! Such a pack lists tensors by their Hugging Face names and offsets in one binary and does not describe the model,
-//! so it cannot be run; but with `config.json` it is complete as a checkpoint. Floats, MXFP4 codes and MXFP4
-//! scales become source tensors; matrices of finished 4-bit codes are copied unchanged. The data is read by position,
-//! as from any source.
+//! Its description gives the Hugging Face name of each tensor and its offset in one binary, but does not describe the
+//! model, so the pack cannot be run; with `config.json` it is complete as a checkpoint. Floats, MXFP4 codes and MXFP4
+//! scales become source tensors; matrices of finished 4-bit codes are copied unchanged. The binary is read at offsets
+//! and not mapped, like every source.
 
 use super::json::Pairs;
 use super::read_at::InputFile;

@@ -65,7 +65,7 @@ impl Shards {
         let paths: Vec<_> = names.iter().map(|name| dir.join(name)).collect();
         for (name, path) in names.iter().zip(&paths) {
             plain_file_name(name).tensor("weight_map").at(index_path)?;
-            if !files::exists(path).help("the download is incomplete; download that file")? {
+            if !files::exists(path)? {
                 let missing = format!("found the shard `{name}` in the index, but no such file");
                 return Err(Error::corrupt(missing)
                     .at(index_path)

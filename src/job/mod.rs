@@ -29,7 +29,7 @@ pub use fingerprint::Fingerprint;
 pub use journal::Pace;
 pub use order::{Command, DataFile, Order, Output, RunOptions, Share, this_version};
 pub use part::{Part, deal};
-pub use partial::{Partial, partials};
+pub use partial::{Partial, any_has_begun_commit, partials};
 
 use crate::error::{Cause, Context, Error, Result};
 use crate::files;

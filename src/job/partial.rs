@@ -77,16 +77,22 @@ pub(super) fn others(out_dir: &Path, own: &Path) -> Vec<PathBuf> {
     directories(out_dir).unwrap_or_default().into_iter().filter(|path| path != own).collect()
 }
 
+/// Returns true if the output directory holds partial work that was interrupted while files got their final names, or
+/// afterwards. Files with final names may then belong to that work.
+pub fn any_has_begun_commit(out_dir: &Path) -> bool {
+    directories(out_dir).unwrap_or_default().iter().any(|dir| has_begun_commit(dir))
+}
+
+fn has_begun_commit(dir: &Path) -> bool {
+    matches!(journal::peek(&dir.join(JOURNAL)), Ok(Some((_, finished))) if finished.contains_key(COMMIT))
+}
+
 /// Removes the directories of partial work that no process is using: with [`Output::Alone`] all of them, otherwise only
 /// those whose journals record that the output was complete ([`COMMIT`]).
 pub(super) fn remove_idle(out_dir: &Path, output: Output) {
     for dir in directories(out_dir).unwrap_or_default() {
         let busy = names(&dir).iter().any(|name| name.ends_with(JOURNAL) && journal::in_use(&dir.join(name)));
-        let is_over = || match journal::peek(&dir.join(JOURNAL)) {
-            Ok(Some((_, finished))) => finished.contains_key(COMMIT),
-            _ => false,
-        };
-        if !busy && !is_swapped(&dir) && (output == Output::Alone || is_over()) {
+        if !busy && !is_swapped(&dir) && (output == Output::Alone || has_begun_commit(&dir)) {
             stale::give_up(&dir);
         }
     }

@@ -1,5 +1,6 @@
 //! Loads manifests as untrusted input: validates every name, number and pattern before it is used.
 
+use super::recipes::SCHEMA;
 use super::{Document, Manifest, Rules, TensorEntry, VERSION, Verdict, older};
 use crate::error::{Context, Error, Result};
 use crate::files;
@@ -14,9 +15,6 @@ use std::sync::LazyLock;
 
 /// A manifest larger than this is refused before it is parsed.
 const LIMIT: u64 = 128 << 20;
-
-/// The published JSON Schema, which lists the known fields.
-const SCHEMA: &str = include_str!("../../manifests/q4_manifest.schema.json");
 
 /// Names of the fields that an object may have.
 type Names = Vec<String>;
@@ -145,7 +143,7 @@ impl TensorEntry {
             return Err(Error::corrupt("expected either quantization parameters or `keep`, found both or neither"));
         }
         if self.count == 0 {
-            return Err(Error::corrupt("found count 0, expected at least 1"));
+            return Err(Error::corrupt("count: found 0 matrices, expected at least 1"));
         }
         if (self.verdict == Some(Verdict::Kept)) != self.keep.is_some() {
             return Err(Error::corrupt("verdict `kept` belongs to entries with `keep`, and only to them"));
@@ -273,7 +271,7 @@ mod tests {
             ("unknown field `rool`", &|v| v["rool"] = 1.into()),
             ("unknown field `schem`", &|v| v["tensors"]["a"]["schem"] = "q4_0".into()),
             ("either", &|v| v["tensors"]["a"]["keep"] = "bf16".into()),
-            ("count 0", &|v| v["tensors"]["a"]["count"] = 0.into()),
+            ("count: found 0", &|v| v["tensors"]["a"]["count"] = 0.into()),
             ("0 x 32", &|v| v["tensors"]["a"]["rows"] = 0.into()),
             ("overflows", &|v| v["tensors"]["a"]["rows"] = (u64::MAX / 2).into()),
             ("only", &|v| v["tensors"]["a"]["group_size"] = 64.into()),

@@ -13,6 +13,7 @@ mod load;
 mod older;
 mod packed;
 pub mod plan;
+pub mod recipes;
 mod rules;
 
 use crate::dtype::DType;

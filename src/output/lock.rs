@@ -63,12 +63,16 @@ pub fn lock(file: &File, path: &Path) -> Result<()> {
 
 /// State of a wait for a lock. An interrupt ends the wait.
 #[derive(Default)]
-struct Wait {
+pub(super) struct Wait {
     noted: bool,
 }
 
 impl Wait {
-    fn once(&mut self, path: &Path) -> Result<()> {
+    /// Waits for a moment; prints a note the first time.
+    ///
+    /// # Errors
+    /// The user interrupts.
+    pub(super) fn once(&mut self, path: &Path) -> Result<()> {
         if !std::mem::replace(&mut self.noted, true) {
             progress::detail(0, || format!("note: {}: waiting for another command that changes it", path.display()));
         }

@@ -4,6 +4,7 @@
 //! locked is therefore a remainder, and the next command that writes into the directory removes it.
 
 use super::atomic::sync_parent;
+use crate::error::{Context, Result};
 use crate::files;
 use std::collections::HashSet;
 use std::fs::{File, TryLockError};
@@ -97,6 +98,22 @@ pub fn give_up(dir: &Path) {
     // After a power failure, no command must find a part of the files under the old name.
     let _ = sync_parent(&renamed);
     let _ = std::fs::remove_dir_all(place);
+}
+
+/// Removes a directory as a whole: at any moment it is complete or has no longer its name. If the process is killed
+/// meanwhile, the next command that calls [`remove`] for the directory above finishes the removal.
+///
+/// # Errors
+/// The directory cannot be renamed or removed.
+pub fn remove_whole(dir: &Path) -> Result<()> {
+    let name = dir.file_name().unwrap_or_default().to_string_lossy();
+    let renamed = dir.with_file_name(format!("{PREFIX}{name}{GIVEN_UP}"));
+    match std::fs::remove_dir_all(&renamed) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e).at(&renamed),
+        _ => std::fs::rename(dir, &renamed).at(dir)?,
+    }
+    sync_parent(&renamed)?;
+    std::fs::remove_dir_all(&renamed).at(&renamed)
 }
 
 /// Returns true if `path` is still a name of the open file.

@@ -4,6 +4,7 @@ pub mod agreement;
 pub mod calibration;
 pub mod html;
 pub mod measurement;
+pub mod models;
 pub mod perplexity;
 pub mod plan;
 pub mod quality;

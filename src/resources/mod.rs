@@ -65,6 +65,19 @@ pub fn spawn<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 's
     Builder::new().name(name.to_string()).spawn(work).map_err(thread_refused)
 }
 
+/// Starts a thread with a stack of `bytes`, for recursion that the main thread's stack could not hold. Pages of the
+/// stack that are not used take no memory.
+///
+/// # Errors
+/// The system refuses the thread or the memory of its stack.
+pub fn spawn_deep<T: Send + 'static>(
+    name: &str,
+    bytes: usize,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<JoinHandle<T>> {
+    Builder::new().name(name.to_string()).stack_size(bytes).spawn(work).map_err(thread_refused)
+}
+
 /// Starts a thread that ends before `scope`.
 ///
 /// # Errors

@@ -11,13 +11,15 @@
 //! `cuda` does all of this on NVIDIA GPUs.
 //!
 //! On top of the engine, [`text`] converts text to tokens and back, [`generate`] decodes prompts in batches,
-//! [`speculate`] drafts tokens, [`sampler`] chooses them, and [`score`] computes perplexities. [`profile`] measures the
-//! time of each stage. [`observe`] passes activations to [`calibrate`], which collects statistics, and to [`prefix`],
-//! which shares activations between models that differ in one layer.
+//! [`speculate`] drafts tokens, [`constraint`] masks those that a schema or grammar does not allow, [`sampler`] chooses
+//! them, and [`score`] computes perplexities. [`profile`] measures the time of each stage. [`observe`] passes
+//! activations to [`calibrate`], which collects statistics, and to [`prefix`], which shares activations between models
+//! that differ in one layer.
 
 pub mod attention;
 pub mod cache;
 pub mod calibrate;
+pub mod constraint;
 pub mod cpu;
 pub(crate) mod cuda;
 pub mod device;
@@ -29,6 +31,7 @@ pub mod generate;
 pub mod kv;
 pub mod layer;
 pub mod moe;
+pub mod needs;
 pub mod observe;
 pub mod open;
 pub mod ops;

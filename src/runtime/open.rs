@@ -13,6 +13,7 @@ use super::kv::{KvLayout, KvType};
 use super::precision::Precision;
 use super::residency::{Residency, read_whole};
 use super::weights::Weights;
+use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::iebin::{IebinReader, JSON_NAME};
 use crate::model_config::ModelConfig;
@@ -66,6 +67,44 @@ impl Default for EngineOptions {
     }
 }
 
+/// Number types and context that follow from the options and the description of a pack, before weights are bound.
+pub(super) struct Choice {
+    pub config: ModelConfig,
+    pub precision: Precision,
+    /// Length in tokens of the longest sequence.
+    pub context: usize,
+    pub kv_layout: KvLayout,
+    /// Float type that float matrices are converted to, if they are.
+    pub convert: Option<DType>,
+}
+
+impl Choice {
+    /// Chooses the number types and the context.
+    ///
+    /// # Errors
+    /// The pack does not describe a model or does not support the precision, or the context is longer than the model's
+    /// maximum.
+    pub(super) fn new(reader: &IebinReader, options: &EngineOptions) -> Result<Choice> {
+        let json = reader.dir.join(JSON_NAME);
+        let config = (reader.description.model.clone()).ok_or_else(|| {
+            Error::corrupt("found no description of the model to run")
+                .tensor("model")
+                .at(&json)
+                .help("make the pack again with `iec pack`")
+        })?;
+        let precision = Precision::resolve(options.precision, reader)?;
+        let context = context(options, &config)?;
+        let kv_layout = KvLayout::new(&config, options.kv.unwrap_or(precision.kv_type()));
+        if kv_layout.value_stride() > MAX_HEAD {
+            let found = format!("found heads of {} values, expected at most {MAX_HEAD}", config.head_dim);
+            return Err(Error::engine(found).tensor("head_dim").at(&json));
+        }
+        // Without a requested precision, float weights keep the types that the pack holds, even if they are mixed.
+        let convert = options.precision.and_then(Precision::float_dtype);
+        Ok(Choice { config, precision, context, kv_layout, convert })
+    }
+}
+
 /// An opened model, from which an engine is created: bound tensors and layers placed on devices.
 #[derive(Debug)]
 pub struct OpenedModel {
@@ -90,24 +129,9 @@ impl OpenedModel {
     /// The pack lacks a description or tensors or does not support the precision, or the context is longer than the
     /// model's maximum.
     pub fn open(reader: &IebinReader, options: &EngineOptions) -> Result<OpenedModel> {
-        let json = reader.dir.join(JSON_NAME);
-        let config = (reader.description.model.clone()).ok_or_else(|| {
-            Error::corrupt("found no description of the model to run")
-                .tensor("model")
-                .at(&json)
-                .help("make the pack again with `iec pack`")
-        })?;
-        let precision = Precision::resolve(options.precision, reader)?;
-        let context = context(options, &config)?;
-        let kv_layout = KvLayout::new(&config, options.kv.unwrap_or(precision.kv_type()));
-        if kv_layout.value_stride() > MAX_HEAD {
-            let found = format!("found heads of {} values, expected at most {MAX_HEAD}", config.head_dim);
-            return Err(Error::engine(found).tensor("head_dim").at(&json));
-        }
+        let Choice { config, precision, context, kv_layout, convert } = Choice::new(reader, options)?;
         let (cpu, placement) = start_threads(options)?;
         let gpus = search(options.offload.devices)?;
-        // Without a requested precision, float weights keep the types that the pack holds, even if they are mixed.
-        let convert = options.precision.and_then(Precision::float_dtype);
         // Matrices that the CPU reads in the compressed form of a deduplicated pack have no plain bytes in memory that
         // could be copied to a GPU.
         let in_place = cpu.unpacks() && matches!(gpus, Search::None { .. });

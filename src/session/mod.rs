@@ -9,6 +9,8 @@ pub mod dedup;
 pub mod embedded;
 mod memory;
 pub mod metrics;
+pub mod models;
+pub mod plan;
 pub mod prompts;
 pub mod sampling;
 pub mod template;
@@ -22,6 +24,7 @@ use crate::iebin::reader::{NAME_A_PACK, read_description};
 use crate::iebin::{IebinReader, JSON_NAME, tensor_map};
 use crate::output::swap;
 use crate::progress;
+use crate::runtime::constraint::{Constraint, ConstraintSource, Vocabulary};
 use crate::runtime::cpu::place::physical_cores;
 use crate::runtime::generate::{self, Event, Outcome, Request};
 use crate::runtime::sampler::Sampling;
@@ -32,6 +35,7 @@ use crate::units::human_bytes;
 use dedup::DedupOptions;
 pub use metrics::{Latencies, Metrics};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use template::RenderProcess;
 
@@ -108,6 +112,8 @@ pub struct GenerateOptions {
     pub keep_prefixes: bool,
     /// Let an invalid request fail alone: its completion carries the error, and the others are generated.
     pub skip_invalid: bool,
+    /// Let an interrupt (SIGINT) end the texts where they are instead of failing.
+    pub keep_interrupted: bool,
 }
 
 /// Result of one call of [`Session::generate`]: the texts and the time they took.
@@ -139,6 +145,8 @@ pub struct Session {
     /// Default sampling of requests.
     pub sampling: Sampling,
     template_process: Option<RenderProcess>,
+    /// Tokens of the model, prepared for constraints when the first one is compiled.
+    vocabulary: OnceLock<Arc<Vocabulary>>,
 }
 
 impl Session {
@@ -185,6 +193,7 @@ impl Session {
             engine_options,
             sampling: options.sampling.clone(),
             template_process: options.template_process.clone(),
+            vocabulary: OnceLock::new(),
         };
         progress::detail(1, || session.describe());
         Ok(session)
@@ -268,6 +277,23 @@ impl Session {
         template.eos_token().map_or(Ok(None), |token| Ok(self.tokenizer()?.id(token)))
     }
 
+    /// Compiles a constraint for requests to this model. The first call prepares the vocabulary, which takes up to half
+    /// a second for 200 000 tokens.
+    ///
+    /// # Errors
+    /// The constraint is not valid, not supported or too large, or the tokenizer is of a kind that has no fixed bytes
+    /// for its tokens.
+    pub fn constraint(&self, source: &ConstraintSource) -> Result<Arc<Constraint>> {
+        let vocabulary = match self.vocabulary.get() {
+            Some(vocabulary) => vocabulary,
+            None => {
+                let built = Vocabulary::new(self.tokenizer()?.spelling(self.engine.config().vocab)?)?;
+                self.vocabulary.get_or_init(|| Arc::new(built))
+            }
+        };
+        Constraint::compile(source, vocabulary).map(Arc::new)
+    }
+
     /// Builds a request for [`Session::generate`] that continues `ids`, with the default length and sampling.
     pub fn request(&self, ids: Vec<u32>) -> Request {
         Request { ids, max_new: MAX_NEW, sampling: self.sampling.clone(), ..Request::default() }
@@ -304,6 +330,7 @@ impl Session {
             show_special: options.show_special,
             keep_prefixes: options.keep_prefixes,
             skip_invalid: options.skip_invalid,
+            keep_interrupted: options.keep_interrupted,
         };
         self.engine.take_gpu_time();
         let begin = Instant::now();

@@ -82,7 +82,10 @@ impl RenderProcess {
             }
         }
         .at(template.path())
-        .help("leave out --chat and --template, or put another chat_template.jinja into the directory of the pack")
+        .help(
+            "name a built-in template with --chat-template, or put another chat_template.jinja into the directory of \
+             the pack",
+        )
     }
 }
 

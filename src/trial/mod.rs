@@ -12,6 +12,7 @@ pub mod agreement;
 mod blame;
 pub mod budget;
 pub mod calibrate;
+pub mod one_step;
 mod packs;
 pub mod ptq;
 pub mod repair;

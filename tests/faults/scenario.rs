@@ -41,6 +41,9 @@ const PACK_ASIDE: &str = "pack --hf-dir source --out-dir pack";
 const EXPORT: &str = "export-gguf --model-dir pack --out model.gguf";
 const FAMILY: &str = "dedup --even-if-larger --remove-original --base pack out";
 const OUT: &[&str] = &["out"];
+const RUN_SOURCE: &str = "run --model-dir source --prompt Once --max-new 2 --ignore-eos";
+/// Entry of the cache for `source`; its name has a hash, which `State` leaves out.
+const ENTRY: &[&str] = &["cache/models/source"];
 
 const fn scenario(name: &'static str, line: &'static str, before: &'static [&'static str]) -> Scenario {
     Scenario { name, line, before, between: &[], after: &[], units: OUT, noted_in: &[] }
@@ -60,6 +63,7 @@ pub const SCENARIOS: &[Scenario] = &[
         "pack --hf-dir source --out-dir out --q4-map map.json",
         &["ptq --hf-dir source --bits 8 --out map.json"],
     ),
+    scenario("pack --bits", "pack --hf-dir source --out-dir out --bits 8", &[]),
     Scenario {
         after: &["pack --hf-dir source --out-dir out --part 2/2", "merge --out-dir out"],
         ..scenario("pack --part", "pack --hf-dir source --out-dir out --part 1/2", &[])
@@ -158,6 +162,16 @@ pub const SCENARIOS: &[Scenario] = &[
         "run --model-dir pack --prompt Once --max-new 2 --ignore-eos --report-root reports",
         &[PACK_ASIDE],
     ),
+    Scenario { units: ENTRY, ..scenario("run of a checkpoint", RUN_SOURCE, &[]) },
+    Scenario {
+        units: ENTRY,
+        ..scenario(
+            "run of a checkpoint in int8",
+            "run --model-dir source --prompt Once --max-new 2 --ignore-eos --precision int8",
+            &[],
+        )
+    },
+    Scenario { units: ENTRY, ..scenario("rm", "rm --all", &[RUN_SOURCE]) },
     scenario(
         "bench --report-root",
         "bench --model-dir pack --prompt-len 4 --max-new 2 --warmup 0 --report-root reports --performance-md table.md",
@@ -175,12 +189,24 @@ pub const SCENARIOS: &[Scenario] = &[
 ];
 
 /// Commands that write no files, each with the command line that the test runs to show it.
-pub const READ_ONLY: &[(&str, &str)] =
-    &[("inspect", "inspect --stats pack"), ("devices", "devices"), ("verify-source", "verify-source --hf-dir source")];
+pub const READ_ONLY: &[(&str, &str)] = &[
+    ("inspect", "inspect --stats pack"),
+    ("devices", "devices"),
+    ("verify-source", "verify-source --hf-dir source"),
+    ("list", "list"),
+    ("show", "show source"),
+    ("recipes", "recipes"),
+    ("completions", "completions bash"),
+];
 
 /// Commands that no scenario runs, with the reason.
 pub const LEFT_OUT: &[(&str, &str)] = &[
+    (
+        "chat",
+        "it writes files only at requests of its user; session::chat::history writes them through output::AtomicFile",
+    ),
     ("demo", "it calls the functions of pack, verify, ptq, q4, tensor-map, dedup, run and bench, which have scenarios"),
     ("pull", "it needs a server and the feature `hub`; tests/it/pull.rs cuts its transfers off"),
     ("help", "it prints"),
+    ("man", "each page is written as the file of tensor-map is, and can be made again"),
 ];

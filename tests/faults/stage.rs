@@ -37,6 +37,7 @@ pub fn program(line: &str, root: &Path) -> Command {
         .env_clear()
         .envs(std::env::vars().filter(|(name, _)| matches!(name.as_str(), "PATH" | "HOME" | "LD_LIBRARY_PATH")))
         .env("TMPDIR", &*HOME)
+        .env("IEC_CACHE", root.join("cache"))
         .env("IEC_DEVICE", "cpu");
     command
 }

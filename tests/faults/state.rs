@@ -19,7 +19,14 @@ const STORE: [&str; 3] = ["model.dedup.defaults.bin", "model.dedup.masks.bin", "
 const FAMILY: &str = "model.dedup.family.json";
 
 /// Files without which a reader finds no pack, q4 files or checkpoint.
-const LEADS: [&str; 3] = ["model.ie.json", "q4_manifest.expanded.json", "config.json"];
+const LEADS: [&str; 4] = ["cache.json", "model.ie.json", "q4_manifest.expanded.json", "config.json"];
+
+/// Entries of the cache, whose names end in a hash of the times of their sources.
+const ENTRIES: &str = "cache/models";
+/// Record of an entry, which holds times.
+const RECORD: &str = "cache.json";
+/// Lock file of an entry, whose time is that of the last use.
+const CACHE_LOCK: &str = "cache.lock";
 
 /// New keys, which are random.
 const KEY: &str = "new.pem";
@@ -46,7 +53,7 @@ impl State {
         let mut staged = None;
         for entry in fs::read_dir(root.join(at)).into_iter().flatten().flatten() {
             let (name, path) = (entry.file_name(), at.join(entry.file_name()));
-            if name.to_string_lossy().starts_with(OWN) || name == FAMILY {
+            if name.to_string_lossy().starts_with(OWN) || name == FAMILY || name == CACHE_LOCK {
                 continue;
             }
             let link = entry.path().read_link().ok();
@@ -65,18 +72,25 @@ impl State {
             } else if path.starts_with(KEY) || path.starts_with(PUBLIC_KEY) {
                 let found = if path.starts_with(KEY) { private_key(&entry.path()) } else { public_key(&entry.path()) };
                 self.files.insert(path, found);
+            } else if name == RECORD {
+                let text = fs::read(entry.path()).unwrap_or_default();
+                let is_whole = serde_json::from_slice::<serde_json::Value>(&text).is_ok();
+                self.files.insert(stable(&path), if is_whole { "complete" } else { "torn" }.to_string());
             } else {
-                self.files.insert(path, hash(&entry.path()));
+                self.files.insert(stable(&path), hash(&entry.path()));
             }
         }
         if let Some(work) = staged {
             for entry in fs::read_dir(root.join(at).join(work)).into_iter().flatten().flatten() {
                 let name = entry.file_name();
                 if !is_internal(&name.to_string_lossy()) {
-                    self.files.insert(at.join(name), hash(&entry.path()));
+                    self.files.insert(stable(&at.join(name)), hash(&entry.path()));
                 }
             }
-            self.swapped.insert(at.to_path_buf());
+            // Readers use an entry of the cache only when its record is there, which is after the swap.
+            if !at.starts_with(ENTRIES) {
+                self.swapped.insert(at.to_path_buf());
+            }
         }
         // Readers look for the store only if this file describes it.
         if !self.files.contains_key(&at.join("model.dedup.json")) {
@@ -94,6 +108,15 @@ impl State {
         let files = self.files.iter().filter(|(path, _)| path.starts_with(unit));
         files.map(|(path, hash)| (path.as_path(), hash.as_str())).collect()
     }
+}
+
+/// Returns a path without the hash in the name of an entry of the cache.
+fn stable(path: &Path) -> PathBuf {
+    let Ok(below) = path.strip_prefix(ENTRIES) else { return path.to_path_buf() };
+    let mut parts = below.components();
+    let entry = parts.next().map(|name| name.as_os_str().to_string_lossy().into_owned()).unwrap_or_default();
+    let name = entry.rsplit_once('-').map_or(&*entry, |(name, _)| name);
+    Path::new(ENTRIES).join(name).join(parts.as_path())
 }
 
 /// Returns true for files in a directory of partial work that are no output.
@@ -143,8 +166,8 @@ fn hash(path: &Path) -> String {
     }
 }
 
-/// Returns the files of the program below `root` that no reader uses: temporary files and directories, and data files of
-/// a store without its description.
+/// Returns the files of the program below `root` that no reader uses: temporary files and directories, and data files
+/// of a store without its description.
 pub fn remains(root: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(root).into_iter().flatten().flatten() {

@@ -199,7 +199,7 @@ fn failures_have_their_exit_codes() {
     }
     let cases = [
         Case { code: 3, args: &["--require-model"], said: "--model-dir" },
-        Case { code: 3, args: &["--model-dir", "/nowhere"], said: "/nowhere/model.ie.json" },
+        Case { code: 3, args: &["--model-dir", "/nowhere"], said: "/nowhere: found no file" },
         Case { code: 5, args: &["--precision", "int4"], said: "int4" },
         Case { code: 5, args: &["--device", "ze"], said: "docs/decisions/0010" },
         Case { code: 2, args: &["--prefetch", "soon"], said: "--prefetch" },

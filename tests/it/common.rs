@@ -38,6 +38,7 @@ pub fn iec() -> assert_cmd::Command {
     command
         .env_clear()
         .envs(std::env::vars().filter(|(k, _)| matches!(k.as_str(), "PATH" | "HOME" | "TMPDIR" | "LD_LIBRARY_PATH")))
+        .env("IEC_CACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"))
         // This gives tests the same results on machines with a GPU.
         .env("IEC_DEVICE", "cpu");
     command
@@ -49,6 +50,24 @@ pub fn packed(name: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let options = PackOptions { hf_dir: fixture(name), out_dir: dir.path().to_path_buf(), ..PackOptions::default() };
     pack(&options).expect("fixtures can be packed");
+    dir
+}
+
+/// Packs a fixture with other fields of one of its JSON files into `pack` of the returned directory.
+pub fn packed_with(name: &str, file: &str, fields: serde_json::Value) -> tempfile::TempDir {
+    use iec::convert::pack::{PackOptions, pack};
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let source = dir.path().join("source");
+    let copied = std::process::Command::new("cp").arg("-r").arg(fixture(name)).arg(&source).status();
+    assert!(copied.is_ok_and(|status| status.success()));
+    let text = std::fs::read_to_string(source.join(file)).expect("a file of the fixture");
+    let mut content: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    for (field, value) in fields.as_object().expect("fields") {
+        content[field] = value.clone();
+    }
+    std::fs::write(source.join(file), content.to_string()).expect("a writable copy");
+    pack(&PackOptions { hf_dir: source, out_dir: dir.path().join("pack"), ..PackOptions::default() })
+        .expect("fixtures can be packed");
     dir
 }
 

@@ -38,9 +38,30 @@ const FORMS: &[(&str, i32)] = &[
     ("inspect {G}", 0),
     ("import-gguf {G} --json --out-dir {O}/p", 0),
     ("export-gguf --json --model-dir {P} --out {O}/g", 0),
+    ("--version -v", 0),
+    ("pack --json --bits 8 {S} --out-dir {O}/p", 0),
+    ("run --plan {P}", 0),
+    ("run --plan --json {P}", 0),
+    ("recipes", 0),
+    ("recipes int4", 0),
+    ("recipes --json", 0),
+    ("completions bash", 0),
+    ("man", 0),
+    ("man --json --out-dir {O}/man1", 0),
     ("run --model-dir {P} --prompt a --max-new 8 --ignore-eos --logprobs 2", 0),
     ("run --json --model-dir {P} --prompt a --max-new 2 --ignore-eos", 0),
     ("run --json --model-dir {P} --prompt a --ctx 1", 2),
+    ("list", 0),
+    ("list --json", 0),
+    ("show {P}", 0),
+    ("show {S} --json", 0),
+    ("rm --all --json", 0),
+    ("rm nope", 1),
+    ("chat --model-dir {P} --chat-template alpaca --prompt a --max-new 4", 0),
+    ("chat --model-dir {P} --chat-template alpaca --json", 0),
+    ("chat --model-dir {P}", 1),
+    ("run --model-dir {P} --prompt a --choice x,y", 0),
+    ("run --json --model-dir {P} --prompt a --regex (", 2),
     ("bench --model-dir {P} --prompt-len 4 --max-new 2 --runs 1 --warmup 0", 0),
     ("verify --model-dir {P} --hashes", 0),
     ("verify --model-dir {P} --hashes --json", 0),
@@ -140,7 +161,7 @@ fn each_form(more: &[&str], streams: impl Fn(&mut Command), judge: impl Fn(i32, 
         command.args(["-c", r#"eval "exec \"\$@\" $CLOSED""#, "sh"]).arg(assert_cmd::cargo::cargo_bin("iec"));
         command.args(more).args(words).env("IEC_DEVICE", "cpu").stdin(Stdio::null());
         // No server listens at this address.
-        command.env("HF_ENDPOINT", "http://127.0.0.1:1");
+        command.env("HF_ENDPOINT", "http://127.0.0.1:1").env("IEC_CACHE", fresh.path().join("cache"));
         streams(&mut command);
         let output = command.spawn().unwrap().wait_with_output().unwrap();
         let found = output.status.code().unwrap_or(-1);

@@ -429,5 +429,7 @@ fn a_gguf_file_where_something_else_is_wanted_is_recognized() {
         &["pack", "--hf-dir", text(&file), "--out-dir", text(out.path())],
         &["found a GGUF file", "iec import-gguf"],
     );
-    fails(3, &["run", "--model-dir", text(&file), "--prompt", "Hi"], &["found a GGUF file", "iec import-gguf"]);
+    let opened = iec::session::Session::open(&file, &iec::session::SessionOptions::default()).unwrap_err();
+    assert!(opened.to_string().contains("found a GGUF file"), "{opened}");
+    assert!(opened.help_text().unwrap().contains("iec import-gguf"), "{opened}");
 }

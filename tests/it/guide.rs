@@ -6,10 +6,13 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 /// Pages in the order in which a reader follows them, so that a command finds what earlier ones wrote.
-const PAGES: [&str; 11] = [
+const PAGES: &[&str] = &[
     "checkpoints.md",
+    "models.md",
+    "chat.md",
     "first-model.md",
     "sampling.md",
+    "structured-output.md",
     "quantization.md",
     "measuring.md",
     "deduplication.md",
@@ -89,6 +92,10 @@ fn furnish(dir: &Path) {
     write("calibration.txt", &text[half..]);
     write("prompts.txt", "Once upon a time\nThe sun\n");
     write("manifests/prompts_10.txt", "Once upon a time\nLily\n");
+    let person =
+        r#"{"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}}, "required": ["name"]}"#;
+    write("person.json", person);
+    write("sum.lark", "start: number (\" + \" number)~1..3\nnumber: /[1-9][0-9]{0,2}/\n");
     write("examples.txt", "Question: 1 + 1?\nAnswer: 2\n\n");
     write("hellaswag_val.jsonl", r#"{"query": "The sun is", "choices": ["hot", "a dog"], "answer": 0}"#);
     write(
@@ -102,7 +109,7 @@ fn furnish(dir: &Path) {
         let status = iec().args(line.split(' ')).current_dir(dir).output().unwrap();
         assert!(status.status.success(), "{line}: {}", String::from_utf8_lossy(&status.stderr));
     };
-    for name in ["tinyllama-tuned", "chat", "code", "gpt-oss"] {
+    for name in ["tinyllama", "tinyllama-tuned", "chat", "code", "gpt-oss"] {
         run(&format!("pack --hf-dir models/tinyllama --out-dir packs/{name}"));
     }
     run("ptq --hf-dir models/tinyllama --bits 4 --out gguf.json");

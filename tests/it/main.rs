@@ -5,6 +5,8 @@
 mod checkpoint;
 mod common;
 mod cuda;
+mod pty;
+mod schemas;
 mod torch_file;
 
 mod answers;
@@ -13,7 +15,10 @@ mod bench;
 mod bombs;
 mod budget;
 mod calib;
+mod chat;
+mod chat_pipe;
 mod console;
+mod constraint;
 mod decode;
 mod dedup;
 mod dedup_family;
@@ -37,6 +42,7 @@ mod hub;
 mod inspect;
 mod irregular;
 mod layouts;
+mod models;
 #[cfg(feature = "reference")]
 mod odd_shapes;
 mod outputs;
@@ -63,5 +69,6 @@ mod signals;
 mod speculate;
 mod synth;
 mod tuning;
+mod typing;
 mod unpack;
 mod verify;

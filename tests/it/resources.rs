@@ -32,8 +32,10 @@ fn check(output: &Output, what: &str) -> bool {
         Some(0) => true,
         Some(OUT_OF_MEMORY) => {
             // Two threads may be refused at the same time. The line does not begin with this where the standard library
-            // has begun to report a thread without a stack. The C library reports what it was refused in its own words.
-            let errors = said.replace("Fatal glibc error: ", "").matches("error: ").count();
+            // has begun to report a thread without a stack. The standard library and the C library report what they
+            // were refused in their own words.
+            let own = said.replace("fatal runtime error: ", "").replace("Fatal glibc error: ", "");
+            let errors = own.matches("error: ").count();
             assert!((1..=2).contains(&errors), "{what}: {said}");
             false
         }

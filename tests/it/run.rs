@@ -259,7 +259,7 @@ fn failures_have_their_exit_codes_and_name_the_culprit() {
         said: &'static str,
     }
     let cases = [
-        Case { code: 3, args: &["--model-dir", "nowhere"], said: "nowhere/model.ie.json" },
+        Case { code: 3, args: &["--model-dir", "nowhere"], said: "nowhere: found no file or directory" },
         Case { code: 3, args: &["--model-json", "none.json"], said: "none.json" },
         Case { code: 3, args: &["--model-bin", "none.bin"], said: "none.bin" },
         Case { code: 3, args: &["--tokenizer", "none.json"], said: "none.json" },
@@ -285,14 +285,14 @@ fn failures_have_their_exit_codes_and_name_the_culprit() {
         Case { code: 2, args: &["--batch", "0"], said: "--batch" },
         Case { code: 1, args: &["--prompts-file", "none.txt"], said: "none.txt" },
         Case { code: 1, args: &["--trace-ids", "no/such/dir/t.jsonl"], said: "t.jsonl" },
-        Case { code: 1, args: &["--chat"], said: "chat_template" },
-        Case { code: 1, args: &["--template", "auto"], said: "chat_template" },
+        Case { code: 1, args: &["--chat"], said: "--chat-template" },
+        Case { code: 1, args: &["--chat-template", "auto"], said: "--chat-template" },
     ];
     for case in cases {
         let said = refused(case.code, case.args, pack.path());
         assert!(said.contains(case.said), "{:?}: {said}", case.args);
     }
-    assert!(refused(3, &[], empty.path()).contains("--model-dir"));
+    assert!(refused(3, &[], empty.path()).contains("no model named"));
     let wrong = iec().arg("run").env("IE_PRECISION", "int9").current_dir(pack.path()).write_stdin("x").assert().code(2);
     assert!(String::from_utf8_lossy(&wrong.get_output().stderr).contains("IE_PRECISION"));
 }
@@ -395,7 +395,9 @@ fn a_chat_over_a_pipe_answers_each_line_and_keeps_what_was_read() {
     let pack = chatty();
     let talk = |input: &str| {
         let mut command = iec();
-        command.args(["run", "--chat", "--max-new", "12", "--stop", "\n", "--model-dir"]).arg(pack.path());
+        command
+            .args(["run", "-v", "--chat", "--greedy", "--max-new", "12", "--stop", "\n", "--model-dir"])
+            .arg(pack.path());
         command.write_stdin(input).assert().success()
     };
     let both = talk("Once upon a time\n\nThe dog\n");

@@ -26,19 +26,17 @@ ttft_s is the mean time per prompt from the start of its prefill to its first to
 consecutive tokens of a text. effective_bandwidth_gbps is weights_bytes_per_token x tps_decode; with --batch it\n\
 counts weights that are read once for all texts as if they were read for each.\n\n\
 Examples:\n  \
-iec bench --model-dir packs/tinyllama --threads 2 --max-new 64\n  \
-iec bench --model-dir packs/tinyllama --prompt-len 512 --max-new 32 --runs 3\n  \
-iec bench --model-dir packs/tinyllama --runs 5 --profile --report-root reports\n  \
+iec bench packs/tinyllama --threads 2 --max-new 64\n  \
+iec bench packs/tinyllama --prompt-len 512 --max-new 32 --runs 3\n  \
+iec bench packs/tinyllama --runs 5 --profile --report-root reports\n  \
 iec bench --compare reports/before.jsonl reports/after.jsonl\n  \
 iec bench   # measures the embedded model", prompts::FILE_HELP, compat::VARIABLES_HELP))]
 pub struct Args {
-    #[command(flatten)]
-    model: ModelArgs,
     /// Prompts to continue (forms: see below) [env: PROMPTS] [default: ten built-in prompts]
     #[arg(long, value_name = "FILE")]
     prompts_file: Option<PathBuf>,
     /// Use synthetic prompts of N tokens, one per text of the batch, instead of --prompts-file or the built-in prompts
-    #[arg(long, value_name = "N", conflicts_with = "prompts_file")]
+    #[arg(long, value_name = "N", value_parser = units::parse_count, conflicts_with = "prompts_file")]
     prompt_len: Option<usize>,
     /// Number of measured runs; each prints one line
     #[arg(long, value_name = "N", env = "RUNS", default_value_t = 1)]
@@ -50,13 +48,13 @@ pub struct Args {
     #[arg(long, value_name = "N", env = "BATCH", default_value_t = 1)]
     batch: usize,
     /// Tokens to generate per prompt
-    #[arg(long, value_name = "N", env = "MAX_NEW", default_value_t = 64)]
+    #[arg(long, value_name = "N", value_parser = units::parse_count, env = "MAX_NEW", default_value_t = 64)]
     max_new: usize,
     /// Number of tokens that are generated before the first run and not measured
-    #[arg(long, value_name = "N", env = "WARMUP_TOKENS", default_value_t = 8)]
+    #[arg(long, value_name = "N", value_parser = units::parse_count, env = "WARMUP_TOKENS", default_value_t = 8)]
     warmup: usize,
     /// Fill the KV cache of each text with N tokens before the measurement: speed deep in a context
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", value_parser = units::parse_count, default_value_t = 0)]
     depth: usize,
     /// Print one line for all runs together: sums, and percentiles of all latencies; its `run` is the number of runs
     #[arg(long)]
@@ -70,7 +68,7 @@ pub struct Args {
     /// Check after each run that the work-touch did all its reads (exit code 4 if not)
     #[arg(long, env = "IE_VERIFY_TOUCH", value_parser = FalseyValueParser::new())]
     verify_touch: bool,
-    /// Fail with exit code 3 instead of measuring the embedded model
+    /// Fail with exit code 3 if no model is named; without this option the embedded model is measured then
     #[arg(long, env = "IE_REQUIRE_MODEL", value_parser = FalseyValueParser::new())]
     require_model: bool,
     /// Expected token ids (exit code 4 if others are generated): a trace of `iec run --trace-ids`, [[ids]] or
@@ -90,7 +88,7 @@ pub struct Args {
     #[command(flatten)]
     report: ReportArgs,
     /// Write the median of the runs into the table of a Markdown document, between the comments `iec bench: begin` and
-    /// `iec bench: end`; a row with the same settings is replaced
+    /// `iec bench: end`; a row with the same settings is replaced, and a file or table that is missing is made
     #[arg(long, value_name = "FILE")]
     performance_md: Option<PathBuf>,
     /// Measure nothing; compare two reports and say whether B is slower than A (exit code 4 if so)
@@ -104,6 +102,8 @@ pub struct Args {
     /// Print measurements as JSON lines also on a terminal (files and pipes always get them), and errors as JSON
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    model: ModelArgs,
 }
 
 fn percent(text: &str) -> std::result::Result<f64, String> {
@@ -207,20 +207,21 @@ impl Args {
 }
 
 fn table(lines: &[Line]) -> Table {
-    let number = |value: Option<f64>| value.map_or("-".to_string(), |value| format!("{value:.2}"));
+    // The table fits 80 columns; the JSON line and the reports have all figures.
+    let number = |value: Option<f64>| match value {
+        None => "-".to_string(),
+        Some(value) if value >= 1000.0 => format!("{value:.0}"),
+        Some(value) => format!("{value:.2}"),
+    };
     Table::of(
         lines.iter().enumerate(),
         &[
             ("run", &|(i, _)| (i + 1).to_string()),
-            (">prompts", &|(_, line)| line.prompts.len().to_string()),
             (">tokens", &|(_, line)| line.metrics.tokens_generated.to_string()),
-            (">wall s", &|(_, line)| number(Some(line.metrics.wall_time_s))),
             (">first ms", &|(_, line)| number(Some(line.metrics.ttft_s * 1e3))),
             (">prefill/s", &|(_, line)| number(Some(line.metrics.tps_prefill))),
             (">decode/s", &|(_, line)| number(Some(line.metrics.tps_decode))),
-            (">true/s", &|(_, line)| number(Some(line.metrics.tps_true))),
             (">p50 ms", &|(_, line)| number(line.metrics.latency_p50_ms)),
-            (">p95 ms", &|(_, line)| number(line.metrics.latency_p95_ms)),
             (">p99 ms", &|(_, line)| number(line.metrics.latency_p99_ms)),
             (">GB/s", &|(_, line)| number(Some(line.metrics.effective_bandwidth_gbps))),
             (">peak MB", &|(_, line)| number(line.metrics.rss_peak_mb)),

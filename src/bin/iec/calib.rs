@@ -18,12 +18,15 @@ use std::time::Instant;
 
 /// Arguments of `iec calib`.
 #[derive(Debug, clap::Args)]
-#[command(group = clap::ArgGroup::new("what").required(true).args(["hf_dir", "hf_repo", "model_dir", "merge"]))]
+#[command(override_usage = "iec calib [OPTIONS] <CHECKPOINT> --text <FILE> --out <STATS>")]
+#[command(
+    group = clap::ArgGroup::new("what").required(true).args(["checkpoint", "hf_dir", "hf_repo", "model_dir", "merge"])
+)]
 #[command(after_help = "Examples:
   iec calib --model-dir packs/tinyllama-bf16 --text calibration.txt --out tinyllama.calib
-  iec calib --hf-dir models/tinyllama --text books.txt --text code.txt --hessian --out tinyllama.calib
+  iec calib models/tinyllama --text books.txt --text code.txt --hessian --out tinyllama.calib
   iec calib --merge a.calib b.calib --out both.calib
-  iec ptq --hf-dir models/tinyllama --out q4_manifest.json --bits 4 --calib tinyllama.calib
+  iec ptq models/tinyllama --out q4_manifest.json --bits 4 --calib tinyllama.calib
 
 The text should be like what the model will read. Keep another text for --gate-text: calibration text is never used to
 judge the result. ptq fits each method on half of the windows and compares the methods on the other half. 50 000 tokens

@@ -12,11 +12,13 @@ use std::path::{Path, PathBuf};
 
 /// Arguments of `iec dedup`.
 #[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("named").args(["pack", "model_dir"]))]
+#[command(group = clap::ArgGroup::new("packs").required(true).multiple(true).args(["pack", "model_dir", "base"]))]
 #[command(after_help = "Examples:
-  iec dedup --model-dir packs/tinyllama
-  iec dedup --model-dir packs/tinyllama --dry-run
-  iec dedup --model-dir packs/tinyllama --codec zstd --remove-original
-  iec dedup --model-dir packs/tinyllama-tuned --base packs/tinyllama --verify
+  iec dedup packs/tinyllama
+  iec dedup packs/tinyllama --dry-run
+  iec dedup packs/tinyllama --codec zstd --remove-original
+  iec dedup packs/tinyllama-tuned --base packs/tinyllama --verify
   iec dedup --base packs/tinyllama packs/chat packs/code --remove-original
   iec inspect packs/tinyllama
   iec dedup --remove --model-dir packs/chat
@@ -27,7 +29,10 @@ tensors similar to another one are stored as differences. The four files model.d
 model.ie.bin. The size depends on the weights: bf16 shrinks to 0.70 of its size, quantized weights hardly shrink.")]
 pub struct Args {
     /// The pack
-    #[arg(long, value_name = "DIR", required_unless_present = "base")]
+    #[arg(value_name = "PACK")]
+    pack: Option<PathBuf>,
+    /// The pack, as an option instead of the first word
+    #[arg(long, value_name = "DIR")]
     model_dir: Option<PathBuf>,
     /// Packs that the pack of --model-dir may resemble, such as the one that it was fine-tuned from. From then on it
     /// can be read only while they exist. Without --model-dir all packs are deduplicated as a family: the first one alone, each of the others as its
@@ -47,7 +52,7 @@ pub struct Args {
     #[arg(
         long,
         conflicts_with_all = ["restore", "remove", "base", "verify", "remove_original"],
-        requires = "model_dir"
+        requires = "named"
     )]
     dry_run: bool,
     /// Rebuild every tensor in memory and compare its hash; nothing else is done if model.ie.bin was removed
@@ -60,7 +65,7 @@ pub struct Args {
     #[arg(long)]
     restore: bool,
     /// Delete the pack; refused while other packs are rebuilt from it
-    #[arg(long, conflicts_with_all = ["restore", "base", "verify", "remove_original"], requires = "model_dir")]
+    #[arg(long, conflicts_with_all = ["restore", "base", "verify", "remove_original"], requires = "named")]
     remove: bool,
     /// Directory that --restore writes the pack to [default: the directory of the pack]
     #[arg(long, value_name = "DIR", requires = "restore")]
@@ -77,9 +82,9 @@ const CODECS: &[Named<Codec>] =
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
     if !args.dry_run {
-        args.model_dir.iter().chain(&args.base).for_each(|dir| stale::remove(dir));
+        args.named().into_iter().chain(&args.base).for_each(|dir| stale::remove(dir));
     }
-    let Some(dir) = &args.model_dir else { return run_family(&args, global) };
+    let Some(dir) = args.named() else { return run_family(&args, global) };
     if args.dry_run {
         return measure(dir, &args, global);
     }
@@ -95,6 +100,12 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     }
     let summary = reduce(dir, &args.base, &args, global)?;
     if args.json { console::print_json(&summary_json(&summary, &args)) } else { Ok(()) }
+}
+
+impl Args {
+    fn named(&self) -> Option<&PathBuf> {
+        self.pack.as_ref().or(self.model_dir.as_ref())
+    }
 }
 
 /// Deduplicates the first pack of `--base` alone and the others against it. A pack whose binary was removed already is

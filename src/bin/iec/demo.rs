@@ -159,7 +159,7 @@ impl Demo<'_> {
         }
         let cli = self.announce(&format!("verify --model-dir @{pack} --hf-dir @checkpoint --max-new 16"))?;
         let Command::Verify(args) = cli.command else { unreachable!("the line says verify") };
-        let found = verify::compare(args, &cli.global)?;
+        let found = verify::compare(*args, &cli.global)?;
         self.print(&format!("  {}", agreement::summary(&found)))?;
         agreement::verdict(&found)
     }

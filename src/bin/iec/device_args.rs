@@ -8,11 +8,12 @@ use iec::runtime::device::{Devices, Offload};
 /// CPU or GPUs.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct DeviceArgs {
-    /// Device that computes: auto, cpu, cuda, or cuda:N[,M...] for certain GPUs (IEC_ISA=avx512, avxvnni, avx2, neon or
-    /// scalar forces the CPU's instruction set) [default: auto, the first GPU that can be used]
+    /// Device that computes: auto, cpu, cuda or cuda:N (cuda:N,M... for several GPUs; IEC_ISA=avx512, avxvnni, avx2,
+    /// neon or scalar forces the CPU's instruction set) [default: auto, the first GPU that can be used]
     #[arg(long, value_name = "DEVICE", env = "IEC_DEVICE", value_parser = parse_device)]
     device: Option<Device>,
-    /// Number of layers that run on GPUs (the last ones of the model), or auto: as many as fit; the rest run on the CPU
+    /// Number of layers that run on GPUs (the last ones of the model; the CPU computes the rest, and all of them with
+    /// 0), or auto: as many as fit
     #[arg(long, value_name = "N", value_parser = parse_layers)]
     gpu_layers: Option<Layers>,
 }
@@ -57,6 +58,7 @@ impl DeviceArgs {
     pub fn offload(&self) -> Result<Offload> {
         let layers = self.gpu_layers.and_then(|layers| layers.0);
         match self.device.unwrap_or(Device(Some(Devices::Auto))).0 {
+            Some(_) if layers == Some(0) => Ok(Offload { devices: Devices::Cpu, layers: None }),
             Some(Devices::Cpu) if self.gpu_layers.is_some() => {
                 Err(Error::usage("--gpu-layers cannot be used with --device cpu")
                     .help("leave one of the two out; the variable IEC_DEVICE sets --device, too"))

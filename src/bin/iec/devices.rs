@@ -28,7 +28,7 @@ pub struct Args {
     /// The GPU to check: cuda or cuda:N [default: cuda:0]
     #[arg(long, value_name = "DEVICE", value_parser = parse_device, requires = "check")]
     device: Option<usize>,
-    /// Check fewer shapes, and measure nothing
+    /// With --check: check fewer shapes, and measure no speed
     #[arg(long, requires = "check")]
     quick: bool,
     /// Print the report as JSON on stdout

@@ -15,6 +15,7 @@ use iec::report::perplexity as shown;
 use iec::runtime::{EngineOptions, Precision};
 use iec::session::{Session, Speculation};
 use iec::sha256::{self, Digest, Sha256};
+use iec::units::parse_count;
 use serde_json::{Value, json};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -22,22 +23,21 @@ use std::time::Instant;
 
 /// Arguments of `iec eval`.
 #[derive(Debug, clap::Args)]
+#[command(override_usage = "iec eval [OPTIONS] [PACK] --text <FILE>")]
 #[command(group = clap::ArgGroup::new("what").required(true).args(["text", "loglikelihood", "choices", "exact_match"]))]
 #[command(after_help = "\
 Perplexity is computed as llama-perplexity does: over windows of 512 tokens (--ctx) that begin with the tokenizer's BOS;
 the second half of each is scored. The reference of --kl-ref reads the same windows, in fp32 if its pack holds floats.
 
 Examples:
-  iec eval --model-dir packs/llama-q4 --text heldout.txt
-  iec eval --model-dir packs/llama-q4 --text heldout.txt --kl-ref packs/llama --json
-  iec eval --model-dir packs/llama-q4 --choices hellaswag_val.jsonl --limit 1000
-  iec eval --model-dir packs/llama-q4 --exact-match gsm8k_test.jsonl --few-shot five.txt --stop Question: --batch 16
-  iec eval --model-dir packs/llama-q4 --loglikelihood requests.jsonl > answers.jsonl
+  iec eval packs/llama-q4 --text heldout.txt
+  iec eval packs/llama-q4 --text heldout.txt --kl-ref packs/llama --json
+  iec eval packs/llama-q4 --choices hellaswag_val.jsonl --limit 1000
+  iec eval packs/llama-q4 --exact-match gsm8k_test.jsonl --few-shot five.txt --stop Question: --batch 16
+  iec eval packs/llama-q4 --loglikelihood requests.jsonl > answers.jsonl
 
 docs/guide/measuring.md describes the forms of these files.")]
 pub struct Args {
-    #[command(flatten)]
-    model: ModelArgs,
     /// Measure perplexity over the text of a file, in windows of --ctx tokens (of 512 without --ctx)
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
@@ -69,12 +69,12 @@ pub struct Args {
     /// Use the first N questions only
     #[arg(long, value_name = "N", conflicts_with_all = ["text", "loglikelihood"])]
     limit: Option<usize>,
-    /// Regular expression that finds the result in an answer; the last match counts, its first group if it has one
-    /// [default: a number]
+    /// Regular expression that finds the result in an answer of --exact-match, unless the task has a field `regex`. The
+    /// last match counts, or the first group of that match [default: matches a number]
     #[arg(long, value_name = "REGEX", requires = "exact_match")]
     regex: Option<String>,
     /// Largest number of tokens of an answer
-    #[arg(long, value_name = "N", default_value_t = 256, requires = "exact_match")]
+    #[arg(long, value_name = "N", value_parser = parse_count, default_value_t = 256, requires = "exact_match")]
     max_new: usize,
     /// Text that ends an answer; repeatable
     #[arg(long, value_name = "TEXT", requires = "exact_match")]
@@ -94,6 +94,8 @@ pub struct Args {
     /// Print the figures as one JSON line on stdout; answers of --loglikelihood are JSON lines anyway
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    model: ModelArgs,
 }
 
 /// Runs the command.

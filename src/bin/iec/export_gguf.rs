@@ -3,21 +3,22 @@
 use crate::global::Global;
 use crate::job::{JobArgs, finished_before, part_of};
 use crate::names::{KEPT_OR_FLOAT, KeptOrFloat, Named, named};
+use crate::pack_arg::PackArg;
 use iec::convert::gguf::{Dequantize, ExportOptions, ExportSummary, export};
 use iec::error::{Error, Result};
+use iec::session::dedup::DedupOptions;
 use iec::units::human_bytes;
 use std::path::PathBuf;
 
 /// Arguments of `iec export-gguf`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  iec export-gguf --model-dir packs/tinyllama-q4 --out tinyllama-q4_0.gguf
-  iec export-gguf --model-dir packs/gpt-oss-20b --out gpt-oss-20b.gguf --dtype f16
-  iec export-gguf --model-dir packs/llama-int4-affine --out llama.gguf --dequantize --dtype bf16")]
+  iec export-gguf packs/tinyllama-q4 --out tinyllama-q4_0.gguf
+  iec export-gguf packs/gpt-oss-20b --out gpt-oss-20b.gguf --dtype f16
+  iec export-gguf packs/llama-int4-affine --out llama.gguf --dequantize --dtype bf16")]
 pub struct Args {
-    /// Directory of the pack
-    #[arg(long, env = "MODEL_DIR", value_name = "DIR")]
-    model_dir: PathBuf,
+    #[command(flatten)]
+    pack: PackArg,
     /// File to write; `-` is stdout
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
@@ -49,10 +50,10 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     if args.json && args.out.as_os_str() == "-" {
         return Err(Error::usage("`--out -` and `--json` both write to stdout; use one of them"));
     }
-    let reader =
-        iec::session::dedup::DedupOptions::default().open_pack(&args.model_dir).map_err(Error::while_opening_model)?;
+    let model_dir = args.pack.dir()?;
+    let reader = DedupOptions::default().open_pack(&model_dir).map_err(Error::while_opening_model)?;
     let options = ExportOptions {
-        model_dir: args.model_dir,
+        model_dir,
         out: args.out,
         dtype: args.dtype,
         dequantize: args.dequantize.unwrap_or_default(),

@@ -1,5 +1,6 @@
 //! Options that every command takes, before or after its name.
 
+use crate::arguments::GLOBAL;
 use crate::console;
 use clap::{Args, ColorChoice};
 use iec::error::{Error, Result, Signal};
@@ -23,18 +24,25 @@ pub struct Global {
         global = true,
         env = "THREADS",
         value_name = "N",
-        help_heading = "Global options",
+        help_heading = GLOBAL,
         value_parser = threads
     )]
     threads: Option<Threads>,
     /// Print no progress bars and no notes; errors are still printed
-    #[arg(long, short, global = true, help_heading = "Global options")]
+    #[arg(long, short, global = true, help_heading = GLOBAL)]
     pub quiet: bool,
-    /// Print more notes on stderr; given twice, one for each tensor [env: IEC_LOG=debug|trace]
-    #[arg(long, short, global = true, action = clap::ArgAction::Count, help_heading = "Global options")]
+    /// Print more notes on stderr; -vv also prints one for each tensor [env: IEC_LOG=debug for -v, trace for -vv]
+    #[arg(long, short, global = true, action = clap::ArgAction::Count, help_heading = GLOBAL)]
     verbose: u8,
     /// Color help and errors; auto: on a terminal, unless NO_COLOR is set
-    #[arg(long, global = true, default_value = "auto", value_name = "WHEN", help_heading = "Global options")]
+    #[arg(
+        long,
+        global = true,
+        default_value = "auto",
+        value_name = "WHEN",
+        hide_short_help = true,
+        help_heading = GLOBAL
+    )]
     color: ColorChoice,
 }
 
@@ -117,6 +125,11 @@ impl Global {
         }
     }
 
+    /// Returns true with `--verbose` or its variable.
+    pub fn is_verbose(&self) -> bool {
+        self.verbosity().is_ok_and(|level| level > 0)
+    }
+
     /// Returns true if errors are to be colored on stderr.
     pub fn colors(&self) -> bool {
         match self.color {
@@ -162,7 +175,12 @@ fn listen_for_signals() -> Result<()> {
                 SIGHUP => Signal::HangUp,
                 _ => Signal::Interrupt,
             };
-            if interrupt::requested().is_some() && signal != Signal::HangUp {
+            let ends = match signal {
+                Signal::HangUp => false,
+                Signal::Terminate => true,
+                Signal::Interrupt => !interrupt::repeats_allowed(),
+            };
+            if ends && interrupt::requested().is_some() {
                 std::process::exit(i32::from(signal.exit_code()));
             }
             interrupt::request(signal);

@@ -27,7 +27,7 @@ pub struct Args {
     /// Check the figures of a report: sums, rates, percentiles, expected tokens (exit code 4 if one is wrong)
     #[arg(long)]
     strict: bool,
-    /// Print the description as one JSON line
+    /// Print the result as one JSON line
     #[arg(long)]
     pub json: bool,
 }

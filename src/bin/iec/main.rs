@@ -2,10 +2,14 @@
 
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
 
+mod arguments;
 mod bench;
 mod calib;
+mod chat;
 mod compat;
+mod completions;
 mod console;
+mod constraint_args;
 mod dedup;
 mod demo;
 mod device_args;
@@ -18,28 +22,36 @@ mod global;
 mod import_gguf;
 mod inspect;
 mod job;
+mod list;
+mod man;
 mod merge;
 mod model;
 mod names;
 mod pack;
+mod pack_arg;
 mod progress_display;
 mod ptq;
 mod pull;
 mod q4;
+mod recipes;
 mod report_args;
+mod rm;
 mod run;
 mod sampling;
+mod show;
 mod sign;
 mod source;
 mod synth;
 mod tensor_map;
+mod tips;
 mod tuning;
 mod unpack;
 mod variables;
 mod verify;
 mod verify_source;
+mod version;
 
-use clap::error::{ContextKind, ContextValue};
+use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use global::Global;
 use iec::error::{Cause, Error};
@@ -64,8 +76,8 @@ macro_rules! commands {
     ($($(#[doc = $help:literal])+ $name:ident => $module:ident,)+) => {
         #[derive(Debug, Subcommand)]
         enum Command {
-            $($(#[doc = $help])+ $name($module::Args),)+
-            /// Renders a chat template within limits of memory and time; called by `run`
+            $($(#[doc = $help])+ $name(Box<$module::Args>),)+
+            /// Renders a chat template within limits of memory and time; called by `run` and `chat`
             #[command(name = RENDER_TEMPLATE, hide = true)]
             RenderTemplate,
         }
@@ -73,7 +85,7 @@ macro_rules! commands {
         impl Command {
             fn run(self, global: &Global) -> iec::Result<()> {
                 match self {
-                    $(Command::$name(args) => $module::run(args, global),)+
+                    $(Command::$name(args) => $module::run(*args, global),)+
                     Command::RenderTemplate => {
                         iec::session::template::answer(std::io::stdin(), console::Stdout)
                     }
@@ -113,6 +125,14 @@ commands! {
     ExportGguf => export_gguf,
     /// Generates text
     Run => run,
+    /// Talks with a model
+    Chat => chat,
+    /// Lists the packs that were made of checkpoints and GGUF files
+    List => list,
+    /// Describes a model under any of its names
+    Show => show,
+    /// Removes packs from the cache
+    Rm => rm,
     /// Checks that a pack gives the tokens of its Hugging Face checkpoint
     Verify => verify,
     /// Measures perplexity, KL divergence and accuracy of a pack
@@ -127,58 +147,41 @@ commands! {
     VerifySource => verify_source,
     /// Converts a pack back to a checkpoint of safetensors
     Unpack => unpack,
+    /// Lists and prints the quantization recipes of the program
+    Recipes => recipes,
     /// Signs a pack with a key from a file
     Sign => sign,
     /// Creates a checkpoint with the shapes of a real model and random weights
     Synth => synth,
     /// Runs the whole pipeline on the embedded model
     Demo => demo,
+    /// Prints the script for the completion of commands in a shell
+    Completions => completions,
+    /// Prints or writes the manual pages
+    Man => man,
 }
 
-/// Returns the parser of command lines. `-1` is parsed as the value of the option before it, whose error
-/// then names the expected values.
+/// Returns the parser of command lines.
 fn parser() -> clap::Command {
-    let negative =
-        |arg: clap::Arg| if arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg };
-    // `-h` omits these groups; `--help` shows them.
-    let short = |arg: clap::Arg| {
-        let rare = ["Tuning", "Deduplicated packs", sampling::MORE_SAMPLING];
-        let rare = arg.get_help_heading().is_some_and(|heading| rare.contains(&heading));
-        arg.hide_short_help(rare)
-    };
-    let command = Cli::command().mut_args(negative);
-    variables::connected(command.mut_subcommands(|command| command.mut_args(negative).mut_args(short)))
-}
-
-/// Command names of similar programs, with the tip that answers each.
-const OTHER_NAMES: [(&str, &str); 8] = [
-    ("serve", "there is no server yet; `iec run` generates text"),
-    ("chat", "use `iec run --chat`"),
-    ("convert", "use `iec pack` for a checkpoint, `iec import-gguf` for a GGUF file"),
-    ("quantize", "use `iec ptq`, then `iec pack --q4-map`"),
-    ("generate", "use `iec run`"),
-    ("perplexity", "use `iec eval --text`"),
-    ("download", "use `iec pull`"),
-    ("show", "use `iec inspect`"),
-];
-
-/// Replaces the similar name that the parser suggests for an unknown command, if the name means something else.
-fn name_command(mut error: clap::Error) -> clap::Error {
-    let Some(ContextValue::String(name)) = error.get(ContextKind::InvalidSubcommand) else { return error };
-    if let Some((_, tip)) = OTHER_NAMES.iter().find(|(other, _)| other == name) {
-        error.remove(ContextKind::SuggestedSubcommand);
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![(*tip).into()]));
-    }
-    error
+    arguments::arranged(variables::connected(Cli::command()))
 }
 
 fn main() -> ExitCode {
     fatal::install();
     let mut parser = parser().color(global::color_choice());
-    let parsed = parser.try_get_matches_from_mut(std::env::args_os());
-    let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
+    let parsed = parser.try_get_matches_from_mut(arguments::words(std::env::args_os())).and_then(|matches| {
+        arguments::check_named_once(&matches, &mut parser)?;
+        Cli::from_arg_matches(&matches)
+    });
+    let cli = match parsed {
         Ok(cli) => cli,
-        Err(answer) => return console::parser_answer(&variables::name_variable(name_command(answer), &mut parser)),
+        Err(answer) if answer.kind() == ErrorKind::DisplayVersion && version::wants_details(std::env::args()) => {
+            return match console::print(version::details()) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(e) => report(&e, false, false),
+            };
+        }
+        Err(answer) => return console::parser_answer(&variables::name_variable(tips::name_meant(answer), &mut parser)),
     };
     let (json, colors) = (cli.command.json(), cli.global.colors());
     match cli.global.apply().and_then(|()| cli.command.run(&cli.global)) {

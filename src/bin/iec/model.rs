@@ -1,7 +1,8 @@
 //! Options that select the model, its precision and its KV cache, shared by the commands that generate.
 
 use crate::device_args::DeviceArgs;
-use crate::global::Global;
+use crate::global::{Global, non_empty_variable};
+use crate::pack_arg::first_named;
 use crate::tuning::TuningArgs;
 use clap::ValueEnum;
 use clap::builder::FalseyValueParser;
@@ -12,16 +13,24 @@ use iec::output::Inputs;
 use iec::runtime::text::Tokenizer;
 use iec::runtime::{EngineOptions, KvType, Precision};
 use iec::session::dedup::{DedupOptions, StoreUse};
+use iec::session::models::{Places, Resolved, Source, resolve};
+use iec::session::plan::MemoryPlan;
 use iec::session::template::RenderProcess;
 use iec::session::{Session, SessionOptions, Speculation};
+use iec::units::parse_count;
+use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 
 /// Options that name the model, its precision and its device.
 #[derive(Debug, clap::Args)]
 pub struct ModelArgs {
-    /// Directory of the pack [default: the current directory, if it holds a pack]
-    #[arg(long, alias = "model", value_name = "DIR", env = "MODEL_DIR")]
-    pub model_dir: Option<PathBuf>,
+    /// Pack, checkpoint directory, GGUF file, or ORG/NAME of a downloaded model; what is no pack is packed once into a
+    /// cache (IEC_CACHE) [default: the pack in the current directory]
+    #[arg(id = "pack", value_name = "MODEL", index = 1)]
+    word: Option<PathBuf>,
+    /// The model, as an option instead of the first word
+    #[arg(long, value_name = "MODEL", env = "MODEL_DIR")]
+    model_dir: Option<PathBuf>,
     /// Description of the pack to use instead of model.ie.json in --model-dir
     #[arg(long, value_name = "FILE")]
     pub model_json: Option<PathBuf>,
@@ -34,20 +43,22 @@ pub struct ModelArgs {
     /// Compare every tensor of the pack with its recorded hash before the model is used (exit code 4 if one differs)
     #[arg(long, env = "IE_CHECK", value_parser = FalseyValueParser::new())]
     check: bool,
-    /// fp32, bf16, fp16, int8w, int8, int4w, int4, or auto: the fastest one for the weights of the pack [default: auto]
+    /// fp32, bf16, fp16, int8w, int8, int4w, int4, or auto (the fastest one for the weights of the pack)
+    /// [default: auto]
     #[arg(long, value_name = "P", env = "IE_PRECISION", value_parser = parse_precision)]
     precision: Option<PrecisionOrAuto>,
     #[command(flatten)]
     pub device: DeviceArgs,
     /// Speculative decoding: draft several tokens and verify them in one step. The text stays the same; drafting stops
-    /// while it is not faster [default: draft with --draft-model-dir, otherwise ngram for run and off for other commands]
+    /// while it is not faster [default: draft with --draft-model-dir, otherwise ngram for run and off for other
+    /// commands]
     #[arg(long, value_enum, value_name = "HOW")]
     speculate: Option<Speculate>,
-    /// Pack of a small model with the same vocabulary that drafts tokens; implies --speculate draft
-    #[arg(long, value_name = "DIR")]
+    /// Small model with the same vocabulary that drafts tokens; implies --speculate draft
+    #[arg(long, value_name = "MODEL")]
     draft_model_dir: Option<PathBuf>,
     /// Longest context in tokens, at most that of the model [default: that of the model]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_count)]
     pub ctx: Option<usize>,
     /// Type of the KV cache: f32, f16, bf16 or int8 (with a scale per 32 values; half the memory of
     /// bf16) [default: f32 for fp32, bf16 for int4 and int8, f16 otherwise]
@@ -57,6 +68,12 @@ pub struct ModelArgs {
     dedup: DedupArgs,
     #[command(flatten)]
     tuning: TuningArgs,
+    /// Pack of the model, once it is found or made.
+    #[arg(skip)]
+    pack: OnceCell<Resolved>,
+    /// Pack of the draft model.
+    #[arg(skip)]
+    draft_pack: OnceCell<Resolved>,
 }
 
 /// Value of `--precision`; `None` for `auto`.
@@ -84,17 +101,23 @@ fn parse_precision(text: &str) -> std::result::Result<PrecisionOrAuto, String> {
 impl ModelArgs {
     /// Returns true if an option or a variable names the model, or the current directory holds one.
     pub fn is_named(&self) -> Result<bool> {
-        Ok(self.model_json.is_some() || self.named_dir().is_some() || files::exists(Path::new(JSON_NAME))?)
+        Ok(self.model_json.is_some()
+            || first_named([&self.word, &self.model_dir]).is_some()
+            || files::exists(Path::new(JSON_NAME))?)
     }
 
     /// Returns the files and packs that the command reads, which outputs must not replace.
     pub fn inputs(&self) -> Inputs {
-        let beside = self
-            .path()
-            .ok()
-            .map(|path| if matches!(files::is_dir(&path), Ok(true)) { path } else { path.with_file_name("") });
         let named = [&self.model_json, &self.model_bin, &self.tokenizer].into_iter().flatten();
-        Inputs::default().files(named).packs(beside.into_iter().chain(self.draft_model_dir.clone()), &iebin::members())
+        let models = self.named().into_iter().chain(self.draft_model_dir.clone());
+        let places = Places::of(&non_empty_variable);
+        // A model that cannot be found is reported when it is opened.
+        models.fold(Inputs::default().files(named), |inputs, model| {
+            match places.as_ref().map(|places| Source::find(&model, places)) {
+                Ok(Ok(source)) => source.add_to(inputs),
+                _ => inputs.packs([model], &iebin::members()),
+            }
+        })
     }
 
     /// Opens the model; `speculation` is used if no option names one.
@@ -102,16 +125,24 @@ impl ModelArgs {
     /// # Errors
     /// Exit code 3 if there is no valid model, 5 if it cannot run with these options.
     pub fn open(&self, global: &Global, speculation: Speculation) -> Result<Session> {
-        self.noted(Session::open(&self.path()?, &self.options(global, speculation)?)?, global)
+        self.noted(Session::open(self.path()?, &self.options(global, speculation)?)?, global)
+    }
+
+    /// Plans the memory of the model with `batch` sequences, without reading weights.
+    ///
+    /// # Errors
+    /// The same as for [`ModelArgs::open`]; a GPU or a draft model is named.
+    pub fn plan(&self, global: &Global, batch: usize) -> Result<MemoryPlan> {
+        self.options(global, Speculation::Off)?.plan(self.path()?, batch)
     }
 
     /// Opens the model without speculation; `precision` is used if no option names one and the pack supports it.
     pub fn open_preferring(&self, precision: Precision, global: &Global) -> Result<Session> {
         let mut options = self.options(global, Speculation::Off)?;
         if self.precision.is_none() {
-            options.prefer(precision, &self.path()?)?;
+            options.prefer(precision, self.path()?)?;
         }
-        self.noted(Session::open(&self.path()?, &options)?, global)
+        self.noted(Session::open(self.path()?, &options)?, global)
     }
 
     /// Opens the embedded model.
@@ -133,27 +164,42 @@ impl ModelArgs {
 
     /// Opens the pack without an engine for its weights.
     pub fn open_reader(&self) -> Result<IebinReader> {
-        self.pack_options()?.open_pack(&self.path()?)
+        self.pack_options()?.open_pack(self.path()?)
     }
 
     /// Opens the tokenizer alone.
     pub fn open_tokenizer(&self) -> Result<Tokenizer> {
-        self.pack_options()?.open_tokenizer(&self.path()?)
+        self.pack_options()?.open_tokenizer(self.path()?)
     }
 
-    /// Returns the path of the pack: its description or its directory.
-    fn path(&self) -> Result<PathBuf> {
-        match self.model_json.clone().or_else(|| self.named_dir()) {
-            Some(path) => Ok(path),
+    /// Returns what the options name as the model.
+    fn named(&self) -> Result<PathBuf> {
+        match self.model_json.as_deref().or(first_named([&self.word, &self.model_dir])) {
+            Some(path) => Ok(path.to_path_buf()),
             None if files::exists(Path::new(JSON_NAME))? => Ok(PathBuf::from(JSON_NAME)),
             None => Err(Error::new(Cause::Model(format!("no model named, and no {JSON_NAME} in this directory")))
-                .help("name a pack with --model-dir DIR or MODEL_DIR")),
+                .help("name a pack, a checkpoint, a GGUF file or ORG/NAME after the command, or with MODEL_DIR")),
         }
     }
 
-    /// Returns the directory of `--model-dir`, if it is given and not empty.
-    fn named_dir(&self) -> Option<PathBuf> {
-        self.model_dir.clone().filter(|dir| !dir.as_os_str().is_empty())
+    /// Returns the path of the pack: its description or its directory. Makes the pack if the model is none.
+    fn path(&self) -> Result<&Path> {
+        Ok(&self.pack()?.pack)
+    }
+
+    fn pack(&self) -> Result<&Resolved> {
+        match self.pack.get() {
+            Some(found) => Ok(found),
+            None => found_once(&self.pack, &self.named()?, self.precision.and_then(|asked| asked.0)),
+        }
+    }
+
+    /// Returns the name of the model for people if it is not the path of its pack.
+    fn shown_name(&self) -> Result<Option<String>> {
+        match self.is_named()? {
+            true => Ok(self.pack()?.record.as_ref().map(|record| record.shown_source().to_string())),
+            false => Ok(None),
+        }
     }
 
     /// Returns the options for the library that opening a pack needs.
@@ -171,6 +217,7 @@ impl ModelArgs {
     fn options(&self, global: &Global, speculation: Speculation) -> Result<SessionOptions> {
         self.tuning.note_options_without_effect(global);
         Ok(SessionOptions {
+            name: self.shown_name()?,
             engine: EngineOptions {
                 precision: self.precision.and_then(|asked| asked.0),
                 threads: global.threads(),
@@ -193,7 +240,9 @@ impl ModelArgs {
 
     fn speculation(&self, default: Speculation) -> Result<Speculation> {
         match (self.speculate, &self.draft_model_dir) {
-            (None | Some(Speculate::Draft), Some(dir)) => Ok(Speculation::Draft(dir.clone())),
+            (None | Some(Speculate::Draft), Some(model)) => {
+                Ok(Speculation::Draft(found_once(&self.draft_pack, model, None)?.pack.clone()))
+            }
             (Some(_), Some(_)) => {
                 Err(Error::usage("--draft-model-dir needs --speculate draft").help("leave one of the two options out"))
             }
@@ -206,6 +255,12 @@ impl ModelArgs {
             }
         }
     }
+}
+
+/// Finds or makes the pack of a model, and keeps it in `cell`.
+fn found_once<'a>(cell: &'a OnceCell<Resolved>, model: &Path, precision: Option<Precision>) -> Result<&'a Resolved> {
+    let found = resolve(model, precision, &Places::of(&non_empty_variable)?)?;
+    Ok(cell.get_or_init(|| found))
 }
 
 /// Options for packs whose weights are read from the files of `iec dedup`.

@@ -4,20 +4,33 @@ use crate::dry_run;
 use crate::global::Global;
 use crate::job::{JobArgs, finished_before, part_of};
 use crate::names::{KEPT_OR_FLOAT, KeptOrFloat, named};
+use crate::ptq::ON_FAILURE;
 use crate::source::SourceArgs;
 use iec::convert::pack::{self, PackOptions, PackSummary};
+use iec::convert::quantize::judge::OnFailure;
 use iec::error::Result;
+use iec::manifest::recipes::{self, Recipe};
+use iec::provenance::Gate;
+use iec::report::quantization;
+use iec::trial::one_step::OneStep;
 use iec::units::{human_bytes, human_count};
 use std::path::PathBuf;
 
 /// Arguments of `iec pack`.
 #[derive(Debug, clap::Args)]
-#[command(group = clap::ArgGroup::new("source").required(true).args(["hf_dir", "hf_repo"]))]
+#[command(override_usage = "iec pack [OPTIONS] <CHECKPOINT> --out-dir <DIR>")]
+#[command(group = clap::ArgGroup::new("decision").multiple(true).args(["q4_map", "bits", "recipe"]))]
+#[command(group = clap::ArgGroup::new("source").required(true).args(["checkpoint", "hf_dir", "hf_repo"]))]
 #[command(after_help = "Examples:
-  iec pack --hf-dir models/tinyllama --out-dir packs/tinyllama
-  iec pack --hf-dir models/tinyllama --out-dir packs/tinyllama-q4 --q4-map q4_manifest.json
-  iec pack --hf-repo openai/gpt-oss-20b --out-dir packs/gpt-oss-20b --dry-run
-  iec pack --hf-dir models/gpt-oss-20b --out-dir packs/gpt-oss-20b --part 1/4
+  iec pack models/tinyllama --out-dir packs/tinyllama
+  iec pack models/tinyllama --bits 4 --out-dir packs/tinyllama-q4
+  iec pack models/llama --recipe llama-3 --gate cosine=0.99 --out-dir packs/llama-q4
+  iec pack models/tinyllama --q4-map q4_manifest.json --out-dir packs/tinyllama-q4
+  iec pack openai/gpt-oss-20b --out-dir packs/gpt-oss-20b --dry-run
+  iec pack models/gpt-oss-20b --out-dir packs/gpt-oss-20b --part 1/4
+
+--bits and --recipe quantize and pack in one step: a gate compares each matrix with its quantized form, as in
+`iec ptq`, and nothing is written if it refuses (exit code 4).
 
 An interrupted pack continues when the same command is run again. Parts are put together by `iec merge`.")]
 pub struct Args {
@@ -29,8 +42,11 @@ pub struct Args {
     /// Manifest that says which tensors are quantized and how (from `iec ptq`, `iec q4`, or rules as in manifests/)
     #[arg(long, value_name = "MANIFEST")]
     q4_map: Option<PathBuf>,
-    /// Statistics of `iec calib` that the manifest was made with, if its methods need them
-    #[arg(long, value_name = "STATS", requires = "q4_map")]
+    #[command(flatten)]
+    one_step: OneStepArgs,
+    /// Statistics of `iec calib`: those that the manifest was made with; with --bits or --recipe each tensor gets the
+    /// method with the smallest error of its outputs
+    #[arg(long, value_name = "STATS", requires = "decision")]
     calib: Option<PathBuf>,
     /// Float type of tensors that are not quantized; keep = the type in the checkpoint
     #[arg(long, value_parser = named(KEPT_OR_FLOAT), default_value = "keep")]
@@ -51,6 +67,44 @@ pub struct Args {
     job: JobArgs,
 }
 
+/// Options that quantize in the same step.
+#[derive(Debug, clap::Args)]
+struct OneStepArgs {
+    /// Quantize to codes of this many bits: the plain recipe of 4, 5, 6 or 8 bits
+    #[arg(long, value_name = "4|5|6|8", conflicts_with_all = ["q4_map", "recipe", "part", "parts"])]
+    bits: Option<u32>,
+    /// Quantize as a recipe says; `iec recipes` lists them
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["q4_map", "part", "parts"])]
+    recipe: Option<String>,
+    /// Limit that each quantized matrix must meet (exit code 4 if not); repeatable. `cosine=X`: the mean cosine of its
+    /// rows is at least X [default: 0.995]; `cosine-min=Y`: the cosine of every row is at least Y [default: 0.98]
+    #[arg(long, value_name = "NAME=VALUE", conflicts_with = "q4_map", requires = "decision")]
+    gate: Vec<String>,
+    /// Store matrices that fail the gate in this type instead of refusing the model
+    #[arg(long, value_parser = named(ON_FAILURE), conflicts_with = "q4_map", requires = "decision")]
+    keep_failing: Option<OnFailure>,
+}
+
+impl OneStepArgs {
+    /// Returns the recipe, if one is asked for.
+    fn recipe(&self) -> Result<Option<&'static Recipe>> {
+        match (&self.recipe, self.bits) {
+            (Some(name), _) => recipes::named(name).map(Some),
+            (None, Some(bits)) => recipes::of_bits(bits).map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// Returns the options of the library, if a recipe is asked for.
+    fn options(&self, pack: &PackOptions, global: &Global) -> Result<Option<OneStep>> {
+        let Some(recipe) = self.recipe()? else { return Ok(None) };
+        let mut gate = Gate::default();
+        self.gate.iter().try_for_each(|option| gate.set(option))?;
+        let on_failure = self.keep_failing.unwrap_or(OnFailure::Refuse);
+        Ok(Some(OneStep { pack: pack.clone(), recipe, gate, on_failure, threads: global.threads() }))
+    }
+}
+
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
     let options = PackOptions {
@@ -64,10 +118,18 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         overwrite: args.overwrite,
         run: args.job.options()?,
     };
+    let one_step = args.one_step.options(&options, global)?;
     if args.dry_run {
-        return dry_run::print(&pack::dry_run(&options)?, &options.out_dir, args.json);
+        let plan = one_step.map_or_else(|| pack::dry_run(&options), |step| step.dry_run())?;
+        return dry_run::print(&plan, &options.out_dir, args.json);
     }
-    let summary = pack::pack(&options)?;
+    let summary = match one_step {
+        Some(step) => step.run(|measured| {
+            global.note(quantization::table(measured)?.to_string().trim_end());
+            Ok(())
+        })?,
+        None => pack::pack(&options)?,
+    };
     global.summarize(describe(&summary), args.json, &summary)
 }
 

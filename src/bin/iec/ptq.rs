@@ -28,15 +28,16 @@ use std::path::PathBuf;
 
 /// Arguments of `iec ptq`.
 #[derive(Debug, clap::Args)]
-#[command(group = clap::ArgGroup::new("source").required(true).args(["hf_dir", "hf_repo", "model_dir"]))]
+#[command(override_usage = "iec ptq [OPTIONS] <CHECKPOINT> --out <MANIFEST>")]
+#[command(group = clap::ArgGroup::new("source").required(true).args(["checkpoint", "hf_dir", "hf_repo", "model_dir"]))]
 #[command(after_help = "Examples:
-  iec ptq --hf-dir models/tinyllama --out q4_manifest.json --bits 4
-  iec ptq --hf-dir models/tinyllama --out q4_manifest.json --bits 4 --group-size 128 --keep-failing int8
-  iec ptq --hf-dir models/tinyllama --out q4_manifest.json --bits 4 --calib tinyllama.calib
-  iec ptq --hf-dir models/tinyllama --out manifest.json --bits 4 --gate kl=0.02 --gate-text heldout.txt --keep-failing int8
-  iec ptq --hf-dir models/tinyllama --out manifest.json --target-bpw 4.6 --calib tinyllama.calib --plan-text heldout.txt
-  iec ptq --hf-dir models/tinyllama --out q4_manifest.json --target-size 600M --dry-run
-  iec ptq --hf-dir models/gpt-oss-20b --out q4_manifest.json --rules manifests/gpt-oss-20b.json --json
+  iec ptq models/tinyllama --out q4_manifest.json --bits 4
+  iec ptq models/tinyllama --out q4_manifest.json --bits 4 --group-size 128 --keep-failing int8
+  iec ptq models/tinyllama --out q4_manifest.json --bits 4 --calib tinyllama.calib
+  iec ptq models/tinyllama --out manifest.json --bits 4 --gate kl=0.02 --gate-text heldout.txt --keep-failing int8
+  iec ptq models/tinyllama --out manifest.json --target-bpw 4.6 --calib tinyllama.calib --plan-text heldout.txt
+  iec ptq models/tinyllama --out q4_manifest.json --target-size 600M --dry-run
+  iec ptq models/gpt-oss-20b --out q4_manifest.json --rules manifests/gpt-oss-20b.json --json
 
 Defaults: --bits 4 is q4_0 with searched scales, --bits 5 and 6 are int5 and int6 with a scale per 32 weights, --bits
 8 is int8 with a scale per row. Without --include the matrices of attention, MLP and experts are quantized; MXFP4
@@ -55,12 +56,12 @@ pub struct Args {
     /// Replace the manifest and the page if they are there
     #[arg(long)]
     overwrite: bool,
-    /// Bits per weight
+    /// Bits of each stored code; sets the scheme if --scheme is missing
     #[arg(long, value_name = "4|5|6|8")]
     bits: Option<u32>,
     /// Quantization scheme: meaning of a stored code
-    #[arg(long, value_parser = schemes())]
-    scheme: Option<Scheme>,
+    #[arg(long, value_parser = schemes(), ignore_case = true)]
+    scheme: Option<NamedScheme>,
     /// Weights that share a scale: 32, 64, 128, 256, row or tensor [default: 32, row for 8 bit]
     #[arg(long, value_name = "N|row|tensor")]
     group_size: Option<Granularity>,
@@ -95,9 +96,10 @@ pub struct Args {
     /// Quantize the output matrix, too
     #[arg(long)]
     include_lm_head: bool,
-    /// Limit that the quantized model must meet (exit code 4 if not): least mean row cosine `cosine=X` and worst row
-    /// cosine `cosine-min=Y` [default: 0.995 and 0.98], largest mean KL divergence `kl=NATS`, largest increase of
-    /// perplexity `ppl=+X%`, least agreement of the most likely token `top1=X%`
+    /// Limit that the quantized model must meet (exit code 4 if not); repeatable. Of each matrix, `cosine=X`: the mean
+    /// cosine of its rows is at least X [default: 0.995]; `cosine-min=Y`: the cosine of every row is at least Y
+    /// [default: 0.98]. Of the outputs, largest mean KL divergence `kl=NATS`, largest increase of perplexity `ppl=+X%`,
+    /// least agreement of the most likely token `top1=X%`
     #[arg(long, value_name = "NAME=VALUE")]
     gate: Vec<String>,
     #[command(flatten)]
@@ -130,8 +132,8 @@ pub struct Args {
 /// Options of the page.
 #[derive(Debug, clap::Args)]
 struct ReportArgs {
-    /// Write an HTML page: errors by layer, sizes, the results of the gate, the weights of a tensor before and after,
-    /// and, with --hf-dir, texts of both models; also written if the gate refuses
+    /// Write an HTML page: errors by layer, sizes, the results of the gate, the weights of a tensor before and after
+    /// quantization, and, with --hf-dir, texts of the float and the quantized model; also written if the gate refuses
     #[arg(long, value_name = "FILE.html", conflicts_with = "dry_run")]
     report: Option<PathBuf>,
     /// Tensor whose weights the page shows [default: the one with the largest error]
@@ -201,20 +203,34 @@ struct BudgetArgs {
     plan_windows: u32,
 }
 
-fn schemes() -> impl TypedValueParser<Value = Scheme> {
+/// A scheme, and the group size that its name implies, if it does.
+type NamedScheme = (Scheme, Option<Granularity>);
+
+/// GGML's names of types that schemes have under another name.
+const GGML_NAMES: [(&str, NamedScheme); 2] =
+    [("iq4_nl", (Scheme::Nl4, None)), ("q8_0", (Scheme::Int8, Some(Granularity::Group(32))))];
+
+fn schemes() -> impl TypedValueParser<Value = NamedScheme> {
     let shown = |scheme: Scheme| {
-        let ggml = (scheme == Scheme::Nl4).then_some("iq4_nl");
+        let ggml = GGML_NAMES.iter().filter(move |(_, (other, _))| *other == scheme).map(|(name, _)| *name);
         PossibleValue::new(scheme.name()).aliases(ggml)
     };
-    let named = |name: String| if name == "iq4_nl" { Ok(Scheme::Nl4) } else { name.parse::<Scheme>() };
+    let named = |name: String| match GGML_NAMES.iter().find(|(ggml, _)| name.eq_ignore_ascii_case(ggml)) {
+        Some((_, named)) => Ok(*named),
+        None => name.to_ascii_lowercase().parse::<Scheme>().map(|scheme| (scheme, None)),
+    };
     PossibleValuesParser::new(Scheme::offered().map(shown)).try_map(named)
 }
 
 /// The values of --method.
 const METHODS: &[Named<Method>] = &[
     (Method::Rtn, &["rtn"], "Round to nearest with the scale of the largest magnitude"),
-    (Method::Search, &["search"], "Search the scale with the least squared error"),
-    (Method::Imatrix, &["imatrix"], "Search with errors weighted by the mean squares of the inputs (needs --calib)"),
+    (Method::Search, &["search"], "Search for the scale with the least squared error"),
+    (
+        Method::Imatrix,
+        &["imatrix"],
+        "As search, with errors weighted by the mean squares of the inputs (needs --calib)",
+    ),
     (
         Method::Gptq,
         &["gptq"],
@@ -228,7 +244,7 @@ const METHODS: &[Named<Method>] = &[
 ];
 
 /// The values of --keep-failing.
-const ON_FAILURE: &[Named<OnFailure>] = &[
+pub const ON_FAILURE: &[Named<OnFailure>] = &[
     (OnFailure::Keep(Keep::Fp16), &["fp16", "f16"], ""),
     (OnFailure::Keep(Keep::Bf16), &["bf16"], ""),
     (OnFailure::Quantize(Scheme::Int6), &["int6"], ""),
@@ -382,9 +398,9 @@ impl Args {
             .help("leave --weights-only out; `iec run --precision int4` quantizes activations while it runs"));
         }
         let fields = QuantFields {
-            scheme: self.scheme,
+            scheme: self.scheme.map(|(scheme, _)| scheme),
             bits: self.bits,
-            group_size: self.group_size,
+            group_size: self.group_size.or(self.scheme.and_then(|(_, group_size)| group_size)),
             symmetric: if self.affine { Some(false) } else { self.symmetric.then_some(true) },
             scale_dtype: None,
             method: self.method,

@@ -17,13 +17,17 @@ use std::path::PathBuf;
 
 /// Arguments of `iec q4`.
 #[derive(Debug, clap::Args)]
+#[command(override_usage = "iec q4 [OPTIONS] <CHECKPOINT> --out-dir <DIR>")]
 #[command(
-    group = clap::ArgGroup::new("source").required(true).multiple(true).args(["hf_dir", "hf_repo", "append_attn"])
+    group = clap::ArgGroup::new("source")
+        .required(true)
+        .multiple(true)
+        .args(["checkpoint", "hf_dir", "hf_repo", "append_attn"])
 )]
 #[command(after_help = "Examples:
-  iec q4 --hf-dir models/tinyllama --out-dir q4/tinyllama
-  iec q4 --hf-dir models/tinyllama --out-dir q4/tinyllama --manifest q4_manifest.json
-  iec pack --hf-dir models/tinyllama --out-dir packs/tinyllama --q4-map q4/tinyllama/q4_manifest.expanded.json
+  iec q4 models/tinyllama --out-dir q4/tinyllama
+  iec q4 models/tinyllama --out-dir q4/tinyllama --manifest q4_manifest.json
+  iec pack models/tinyllama --out-dir packs/tinyllama --q4-map q4/tinyllama/q4_manifest.expanded.json
   iec q4 --append-attn --model-dir packs/gpt-oss-20b")]
 pub struct Args {
     #[command(flatten)]

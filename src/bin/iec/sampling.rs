@@ -36,9 +36,9 @@ pub struct SamplingArgs {
     /// Make tokens that occurred in prompt or text less likely; 1 has no effect, 1.1 is a weak penalty
     #[arg(long, value_name = "R")]
     repeat_penalty: Option<f64>,
-    /// Seed of the random numbers; prompt number i uses seed + i
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u64,
+    /// Seed of the random numbers; prompt or answer number i uses seed + i [default: 0; random in a conversation]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
     #[command(flatten)]
     more: Box<MoreArgs>,
 }
@@ -110,19 +110,25 @@ impl SamplingArgs {
     pub fn check(&self) -> Result<()> {
         let penalties = [self.repeat_penalty, self.more.presence_penalty, self.more.frequency_penalty];
         if self.more.repeat_last_n.is_some() && penalties.iter().all(Option::is_none) {
-            return Err(Error::usage("--repeat-last-n: found no penalty, expected one")
+            return Err(Error::usage("--repeat-last-n has no effect without a penalty")
                 .help("add --repeat-penalty, --presence-penalty or --frequency-penalty"));
         }
         self.texts().check()?;
-        self.numbers()?.validate()
+        self.numbers(Sampling::default())?.validate()
     }
 
-    /// Returns the sampling of requests to `session`, whose tokenizer gives the tokens of the texts.
+    /// Returns the sampling of requests to `session`, whose tokenizer gives the tokens of the texts. Parameters without
+    /// an option are those of `defaults`.
     ///
     /// # Errors
     /// The same as those of [`SamplingArgs::check`], or a text has no valid tokens.
-    pub fn sampling(&self, session: &Session) -> Result<Sampling> {
-        self.texts().resolve(self.numbers()?, || session.tokenizer(), session.engine.config().vocab)
+    pub fn sampling(&self, session: &Session, defaults: Sampling) -> Result<Sampling> {
+        self.texts().resolve(self.numbers(defaults)?, || session.tokenizer(), session.engine.config().vocab)
+    }
+
+    /// Returns the seed, if one is given.
+    pub fn seed(&self) -> Option<u64> {
+        self.seed
     }
 
     fn texts(&self) -> SamplingTexts {
@@ -135,13 +141,13 @@ impl SamplingArgs {
         }
     }
 
-    /// Returns the parameters that do not depend on the model.
-    fn numbers(&self) -> Result<Sampling> {
+    /// Returns the parameters that do not depend on the model, over those of `plain`.
+    fn numbers(&self, plain: Sampling) -> Result<Sampling> {
         let filters = [self.top_p, self.min_p, self.more.typical, self.more.xtc_probability];
         let drawn = self.top_k.is_some() || self.more.mirostat > Some(0) || filters.iter().any(Option::is_some);
-        let plain = Sampling::default();
+        let unnamed = if drawn && plain.temperature == 0.0 { 1.0 } else { plain.temperature };
         Ok(Sampling {
-            temperature: self.temperature.unwrap_or(if drawn { 1.0 } else { 0.0 }),
+            temperature: if self.greedy { 0.0 } else { self.temperature.unwrap_or(unnamed) },
             top_k: self.top_k.unwrap_or(plain.top_k),
             top_p: self.top_p.unwrap_or(plain.top_p),
             min_p: self.min_p.unwrap_or(plain.min_p),
@@ -153,11 +159,11 @@ impl SamplingArgs {
             repeat_penalty: self.repeat_penalty.unwrap_or(plain.repeat_penalty),
             presence_penalty: self.more.presence_penalty.unwrap_or(plain.presence_penalty),
             frequency_penalty: self.more.frequency_penalty.unwrap_or(plain.frequency_penalty),
-            repeat_last_n: last_n("--repeat-last-n", self.more.repeat_last_n)?,
+            repeat_last_n: last_n("--repeat-last-n", self.more.repeat_last_n)?.or(plain.repeat_last_n),
             dry: self.dry()?,
             mirostat: self.mirostat()?,
             order: self.more.samplers.as_deref().map_or(Ok(plain.order), Order::parse)?,
-            seed: self.seed,
+            seed: self.seed.unwrap_or(plain.seed),
             ..plain
         })
     }

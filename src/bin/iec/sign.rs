@@ -1,6 +1,7 @@
 //! `iec sign`: signs a pack with a key from a file, or makes such a key.
 
 use crate::global::Global;
+use crate::pack_arg::PackArg;
 use iec::error::{Context, Error, Result};
 use iec::iebin;
 use iec::output::{Inputs, Rules, Target};
@@ -14,8 +15,8 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   iec sign --new-key maker.pem
-  iec sign --model-dir packs/tinyllama --key maker.pem
-  iec verify --model-dir packs/tinyllama --key maker.pem.pub
+  iec sign packs/tinyllama --key maker.pem
+  iec verify packs/tinyllama --key maker.pem.pub
   openssl genpkey -algorithm ed25519 -out maker.pem
 
 The signature file has the layout of OpenSSF model signing. It contains the SHA-256 of every file that decides the
@@ -23,9 +24,8 @@ answers of the pack: description, weights, tokenizer, configuration and chat tem
 ECDSA P-256 or P-384. The tool `model_signing` can check signatures that were made
 with ECDSA keys.")]
 pub struct Args {
-    /// The pack
-    #[arg(long, value_name = "DIR", env = "MODEL_DIR", required_unless_present = "new_key")]
-    model_dir: Option<PathBuf>,
+    #[command(flatten)]
+    pack: PackArg,
     /// Private key (PKCS #8 in PEM, not encrypted)
     #[arg(long, value_name = "FILE", required_unless_present = "new_key")]
     key: Option<PathBuf>,
@@ -48,7 +48,8 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     if let Some(path) = &args.new_key {
         return new_key(path, &args, global);
     }
-    let (Some(dir), Some(key)) = (&args.model_dir, &args.key) else { unreachable!("clap requires both") };
+    let Some(key) = &args.key else { unreachable!("clap requires it without --new-key") };
+    let dir = &args.pack.dir()?;
     let out = args.out.clone().unwrap_or_else(|| dir.join(signature::FILE_NAME));
     let inputs = Inputs::default().files([key]).packs([dir], &iebin::members());
     let target = Target::check(&out, Rules { inputs: &inputs, overwrite: args.overwrite, stdout: !args.json })?;

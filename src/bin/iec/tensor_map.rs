@@ -2,6 +2,7 @@
 
 use crate::console;
 use crate::global::Global;
+use crate::pack_arg::PackArg;
 use iec::error::{Error, Result};
 use iec::iebin;
 use iec::iebin::tensor_map::tensor_map;
@@ -14,12 +15,11 @@ use std::path::PathBuf;
 /// Arguments of `iec tensor-map`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
-    iec tensor-map --model-dir model\n  \
-    iec tensor-map --model-dir model --strict --out - | head")]
+    iec tensor-map model\n  \
+    iec tensor-map model --strict --out - | head")]
 pub struct Args {
-    /// Directory of model.ie.json and model.ie.bin
-    #[arg(long, env = "MODEL_DIR", value_name = "DIR")]
-    model_dir: PathBuf,
+    #[command(flatten)]
+    pack: PackArg,
     /// File to write; `-` is stdout [default: DIR/tensor_map.json]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -36,9 +36,10 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
-    let out = args.out.unwrap_or_else(|| args.model_dir.join("tensor_map.json"));
-    let reader = DedupOptions::default().open_pack(&args.model_dir).map_err(Error::while_opening_model)?;
-    let inputs = Inputs::default().packs([&args.model_dir], &iebin::members());
+    let dir = args.pack.dir()?;
+    let out = args.out.unwrap_or_else(|| dir.join("tensor_map.json"));
+    let reader = DedupOptions::default().open_pack(&dir).map_err(Error::while_opening_model)?;
+    let inputs = Inputs::default().packs([&dir], &iebin::members());
     let rules = Rules { inputs: &inputs, overwrite: args.overwrite, stdout: !args.json };
     let target = Target::check(&out, rules)?;
     let map = tensor_map(&reader, args.strict)?;

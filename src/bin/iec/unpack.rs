@@ -3,25 +3,26 @@
 use crate::global::Global;
 use crate::job::{JobArgs, finished_before, part_of};
 use crate::names::{FLOAT, named};
+use crate::pack_arg::PackArg;
 use iec::convert::unpack::{UnpackOptions, UnpackSummary, unpack};
 use iec::dtype::DType;
 use iec::error::{Error, Result};
+use iec::session::dedup::DedupOptions;
 use iec::units::{human_bytes, parse_size};
 use std::path::{Path, PathBuf};
 
 /// Arguments of `iec unpack`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  iec unpack --model-dir packs/tinyllama --out-dir models/tinyllama-again
-  iec unpack --model-dir packs/gpt-oss-20b --out-dir models/gpt-oss-20b-again --max-shard-size 2GB
-  iec unpack --model-dir packs/tinyllama-q4 --out-dir models/tinyllama-rounded --dtype fp16 --json
+  iec unpack packs/tinyllama --out-dir models/tinyllama-again
+  iec unpack packs/gpt-oss-20b --out-dir models/gpt-oss-20b-again --max-shard-size 2GB
+  iec unpack packs/tinyllama-q4 --out-dir models/tinyllama-rounded --dtype fp16 --json
 
 Floats and MXFP4 tensors get the names and bytes that they have in the source. Tensors with other quantization
 schemes are decoded to floats; the summary counts them.")]
 pub struct Args {
-    /// Directory of the pack
-    #[arg(long, value_name = "DIR", env = "MODEL_DIR")]
-    model_dir: PathBuf,
+    #[command(flatten)]
+    pack: PackArg,
     /// Directory of the new checkpoint; created if it is missing
     #[arg(long, value_name = "DIR")]
     out_dir: PathBuf,
@@ -43,10 +44,10 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
-    let reader =
-        iec::session::dedup::DedupOptions::default().open_pack(&args.model_dir).map_err(Error::while_opening_model)?;
+    let model_dir = args.pack.dir()?;
+    let reader = DedupOptions::default().open_pack(&model_dir).map_err(Error::while_opening_model)?;
     let options = UnpackOptions {
-        model_dir: args.model_dir,
+        model_dir,
         out_dir: args.out_dir.clone(),
         dtype: args.dtype,
         max_shard_bytes: args.max_shard_size,

@@ -16,6 +16,7 @@ use iec::session::prompts;
 use iec::signature::{self, PublicKey};
 use iec::trial::agreement::{Agreement, AgreementOptions, CheckedHashes, RunningPack};
 use iec::trial::{Again, Packs, Question};
+use iec::units::parse_count;
 use iec::verify::RefDtype;
 use std::path::PathBuf;
 
@@ -30,17 +31,15 @@ the tokens (--min-agreement).
 {}
 
 Examples:
-  iec verify --model-dir packs/tinyllama --hf-dir models/tinyllama
-  iec verify --model-dir packs/tinyllama --hf-dir models/tinyllama --tokenizer-only --prompts-file prompts.txt
-  iec verify --model-dir packs/tinyllama --trace made-by-transformers.jsonl --json
-  iec verify --model-dir packs/tinyllama --hashes
-  iec verify --model-dir packs/tinyllama --key maker.pem.pub
-  iec verify --model-dir packs/tinyllama-q4 --gate --gate-text heldout.txt --hf-dir models/tinyllama
+  iec verify packs/tinyllama --hf-dir models/tinyllama
+  iec verify packs/tinyllama --hf-dir models/tinyllama --tokenizer-only --prompts-file prompts.txt
+  iec verify packs/tinyllama --trace made-by-transformers.jsonl --json
+  iec verify packs/tinyllama --hashes
+  iec verify packs/tinyllama --key maker.pem.pub
+  iec verify packs/tinyllama-q4 --gate --gate-text heldout.txt --hf-dir models/tinyllama
 
 Exit code 4 when something differs.", prompts::FILE_HELP))]
 pub struct Args {
-    #[command(flatten)]
-    model: ModelArgs,
     /// The original checkpoint
     #[arg(long, value_name = "DIR", env = "IEC_HF_DIR")]
     hf_dir: Option<PathBuf>,
@@ -48,7 +47,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     prompts_file: Option<PathBuf>,
     /// Number of tokens to compare per prompt; end-of-sequence tokens are ignored
-    #[arg(long, value_name = "N", default_value_t = 32)]
+    #[arg(long, value_name = "N", value_parser = parse_count, default_value_t = 32)]
     max_new: usize,
     /// Number of most likely tokens whose ranks are compared
     #[arg(long, value_name = "K", env = "HF_TOPK", default_value_t = 5)]
@@ -94,6 +93,8 @@ pub struct Args {
     /// Print the report as one JSON line on stdout
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    model: ModelArgs,
 }
 
 /// The values of --ref-dtype.
@@ -130,7 +131,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
 /// Something cannot be read or run, or the pack differs.
 pub fn after_bench(model: ModelArgs, hf_dir: PathBuf, prompts_file: Option<PathBuf>, global: &Global) -> Result<()> {
     let Command::Verify(args) = parse_line(["verify"].into_iter())?.command else { unreachable!("parsed as `verify`") };
-    let found = compare(Args { model, hf_dir: Some(hf_dir), prompts_file, ..args }, global)?;
+    let found = compare(Args { model, hf_dir: Some(hf_dir), prompts_file, ..*args }, global)?;
     global.note(agreement::text(&found).trim_end());
     agreement::verdict(&found)
 }

@@ -11,10 +11,11 @@ use serde_json::json;
 
 /// Arguments of `iec verify-source`.
 #[derive(Debug, clap::Args)]
-#[command(group = clap::ArgGroup::new("source").required(true).args(["hf_dir", "hf_repo"]))]
+#[command(override_usage = "iec verify-source [OPTIONS] <CHECKPOINT>")]
+#[command(group = clap::ArgGroup::new("source").required(true).args(["checkpoint", "hf_dir", "hf_repo"]))]
 #[command(after_help = "Examples:
-  iec verify-source --hf-repo openai/gpt-oss-20b
-  iec verify-source --hf-dir models/tinyllama --json
+  iec verify-source openai/gpt-oss-20b
+  iec verify-source models/tinyllama --json
 
 Every file is compared with its hash on the Hub, which is the name of its blob in the cache or stands in the metadata
 of `hf download --local-dir`. Works without network. Exit code 4 when something is missing or differs.")]

@@ -39,6 +39,14 @@ fn expand(variable: &Variables<'_>, value: OsString) -> PathBuf {
     }
 }
 
+/// Returns true if the cache at `root` has a revision of the repository.
+///
+/// # Errors
+/// The system cannot tell whether the directory exists.
+pub fn holds(root: &Path, spec: &RepoSpec) -> Result<bool> {
+    files::is_dir(&root.join(spec.folder()))
+}
+
 /// Returns the directory of a snapshot in the cache at `root`, without network access.
 ///
 /// # Errors

@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-/// Name of the command in the records of parts.
+/// Name of the command in fingerprints, and in `command.json` of unfinished parts, from which `iec merge` repeats it.
 pub const COMMAND: &str = "q4 --append-attn";
 /// Pattern of the canonical names of attention projections.
 const ATTENTION: &str = r"\.self_attn\.[qkvo]_proj\.weight$";

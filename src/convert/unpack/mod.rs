@@ -24,7 +24,7 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Name of the command in the records of parts.
+/// Name of the command in fingerprints, and in `command.json` of unfinished parts, from which `iec merge` repeats it.
 pub const COMMAND: &str = "unpack";
 /// Cost of converting a tensor relative to hashing its bytes; balances the parts of a run.
 const MAKE_FACTOR: u64 = 3;

@@ -67,6 +67,11 @@ pub fn force_isa(name: String) {
     FORCED_ISA.get_or_init(|| name);
 }
 
+/// Returns the names of the instruction sets that this CPU has kernels for, best first.
+pub fn instruction_sets() -> Vec<&'static str> {
+    KernelTable::all_detected().map(|table| table.name).collect()
+}
+
 impl Cpu {
     /// Starts an engine with this many threads (including the caller's, at least one) and the best instruction set of
     /// this CPU, or the one given to [`force_isa`].

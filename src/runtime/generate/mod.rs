@@ -3,10 +3,13 @@
 //!
 //! Prompts are read in separate steps. Then all active texts advance by one token per step, or by several if
 //! [`super::speculate`] drafted them. Engine and sampler give each text the same tokens as if it were alone, so other
-//! sequences in the batch and draft tokens change only the speed.
+//! sequences in the batch and draft tokens change only the speed. A text with a constraint is sampled from masked
+//! logits; `constrained` computes the masks during the steps.
 
+mod constrained;
 mod slot;
 
+use super::constraint::Constraint;
 use super::engine::{Engine, Feed, Sequence, Want};
 use super::profile::{Stage, Stages};
 use super::sampler::{Candidate, Sampling};
@@ -14,8 +17,10 @@ use super::speculate::Speculator;
 use super::text::Tokenizer;
 use crate::error::{Context, Error, Result};
 use crate::progress;
+use constrained::MaskThread;
 use slot::{Likely, Slot};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Number of tokens that the engine reads per call while a progress bar for long prompts is visible.
@@ -34,6 +39,8 @@ pub struct Request {
     pub stop: Vec<String>,
     /// `Some(k)`: report the probability of each token and the `k` most likely ones.
     pub logprobs: Option<usize>,
+    /// Constraint that the generated text satisfies when it ends by itself. Special tokens are not generated.
+    pub constraint: Option<Arc<Constraint>>,
     /// Prefix cache: tokens read before. Those at the beginning of the prompt are not computed again.
     pub prefix: Option<CachedPrefix>,
 }
@@ -75,6 +82,9 @@ pub struct Options<'a> {
     /// Whether an invalid request fails alone: its completion carries the error. Otherwise it fails the whole run
     /// before anything is computed.
     pub skip_invalid: bool,
+    /// Whether an interrupt (SIGINT) ends the texts where they are, with [`Finish::Interrupted`], instead of failing
+    /// the run. Requests that still wait for a slot get no completion.
+    pub keep_interrupted: bool,
 }
 
 /// Reason why a text ended.
@@ -82,12 +92,16 @@ pub struct Options<'a> {
 pub enum Finish {
     /// The model chose an end token.
     Eos,
+    /// The text satisfies its constraint, which allows no further token.
+    Complete,
     /// A stop string appeared.
     Stop,
     /// `max_new` tokens were generated.
     Length,
     /// The context was full.
     Context,
+    /// The user interrupted, and [`Options::keep_interrupted`] is set.
+    Interrupted,
     /// The request was invalid and nothing was generated.
     Invalid,
 }
@@ -97,9 +111,11 @@ impl Finish {
     pub fn name(self) -> &'static str {
         match self {
             Finish::Eos => "eos",
+            Finish::Complete => "complete",
             Finish::Stop => "stop",
             Finish::Length => "length",
             Finish::Context => "context",
+            Finish::Interrupted => "interrupted",
             Finish::Invalid => "invalid",
         }
     }
@@ -143,6 +159,9 @@ pub struct Completion {
     pub drafted_tokens: usize,
     /// Number of draft tokens that were accepted.
     pub accepted_tokens: usize,
+    /// Whether the text satisfies the constraint of its request; `None` without a constraint. A text that was cut by a
+    /// stop string does not count.
+    pub constraint_met: Option<bool>,
     /// Prefix cache of the whole text for a later request, if [`Options::keep_prefixes`] is set.
     pub prefix: Option<CachedPrefix>,
     /// Reason why the request was invalid.
@@ -162,6 +181,7 @@ impl Completion {
             marks: Vec::new(),
             drafted_tokens: 0,
             accepted_tokens: 0,
+            constraint_met: None,
             prefix: None,
             error: Some(error),
         }
@@ -214,6 +234,7 @@ pub fn generate(
     }
     let valid = requests.into_iter().enumerate().filter(|(i, _)| completions[*i].is_none());
     let mut waiting: VecDeque<(usize, Request)> = valid.collect();
+    let mut masks = MaskThread::default();
     let mut slots: Vec<Slot> = Vec::new();
     let mut choices = Choices::default();
     let (mut prefill, mut decode) = ((Duration::ZERO, Stages::default()), (Duration::ZERO, Stages::default()));
@@ -222,7 +243,7 @@ pub fn generate(
         while slots.len() < options.batch.max(1)
             && let Some((index, request)) = waiting.pop_front()
         {
-            slots.push(Slot::new(engine, index, request, options)?);
+            slots.push(Slot::new(engine, index, request, options, &mut masks)?);
         }
         if slots.is_empty() {
             break;
@@ -230,11 +251,15 @@ pub fn generate(
         let begin = Instant::now();
         let reading = slots.iter().any(Slot::is_fresh);
         let mut stepped: Vec<&mut Slot> = slots.iter_mut().filter(|slot| slot.is_fresh() == reading).collect();
-        if reading {
-            read_ahead(engine, &mut stepped)?;
-        }
+        let read = if reading { read_ahead(engine, &mut stepped) } else { Ok(()) };
         let speculator = Some(&mut *speculator).filter(|speculator| !reading && !speculator.is_off());
-        step(engine, speculator, &mut stepped, &mut choices, options, &mut sink)?;
+        match read.and_then(|()| step(engine, speculator, &mut stepped, &mut choices, options, &mut sink)) {
+            Err(e) if options.keep_interrupted && e.is_sigint() => {
+                waiting.clear();
+                slots.iter_mut().try_for_each(|slot| slot.interrupt(options))?;
+            }
+            stepped => stepped?,
+        }
         let (time, stages) = if reading { &mut prefill } else { &mut decode };
         *time += begin.elapsed();
         engine.lap(Stage::Other);

@@ -1,5 +1,6 @@
 //! Slot of the batch: the state of one text during generation.
 
+use super::constrained::{Constrained, MaskThread};
 use super::{CachedPrefix, Completion, Event, Finish, Options, Request};
 use crate::error::Result;
 use crate::runtime::engine::{Engine, Feed, Sequence};
@@ -20,6 +21,7 @@ pub(super) struct Slot {
     max_new: usize,
     logprobs: Option<usize>,
     sampler: Sampler,
+    constraint: Option<Constrained>,
     stream: TextStream,
     stop: StopMatcher,
     text: String,
@@ -39,7 +41,13 @@ pub(super) enum Likely<'a> {
 }
 
 impl Slot {
-    pub(super) fn new(engine: &Engine, index: usize, request: Request, options: &Options<'_>) -> Result<Slot> {
+    pub(super) fn new(
+        engine: &Engine,
+        index: usize,
+        request: Request,
+        options: &Options<'_>,
+        masks: &mut MaskThread,
+    ) -> Result<Slot> {
         let started = Instant::now();
         let prompt_tokens = request.ids.len();
         let mut memory = Memory::default();
@@ -57,6 +65,7 @@ impl Slot {
         };
         let mut sampler = Sampler::new(request.sampling, index);
         sampler.observe(&request.ids);
+        let constraint = request.constraint.map(|constraint| masks.begin(&constraint)).transpose()?;
         let most = request.max_new.min(engine.context() + 1 - prompt_tokens);
         let mut ids = request.ids;
         ids.reserve(most);
@@ -69,6 +78,7 @@ impl Slot {
             max_new: request.max_new,
             logprobs: request.logprobs,
             sampler,
+            constraint,
             stream: TextStream::new(!options.show_special),
             stop: StopMatcher::new(&request.stop),
             text: String::new(),
@@ -91,7 +101,7 @@ impl Slot {
 
     /// Returns how many of the largest logits are needed; `None` when all are.
     pub(super) fn suffices(&self) -> Option<usize> {
-        self.sampler.suffices().filter(|_| self.logprobs.is_none())
+        self.sampler.suffices().filter(|_| self.logprobs.is_none() && self.constraint.is_none())
     }
 
     /// Returns the tokens to read next, with their sequence.
@@ -136,15 +146,21 @@ impl Slot {
         options: &Options<'_>,
         sink: &mut impl FnMut(&Event<'_>) -> Result<()>,
     ) -> Result<()> {
-        let id = match likely {
-            Likely::All(logits) => self.sampler.sample(logits)?,
-            Likely::Best(best) => self.sampler.sample_best(best)?,
+        let id = match (likely, &mut self.constraint) {
+            (Likely::All(logits), Some(constraint)) => self.sampler.sample(constraint.mask(logits, options.eos)?)?,
+            (Likely::All(logits), None) => self.sampler.sample(logits)?,
+            (Likely::Best(best), _) => self.sampler.sample_best(best)?,
+        };
+        let ends = options.eos.contains(&id);
+        let complete = match &mut self.constraint {
+            Some(constraint) if !ends => constraint.accept(id)?,
+            _ => false,
         };
         self.sampler.observe(&[id]);
         self.ids.push(id);
         self.marks.push(Instant::now());
         engine.lap(Stage::Sampling);
-        self.finish = self.finish_of(id, engine.context(), options);
+        self.finish = if complete { Some(Finish::Complete) } else { self.finish_of(ends, engine.context()) };
         let shown = self.text.len();
         if let Some(tokenizer) = options.tokenizer {
             self.extend_text(tokenizer, id)?;
@@ -166,8 +182,8 @@ impl Slot {
         Ok(())
     }
 
-    fn finish_of(&self, id: u32, context: usize, options: &Options<'_>) -> Option<Finish> {
-        if options.eos.contains(&id) {
+    fn finish_of(&self, ends: bool, context: usize) -> Option<Finish> {
+        if ends {
             Some(Finish::Eos)
         } else if self.marks.len() >= self.max_new {
             Some(Finish::Length)
@@ -197,7 +213,26 @@ impl Slot {
         Ok(())
     }
 
+    /// Ends the text where it is. Draft tokens of the step that was interrupted are removed.
+    pub(super) fn interrupt(&mut self, options: &Options<'_>) -> Result<()> {
+        if self.finish.is_none() {
+            self.ids.truncate(self.prompt_tokens + self.marks.len());
+            self.sequence.truncate(self.ids.len());
+            self.finish = Some(Finish::Interrupted);
+            if let Some(tokenizer) = options.tokenizer {
+                self.text += &self.stop.push(&self.stream.finish(tokenizer)?).text;
+                self.text += &self.stop.finish();
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn complete(self, keep_prefix: bool) -> Option<Completion> {
+        let constraint_met = self.constraint.map(|constraint| match self.finish {
+            Some(Finish::Eos | Finish::Complete) => true,
+            Some(Finish::Length | Finish::Context) => constraint.may_end(),
+            _ => false,
+        });
         let generated = self.ids[self.prompt_tokens..].to_vec();
         let mut read = self.ids;
         read.truncate(self.sequence.len());
@@ -213,6 +248,7 @@ impl Slot {
             marks: self.marks,
             drafted_tokens: drafted,
             accepted_tokens: accepted,
+            constraint_met,
             prefix: keep_prefix.then_some(CachedPrefix { sequence: self.sequence, ids: read, draft }),
             error: None,
         })

@@ -79,6 +79,11 @@ impl KvLayout {
         self.head_bytes().checked_mul(self.kv_heads)?.checked_mul(self.layers).filter(|n| *n < isize::MAX as usize)
     }
 
+    /// Returns the bytes of the cache of one sequence of `tokens` tokens, in whole pages.
+    pub fn bytes(&self, tokens: usize) -> u64 {
+        self.page_bytes().map_or(u64::MAX, |page| (page as u64).saturating_mul(tokens.div_ceil(PAGE) as u64))
+    }
+
     /// Splits the bytes of a head into keys, values, scales of keys and scales of values.
     #[inline(always)]
     pub(super) fn head<'a, T: Element>(&self, page: &'a [Line], layer: usize, head: usize) -> Head<'a, T> {

@@ -21,11 +21,11 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
-/// Name of the file that contains only the chat template.
+/// File name of a chat template alone.
 pub const TEMPLATE_NAME: &str = "chat_template.jinja";
-/// File name of the configuration, which holds the special tokens and may hold the template.
+/// File name of the tokenizer's configuration, which holds the special tokens and may hold the template.
 pub const CONFIG_NAME: &str = "tokenizer_config.json";
 
 /// Largest number of steps per rendering. An instruction is a step, and so are 64 bytes of text that are made or
@@ -34,6 +34,8 @@ pub const CONFIG_NAME: &str = "tokenizer_config.json";
 const STEPS: u64 = 2_000_000;
 /// Bytes that a value takes as text for each step: lists within lists become text slowly.
 const BYTES_PER_STEP: usize = 4;
+/// Parts of a text for each step: a part takes up to 100 bytes.
+const PARTS_PER_STEP: u64 = 2;
 /// Largest size of a template or configuration file in bytes; real ones are below 1 MB.
 const FILE_LIMIT: u64 = 64 << 20;
 /// Special tokens that templates may refer to.
@@ -46,12 +48,15 @@ pub struct Message {
     pub role: String,
     /// Text of the turn.
     pub content: String,
+    /// Reasoning of the model before its answer, which some templates keep for the latest turns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
 }
 
 impl Message {
     /// Creates a turn of `role`.
     pub fn new(role: &str, content: impl Into<String>) -> Message {
-        Message { role: role.into(), content: content.into() }
+        Message { role: role.into(), content: content.into(), reasoning_content: None }
     }
 }
 
@@ -69,15 +74,9 @@ impl ChatTemplate {
     /// # Errors
     /// There is no template, or its file cannot be read; the message names the file.
     pub fn open(dir: &Path) -> Result<ChatTemplate> {
-        let path = |name: &str| swap::member(&dir.join(JSON_NAME), name);
-        let config_path = path(CONFIG_NAME);
-        let config = match read_text(&config_path)? {
-            Some(text) => {
-                serde_json::from_str(&text).map_err(|e| Error::corrupt(format!("not JSON: {e}"))).at(&config_path)?
-            }
-            None => serde_json::Value::Null,
-        };
-        let own_path = path(TEMPLATE_NAME);
+        let config_path = member(dir, CONFIG_NAME);
+        let config = read_config(&config_path)?;
+        let own_path = member(dir, TEMPLATE_NAME);
         let (source, path) = match (read_text(&own_path)?, default_template(&config["chat_template"])) {
             (Some(source), _) => (source, own_path),
             (None, Some(source)) => (source, config_path),
@@ -91,8 +90,26 @@ impl ChatTemplate {
                 ));
             }
         };
-        let tokens = TOKENS.iter().filter_map(|name| Some((name.to_string(), token_text(&config[*name])?))).collect();
-        Ok(ChatTemplate { source, tokens, path })
+        Ok(ChatTemplate { source, tokens: special_tokens(&config), path })
+    }
+
+    /// Creates a template from a source that does not come from `dir`, with the special tokens that the configuration
+    /// in `dir` names; `path` is used in messages.
+    ///
+    /// # Errors
+    /// The configuration cannot be read.
+    pub fn with_source(dir: &Path, source: String, path: &Path) -> Result<ChatTemplate> {
+        let config = read_config(&member(dir, CONFIG_NAME))?;
+        Ok(ChatTemplate { source, tokens: special_tokens(&config), path: path.to_path_buf() })
+    }
+
+    /// Reads the template of a file, with the special tokens that the configuration in `dir` names.
+    ///
+    /// # Errors
+    /// The file or the configuration cannot be read.
+    pub fn from_file(dir: &Path, path: &Path) -> Result<ChatTemplate> {
+        let source = files::utf8(files::read_limited(path, FILE_LIMIT)?).at(path)?;
+        ChatTemplate::with_source(dir, source, path)
     }
 
     /// Creates a template from its source, without a file.
@@ -171,6 +188,14 @@ fn environment() -> Environment<'static> {
     environment.add_filter("tojson", tojson);
     environment.add_filter("length", length);
     environment.add_filter("count", length);
+    environment.add_filter("split", |state: &State, text: &Value, separator: Option<Arc<str>>, most: Option<i64>| {
+        count_parts(state, text, separator.as_deref())?;
+        minijinja::filters::split(text, separator, most)
+    });
+    environment.add_filter("lines", |state: &State, text: &Value| {
+        count_parts(state, text, Some("\n"))?;
+        minijinja::filters::lines(text)
+    });
     // In minijinja `none is iterable` is true, in Jinja2 it is false, and templates test `tools is iterable`.
     environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
     environment.add_function("raise_exception", |message: String| -> std::result::Result<Value, minijinja::Error> {
@@ -194,6 +219,22 @@ fn template_error(error: &minijinja::Error, longest: usize, steps: u64) -> Error
         )),
         _ => Error::corrupt(format!("chat template: {}{line}", error.detail().unwrap_or(&error.to_string()))),
     }
+}
+
+/// Returns the path of a file of the pack or checkpoint in `dir`.
+fn member(dir: &Path, name: &str) -> PathBuf {
+    swap::member(&dir.join(JSON_NAME), name)
+}
+
+/// Reads the configuration of the tokenizer; null if there is none.
+fn read_config(path: &Path) -> Result<serde_json::Value> {
+    let Some(text) = read_text(path)? else { return Ok(serde_json::Value::Null) };
+    serde_json::from_str(&text).map_err(|e| Error::corrupt(format!("not JSON: {e}"))).at(path)
+}
+
+/// Returns the names and spellings of the special tokens of a configuration.
+fn special_tokens(config: &serde_json::Value) -> Vec<(String, String)> {
+    TOKENS.iter().filter_map(|name| Some((name.to_string(), token_text(&config[*name])?))).collect()
 }
 
 /// Reads a UTF-8 file; returns `None` if there is no such file.
@@ -245,8 +286,19 @@ fn length(value: &Value) -> std::result::Result<usize, minijinja::Error> {
     }
 }
 
-/// Calls a method as in Python. The engine counts only the result of a method as steps, so two methods that make much
-/// text of small arguments are counted here before they are called.
+/// Counts the parts into which a text will be split as steps. The engine counts the list of them only when it is made,
+/// and a list takes many times the memory of its text.
+fn count_parts(state: &State, text: &Value, separator: Option<&str>) -> std::result::Result<(), minijinja::Error> {
+    let Some(text) = text.as_str() else { return Ok(()) };
+    let parts = match separator {
+        None => text.split_whitespace().count(),
+        Some(separator) => text.matches(separator).count(),
+    };
+    state.consume_fuel(parts as u64 / PARTS_PER_STEP)
+}
+
+/// Calls a method as in Python. The engine counts only the result of a method as steps, so the methods that make much
+/// text or long lists of small arguments are counted here before they are called.
 fn method(
     state: &mut State,
     value: &Value,
@@ -261,6 +313,11 @@ fn method(
         let numbers = fields.flat_map(|field| field.split(|c: char| !c.is_ascii_digit()).filter(|n| !n.is_empty()));
         let widths = numbers.map(|n| n.parse().unwrap_or(STEPS)).fold(0, u64::saturating_add);
         state.consume_fuel(if name == "format" { widths } else { 0 })?;
+    }
+    match name {
+        "split" => count_parts(state, value, arguments.first().and_then(Value::as_str))?,
+        "splitlines" => count_parts(state, value, Some("\n"))?,
+        _ => {}
     }
     unknown_method_callback(state, value, name, arguments)
 }
@@ -411,6 +468,11 @@ mod tests {
             "{{ '{:>99999999999999999999999}'.format(1) }}",
             "{{ strftime_now('%A' * 20000000) }}",
             &format!("{{% macro f() %}}{loops}{{% endmacro %}}{{{{ f() }}}}"),
+            "{% set x %}{{ 'a' * 9000000 }}{% endset %}{{ x.split('') | length }}",
+            "{% set x %}{{ 'a ' * 4500000 }}{% endset %}{{ x.split() | length }}",
+            "{{ ('a\n' * 4500000).splitlines() | length }}",
+            "{{ ('a\n' * 4500000) | lines | length }}",
+            "{{ ('a' * 9000000) | split('') | length }}",
             &format!("{nested}{{{{ ns.l | tojson | length }}}}"),
             &format!("{nested}{{{{ ns.l | tojson(indent=1) | length }}}}"),
             &format!("{nested}{{{{ ','.join([ns.l]) | length }}}}"),
@@ -420,6 +482,8 @@ mod tests {
             assert!(error.contains("steps"), "{template}: {error}");
         }
         assert_eq!(render("{{ '{:>4}'.format(1) }}{{ ','.join(['a', 'b']) }}").unwrap(), "   1a,b");
+        assert_eq!(render("{{ ('a-b-c'|split('-', 1))[1] }}{{ ('a b'|split)[1] }}").unwrap(), "b-cb");
+        assert_eq!(render("{{ 'a-b'.split('-')[-1] }}{{ ('a\n1'|lines)[1] }}").unwrap(), "b1");
     }
 
     #[test]

@@ -14,7 +14,10 @@ pub fn strftime_now(format: &str) -> Result<String, String> {
 }
 
 /// Formats `seconds` since 1970 with the directives of `strftime` that templates use.
-fn strftime(seconds: u64, format: &str) -> Result<String, String> {
+///
+/// # Errors
+/// A directive is unknown.
+pub fn strftime(seconds: u64, format: &str) -> Result<String, String> {
     let (year, month, day, year_day) = civil(seconds / 86_400);
     let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
     let month_name = MONTHS.split(' ').nth(month as usize - 1).unwrap_or_default();

@@ -80,8 +80,9 @@ impl Tokenizer {
         .map_err(|why| Error::corrupt(format!("found a tokenizer that cannot be used: {why}")))
         .at(path)
         .help("copy tokenizer.json from the original checkpoint again")?;
-        let decoder = serde_json::to_string(&inner.get_decoder()).unwrap_or_default();
-        Ok(Tokenizer { inner, path: path.to_path_buf(), byte_fallback: decoder.contains("\"ByteFallback\""), bounds })
+        let mut tokenizer = Tokenizer { inner, path: path.to_path_buf(), byte_fallback: false, bounds };
+        tokenizer.byte_fallback = tokenizer.decoder().to_string().contains("\"ByteFallback\"");
+        Ok(tokenizer)
     }
 
     /// Returns the path of the tokenizer file.
@@ -165,6 +166,11 @@ impl Tokenizer {
     /// Returns the spelling of a token in the vocabulary.
     pub fn token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
+    }
+
+    /// Returns the decoder as in the file; null if there is none.
+    pub(super) fn decoder(&self) -> serde_json::Value {
+        serde_json::to_value(self.inner.get_decoder()).unwrap_or_default()
     }
 
     /// Returns true for tokens that are hidden from readers, such as BOS.

@@ -29,7 +29,7 @@ pub(super) struct Binder<'a> {
     embedding_multiplies: bool,
 }
 
-const EMBEDDING: &str = "model.embed_tokens.weight";
+pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
 
 impl<'a> Binder<'a> {
     /// Creates a binder that has bound nothing yet.

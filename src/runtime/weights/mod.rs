@@ -6,9 +6,11 @@
 //! (norms, biases, sinks) are small and held as f32.
 
 mod bind;
+mod held;
 mod shape;
 mod widen;
 
+pub use held::HeldBytes;
 pub(super) use shape::Shape;
 
 use super::cache::{Cache, too_small};

@@ -1,23 +1,27 @@
 //! `iec run`: generates text.
 
-mod chat;
 mod output;
+mod plan;
 
+use crate::chat::{self, ConversationArgs};
 use crate::compat;
+use crate::constraint_args::ConstraintArgs;
 use crate::global::Global;
 use crate::model::ModelArgs;
 use crate::report_args::ReportArgs;
 use crate::sampling::SamplingArgs;
-use clap::ValueEnum;
 use iec::error::{Context, Error, Result};
 use iec::files::Stream;
 use iec::output::{Rules, Target};
 use iec::report::measurement::record::Meta;
 use iec::report::measurement::{Measured, Measurement};
 use iec::runtime::generate::Request;
-use iec::runtime::text::{ChatTemplate, Message};
+use iec::runtime::sampler::Sampling;
+use iec::runtime::text::Message;
+use iec::session::chat::{ChatOptions, Template};
 use iec::session::trace::Trace;
-use iec::session::{GenerateOptions, Session, Speculation, prompts};
+use iec::session::{GenerateOptions, MAX_NEW, Session, Speculation, prompts};
+use iec::units::parse_count;
 use output::Printer;
 use serde_json::json;
 use std::io::IsTerminal;
@@ -32,35 +36,31 @@ const TRACE_TOP: usize = 5;
 #[command(after_help = format!("{}\n\n{}\n\n\
 Several prompts: each text follows a line `== prompt N ==`, in the order of the prompts.\n\n\
 Examples:\n  \
-iec run --model-dir packs/tinyllama --prompt \"Once upon a time\" --max-new 64\n  \
-iec run --model-dir packs/tinyllama --chat --temperature 0.7 --top-p 0.9\n  \
-iec run --model-dir packs/tinyllama --prompts-file prompts.txt --batch 4 --trace-ids trace.jsonl",
+iec run packs/tinyllama -p \"Once upon a time\" -n 64\n  \
+iec run packs/tinyllama -p \"Is rain wet?\" --choice yes,no\n  \
+iec run packs/tinyllama --prompts-file prompts.txt --batch 4 --json",
     prompts::FILE_HELP, compat::VARIABLES_HELP))]
 pub struct Args {
-    #[command(flatten)]
-    model: ModelArgs,
+    /// Text to continue, as the second word instead of --prompt
+    #[arg(value_name = "TEXT", index = 2, conflicts_with_all = ["prompt", "prompts_file"])]
+    text: Option<String>,
     /// Text to continue; without any prompt option it is read from standard input (at most 64 MiB)
     #[arg(long, value_name = "TEXT", conflicts_with = "prompts_file")]
     prompt: Option<String>,
     /// Continue every prompt of a file (forms: see below)
     #[arg(long, value_name = "FILE", conflicts_with = "chat")]
     prompts_file: Option<PathBuf>,
-    /// Hold a conversation: on a terminal turn by turn, otherwise one message per line of standard input; with --prompt
-    /// only that message
-    #[arg(long)]
+    /// Hold a conversation, as `iec chat` does; with --prompt answer only that message
+    #[arg(long, conflicts_with = "ConstraintArgs")]
     chat: bool,
-    /// System message of --chat and --template
-    #[arg(long, value_name = "TEXT")]
-    system: Option<String>,
     /// Continue the prompt as it is; the default
-    #[arg(long, conflicts_with_all = ["template", "chat"])]
+    #[arg(long, conflicts_with_all = ["chat_template", "chat"])]
     raw: bool,
-    /// auto: wrap each prompt in the model's chat template, as one user message
-    #[arg(long, value_enum, conflicts_with = "chat")]
-    template: Option<Template>,
-    /// Largest number of tokens to generate per prompt
-    #[arg(long, value_name = "N", default_value_t = 128)]
-    max_new: usize,
+    #[command(flatten)]
+    conversation: ConversationArgs,
+    /// Largest number of tokens to generate per prompt [default: 128; with --chat up to the end of the context]
+    #[arg(long, value_name = "N", value_parser = parse_count)]
+    max_new: Option<usize>,
     /// Number of prompts that are decoded together; each gets the same tokens as alone
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "chat")]
     batch: usize,
@@ -68,7 +68,7 @@ pub struct Args {
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
     /// Continue after the end-of-sequence token
-    #[arg(long)]
+    #[arg(long, conflicts_with = "ConstraintArgs")]
     ignore_eos: bool,
     /// Show special tokens in the text
     #[arg(long)]
@@ -88,32 +88,42 @@ pub struct Args {
     profile: bool,
     #[command(flatten)]
     report: ReportArgs,
-    /// Print the JSON line of `iec bench`, with the text, instead of the text
-    #[arg(long, conflicts_with = "chat")]
+    /// Print the JSON line of `iec bench`, with the text, instead of the text; with --chat the line protocol of
+    /// `iec chat`
+    #[arg(long)]
     pub json: bool,
+    /// Print how much memory the model, its context and the batch need, and what would fit; read no weights (exit code
+    /// 4 if it does not fit)
+    #[arg(long, alias = "dry-run", conflicts_with_all = ["draft_model_dir", "trace_ids"])]
+    plan: bool,
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    constraint: ConstraintArgs,
     // Last, as clap passes the heading of its options on to the fields that follow.
     #[command(flatten)]
     sampling: SamplingArgs,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Template {
-    /// The model's own template
-    Auto,
-}
-
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
     args.check()?;
+    match (args.plan, args.chat) {
+        (true, _) => plan::print(&args.model.plan(global, args.batch)?, args.json),
+        (false, true) => chat::start(args.conversation(), global),
+        (false, false) => generate(&args, global),
+    }
+}
+
+fn generate(args: &Args, global: &Global) -> Result<()> {
     args.report.prepare()?;
     let trace = args.trace_target()?;
+    let source = args.constraint.source()?;
     let mut session = args.model.open(global, Speculation::Ngram)?;
-    session.sampling = args.sampling.sampling(&session)?;
-    if args.chat {
-        return chat::chat(&args, &mut session, global);
-    }
+    session.sampling = args.sampling.sampling(&session, Sampling::default())?;
     let prompts = args.prompts()?;
-    let template = args.template.map(|Template::Auto| session.chat_template()).transpose()?;
+    let template = args.conversation.chat_template.as_ref().map(|choice| choice.open(&session)).transpose()?;
+    let constraint = args.constraint.compile(source.as_ref(), &session)?;
     let begin = Instant::now();
     let ids = args.encode(&session, template.as_ref(), &prompts)?;
     let encoding = begin.elapsed();
@@ -121,13 +131,13 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     if let Some(trace) = &mut trace {
         (0..).zip(prompts.iter().zip(&ids)).try_for_each(|(i, (text, ids))| trace.prompt(i, text, ids))?;
     }
-    let requests: Vec<Request> = ids.into_iter().map(|ids| args.request(&session, ids)).collect();
+    let (stop_tokens, ends) = template.map_or(Ok(Default::default()), |template| template.ends(&session))?;
+    let request = |ids| Request { constraint: constraint.clone(), ..args.request(&session, ids, &ends) };
+    let requests: Vec<Request> = ids.into_iter().map(request).collect();
     let invalid = invalid_requests(&requests, &session);
     let skip_invalid = invalid.contains(&true);
     let mut printer = Printer::new(invalid, !args.json);
     let mut likely = vec![Vec::new(); prompts.len()];
-    let end_of_turn = template.map_or(Ok(None), |template| session.end_of_turn(&template))?;
-    let stop_tokens = Vec::from_iter(end_of_turn);
     let options = GenerateOptions { batch: args.batch, stop_tokens, skip_invalid, ..args.generate_options() };
     session.engine.profile(args.profile);
     printer.start()?;
@@ -158,7 +168,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     line.stages.iter().for_each(|stages| global.note(stages.table()));
     session.note_rebuilds();
     args.report.save(&mut measurement, global)?;
-    output::finish(&rounds[0], &session, args.max_new, global)?;
+    output::finish(&rounds[0], &session, args.max_new(), global)?;
     // The process ends now, and the system frees all memory at once; dropping the model buffer by buffer takes 5 ms.
     std::mem::forget(session);
     Ok(())
@@ -182,8 +192,21 @@ impl Args {
                 Error::usage("--stop: found an empty text, expected at least one character").help("leave --stop out")
             );
         }
-        if self.system.is_some() && !self.chat && self.template.is_none() {
-            return Err(Error::usage("--system cannot be used with a raw prompt").help("add --chat or --template auto"));
+        let conversation = &self.conversation;
+        if conversation.system.is_some() && !self.chat && conversation.chat_template.is_none() {
+            return Err(
+                Error::usage("--system cannot be used with a raw prompt").help("add --chat or --chat-template auto")
+            );
+        }
+        let of_chat = [
+            ("--load", conversation.load.is_some()),
+            ("--think", conversation.think.is_some()),
+            ("--no-history", conversation.no_history),
+        ];
+        if let Some((name, _)) = of_chat.iter().find(|(_, given)| *given && !self.chat) {
+            return Err(
+                Error::usage(format!("{name} has no effect without --chat")).help("add --chat, or leave it out")
+            );
         }
         if self.chat && self.report.is_wanted() {
             return Err(Error::usage("--chat cannot write a report")
@@ -194,19 +217,24 @@ impl Args {
 
     /// Returns the description of the run and its settings for reports.
     fn meta(&self, session: &Session) -> Meta {
-        let settings = json!({"batch": self.batch, "max_new": self.max_new, "profile": self.profile});
+        let settings = json!({"batch": self.batch, "max_new": self.max_new(), "profile": self.profile});
         Meta::new("run", session, settings.as_object().cloned().unwrap_or_default())
     }
 
     /// Checks before any work that the file of `--trace-ids` may be written.
     fn trace_target(&self) -> Result<Option<Target>> {
-        let inputs = self.model.inputs().files(&self.prompts_file);
+        let inputs = self.model.inputs().files(&self.prompts_file).files(self.constraint.files());
         let rules = Rules { inputs: &inputs, overwrite: self.overwrite, stdout: false };
         self.trace_ids.as_deref().map(|path| Target::check(path, rules)).transpose()
     }
 
+    /// Returns the prompt of the command line, if there is one.
+    fn prompt(&self) -> Option<&String> {
+        self.prompt.as_ref().or(self.text.as_ref())
+    }
+
     fn prompts(&self) -> Result<Vec<String>> {
-        match (&self.prompt, &self.prompts_file) {
+        match (self.prompt(), &self.prompts_file) {
             (Some(prompt), _) => Ok(vec![prompt.clone()]),
             (None, Some(file)) => prompts::read(file),
             (None, None) => self.prompt_from_stdin().map(|prompt| vec![prompt]),
@@ -217,29 +245,54 @@ impl Args {
     fn prompt_from_stdin(&self) -> Result<String> {
         let stdin = std::io::stdin();
         if stdin.is_terminal() {
-            return Err(Error::usage("no prompt").help("give --prompt TEXT, --prompts-file FILE or --chat"));
+            return Err(Error::usage("no prompt")
+                .help("give --prompt TEXT or --prompts-file FILE; `iec chat` holds a conversation"));
         }
         prompts::read_one(Stream::of(stdin)).at("standard input")
     }
 
-    fn encode(&self, session: &Session, template: Option<&ChatTemplate>, prompts: &[String]) -> Result<Vec<Vec<u32>>> {
+    /// Returns the largest number of tokens per prompt.
+    fn max_new(&self) -> usize {
+        self.max_new.unwrap_or(MAX_NEW)
+    }
+
+    /// Returns the conversation of `--chat`.
+    fn conversation(&self) -> chat::Start<'_> {
+        chat::Start {
+            model: &self.model,
+            conversation: &self.conversation,
+            sampling: &self.sampling,
+            prompt: self.prompt().map(String::as_str),
+            max_new: self.max_new,
+            options: ChatOptions {
+                stop: self.stop.clone(),
+                ignore_eos: self.ignore_eos,
+                show_special: self.special,
+                ..ChatOptions::default()
+            },
+            json: self.json,
+        }
+    }
+
+    fn encode(&self, session: &Session, template: Option<&Template>, prompts: &[String]) -> Result<Vec<Vec<u32>>> {
         let Some(template) = template else {
             return prompts.iter().map(|prompt| session.encode(prompt)).collect();
         };
-        let system = || self.system.iter().map(|text| Message::new("system", text));
+        let system = || self.conversation.system.iter().map(|text| Message::new("system", text));
         let conversation = |prompt| system().chain([Message::new("user", prompt)]).collect();
-        session.encode_chats(template, &prompts.iter().map(conversation).collect::<Vec<_>>())
+        session.encode_chats(&template.template, &prompts.iter().map(conversation).collect::<Vec<_>>())
     }
 
     fn generate_options(&self) -> GenerateOptions {
         GenerateOptions { ignore_eos: self.ignore_eos, show_special: self.special, ..GenerateOptions::default() }
     }
 
-    fn request(&self, session: &Session, ids: Vec<u32>) -> Request {
+    /// Builds a request; `ends` are texts that end the turn in addition to those of --stop.
+    fn request(&self, session: &Session, ids: Vec<u32>, ends: &[String]) -> Request {
         let traced = self.trace_ids.as_ref().map(|_| TRACE_TOP);
         Request {
-            max_new: self.max_new,
-            stop: self.stop.clone(),
+            max_new: self.max_new(),
+            stop: self.stop.iter().chain(ends).cloned().collect(),
             logprobs: self.logprobs.or(traced),
             ..session.request(ids)
         }

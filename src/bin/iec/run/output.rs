@@ -113,6 +113,7 @@ fn print_logprobs(lists: &[Option<Value>]) {
 /// A prompt was not continued (exit code 2); the error names each.
 pub fn finish(generation: &Generation, session: &Session, max_new: usize, global: &Global) -> Result<()> {
     note_full_context(generation, session, max_new, global);
+    note_incomplete(generation, max_new, global);
     let completions = &generation.outcome.completions;
     let errors: Vec<&Error> = completions.iter().filter_map(|done| done.error.as_ref()).collect();
     let Some(first) = errors.first() else { return Ok(()) };
@@ -130,6 +131,22 @@ fn note_full_context(generation: &Generation, session: &Session, max_new: usize,
              (the first after {tokens}); shorten the prompts, lower --max-new, or raise --ctx if it is below \
              the context length of the model",
             generation.outcome.completions.len()
+        ));
+    }
+}
+
+/// Notes which texts ended before they satisfied their constraint.
+fn note_incomplete(generation: &Generation, max_new: usize, global: &Global) {
+    let completions = &generation.outcome.completions;
+    let cut: Vec<Finish> =
+        completions.iter().filter(|done| done.constraint_met == Some(false)).map(|done| done.finish).collect();
+    if let Some(finish) = cut.first() {
+        global.note(format_args!(
+            "note: {} of {} texts ended before they satisfied the constraint (the first by {}, with --max-new \
+             {max_new}); raise --max-new",
+            cut.len(),
+            completions.len(),
+            finish.name()
         ));
     }
 }

@@ -32,7 +32,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Name of the command in the records of parts.
+/// Name of the command in fingerprints, and in `command.json` of unfinished parts, from which `iec merge` repeats it.
 pub const COMMAND: &str = "export-gguf";
 /// Name of the file in the directory of partial work; the user chooses the final name.
 const PARTIAL_NAME: &str = "model.gguf";

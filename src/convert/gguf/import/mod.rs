@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Name of the command in the records of parts.
+/// Name of the command in fingerprints, and in `command.json` of unfinished parts, from which `iec merge` repeats it.
 pub const COMMAND: &str = "import-gguf";
 /// Time to convert a byte of a tensor relative to the time to hash it; used to divide the work into equal parts.
 const MAKE_FACTOR: u64 = 4;

@@ -33,7 +33,7 @@ use std::path::PathBuf;
 /// Time to quantize a tensor relative to the time to hash the same bytes; balances the parts of a run.
 const QUANTIZE_FACTOR: u64 = 32;
 
-/// Name of the command in the records of parts.
+/// Name of the command in fingerprints, and in `command.json` of unfinished parts, from which `iec merge` repeats it.
 pub const COMMAND: &str = "q4";
 /// File name of the codes.
 pub const CODES_NAME: &str = "model.q4.bin";

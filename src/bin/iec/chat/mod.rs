@@ -1,0 +1,197 @@
+//! `iec chat`: a conversation on a terminal, one message per line of standard input, or a line protocol for programs.
+
+mod completion;
+mod editor;
+mod history_file;
+mod json;
+mod screen;
+mod talk;
+mod terminal;
+
+use crate::global::Global;
+use crate::model::ModelArgs;
+use crate::sampling::SamplingArgs;
+use editor::Editor;
+use iec::error::{Context, Error, Result};
+use iec::files::Stream;
+use iec::interrupt;
+use iec::session::chat::defaults::DefaultSampling;
+use iec::session::chat::settings::{Settings, Think};
+use iec::session::chat::{ChatOptions, Conversation, History, TemplateChoice};
+use iec::session::{Session, Speculation, prompts};
+use iec::units::parse_count;
+use std::hash::{BuildHasher, RandomState};
+use std::io::{BufReader, IsTerminal};
+use std::path::PathBuf;
+use talk::{Question, Talk};
+
+/// Arguments of `iec chat`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+On a terminal: /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.\n\
+Otherwise each line of standard input is a message, and the answers go to standard output.\n\n\
+Examples:\n  \
+iec chat packs/tinyllama\n  \
+iec chat packs/tinyllama --system \"Answer briefly.\" --temperature 0.7 --seed 1\n  \
+echo '{\"message\": \"Hello\"}' | iec chat packs/tinyllama --json")]
+pub struct Args {
+    /// Answer this message only
+    #[arg(long, value_name = "TEXT")]
+    prompt: Option<String>,
+    /// Largest number of tokens of an answer; 0 = up to the end of the context [default: 0]
+    #[arg(long, value_name = "N", value_parser = parse_count)]
+    max_new: Option<usize>,
+    /// End an answer where TEXT would appear; repeatable
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+    #[command(flatten)]
+    conversation: ConversationArgs,
+    /// Line protocol for programs: requests on standard input, events on standard output, one JSON object per line
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
+/// Options of a conversation, which `iec run --chat` has, too.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct ConversationArgs {
+    /// System text at the beginning of the conversation
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Chat template: auto: the model's own; a path of a file; or a built-in one: chatml, llama2, llama3, mistral,
+    /// gemma, zephyr, phi3, harmony, deepseek, command-r, vicuna or alpaca [default: auto]
+    #[arg(long, alias = "template", value_name = "auto|NAME|FILE")]
+    pub chat_template: Option<TemplateChoice>,
+    /// Continue the conversation of a file that /save wrote
+    #[arg(long, value_name = "FILE")]
+    pub load: Option<PathBuf>,
+    /// Display of reasoning: on: dimmed; off: hidden; fold: only its length [default: on]
+    #[arg(long, value_name = "on|off|fold")]
+    pub think: Option<Think>,
+    /// Do not read or write the history of typed lines (iec/history in XDG_STATE_HOME or ~/.local/state)
+    #[arg(long)]
+    pub no_history: bool,
+}
+
+/// A conversation to be held, from the arguments of `iec chat` or `iec run --chat`.
+pub struct Start<'a> {
+    pub model: &'a ModelArgs,
+    pub conversation: &'a ConversationArgs,
+    pub sampling: &'a SamplingArgs,
+    pub prompt: Option<&'a str>,
+    pub max_new: Option<usize>,
+    pub options: ChatOptions,
+    pub json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: Args, global: &Global) -> Result<()> {
+    start(
+        Start {
+            model: &args.model,
+            conversation: &args.conversation,
+            sampling: &args.sampling,
+            prompt: args.prompt.as_deref(),
+            max_new: args.max_new,
+            options: ChatOptions { stop: args.stop.clone(), ..ChatOptions::default() },
+            json: args.json,
+        },
+        global,
+    )
+}
+
+/// Opens the model and holds the conversation.
+///
+/// # Errors
+/// An option is wrong, the model cannot be opened, or the conversation fails.
+pub fn start(start: Start<'_>, global: &Global) -> Result<()> {
+    start.check()?;
+    let loaded = start.conversation.load.as_deref().map(History::load).transpose()?;
+    let session = start.model.open(global, Speculation::Ngram)?;
+    let interactive = std::io::stdin().is_terminal() && !start.json && start.prompt.is_none();
+    let mut talk = start.talk(session, loaded, global)?;
+    if !start.json && !interactive && talk.settings.sampling.temperature > 0.0 {
+        global.note(format_args!("sampling: {}", talk.describe_sampling()));
+    }
+    if start.json {
+        talk.options.keep_interrupted = true;
+        interrupt::allow_repeats(true);
+        json::serve(&mut talk)?;
+    } else if let Some(prompt) = start.prompt {
+        terminal::answer(&mut talk, Question::Message(prompt.into()), global)?;
+    } else if interactive {
+        let path = if start.conversation.no_history { None } else { history_file::default_path() };
+        let mut editor = Editor::new(path, global.colors())?;
+        talk.options.keep_interrupted = true;
+        interrupt::allow_repeats(true);
+        talk.greet(global);
+        terminal::hold(&mut talk, &mut editor, global)?;
+    } else {
+        let mut input = BufReader::new(Stream::of(std::io::stdin()));
+        while let Some(line) = prompts::read_line(&mut input).at("standard input")? {
+            if !line.trim().is_empty() {
+                terminal::answer(&mut talk, Question::Message(line), global)?;
+            }
+        }
+    }
+    // The process ends now, and the system frees all memory at once.
+    std::mem::forget(talk);
+    Ok(())
+}
+
+impl Start<'_> {
+    fn check(&self) -> Result<()> {
+        self.sampling.check()?;
+        if self.options.stop.iter().any(String::is_empty) {
+            return Err(
+                Error::usage("--stop: found an empty text, expected at least one character").help("leave --stop out")
+            );
+        }
+        if self.json && self.prompt.is_some() {
+            return Err(
+                Error::usage("--prompt cannot be used with --json").help("send {\"message\": TEXT} on standard input")
+            );
+        }
+        Ok(())
+    }
+
+    /// Returns the conversation with its settings.
+    fn talk(&self, session: Session, loaded: Option<History>, global: &Global) -> Result<Talk> {
+        let choice = self.conversation.chat_template.clone().unwrap_or_default();
+        let mut conversation = Conversation::new(choice.open(&session)?, None);
+        conversation.load(loaded.unwrap_or_default());
+        if let Some(system) = &self.conversation.system {
+            conversation.set_system(Some(system.clone()));
+        }
+        let mut default = DefaultSampling::of(&session)?;
+        default.sampling.seed = self.sampling.seed().unwrap_or_else(random_seed);
+        let sampling = self.sampling.sampling(&session, default.sampling.clone())?;
+        let sampling_source = match sampling == default.sampling {
+            true => default.source.to_string(),
+            false => format!("options, otherwise {}", default.source),
+        };
+        let stats = global.is_verbose();
+        let think = self.conversation.think.unwrap_or(Think::On);
+        let settings = Settings { sampling, max_new: self.max_new.filter(|most| *most > 0), think, stats };
+        let inputs = self.model.inputs();
+        let file = self.conversation.load.clone();
+        Ok(Talk {
+            session,
+            conversation,
+            settings,
+            options: self.options.clone(),
+            sampling_source,
+            inputs,
+            file,
+            last: None,
+        })
+    }
+}
+
+/// Returns a seed that differs from run to run, short enough to be typed.
+fn random_seed() -> u64 {
+    RandomState::new().hash_one(0) % 1_000_000
+}

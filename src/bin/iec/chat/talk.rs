@@ -1,0 +1,290 @@
+//! State of a conversation, whatever shows it: answers, commands, and the words in which both are reported.
+
+use super::completion::SUBJECTS;
+use crate::global::Global;
+use iec::error::{Cause, Error, Result};
+use iec::interrupt;
+use iec::output::Inputs;
+use iec::runtime::generate::{Completion, Finish};
+use iec::session::Session;
+use iec::session::chat::command::{COMMANDS, Command, nearest};
+use iec::session::chat::settings::{NAMES, Settings};
+use iec::session::chat::{ChatOptions, Conversation, History, Part, Reply};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+/// Conversation with its model and settings.
+pub struct Talk {
+    pub session: Session,
+    pub conversation: Conversation,
+    pub settings: Settings,
+    pub options: ChatOptions,
+    /// Source of the sampling, for the banner.
+    pub sampling_source: String,
+    /// Files that /save must not replace.
+    pub inputs: Inputs,
+    /// File that was saved or loaded last; /save may replace it.
+    pub file: Option<PathBuf>,
+    /// Speed of the last answer in words.
+    pub last: Option<String>,
+}
+
+/// Message, or the last one again.
+#[derive(Debug, Clone)]
+pub enum Question {
+    /// New message of the user.
+    Message(String),
+    /// The last message of the history.
+    Again,
+}
+
+/// Result of a command.
+#[derive(Debug)]
+pub enum Done {
+    /// Lines for the user.
+    Said(Vec<String>),
+    /// The last message is to be answered again.
+    Regenerate,
+    /// The conversation ends.
+    Exit,
+}
+
+impl Talk {
+    /// Answers a question; `sink` shows the text. An interrupt ends the answer and not the process, if the options
+    /// keep interrupted answers.
+    pub fn answer(&mut self, question: Question, sink: impl FnMut(Part, &str) -> Result<()>) -> Result<Reply> {
+        let Talk { session, conversation, settings, options, .. } = self;
+        let reply = match question {
+            Question::Message(text) => conversation.answer(text, session, settings, options, sink),
+            Question::Again => conversation.regenerate(session, settings, options, sink),
+        }?;
+        if options.keep_interrupted {
+            interrupt::take_interrupt();
+        }
+        session.note_rebuilds();
+        self.last = Some(self.describe_speed(&reply.completion));
+        Ok(reply)
+    }
+
+    /// Runs a command.
+    ///
+    /// # Errors
+    /// An argument is wrong, or a file cannot be read or written.
+    pub fn execute(&mut self, command: Command) -> Result<Done> {
+        let said = |line: String| Ok(Done::Said(vec![line]));
+        match command {
+            Command::Help => Ok(Done::Said(help())),
+            Command::Exit => Ok(Done::Exit),
+            Command::Regenerate => Ok(Done::Regenerate),
+            Command::System(None) => said(self.describe_system()),
+            Command::System(Some(text)) => {
+                self.conversation.set_system(Some(text).filter(|text| !text.is_empty()));
+                said(self.describe_system())
+            }
+            Command::Set(None) => Ok(Done::Said(self.list_settings())),
+            Command::Set(Some((name, text))) if name == "system" => self.execute(Command::System(Some(text))),
+            Command::Set(Some((name, value))) => {
+                self.settings.set(&name, &value)?;
+                said(format!("{name}: {value}"))
+            }
+            Command::Show(subject) => self.show(subject.as_deref()).map(Done::Said),
+            Command::Save { path, overwrite } => self.save(path, overwrite).and_then(said),
+            Command::Load(path) => {
+                self.conversation.load(History::load(&path)?);
+                let turns = self.conversation.history().turns.len();
+                let line = format!("{turns} messages loaded from {}", path.display());
+                self.file = Some(path);
+                said(line)
+            }
+            Command::Undo => match self.conversation.undo() {
+                Some(message) => said(format!("removed: {}", beginning(&message))),
+                None => Err(Error::usage("there is no message to remove")),
+            },
+            Command::Clear => {
+                self.conversation.clear();
+                said("the conversation is empty".into())
+            }
+            Command::Adapter => Err(Error::unsupported("adapters (LoRA) are not supported yet")
+                .help("merge the adapter into the checkpoint, and pack that")),
+        }
+    }
+
+    fn save(&mut self, path: Option<PathBuf>, overwrite: bool) -> Result<String> {
+        let path = path.or_else(|| self.file.clone());
+        let path = path.ok_or_else(|| Error::usage("found no file name").help("write /save FILE"))?;
+        let overwrite = overwrite || self.file.as_ref() == Some(&path);
+        self.conversation
+            .save(&path, &self.session, overwrite, &self.inputs)
+            .map_err(|e| e.help(format!("/save --overwrite {} replaces the file", path.display())))?;
+        let line = format!("saved to {}", path.display());
+        self.file = Some(path);
+        Ok(line)
+    }
+
+    fn describe_system(&self) -> String {
+        self.conversation.history().system.as_ref().map_or("no system text".into(), |text| format!("system: {text}"))
+    }
+
+    fn list_settings(&self) -> Vec<String> {
+        let row = |(name, about): &(&str, &str)| {
+            format!("{name:<15} {:<8} {about}", self.settings.get(name).unwrap_or_default())
+        };
+        NAMES.iter().map(row).chain([self.describe_system()]).collect()
+    }
+
+    fn show(&self, subject: Option<&str>) -> Result<Vec<String>> {
+        Ok(match subject {
+            None => vec![self.describe_model(), self.describe_sampling(), self.describe_context()?],
+            Some("model" | "precision" | "device") => vec![self.describe_model()],
+            Some("context") => vec![self.describe_context()?],
+            Some("settings" | "sampling") => self.list_settings(),
+            Some("stats") => vec![self.last.clone().unwrap_or_else(|| "no answer yet".into())],
+            Some("system") => vec![self.describe_system()],
+            Some("template") => vec![format!("template: {}", self.conversation.template().name)],
+            Some("history") => self.list_history(),
+            Some(other) => {
+                let near = nearest(other, SUBJECTS.iter().copied());
+                let hint = near.map_or(String::new(), |near| format!("; did you mean {near}?"));
+                return Err(Error::usage(format!("there is nothing to show called `{}`{hint}", beginning(other)))
+                    .help(format!("/show {}", SUBJECTS.join(", "))));
+            }
+        })
+    }
+
+    fn list_history(&self) -> Vec<String> {
+        let history = self.conversation.history();
+        let mut lines: Vec<String> = history.system.iter().map(|text| format!("system: {text}")).collect();
+        for (i, turn) in history.turns.iter().enumerate() {
+            let skipped = if i < self.conversation.skipped() { " (left out)" } else { "" };
+            lines.push(format!("user{skipped}: {}", turn.message));
+            if let Some(answer) = &turn.answer {
+                let cut = answer.cut.map_or(String::new(), |cut| format!(" ({})", cut.name()));
+                lines.push(format!("assistant{cut}: {}", answer.text));
+            }
+        }
+        if lines.is_empty() { vec!["the conversation is empty".into()] } else { lines }
+    }
+
+    /// Describes model, precision, context and device in one line.
+    pub fn describe_model(&self) -> String {
+        let (session, engine) = (&self.session, &self.session.engine);
+        let device = match engine.device().as_str() {
+            "cpu" => format!("cpu, {} threads, {}", engine.threads(), engine.isa()),
+            other => other.to_string(),
+        };
+        let architecture = &engine.config().architecture;
+        format!("{}: {architecture}, {}, context {}, {device}", session.name, engine.precision(), engine.context())
+    }
+
+    /// Describes the sampling and the seed in one line.
+    pub fn describe_sampling(&self) -> String {
+        let seed = self.settings.sampling.seed;
+        format!("{} ({}), seed {seed}", self.settings.describe_sampling(), self.sampling_source)
+    }
+
+    fn describe_context(&self) -> Result<String> {
+        let used = self.conversation.prompt_tokens(&self.session)?;
+        let skipped = match self.conversation.skipped() {
+            0 => String::new(),
+            turns => format!(", the oldest {turns} turns are left out"),
+        };
+        Ok(format!("context: {used} of {} tokens{skipped}", self.session.engine.context()))
+    }
+
+    /// Describes the speed of an answer in one line.
+    fn describe_speed(&self, done: &Completion) -> String {
+        let seconds = done.decode_time().as_secs_f64();
+        let rate = if seconds > 0.0 { done.ids.len().saturating_sub(1) as f64 / seconds } else { 0.0 };
+        format!(
+            "{} prompt tokens ({} reused) in {:.2} s, {} new in {seconds:.2} s ({rate:.1} tokens/s), context {} of {}",
+            done.prompt_tokens,
+            done.reused_tokens,
+            done.prefill_time().as_secs_f64(),
+            done.ids.len(),
+            done.prompt_tokens + done.ids.len(),
+            self.session.engine.context()
+        )
+    }
+
+    /// Returns what the user must know about an answer: turns that were left out, and why it was cut.
+    pub fn notes(&self, reply: &Reply) -> Vec<String> {
+        let (context, tokens) = (self.session.engine.context(), reply.completion.ids.len());
+        let mut notes = Vec::new();
+        if reply.newly_skipped > 0 {
+            notes.push(format!(
+                "the context of {context} tokens was full: the oldest {} turns are left out",
+                self.conversation.skipped()
+            ));
+        }
+        match reply.completion.finish {
+            Finish::Length => notes.push(format!("the answer was cut at max_new, after {tokens} tokens")),
+            Finish::Context => {
+                notes.push(format!("the answer was cut after {tokens} tokens: the context of {context} tokens is full"))
+            }
+            Finish::Interrupted if reply.is_kept => notes.push("stopped; the answer stays as it is".into()),
+            Finish::Interrupted => notes.push("stopped before the first word; the message was removed".into()),
+            Finish::Eos | Finish::Complete | Finish::Stop | Finish::Invalid => {}
+        }
+        notes
+    }
+
+    /// Returns the state of the conversation for programs.
+    pub fn state(&self) -> Value {
+        let engine = &self.session.engine;
+        let values = NAMES.iter().filter_map(|(name, _)| Some(((*name).to_string(), self.settings.get(name)?)));
+        let values: serde_json::Map<String, Value> = values
+            .map(|(name, text)| {
+                let number = serde_json::from_str::<Value>(&text).ok().filter(Value::is_number);
+                (name, number.unwrap_or(Value::String(text)))
+            })
+            .collect();
+        json!({
+            "model": self.session.name,
+            "architecture": engine.config().architecture,
+            "precision": engine.precision().to_string(),
+            "context": engine.context(),
+            "device": engine.device(),
+            "threads": engine.threads(),
+            "template": self.conversation.template().name,
+            "settings": values,
+        })
+    }
+
+    /// Prints the banner.
+    pub fn greet(&self, global: &Global) {
+        global.note(self.describe_model());
+        global.note(self.describe_sampling());
+        global.note("/help lists the commands; \"\"\" begins a text of several lines; Ctrl-D leaves");
+    }
+}
+
+/// Returns true if the conversation goes on after an error: the user can change what caused it.
+pub fn goes_on(error: &Error) -> bool {
+    match error.cause() {
+        Cause::Usage(_) | Cause::Corrupt(_) | Cause::Unsupported(_) => true,
+        // A file of /save or /load. An error of stdin or stdout names no file.
+        Cause::Io(_) => error.file().is_some_and(|file| file != "standard input"),
+        _ => false,
+    }
+}
+
+fn help() -> Vec<String> {
+    let row = |row: &iec::session::chat::command::Row| {
+        let call = format!("/{} {}", row.names[0], row.arguments);
+        let others: Vec<String> = row.names[1..].iter().map(|name| format!("/{name}")).collect();
+        let also = if others.is_empty() { String::new() } else { format!(" ({})", others.join(", ")) };
+        format!("{call:<28} {}{also}", row.about)
+    };
+    let keys = [
+        "//TEXT                       send a text that begins with a slash",
+        "\"\"\"TEXT\"\"\"                  a text of several lines; a backslash at the end of a line continues it",
+        "Ctrl-C                       stop the answer; at an empty prompt twice: leave",
+    ];
+    COMMANDS.iter().map(row).chain(keys.map(String::from)).collect()
+}
+
+/// Returns the beginning of a text in one line.
+fn beginning(text: &str) -> String {
+    let line: String = text.chars().map(|c| if c.is_whitespace() { ' ' } else { c }).take(60).collect();
+    if line.len() < text.len() { format!("{line}…") } else { line }
+}

@@ -1,0 +1,96 @@
+//! Conversation on a terminal.
+
+use super::editor::{Editor, Entry};
+use super::screen::{AnswerView, harmless};
+use super::talk::{Done, Question, Talk, goes_on};
+use crate::console;
+use crate::global::Global;
+use iec::error::{Error, Result};
+use iec::interrupt;
+use iec::session::chat::command::{Input, parse};
+
+/// Holds the conversation until the user leaves.
+///
+/// # Errors
+/// The terminal or the engine fails, or SIGTERM or SIGHUP arrives.
+pub fn hold(talk: &mut Talk, editor: &mut Editor, global: &Global) -> Result<()> {
+    let mut about_to_leave = false;
+    loop {
+        interrupt::take_interrupt();
+        let entry = editor.read()?;
+        if entry == Entry::Interrupted(true) && about_to_leave {
+            return Ok(());
+        }
+        about_to_leave = entry == Entry::Interrupted(true);
+        let input = match entry {
+            Entry::End => return Ok(()),
+            Entry::Interrupted(empty) => {
+                if empty {
+                    console::note("Ctrl-C once more, Ctrl-D or /exit leaves");
+                }
+                continue;
+            }
+            Entry::Quoted(text) => Ok(Input::Message(text)),
+            Entry::Line(text) => parse(&text),
+        };
+        let question = match input {
+            Ok(Input::Message(text)) if text.trim().is_empty() => continue,
+            Ok(Input::Message(text)) => Question::Message(text),
+            Ok(Input::Command(command)) => match talk.execute(command) {
+                Ok(Done::Exit) => return Ok(()),
+                Ok(Done::Regenerate) => Question::Again,
+                Ok(Done::Said(lines)) => {
+                    lines.iter().for_each(|line| console::note(harmless(line)));
+                    continue;
+                }
+                Err(e) => {
+                    report(e, global)?;
+                    continue;
+                }
+            },
+            Err(e) => {
+                report(e, global)?;
+                continue;
+            }
+        };
+        if let Err(e) = answer(talk, question, global) {
+            report(e, global)?;
+        }
+    }
+}
+
+/// Generates and shows an answer.
+///
+/// # Errors
+/// The same as those of [`Talk::answer`].
+pub fn answer(talk: &mut Talk, question: Question, global: &Global) -> Result<()> {
+    let mut view = AnswerView::new(talk.settings.think, global.colors(), global.quiet);
+    let reply = talk.answer(question, |part, text| view.show(part, text));
+    if reply.is_ok() || view.has_begun() {
+        view.finish()?;
+    }
+    let reply = reply?;
+    talk.notes(&reply).iter().for_each(|note| global.note(format_args!("note: {note}")));
+    if talk.settings.stats {
+        talk.last.iter().for_each(console::note);
+    }
+    Ok(())
+}
+
+/// Shows an error after which the conversation goes on, and returns all others.
+fn report(error: Error, global: &Global) -> Result<()> {
+    // An interrupt also ends the process that renders templates, with an error of its own.
+    if interrupt::take_interrupt() || error.is_sigint() {
+        console::note("note: stopped");
+        return Ok(());
+    }
+    if !goes_on(&error) {
+        return Err(error);
+    }
+    let (red, cyan, plain) = if global.colors() { ("\x1b[1;31m", "\x1b[36m", "\x1b[0m") } else { ("", "", "") };
+    console::note(format_args!("{red}error:{plain} {}", harmless(&error.to_string())));
+    if let Some(help) = error.help_text() {
+        console::note(format_args!("{cyan}help:{plain} {}", harmless(help)));
+    }
+    Ok(())
+}

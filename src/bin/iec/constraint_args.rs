@@ -1,0 +1,73 @@
+//! Options that constrain the generated text.
+
+use iec::error::{Context, Error, Result};
+use iec::files;
+use iec::runtime::constraint::{Constraint, ConstraintSource};
+use iec::session::Session;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Heading of these options in the help.
+const HEADING: &str = "Structured output (at most one of these options)";
+/// Largest file that is read; the library has lower limits for each kind.
+const FILE_LIMIT: u64 = 1 << 20;
+
+/// Options that constrain the generated text; at most one of them is given.
+#[derive(Debug, clap::Args)]
+#[group(multiple = false)]
+pub struct ConstraintArgs {
+    /// Generate JSON that is valid against a JSON schema (a file, or the schema itself if it begins
+    /// with `{`)
+    #[arg(help_heading = HEADING, long, value_name = "FILE|JSON")]
+    json_schema: Option<String>,
+    /// Generate a text of a grammar: a file in the Lark dialect of llguidance, with the first rule `start`
+    #[arg(help_heading = HEADING, long, value_name = "FILE")]
+    grammar: Option<PathBuf>,
+    /// Generate a text that a regular expression matches as a whole, such as '[0-9]{3}'
+    #[arg(help_heading = HEADING, long, value_name = "RE")]
+    regex: Option<String>,
+    /// Generate one of these texts: separated by commas, or the option repeated
+    #[arg(help_heading = HEADING, long, value_name = "TEXT", value_delimiter = ',')]
+    choice: Vec<String>,
+}
+
+impl ConstraintArgs {
+    /// Returns the files that are read.
+    pub fn files(&self) -> Vec<PathBuf> {
+        let schema = self.json_schema.as_ref().filter(|text| !is_inline(text));
+        schema.map(PathBuf::from).into_iter().chain(self.grammar.clone()).collect()
+    }
+
+    /// Reads the source of the constraint, if there is one.
+    pub fn source(&self) -> Result<Option<ConstraintSource>> {
+        Ok(Some(match self {
+            ConstraintArgs { json_schema: Some(text), .. } if is_inline(text) => {
+                ConstraintSource::JsonSchema(text.clone())
+            }
+            ConstraintArgs { json_schema: Some(path), .. } => ConstraintSource::JsonSchema(read(Path::new(path))?),
+            ConstraintArgs { grammar: Some(path), .. } => ConstraintSource::Grammar(read(path)?),
+            ConstraintArgs { regex: Some(pattern), .. } => ConstraintSource::Regex(pattern.clone()),
+            ConstraintArgs { choice, .. } if !choice.is_empty() => ConstraintSource::Choice(choice.clone()),
+            _ => return Ok(None),
+        }))
+    }
+
+    /// Compiles the constraint for a model, if there is one.
+    pub fn compile(&self, source: Option<&ConstraintSource>, session: &Session) -> Result<Option<Arc<Constraint>>> {
+        let compiled = source.map(|source| session.constraint(source)).transpose();
+        // The file explains an error of its content.
+        match self.files().first() {
+            Some(file) => compiled.at(file),
+            None => compiled,
+        }
+    }
+}
+
+fn is_inline(schema: &str) -> bool {
+    schema.trim_start().starts_with('{')
+}
+
+fn read(path: &Path) -> Result<String> {
+    let bytes = files::read_limited(path, FILE_LIMIT)?;
+    String::from_utf8(bytes).map_err(|e| Error::corrupt(format!("expected UTF-8: {e}")).at(path))
+}

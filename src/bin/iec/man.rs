@@ -1,0 +1,59 @@
+//! `iec man`: the manual as pages for `man`, made from the texts of `--help`.
+
+use crate::console;
+use crate::global::Global;
+use clap_mangen::Man;
+use iec::error::{Context, Result};
+use iec::output::{Inputs, Rules, Target, make_dir};
+use serde_json::json;
+use std::path::PathBuf;
+
+/// Arguments of `iec man`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  iec man | man -l -
+  iec man --out-dir ~/.local/share/man/man1
+  man iec-run
+
+Without --out-dir the page of the program itself is printed. With it, a page is written for every command.")]
+pub struct Args {
+    /// Directory for iec.1 and a page for each command; created if it is missing
+    #[arg(long, value_name = "DIR")]
+    out_dir: Option<PathBuf>,
+    /// Replace pages that are there
+    #[arg(long, requires = "out_dir")]
+    overwrite: bool,
+    /// Print the names of the files as JSON on stdout
+    #[arg(long, requires = "out_dir")]
+    pub json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: Args, global: &Global) -> Result<()> {
+    let mut parser = crate::parser();
+    parser.build();
+    let Some(dir) = &args.out_dir else { return console::print(String::from_utf8_lossy(&page(parser)?)) };
+    make_dir(dir)?;
+    let commands = parser.get_subcommands().filter(|command| !command.is_hide_set() && command.get_name() != "help");
+    let (inputs, mut targets) = (Inputs::default(), Vec::new());
+    for command in [&parser].into_iter().chain(commands) {
+        // Those of commands are like `iec-run`.
+        let name = command.get_display_name().unwrap_or(command.get_name());
+        let path = dir.join(format!("{name}.1"));
+        let rules = Rules { inputs: &inputs, overwrite: args.overwrite, stdout: false };
+        targets.push((Target::check(&path, rules)?, command.clone()));
+    }
+    let mut files = Vec::new();
+    for (target, command) in targets {
+        target.write(&page(command)?)?;
+        files.push(target.path().to_path_buf());
+    }
+    global.summarize(format_args!("{}: {} pages", dir.display(), files.len()), args.json, &json!({"files": files}))
+}
+
+/// Returns the page of a command in the language of `troff`.
+fn page(command: clap::Command) -> Result<Vec<u8>> {
+    let mut text = Vec::new();
+    Man::new(command).render(&mut text).at("manual page")?;
+    Ok(text)
+}

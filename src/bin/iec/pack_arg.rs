@@ -1,0 +1,38 @@
+//! The argument that names the pack a command works on.
+
+use iec::error::{Cause, Error, Result};
+use iec::files;
+use iec::iebin::JSON_NAME;
+use std::path::{Path, PathBuf};
+
+/// The pack: the first word after the command, or `--model-dir`.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct PackArg {
+    /// Directory of the pack [default: the current directory, if it holds a pack]
+    #[arg(value_name = "PACK", index = 1)]
+    pack: Option<PathBuf>,
+    /// Directory of the pack, as an option instead of the first word
+    #[arg(long, value_name = "DIR", env = "MODEL_DIR")]
+    model_dir: Option<PathBuf>,
+}
+
+impl PackArg {
+    /// Returns the directory of the pack.
+    ///
+    /// # Errors
+    /// None is named, and the current directory holds no pack.
+    pub fn dir(&self) -> Result<PathBuf> {
+        match first_named([&self.pack, &self.model_dir]) {
+            Some(dir) => Ok(dir.to_path_buf()),
+            None if files::exists(Path::new(JSON_NAME))? => Ok(PathBuf::from(".")),
+            None => Err(Error::new(Cause::Model(format!("no pack named, and no {JSON_NAME} in this directory")))
+                .help("name a pack after the command, or with --model-dir DIR or MODEL_DIR")),
+        }
+    }
+}
+
+/// Returns the path that the first word of a command, its option or the variable of the option names. The word is
+/// preferred to the variable; the parser refuses a word together with the option.
+pub fn first_named(given: [&Option<PathBuf>; 2]) -> Option<&Path> {
+    given.into_iter().flatten().find(|path| !path.as_os_str().is_empty()).map(PathBuf::as_path)
+}

@@ -1,0 +1,60 @@
+//! `iec run --plan`: the memory that a model needs, as a table or JSON.
+
+use crate::console;
+use iec::error::{Error, Result};
+use iec::report::table::Table;
+use iec::session::plan::MemoryPlan;
+use iec::units::human_bytes;
+
+/// Prints the plan on stdout.
+///
+/// # Errors
+/// The plan does not fit even if weights are read again and again (exit code 4), or stdout cannot be written to.
+pub fn print(plan: &MemoryPlan, json: bool) -> Result<()> {
+    if json {
+        console::print_json(plan)?;
+    } else {
+        console::print(format_args!("{}\n{}\n", table(plan), verdict(plan)))?;
+    }
+    match plan.fits_without_weights {
+        true => Ok(()),
+        false => Err(Error::refused("this model does not fit into the memory that is left").help(advice(plan))),
+    }
+}
+
+fn table(plan: &MemoryPlan) -> Table {
+    let (ctx, kv, batch) = (plan.ctx, &plan.kv, plan.batch);
+    let rows = [
+        ("weights, mapped".to_string(), plan.weights_mapped_bytes),
+        (format!("weights, converted for {}", plan.precision), plan.weights_owned_bytes),
+        (format!("keys and values: {batch} x {ctx} tokens in {kv}"), plan.kv_bytes),
+        ("buffers and logits".to_string(), plan.scratch_bytes),
+        ("program and tokenizer".to_string(), plan.process_bytes),
+        ("sum".to_string(), plan.total_bytes),
+    ];
+    let left = plan.left_bytes.map(|left| ("left on this machine or in this container".to_string(), left));
+    Table::of(
+        rows.into_iter().chain(left),
+        &[("memory", &|(what, _)| what.clone()), (">bytes", &|(_, n)| human_bytes(*n))],
+    )
+}
+
+fn verdict(plan: &MemoryPlan) -> String {
+    let verdict = match (plan.left_bytes, plan.fits, plan.fits_without_weights) {
+        (None, ..) => "the system does not say how much memory is left",
+        (_, true, _) => "it fits",
+        (_, _, true) => "it runs, but weights will be read from the disk again at every token",
+        _ => "it does not fit",
+    };
+    if plan.left_bytes.is_some() { format!("{verdict}; {}", advice(plan)) } else { verdict.into() }
+}
+
+/// Says what would fit.
+fn advice(plan: &MemoryPlan) -> String {
+    let MemoryPlan { largest_ctx, largest_ctx_int8, largest_batch, batch, .. } = plan;
+    if *largest_ctx_int8 == 0 {
+        return "no context fits beside the weights: use a pack with fewer bits per weight".into();
+    }
+    let int8 = if plan.kv == "int8" { String::new() } else { format!(" (--ctx {largest_ctx_int8} with --kv int8)") };
+    format!("largest context with --batch {batch}: --ctx {largest_ctx}{int8}; largest batch: {largest_batch}")
+}

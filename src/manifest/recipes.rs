@@ -1,0 +1,138 @@
+//! Recipes: manifests of rules that are part of the program, so that a model can be quantized without a file of rules.
+//!
+//! A recipe for any family names the matrices of attention, MLP and experts by their canonical names. One for a single
+//! model also names the matrices that measurements of this model have shown to be sensitive.
+
+use crate::error::{Error, Result};
+
+/// A manifest of rules with a name.
+#[derive(Debug, Clone, Copy)]
+pub struct Recipe {
+    /// Name on the command line, and of the file in `manifests/` without its extension.
+    pub name: &'static str,
+    /// Description in one line.
+    pub about: &'static str,
+    /// Bits per weight of most matrices.
+    pub bits: u32,
+    /// Manifest in JSON.
+    pub text: &'static str,
+}
+
+/// Creates a row of [`RECIPES`] from the file in `manifests/` with the name of the recipe.
+macro_rules! recipe {
+    ($name:literal, $bits:literal, $about:literal) => {
+        Recipe {
+            name: $name,
+            about: $about,
+            bits: $bits,
+            text: include_str!(concat!("../../manifests/", $name, ".json")),
+        }
+    };
+}
+
+/// All recipes. The first one with a number of bits is the recipe that this number stands for.
+pub static RECIPES: [Recipe; 12] = [
+    recipe!("int4", 4, "q4_0 for all matrices of the layers; embedding and output matrix as they are"),
+    recipe!("int4-head8", 4, "int4, and the output matrix in int8 with a scale per row"),
+    recipe!("nl4", 4, "IQ4_NL for all matrices of the layers: the size of int4, smaller error"),
+    recipe!("nl4-mixed", 4, "nl4; down projections in int5, values, embedding and output matrix in int6"),
+    recipe!("int5", 5, "int5 with a scale per 32 weights for all matrices of the layers"),
+    recipe!("int6", 6, "int6 with a scale per 32 weights for all matrices of the layers"),
+    recipe!("int8", 8, "int8 with a scale per row for all matrices of the layers"),
+    recipe!("tinyllama-1.1b", 4, "TinyLlama: int4, and the output matrix in int8"),
+    recipe!("llama-3", 4, "Llama 3: int4; first down projections in int8, values and embedding in int6"),
+    recipe!("qwen", 4, "Qwen2 and Qwen3: int4; keys and values in int8, embedding in int6"),
+    recipe!("qwen3-moe", 4, "Qwen3-MoE: experts in int4, attention in int8, embedding in int6"),
+    recipe!("gpt-oss-20b", 4, "gpt-oss: attention and output matrix in int4; experts stay in MXFP4"),
+];
+
+/// JSON Schema of manifests.
+pub const SCHEMA: &str = include_str!("../../manifests/q4_manifest.schema.json");
+
+/// Returns the recipe with this name.
+///
+/// # Errors
+/// There is none.
+pub fn named(name: &str) -> Result<&'static Recipe> {
+    RECIPES.iter().find(|recipe| recipe.name == name).ok_or_else(|| {
+        let names = RECIPES.map(|recipe| recipe.name).join(", ");
+        Error::usage(format!("recipe `{name}`: found no such recipe, expected one of {names}"))
+            .help("`iec recipes` describes them; `iec recipes NAME` prints one, to change it and give it to --q4-map")
+    })
+}
+
+/// Returns the recipe that a number of bits per weight stands for.
+///
+/// # Errors
+/// There is none.
+pub fn of_bits(bits: u32) -> Result<&'static Recipe> {
+    RECIPES.iter().find(|recipe| recipe.bits == bits).ok_or_else(|| {
+        Error::usage(format!("--bits: found {bits}, expected 4, 5, 6 or 8"))
+            .help("`iec recipes` lists other forms, for --recipe")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest::Manifest;
+    use crate::scheme::Granularity;
+    use std::path::Path;
+
+    const ATTENTION: &str = "model.layers.0.self_attn.q_proj.weight";
+    const EXPERTS: &str = "model.layers.11.mlp.experts.gate_up_proj";
+
+    fn bits(recipe: &Recipe, name: &str) -> Option<u32> {
+        let manifest = Manifest::parse(recipe.text.as_bytes(), Path::new("")).unwrap();
+        manifest.decide(name, &[64, 64]).unwrap().map(|decision| decision.quant.spec.scheme.bits())
+    }
+
+    #[test]
+    fn every_recipe_is_a_file_of_the_repository_and_the_reverse() {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests");
+        let files = std::fs::read_dir(dir).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
+        let mut files: Vec<String> = files
+            .filter_map(|name| name.strip_suffix(".json").map(String::from))
+            .filter(|name| !name.ends_with(".schema"))
+            .collect();
+        files.sort();
+        let mut names = RECIPES.map(|recipe| recipe.name.to_string());
+        names.sort();
+        assert_eq!(files, names);
+    }
+
+    #[test]
+    fn recipes_for_any_family_quantize_the_matrices_of_layers_and_no_router() {
+        for recipe in &RECIPES[..7] {
+            let has = |name: &str| bits(recipe, name);
+            assert_eq!((has(ATTENTION), has(EXPERTS)), (Some(recipe.bits), Some(recipe.bits)), "{}", recipe.name);
+            for name in
+                ["model.layers.0.mlp.router.weight", "model.layers.0.self_attn.q_proj.bias", "model.norm.weight"]
+            {
+                assert_eq!(has(name), None, "{}: {name}", recipe.name);
+            }
+        }
+        assert_eq!(bits(named("int4").unwrap(), "lm_head.weight"), None);
+        assert_eq!(bits(named("int4-head8").unwrap(), "lm_head.weight"), Some(8));
+        let mixed = named("nl4-mixed").unwrap();
+        for (name, expected) in [
+            ("model.layers.3.mlp.down_proj.weight", 5),
+            ("model.layers.3.mlp.experts.down_proj", 5),
+            ("model.layers.3.self_attn.v_proj.weight", 6),
+            ("model.embed_tokens.weight", 6),
+        ] {
+            assert_eq!(bits(mixed, name), Some(expected), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_number_of_bits_stands_for_the_plain_recipe() {
+        for (count, name) in [(4, "int4"), (5, "int5"), (6, "int6"), (8, "int8")] {
+            assert_eq!(of_bits(count).unwrap().name, name);
+        }
+        let int8 = Manifest::parse(of_bits(8).unwrap().text.as_bytes(), Path::new("")).unwrap();
+        assert_eq!(int8.decide(ATTENTION, &[64, 64]).unwrap().unwrap().quant.spec.granularity, Granularity::Row);
+        assert!(of_bits(3).is_err_and(|e| e.cause().exit_code() == 2));
+        assert!(named("int3").is_err_and(|e| e.to_string().contains("int4-head8")));
+    }
+}

@@ -1,0 +1,238 @@
+//! Constraints on generated text: a JSON schema, a grammar, a regular expression, or a list of texts to choose from.
+//!
+//! A [`Vocabulary`] holds the bytes of all tokens and is built once per model. [`Constraint::compile`] compiles a
+//! [`ConstraintSource`] for it; each text then has a [`ConstraintState`], which gives before every token the
+//! [`TokenMask`] of tokens that can continue the text. The crate `llguidance` compiles and matches: it runs an Earley
+//! parser over lexemes that are recognized by derivatives of regular expressions
+//! (<https://github.com/guidance-ai/llguidance>).
+//!
+//! Sources are untrusted. `schema` and `grammar` refuse what is too large or would be ignored, the parser has
+//! limits for its states and its work per token, and compilation runs on a thread with a deep stack.
+
+mod grammar;
+mod pattern;
+mod schema;
+mod vocabulary;
+
+use crate::error::{Error, Result};
+use crate::resources;
+use llguidance::Matcher;
+use llguidance::api::TopLevelGrammar;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+pub use vocabulary::Vocabulary;
+
+/// Bytes of stack of the thread that compiles: references of a schema and rules of a grammar are followed recursively,
+/// some thousand deep within the limits of [`schema`] and [`grammar`].
+const STACK: usize = 256 << 20;
+
+/// Description of the texts that may be generated.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ConstraintSource {
+    /// JSON that is valid against this JSON schema.
+    JsonSchema(String),
+    /// A text of this context-free grammar, in the dialect of Lark that `llguidance` reads.
+    Grammar(String),
+    /// A text that this regular expression (syntax of the crate `regex`) matches from its beginning to its end.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+}
+
+impl ConstraintSource {
+    /// Returns the name of the kind, as used in messages.
+    fn kind(&self) -> &'static str {
+        match self {
+            ConstraintSource::JsonSchema(_) => "JSON schema",
+            ConstraintSource::Grammar(_) => "grammar",
+            ConstraintSource::Regex(_) => "regular expression",
+            ConstraintSource::Choice(_) => "list of choices",
+        }
+    }
+
+    /// Checks the source against the limits and returns the grammar to compile.
+    fn checked(&self) -> Result<TopLevelGrammar> {
+        Ok(match self {
+            ConstraintSource::JsonSchema(text) => TopLevelGrammar::from_json_schema(schema::checked(text)?),
+            ConstraintSource::Grammar(text) => {
+                grammar::check(text)?;
+                TopLevelGrammar::from_lark(text.clone())
+            }
+            ConstraintSource::Regex(text) => {
+                pattern::check(text)?;
+                TopLevelGrammar::from_regex(text)
+            }
+            ConstraintSource::Choice(texts) => TopLevelGrammar::from_regex(&pattern::of_choices(texts)?),
+        })
+    }
+}
+
+/// A compiled constraint. It is compiled once and used for any number of texts.
+pub struct Constraint {
+    /// Matcher at the beginning of a text.
+    initial: Mutex<Matcher>,
+    vocabulary: Arc<Vocabulary>,
+}
+
+impl fmt::Debug for Constraint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Constraint").field("vocabulary", &self.vocabulary).finish_non_exhaustive()
+    }
+}
+
+impl Constraint {
+    /// Compiles a constraint for a vocabulary, on a thread with a deep stack.
+    ///
+    /// # Errors
+    /// The source is not valid, contains something that is not supported, or exceeds a limit.
+    pub fn compile(source: &ConstraintSource, vocabulary: &Arc<Vocabulary>) -> Result<Constraint> {
+        let (source, vocabulary) = (source.clone(), Arc::clone(vocabulary));
+        let compiler =
+            resources::spawn_deep("constraint", STACK, move || Constraint::compile_here(&source, &vocabulary))?;
+        compiler.join().unwrap_or_else(|_| Err(refused("constraint", "the compiler failed")))
+    }
+
+    /// Compiles a constraint as [`Constraint::compile`] does, on this thread. Its stack must hold the recursion of the
+    /// source; sources of a few kilobytes fit any stack.
+    ///
+    /// # Errors
+    /// The same as those of [`Constraint::compile`].
+    pub fn compile_here(source: &ConstraintSource, vocabulary: &Arc<Vocabulary>) -> Result<Constraint> {
+        let parser = vocabulary.factory().create_parser(source.checked()?);
+        let mut matcher = Matcher::new(parser);
+        // The first mask shows whether there is a first token, and its work is kept for all texts.
+        matcher.compute_mask().map_err(|e| refused(source.kind(), &reason(&e.to_string())))?;
+        Ok(Constraint { initial: Mutex::new(matcher), vocabulary: Arc::clone(vocabulary) })
+    }
+
+    /// Returns the state at the beginning of a text.
+    pub fn start(&self) -> ConstraintState {
+        let initial = self.initial.lock().unwrap_or_else(PoisonError::into_inner);
+        ConstraintState {
+            matcher: Box::new(initial.deep_clone()),
+            vocabulary: Arc::clone(&self.vocabulary),
+            at_start: true,
+        }
+    }
+}
+
+/// State of a constraint after the first tokens of a text.
+pub struct ConstraintState {
+    /// Boxed, because a state moves between threads for every token.
+    matcher: Box<Matcher>,
+    vocabulary: Arc<Vocabulary>,
+    /// True before the first token.
+    at_start: bool,
+}
+
+impl fmt::Debug for ConstraintState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConstraintState").field("at_start", &self.at_start).finish_non_exhaustive()
+    }
+}
+
+impl ConstraintState {
+    /// Computes which tokens can continue the text. This takes some ten microseconds, and a few milliseconds where
+    /// many lexemes are possible.
+    ///
+    /// # Errors
+    /// No token can continue the text, or the work for this token exceeds its limit.
+    pub fn mask(&mut self) -> Result<TokenMask> {
+        let set = self.matcher.compute_mask_or_eos().map_err(|e| failed(&reason(&e.to_string())))?;
+        let mut words = set.as_slice().to_vec();
+        let ends = set.is_allowed(self.vocabulary.end());
+        self.vocabulary.clear_end(&mut words);
+        if self.at_start {
+            self.vocabulary.allow_spaced(&mut words);
+        }
+        if !ends && words.iter().all(|word| *word == 0) {
+            return Err(failed("no token of the vocabulary continues the text"));
+        }
+        Ok(TokenMask { words, ends })
+    }
+
+    /// Adds a token that the mask allows.
+    ///
+    /// # Errors
+    /// The token cannot continue the text.
+    pub fn accept(&mut self, id: u32) -> Result<()> {
+        let id = if self.at_start { self.vocabulary.unspaced(id) } else { id };
+        self.at_start = false;
+        self.matcher.consume_token(id).map_err(|e| failed(&reason(&e.to_string())))
+    }
+
+    /// Returns true when the text is complete and no token can follow.
+    pub fn is_complete(&self) -> bool {
+        self.matcher.is_stopped()
+    }
+}
+
+/// Set of tokens that can continue a text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenMask {
+    /// One bit per token, 32 tokens per word.
+    words: Vec<u32>,
+    ends: bool,
+}
+
+impl TokenMask {
+    /// Returns true if the token can continue the text.
+    pub fn allows(&self, id: u32) -> bool {
+        self.words.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1)
+    }
+
+    /// Returns true if the text may end here.
+    pub fn ends(&self) -> bool {
+        self.ends
+    }
+
+    /// Writes `logits` to `masked`, with negative infinity for tokens that are not allowed. The tokens `eos`, which end
+    /// a text, are allowed exactly where the text may end.
+    pub fn apply(&self, logits: &[f32], eos: &[u32], masked: &mut Vec<f32>) {
+        masked.clear();
+        for (chunk, word) in logits.chunks(32).zip(&self.words) {
+            match *word {
+                0 => masked.extend(std::iter::repeat_n(f32::NEG_INFINITY, chunk.len())),
+                u32::MAX => masked.extend_from_slice(chunk),
+                word => masked.extend((0..).zip(chunk).map(|(bit, logit)| allowed(word >> bit & 1 == 1, *logit))),
+            }
+        }
+        masked.resize(logits.len(), f32::NEG_INFINITY);
+        for id in eos {
+            if let (Some(value), Some(logit)) = (masked.get_mut(*id as usize), logits.get(*id as usize)) {
+                *value = allowed(self.ends, *logit);
+            }
+        }
+    }
+}
+
+fn allowed(is_allowed: bool, logit: f32) -> f32 {
+    if is_allowed { logit } else { f32::NEG_INFINITY }
+}
+
+/// Returns the first line of a message of `llguidance`; further lines show its state.
+fn reason(message: &str) -> String {
+    let line = message.lines().next().unwrap_or_default();
+    match line.strip_prefix("panic: ") {
+        Some(_) => "the compiler failed".into(),
+        None => line.to_string(),
+    }
+}
+
+/// Returns the error for a source that cannot be compiled.
+fn refused(kind: &str, why: &str) -> Error {
+    if why.contains("oneOf constraints are not supported") {
+        return Error::unsupported("JSON schema: found `oneOf` whose alternatives may overlap").help(
+            "use `anyOf`, or give each alternative a required property with a `const` of its own, so that they differ",
+        );
+    }
+    Error::unsupported(format!("{kind}: {why}")).help("docs/guide/structured-output.md lists what is supported")
+}
+
+/// Returns the error for a constraint that fails while a text is generated.
+fn failed(why: &str) -> Error {
+    Error::unsupported(format!("the constraint cannot go on: {why}")).help("use a simpler schema, grammar or pattern")
+}
+
+#[cfg(test)]
+mod tests;

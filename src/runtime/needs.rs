@@ -1,0 +1,72 @@
+//! Memory that a model needs on the CPU, computed before anything is loaded, by the functions that allocate it later.
+
+use super::kv::{KvLayout, KvType};
+use super::open::{Choice, EngineOptions};
+use super::precision::Precision;
+use super::weights::HeldBytes;
+use crate::error::Result;
+use crate::iebin::IebinReader;
+use crate::model_config::{Mlp, ModelConfig};
+
+/// Memory of a model with given options.
+#[derive(Debug)]
+pub struct Needs {
+    /// Number types.
+    pub precision: Precision,
+    /// Length in tokens of the longest sequence.
+    pub context: usize,
+    /// Type of cached keys and values.
+    pub kv: KvType,
+    /// Bytes of the weights.
+    pub weights: HeldBytes,
+    config: ModelConfig,
+    prefill_chunk: usize,
+    kv_layout: KvLayout,
+}
+
+impl Needs {
+    /// Computes the memory that the model of a pack needs with these options. No weight is read.
+    ///
+    /// # Errors
+    /// The options do not suit the pack, as for [`super::Engine::open`].
+    pub fn of(reader: &IebinReader, options: &EngineOptions) -> Result<Needs> {
+        let Choice { config, precision, context, kv_layout, convert } = Choice::new(reader, options)?;
+        Ok(Needs {
+            precision,
+            context,
+            kv: kv_layout.kind,
+            weights: HeldBytes::of(reader, &config, convert)?,
+            prefill_chunk: options.prefill_chunk.max(1),
+            config,
+            kv_layout,
+        })
+    }
+
+    /// Returns the largest context of the model.
+    pub fn max_context(&self) -> usize {
+        self.config.max_context
+    }
+
+    /// Returns the bytes of the KV cache of one sequence of `tokens` tokens with elements of type `kind`.
+    pub fn kv_bytes(&self, kind: KvType, tokens: usize) -> u64 {
+        KvLayout { kind, ..self.kv_layout }.bytes(tokens)
+    }
+
+    /// Returns the bytes of the buffers of a step and of the logits of `sequences` sequences.
+    pub fn scratch_bytes(&self, sequences: usize) -> u64 {
+        let rows = self.prefill_chunk.min(self.context).max(sequences);
+        scratch_bytes(&self.config, rows) + (2 * size_of::<f32>() * self.config.vocab * sequences) as u64
+    }
+}
+
+/// Returns the bytes of the buffers for `rows` rows of a step: the residual stream, normalized inputs, queries, keys,
+/// values and the results of attention and MLP.
+pub(super) fn scratch_bytes(c: &ModelConfig, rows: usize) -> u64 {
+    let (q, kv) = (c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim);
+    let mlp = |mlp: Mlp| match mlp {
+        Mlp::Dense { intermediate, .. } => 4 * intermediate,
+        Mlp::Moe { top_k, intermediate, .. } => top_k * (4 * intermediate + c.hidden),
+    };
+    let mlp = c.mlps().map(mlp).max().unwrap_or(0);
+    (size_of::<f32>() * (4 * c.hidden + 3 * q + 2 * kv + mlp) * rows) as u64
+}

@@ -1,0 +1,263 @@
+//! Conversation with a model: history, templates, and answers that reuse the KV cache of earlier turns.
+//!
+//! The whole history is rendered with the chat template for each turn; the tokens at its beginning that equal those of
+//! the turn before are not computed again. If prompt and answer would not fit the context, the oldest turns are left
+//! out of the prompt, and the caller learns how many. The system text always stays.
+
+pub mod command;
+pub mod defaults;
+pub mod history;
+pub mod parts;
+pub mod settings;
+pub mod templates;
+
+use super::{GenerateOptions, Session};
+use crate::error::{Error, Result};
+use crate::runtime::generate::{CachedPrefix, Completion, Finish, Request};
+pub use history::{Answer, History, Turn};
+pub use parts::Part;
+use parts::Parts;
+use settings::Settings;
+use std::path::Path;
+pub use templates::{Template, TemplateChoice};
+
+/// Part of the context that is kept free for an answer, as a divisor of its length.
+const RESERVED_PART: usize = 4;
+/// Largest number of tokens that are kept free for an answer.
+const MOST_RESERVED: usize = 1024;
+
+/// Conversation with the KV cache of the part that the model has already read.
+#[derive(Debug)]
+pub struct Conversation {
+    template: Template,
+    history: History,
+    /// Oldest turns that no longer fit the context.
+    skipped: usize,
+    prefix: Option<CachedPrefix>,
+    /// Number of answers generated, which is added to the seed.
+    answers: u64,
+}
+
+/// An answer that was generated, with its measurements.
+#[derive(Debug)]
+pub struct Reply {
+    /// Tokens, times and the reason why the answer ended.
+    pub completion: Completion,
+    /// Turns that no longer fit the context since this answer.
+    pub newly_skipped: usize,
+    /// False if the answer was interrupted before its first text; its message is then removed from the history.
+    pub is_kept: bool,
+}
+
+impl Conversation {
+    /// Creates an empty conversation.
+    pub fn new(template: Template, system: Option<String>) -> Conversation {
+        let history = History { system, turns: Vec::new() };
+        Conversation { template, history, skipped: 0, prefix: None, answers: 0 }
+    }
+
+    /// Returns the history.
+    pub fn history(&self) -> &History {
+        &self.history
+    }
+
+    /// Returns the template.
+    pub fn template(&self) -> &Template {
+        &self.template
+    }
+
+    /// Returns the number of oldest turns that no longer fit the context.
+    pub fn skipped(&self) -> usize {
+        self.skipped
+    }
+
+    /// Replaces the history.
+    pub fn load(&mut self, history: History) {
+        (self.history, self.skipped) = (history, 0);
+    }
+
+    /// Removes all turns. The system text stays.
+    pub fn clear(&mut self) {
+        self.history.turns.clear();
+        self.skipped = 0;
+    }
+
+    /// Sets or removes the system text.
+    pub fn set_system(&mut self, text: Option<String>) {
+        self.history.system = text;
+    }
+
+    /// Removes the last turn, and returns its message; `None` if there is none.
+    pub fn undo(&mut self) -> Option<String> {
+        let turn = self.history.turns.pop()?;
+        self.skipped = 0;
+        Some(turn.message)
+    }
+
+    /// Generates the answer to a message; `sink` is called with each piece of text as it is generated. If generation
+    /// fails, or is interrupted before the first text, the history stays as it was.
+    ///
+    /// # Errors
+    /// The message does not fit the context, and the errors of [`Session::encode_chats`] and [`Session::generate`].
+    pub fn answer(
+        &mut self,
+        message: impl Into<String>,
+        session: &mut Session,
+        settings: &Settings,
+        options: &ChatOptions,
+        sink: impl FnMut(Part, &str) -> Result<()>,
+    ) -> Result<Reply> {
+        self.history.turns.push(Turn { message: message.into(), answer: None });
+        let reply = self.next_answer(session, settings, options, sink);
+        if !matches!(&reply, Ok(reply) if reply.is_kept) {
+            self.history.turns.pop();
+            self.skipped = self.skipped.min(self.history.turns.len());
+        }
+        reply
+    }
+
+    /// Generates another answer to the last message. If that fails, the former answer stays.
+    ///
+    /// # Errors
+    /// There is no message, and the errors of [`Conversation::answer`].
+    pub fn regenerate(
+        &mut self,
+        session: &mut Session,
+        settings: &Settings,
+        options: &ChatOptions,
+        sink: impl FnMut(Part, &str) -> Result<()>,
+    ) -> Result<Reply> {
+        let Some(last) = self.history.turns.last_mut() else {
+            return Err(Error::usage("there is no message to answer again"));
+        };
+        let former = last.answer.take();
+        let reply = self.next_answer(session, settings, options, sink);
+        if !matches!(&reply, Ok(reply) if reply.is_kept) {
+            self.history.turns.last_mut().expect("there was one").answer = former;
+        }
+        reply
+    }
+
+    /// Counts the tokens of the prompt for the next turn, without a new message.
+    ///
+    /// # Errors
+    /// The same as those of [`Session::encode_chats`].
+    pub fn prompt_tokens(&self, session: &Session) -> Result<usize> {
+        let messages = self.history.messages(self.skipped);
+        if messages.is_empty() {
+            return Ok(0);
+        }
+        Ok(session.encode_chats(&self.template.template, &[messages])?.concat().len())
+    }
+
+    /// Generates the answer to the last turn and adds it to the history.
+    fn next_answer(
+        &mut self,
+        session: &mut Session,
+        settings: &Settings,
+        options: &ChatOptions,
+        mut sink: impl FnMut(Part, &str) -> Result<()>,
+    ) -> Result<Reply> {
+        let (ids, skipped) = self.fitting_prompt(session, settings.max_new)?;
+        let newly_skipped = skipped - self.skipped;
+        self.skipped = skipped;
+        let (mut stop_tokens, mut stop) = self.template.ends(session)?;
+        if options.ignore_eos {
+            (stop_tokens, stop) = (Vec::new(), Vec::new());
+        }
+        stop.extend(options.stop.iter().cloned());
+        let mut sampling = settings.sampling.clone();
+        sampling.seed = sampling.seed.wrapping_add(self.answers);
+        self.answers += 1;
+        let generate = GenerateOptions {
+            batch: 1,
+            keep_prefixes: true,
+            keep_interrupted: options.keep_interrupted,
+            stop_tokens,
+            ignore_eos: options.ignore_eos,
+            show_special: options.show_special,
+            ..GenerateOptions::default()
+        };
+        let mut parts = Parts::new(session.tokenizer()?, &ids);
+        let mut answer = Answer::default();
+        let mut keep = |part: Part, text: &str| {
+            match part {
+                Part::Answer => answer.text.push_str(text),
+                Part::Reasoning => answer.reasoning.push_str(text),
+                Part::Header => {}
+            }
+            sink(part, text)
+        };
+        let max_new = settings.max_new.unwrap_or(usize::MAX);
+        let request = Request { max_new, sampling, stop, prefix: self.prefix.take(), ..session.request(ids) };
+        let mut shown = 0;
+        let generation = session.generate(vec![request], &generate, |event| {
+            shown += event.text.len();
+            parts.push(event.id, event.text, &mut keep)
+        })?;
+        let mut completion = generation.outcome.completions.into_iter().next().expect("one completion per request");
+        self.prefix = completion.prefix.take();
+        // The text that was held back when an interrupt came has no event.
+        let id = completion.ids.last().copied().unwrap_or(0);
+        parts.push(id, completion.text.get(shown..).unwrap_or_default(), &mut keep)?;
+        parts.finish(&mut keep)?;
+        let interrupted = completion.finish == Finish::Interrupted;
+        let is_kept = !(interrupted && answer.text.is_empty() && answer.reasoning.is_empty());
+        if is_kept {
+            answer.cut = Some(completion.finish)
+                .filter(|finish| !matches!(finish, Finish::Eos | Finish::Complete | Finish::Stop));
+            self.history.turns.last_mut().expect("the turn that is answered").answer = Some(answer);
+        }
+        Ok(Reply { completion, newly_skipped, is_kept })
+    }
+
+    /// Returns the tokens of the longest prompt that leaves room for an answer, and the number of oldest turns that it
+    /// leaves out. The last turn is never left out.
+    fn fitting_prompt(&self, session: &Session, max_new: Option<usize>) -> Result<(Vec<u32>, usize)> {
+        let context = session.engine.context();
+        let reserved = (context / RESERVED_PART).min(MOST_RESERVED).min(max_new.unwrap_or(usize::MAX));
+        let longest = session.tokenizer()?.longest_prompt(context);
+        let last = self.history.turns.len().saturating_sub(1);
+        for skipped in self.skipped.min(last)..=last {
+            let messages = self.history.messages(skipped);
+            // Texts of so many bytes have more tokens than the context.
+            let bytes: usize = messages.iter().map(|message| message.content.len()).sum();
+            if bytes <= longest {
+                let ids = session.encode_chats(&self.template.template, &[messages])?.concat();
+                if ids.len() + reserved <= context || (skipped == last && ids.len() <= context) {
+                    return Ok((ids, skipped));
+                }
+                if skipped == last {
+                    return Err(too_long(&format!("{} tokens", ids.len()), context));
+                }
+            }
+        }
+        Err(too_long(&format!("more than {longest} bytes"), context))
+    }
+
+    /// Writes the conversation to a file.
+    ///
+    /// # Errors
+    /// The same as those of [`History::save`].
+    pub fn save(&self, path: &Path, session: &Session, overwrite: bool, inputs: &crate::output::Inputs) -> Result<()> {
+        self.history.save(path, &session.name, overwrite, inputs)
+    }
+}
+
+/// Options that stay the same for all answers.
+#[derive(Debug, Clone, Default)]
+pub struct ChatOptions {
+    /// Texts that end an answer.
+    pub stop: Vec<String>,
+    /// Do not end an answer at the end tokens of the model and the template.
+    pub ignore_eos: bool,
+    /// Show special tokens in the text.
+    pub show_special: bool,
+    /// Let an interrupt (SIGINT) end the answer where it is instead of failing.
+    pub keep_interrupted: bool,
+}
+
+fn too_long(found: &str, context: usize) -> Error {
+    Error::usage(format!("the message and the system text have {found}, expected at most {context} tokens of context"))
+        .help("shorten the message, or raise --ctx up to the context length of the model")
+}

@@ -1,0 +1,146 @@
+//! Memory plan of a session: what a model needs, what the machine or the container has left, and what would fit.
+
+use super::memory::peak_bytes;
+use super::{SessionOptions, Speculation};
+use crate::error::{Error, Result};
+use crate::resources::memory_left;
+use crate::runtime::KvType;
+use crate::runtime::device::Devices;
+use crate::runtime::kv::PAGE;
+use crate::runtime::needs::Needs;
+use serde::Serialize;
+use std::path::Path;
+
+/// Memory that a session needs, in bytes.
+#[derive(Debug, Clone, Serialize)]
+pub struct MemoryPlan {
+    /// Precision of the computation.
+    pub precision: String,
+    /// Type of cached keys and values.
+    pub kv: String,
+    /// Longest sequence in tokens.
+    pub ctx: usize,
+    /// Number of sequences that are decoded together.
+    pub batch: usize,
+    /// Weights that are read from the mapped file; the system can drop them and read them again.
+    pub weights_mapped_bytes: u64,
+    /// Weights that are converted or rebuilt and stay in memory.
+    pub weights_owned_bytes: u64,
+    /// KV cache of all sequences at full length.
+    pub kv_bytes: u64,
+    /// Buffers of a step, and logits.
+    pub scratch_bytes: u64,
+    /// Peak memory of this process when the plan was made: the program and the tokenizer.
+    pub process_bytes: u64,
+    /// Sum of all of them.
+    pub total_bytes: u64,
+    /// Memory that the machine or the container has left; absent where the system does not say.
+    pub left_bytes: Option<u64>,
+    /// True if everything fits.
+    pub fits: bool,
+    /// True if everything but the mapped weights fits. The model then runs, and reads weights from the disk again at
+    /// every token.
+    pub fits_without_weights: bool,
+    /// Largest context that fits, with the chosen type of keys and values; 0 if none does.
+    pub largest_ctx: usize,
+    /// Largest context that fits with an int8 KV cache.
+    pub largest_ctx_int8: usize,
+    /// Largest number of sequences of this context that fit.
+    pub largest_batch: usize,
+}
+
+/// Largest batch that a plan proposes.
+const MOST_SEQUENCES: u64 = 1 << 16;
+
+impl SessionOptions {
+    /// Plans the memory of a session with `batch` sequences for the pack at `path`. The description and the tokenizer
+    /// are read, but no weight.
+    ///
+    /// # Errors
+    /// There is no valid pack, the options do not suit it, or they name a GPU or a draft model, whose memory is not
+    /// planned.
+    pub fn plan(&self, path: &Path, batch: usize) -> Result<MemoryPlan> {
+        if matches!(self.engine.offload.devices, Devices::Cuda(_)) {
+            return Err(Error::engine("a memory plan is made for the CPU only")
+                .help("leave --device cuda out; `iec devices` shows the memory of GPUs"));
+        }
+        if matches!(self.speculation, Speculation::Draft(_)) {
+            return Err(Error::usage("a memory plan does not include a draft model").help("plan each pack alone"));
+        }
+        let needs = Needs::of(&self.open_pack(path)?, &self.engine)?;
+        // It is part of the memory of the process.
+        let _tokenizer = self.open_tokenizer(path).ok();
+        Ok(MemoryPlan::new(&needs, batch.max(1), peak_bytes().unwrap_or(0), memory_left()))
+    }
+}
+
+impl MemoryPlan {
+    fn new(needs: &Needs, batch: usize, process_bytes: u64, left_bytes: Option<u64>) -> MemoryPlan {
+        let kv_bytes = needs.kv_bytes(needs.kv, needs.context).saturating_mul(batch as u64);
+        let scratch_bytes = needs.scratch_bytes(batch);
+        // What the process has already is not taken from what is left.
+        let fixed = needs.weights.owned.saturating_add(scratch_bytes);
+        let new = fixed.saturating_add(kv_bytes);
+        let left = left_bytes.unwrap_or(u64::MAX);
+        let room = left.saturating_sub(fixed).saturating_sub(needs.weights.mapped);
+        MemoryPlan {
+            precision: needs.precision.to_string(),
+            kv: needs.kv.to_string(),
+            ctx: needs.context,
+            batch,
+            weights_mapped_bytes: needs.weights.mapped,
+            weights_owned_bytes: needs.weights.owned,
+            kv_bytes,
+            scratch_bytes,
+            process_bytes,
+            total_bytes: new.saturating_add(needs.weights.mapped).saturating_add(process_bytes),
+            left_bytes,
+            fits: new.saturating_add(needs.weights.mapped) <= left,
+            fits_without_weights: new <= left,
+            largest_ctx: largest_context(needs, needs.kv, room / batch as u64),
+            largest_ctx_int8: largest_context(needs, KvType::Int8, room / batch as u64),
+            largest_batch: (room / needs.kv_bytes(needs.kv, needs.context).max(1)).min(MOST_SEQUENCES) as usize,
+        }
+    }
+}
+
+/// Returns the largest context of the model, in whole pages unless it is that of the model, whose keys and values take
+/// at most `room` bytes.
+fn largest_context(needs: &Needs, kind: KvType, room: u64) -> usize {
+    let pages = room / needs.kv_bytes(kind, PAGE).max(1);
+    (pages.saturating_mul(PAGE as u64)).min(needs.max_context() as u64) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::convert::pack::{PackOptions, pack};
+    use crate::runtime::EngineOptions;
+
+    fn needs(context: usize) -> Needs {
+        let dir = tempfile::tempdir().unwrap();
+        let hf_dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories260k");
+        pack(&PackOptions { hf_dir, out_dir: dir.path().into(), ..PackOptions::default() }).unwrap();
+        let reader = crate::iebin::IebinReader::open(dir.path()).unwrap();
+        Needs::of(&reader, &EngineOptions { context: Some(context), ..EngineOptions::default() }).unwrap()
+    }
+
+    #[test]
+    fn what_fits_grows_with_the_memory_that_is_left_and_is_tight() {
+        let needs = needs(512);
+        let plan = |batch, left| MemoryPlan::new(&needs, batch, 1 << 20, Some(left));
+        let roomy = plan(1, 1 << 40);
+        assert!(roomy.fits && roomy.largest_ctx == 512 && roomy.largest_batch > 1000, "{roomy:?}");
+        let exact = roomy.total_bytes - roomy.process_bytes;
+        assert!(plan(1, exact).fits && plan(1, exact).largest_batch == 1);
+        let less = plan(1, exact - 1);
+        assert!(!less.fits && less.fits_without_weights, "{less:?}");
+        assert_eq!((less.largest_ctx, less.largest_batch), (384, 0), "{less:?}");
+        assert_eq!(less.largest_ctx_int8, 512, "{less:?}");
+        let none = plan(1, 0);
+        assert!(!none.fits_without_weights && none.largest_ctx == 0 && none.largest_batch == 0, "{none:?}");
+        assert!(plan(8, 1 << 40).kv_bytes == 8 * roomy.kv_bytes);
+        let unknown = MemoryPlan::new(&needs, 1, 0, None);
+        assert!(unknown.fits && unknown.left_bytes.is_none());
+    }
+}
