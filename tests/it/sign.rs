@@ -81,7 +81,9 @@ fn a_new_key_is_readable_by_its_owner_only_and_checks_its_signatures() {
     iec().args(["sign", "--new-key"]).arg(&key).assert().success();
     assert_eq!(key.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     let before = files(home.path());
-    iec().args(["sign", "--new-key"]).arg(&key).assert().code(2);
+    let again = iec().args(["sign", "--new-key"]).arg(&key).assert().code(2);
+    assert!(String::from_utf8_lossy(&again.get_output().stderr).contains("a key is never replaced"));
+    iec().args(["sign", "--overwrite", "--new-key"]).arg(&key).assert().code(2);
     assert!(files(home.path()) == before);
     // The rerun after a kill between the two files.
     let public = home.path().join("maker.pem.pub");

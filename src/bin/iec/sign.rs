@@ -3,6 +3,7 @@
 use crate::global::Global;
 use crate::pack_arg::PackArg;
 use iec::error::{Context, Error, Result};
+use iec::files;
 use iec::iebin;
 use iec::output::{Inputs, Rules, Target};
 use iec::session::dedup::DedupOptions;
@@ -32,11 +33,12 @@ pub struct Args {
     /// Signature file to write [default: model.sig in the directory of the pack]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Replace the signature or key file if it is there
+    /// Replace the signature file if it is there
     #[arg(long)]
     overwrite: bool,
-    /// Make a new Ed25519 key: the private key in FILE, readable only by its owner, and the public key in FILE.pub
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["key", "out"])]
+    /// Make a new Ed25519 key: the private key in FILE, readable only by its owner, and the public key in FILE.pub. A
+    /// key that is there is never replaced
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["key", "out", "overwrite"])]
     new_key: Option<PathBuf>,
     /// Print a summary as JSON on stdout
     #[arg(long)]
@@ -62,15 +64,19 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     global.summarize(words, args.json, &json!({"out": out, "signature": signature}))
 }
 
-/// Makes a key. If only the private file exists, an earlier run was interrupted, and its public file is written.
+/// Makes a key. If only the private file exists, an earlier run was interrupted, and its public file is written. Existing
+/// keys are never replaced: two files cannot change at the same moment, and the signatures of a lost key are worthless.
 fn new_key(path: &Path, args: &Args, global: &Global) -> Result<()> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".pub");
     let beside = PathBuf::from(beside);
-    let rules = Rules { inputs: &Inputs::default(), overwrite: args.overwrite, stdout: false };
+    if files::exists(&beside)? {
+        return Err(Error::usage("exists already").at(&beside).help("choose another name; a key is never replaced"));
+    }
+    let rules = Rules { inputs: &Inputs::default(), overwrite: false, stdout: false };
     let public = Target::check(&beside, rules)?;
     let key = match path.symlink_metadata() {
-        Ok(found) if found.is_file() && !args.overwrite => PrivateKey::open(path)?,
+        Ok(found) if found.is_file() => PrivateKey::open(path)?,
         _ => write_key(path, &Target::check(path, rules)?)?,
     };
     public.write(key.public().to_pem().as_bytes())?;
