@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks answers against their JSON schemas with the Python package `jsonschema`, which shares no code with iec.
+"""Checks answers against their JSON schemas with the Python package `jsonschema`, which shares no code with iec
+(`pip install 'jsonschema[format-nongpl]'`).
 
     scripts/check-schemas.py FILE...
 
@@ -10,7 +11,6 @@ such a file to target/tmp/schemas.jsonl. Exit code 1 if an answer is not valid.
 import json
 import sys
 
-from jsonschema import FormatChecker
 from jsonschema.validators import validator_for
 
 
@@ -22,7 +22,7 @@ def problem(schema, answer):
         value = json.loads(answer)
     except ValueError as e:
         return f"not JSON: {e}"
-    error = next(kind(schema, format_checker=FormatChecker()).iter_errors(value), None)
+    error = next(kind(schema, format_checker=kind.FORMAT_CHECKER).iter_errors(value), None)
     return error and error.message
 
 
