@@ -12,6 +12,7 @@ pub mod metrics;
 pub mod models;
 pub mod plan;
 pub mod prompts;
+pub mod request;
 pub mod sampling;
 pub mod template;
 pub mod trace;
@@ -243,12 +244,21 @@ impl Session {
     /// The template fails, refuses a conversation, or exceeds the limits of memory and time for templates.
     pub fn encode_chats(&self, template: &ChatTemplate, conversations: &[Vec<Message>]) -> Result<Vec<Vec<u32>>> {
         let tokenizer = self.tokenizer()?;
-        let longest = tokenizer.longest_prompt(self.engine.context());
-        let texts = match &self.template_process {
-            Some(process) => process.render(template, conversations, longest)?,
-            None => conversations.iter().map(|messages| template.render(messages, longest)).collect::<Result<_>>()?,
-        };
+        let texts = self.render_chats(template, conversations, tokenizer.longest_prompt(self.engine.context()))?;
         texts.iter().map(|text| tokenizer.encode_plain(text)).collect()
+    }
+
+    /// Renders conversations as prompts of at most `longest` bytes each.
+    fn render_chats(
+        &self,
+        template: &ChatTemplate,
+        conversations: &[Vec<Message>],
+        longest: usize,
+    ) -> Result<Vec<String>> {
+        match &self.template_process {
+            Some(process) => process.render(template, conversations, longest),
+            None => conversations.iter().map(|messages| template.render(messages, longest)).collect(),
+        }
     }
 
     /// Encodes a prompt, with the special tokens that the tokenizer adds.
@@ -256,6 +266,11 @@ impl Session {
     /// # Errors
     /// The pack has no tokenizer, or the text is so long that it has more tokens than the context.
     pub fn encode(&self, prompt: &str) -> Result<Vec<u32>> {
+        self.encode_limited(prompt, true)
+    }
+
+    /// Encodes a prompt, with or without the special tokens that the tokenizer adds.
+    fn encode_limited(&self, prompt: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
         let (tokenizer, context) = (self.tokenizer()?, self.engine.context());
         let longest = tokenizer.longest_prompt(context);
         if prompt.len() > longest {
@@ -266,7 +281,7 @@ impl Session {
             return Err(Error::usage(found)
                 .help("shorten the prompt, or raise --ctx if it is below the context length of the model"));
         }
-        tokenizer.encode(prompt)
+        if add_special_tokens { tokenizer.encode(prompt) } else { tokenizer.encode_plain(prompt) }
     }
 
     /// Returns the token that ends a turn of a conversation, if the template names one.

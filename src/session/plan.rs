@@ -16,8 +16,10 @@ use std::path::Path;
 pub struct MemoryPlan {
     /// Precision of the computation.
     pub precision: String,
-    /// Type of cached keys and values.
+    /// Element type of the KV cache.
     pub kv: String,
+    /// Device of the plan: always `cpu`.
+    pub device: &'static str,
     /// Longest sequence in tokens.
     pub ctx: usize,
     /// Number of sequences that are decoded together.
@@ -41,7 +43,7 @@ pub struct MemoryPlan {
     /// True if everything but the mapped weights fits. The model then runs, and reads weights from the disk again at
     /// every token.
     pub fits_without_weights: bool,
-    /// Largest context that fits, with the chosen type of keys and values; 0 if none does.
+    /// Largest context that fits, with the chosen type of the KV cache; 0 if none does.
     pub largest_ctx: usize,
     /// Largest context that fits with an int8 KV cache.
     pub largest_ctx_int8: usize,
@@ -77,15 +79,26 @@ impl SessionOptions {
 impl MemoryPlan {
     fn new(needs: &Needs, batch: usize, process_bytes: u64, left_bytes: Option<u64>) -> MemoryPlan {
         let kv_bytes = needs.kv_bytes(needs.kv, needs.context).saturating_mul(batch as u64);
-        let scratch_bytes = needs.scratch_bytes(batch);
-        // What the process has already is not taken from what is left.
+        let scratch_bytes = needs.scratch_bytes(needs.context, batch);
+        // Memory that the process already holds is not part of `left_bytes`.
         let fixed = needs.weights.owned.saturating_add(scratch_bytes);
         let new = fixed.saturating_add(kv_bytes);
         let left = left_bytes.unwrap_or(u64::MAX);
-        let room = left.saturating_sub(fixed).saturating_sub(needs.weights.mapped);
+        let room = left.saturating_sub(needs.weights.owned).saturating_sub(needs.weights.mapped);
+        let fits = |kind: KvType, context: usize, batch: u64| {
+            let kv = needs.kv_bytes(kind, context).saturating_mul(batch);
+            kv.saturating_add(needs.scratch_bytes(context, batch as usize)) <= room
+        };
+        // Whole pages, unless the context is that of the model.
+        let largest_ctx = |kind: KvType| {
+            let pages = needs.max_context().div_ceil(PAGE) as u64;
+            let most = largest(pages, |pages| fits(kind, tokens(pages, needs), batch as u64));
+            tokens(most, needs)
+        };
         MemoryPlan {
             precision: needs.precision.to_string(),
             kv: needs.kv.to_string(),
+            device: "cpu",
             ctx: needs.context,
             batch,
             weights_mapped_bytes: needs.weights.mapped,
@@ -97,18 +110,30 @@ impl MemoryPlan {
             left_bytes,
             fits: new.saturating_add(needs.weights.mapped) <= left,
             fits_without_weights: new <= left,
-            largest_ctx: largest_context(needs, needs.kv, room / batch as u64),
-            largest_ctx_int8: largest_context(needs, KvType::Int8, room / batch as u64),
-            largest_batch: (room / needs.kv_bytes(needs.kv, needs.context).max(1)).min(MOST_SEQUENCES) as usize,
+            largest_ctx: largest_ctx(needs.kv),
+            largest_ctx_int8: largest_ctx(KvType::Int8),
+            largest_batch: largest(MOST_SEQUENCES, |batch| fits(needs.kv, needs.context, batch)) as usize,
         }
     }
 }
 
-/// Returns the largest context of the model, in whole pages unless it is that of the model, whose keys and values take
-/// at most `room` bytes.
-fn largest_context(needs: &Needs, kind: KvType, room: u64) -> usize {
-    let pages = room / needs.kv_bytes(kind, PAGE).max(1);
-    (pages.saturating_mul(PAGE as u64)).min(needs.max_context() as u64) as usize
+/// Returns the tokens of a number of pages, at most the context of the model.
+fn tokens(pages: u64, needs: &Needs) -> usize {
+    pages.saturating_mul(PAGE as u64).min(needs.max_context() as u64) as usize
+}
+
+/// Returns the largest number up to `most` that fits; 0 if none does. If a number fits, so do all smaller ones.
+fn largest(most: u64, fits: impl Fn(u64) -> bool) -> u64 {
+    let (mut low, mut high) = (0, most);
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        if fits(middle) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    low
 }
 
 #[cfg(test)]
@@ -140,6 +165,13 @@ mod tests {
         let none = plan(1, 0);
         assert!(!none.fits_without_weights && none.largest_ctx == 0 && none.largest_batch == 0, "{none:?}");
         assert!(plan(8, 1 << 40).kv_bytes == 8 * roomy.kv_bytes);
+        // What is proposed fits, and a little more does not.
+        for left in [exact, exact + (3 << 20), exact + (100 << 20)] {
+            let plan = plan(1, left);
+            let with = |batch, context| MemoryPlan::new(&self::needs(context), batch, 1 << 20, Some(left)).fits;
+            assert!(with(plan.largest_batch, 512) && !with(plan.largest_batch + 1, 512), "{plan:?}");
+            assert!(with(1, plan.largest_ctx));
+        }
         let unknown = MemoryPlan::new(&needs, 1, 0, None);
         assert!(unknown.fits && unknown.left_bytes.is_none());
     }

@@ -3,7 +3,10 @@
 //! - plain text: one prompt per line, blank lines skipped; `\n`, `\t` and `\\` are a line break, a tab and a backslash
 //! - a JSON array of strings, when the file begins with `[`
 //! - JSON lines, each a string or an object with `prompt` or `text`, when the file begins with `"` or `{`
+//!
+//! For `iec run`, an object may also have the settings of its request ([`PromptRequest`]).
 
+use super::request::PromptRequest;
 use crate::error::{Context, Error, Result};
 use crate::files;
 use serde_json::Value;
@@ -25,6 +28,13 @@ A prompts file holds one prompt per line (blank lines are skipped; \\n, \\t and 
 or, if it begins with `[`, a JSON array of strings,
 or, if it begins with `\"` or `{`, JSON lines: strings or objects with `prompt`.";
 
+/// Description of the settings of a request for `--help`.
+pub const SETTINGS_HELP: &str = "\
+An object may also have settings of its request, which replace those of the options: max_new, stop, seed, temperature,
+top_k, top_p, min_p, typical_p, repeat_penalty, presence_penalty, frequency_penalty, logit_bias, bad_words,
+json_schema, grammar, regex, choice, add_special_tokens, normalize (nfc, nfd, nfkc, nfkd), raw (no chat template), and
+messages (a conversation) instead of prompt.";
+
 /// Advice for a prompts file of another form.
 const FORM_HELP: &str = "`iec run --help` describes the forms of a prompts file";
 
@@ -33,16 +43,28 @@ pub fn built_in() -> Vec<String> {
     lines(BUILT_IN)
 }
 
-/// Reads the prompts of a file.
+/// Reads the prompts of a file whose entries have no settings.
 ///
 /// # Errors
 /// The file cannot be read, is not UTF-8 text, has an invalid entry, or holds no prompt.
 pub fn read(path: &Path) -> Result<Vec<String>> {
+    read_as(path, &prompt_of)
+}
+
+/// Reads the requests of a file: prompts, and the settings that entries may have.
+///
+/// # Errors
+/// The same as those of [`read`]; the name of an unknown field is in the message.
+pub fn read_requests(path: &Path) -> Result<Vec<PromptRequest>> {
+    read_as(path, &request_of)
+}
+
+fn read_as<T: From<String>>(path: &Path, entry: &dyn Fn(Value) -> Result<T>) -> Result<Vec<T>> {
     if path.file_name().is_some_and(|name| name == MISSPELT) && !files::exists(path)? {
-        return Ok(built_in());
+        return Ok(built_in().into_iter().map(T::from).collect());
     }
     let text = files::read_text(path, FILE_LIMIT)?;
-    let prompts = parse(text.trim_start_matches('\u{feff}')).at(path).help(FORM_HELP)?;
+    let prompts = parse(text.trim_start_matches('\u{feff}'), entry).at(path).help(FORM_HELP)?;
     if prompts.is_empty() { Err(Error::corrupt("found no prompt").at(path).help(FORM_HELP)) } else { Ok(prompts) }
 }
 
@@ -80,21 +102,21 @@ fn without_line_break(mut text: String) -> String {
     text
 }
 
-fn parse(text: &str) -> Result<Vec<String>> {
+fn parse<T: From<String>>(text: &str, entry: &dyn Fn(Value) -> Result<T>) -> Result<Vec<T>> {
     match text.trim_start().chars().next() {
         Some('[') => {
             let values: Vec<Value> = serde_json::from_str(text).map_err(no_json)?;
-            values.iter().enumerate().map(|(i, value)| prompt_of(value).tensor(&format!("entry {i}"))).collect()
+            values.into_iter().enumerate().map(|(i, value)| entry(value).tensor(&format!("entry {i}"))).collect()
         }
         Some('"' | '{') => {
             let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
             let parsed = lines.map(|(i, line)| {
                 let value = serde_json::from_str(line).map_err(no_json);
-                value.and_then(|value| prompt_of(&value)).tensor(&format!("line {}", i + 1))
+                value.and_then(entry).tensor(&format!("line {}", i + 1))
             });
             parsed.collect()
         }
-        _ => Ok(lines(text)),
+        _ => Ok(lines(text).into_iter().map(T::from).collect()),
     }
 }
 
@@ -102,11 +124,22 @@ fn no_json(e: serde_json::Error) -> Error {
     Error::corrupt(format!("not JSON: {e}"))
 }
 
-fn prompt_of(value: &Value) -> Result<String> {
+/// Returns the request of an entry: a text, or an object with settings.
+fn request_of(value: Value) -> Result<PromptRequest> {
+    if let Value::String(text) = value {
+        return Ok(text.into());
+    }
+    let request: PromptRequest = serde_json::from_value(value).map_err(|e| Error::corrupt(e.to_string()))?;
+    request.check()?;
+    Ok(request)
+}
+
+fn prompt_of(value: Value) -> Result<String> {
     if let Some(object) = value.as_object()
         && let Some(name) = object.keys().find(|name| !["prompt", "text"].contains(&name.as_str()))
     {
-        return Err(Error::corrupt(format!("found the field `{name}`, expected `prompt` or `text`")));
+        let found = format!("found the field `{name}`, expected `prompt` or `text`");
+        return Err(Error::corrupt(found).help("only `iec run` reads the settings of requests"));
     }
     let text = value.as_str().or_else(|| value["prompt"].as_str()).or_else(|| value["text"].as_str());
     text.map(str::to_string).ok_or_else(|| Error::corrupt("expected a string or an object with `prompt`"))
@@ -149,10 +182,31 @@ mod tests {
             ("\"a\"\n{\"prompt\":\"b\"}\n\n{\"text\":\"c\"}\n", vec!["a", "b", "c"]),
         ];
         for (text, expected) in cases {
-            assert_eq!(parse(text).unwrap(), expected);
+            assert_eq!(parse(text, &prompt_of).unwrap(), expected);
+            let requests: Vec<PromptRequest> = expected.into_iter().map(PromptRequest::new).collect();
+            assert_eq!(parse(text, &request_of).unwrap(), requests);
         }
-        assert!(parse("[1]").unwrap_err().to_string().contains("entry 0"));
-        assert!(parse("{\"a\":1}").unwrap_err().to_string().contains("line 1"));
+        assert!(parse("[1]", &prompt_of).unwrap_err().to_string().contains("entry 0"));
+        assert!(parse("{\"a\":1}", &prompt_of).unwrap_err().to_string().contains("line 1"));
+    }
+
+    #[test]
+    fn requests_with_unknown_or_contradicting_fields_are_refused_by_name() {
+        let cases = [
+            ("{\"prompt\":\"a\",\"temprature\":1}", "temprature"),
+            ("{\"max_new\":1}", "`prompt` nor `messages`"),
+            ("{\"prompt\":\"a\",\"messages\":[{\"role\":\"user\",\"content\":\"b\"}]}", "`prompt` and `messages`"),
+            ("{\"messages\":[{\"role\":\"user\",\"content\":\"b\"}],\"raw\":true}", "`raw` with `messages`"),
+            ("{\"prompt\":\"a\",\"regex\":\"b\",\"choice\":[\"c\"]}", "several constraints"),
+            ("{\"prompt\":\"a\",\"stop\":[\"\"]}", "`stop`"),
+            ("{\"prompt\":\"a\",\"stop\":1}", "a text or a list of texts"),
+            ("{\"prompt\":\"a\",\"seed\":-1}", "-1"),
+            ("{\"prompt\":\"a\",\"normalize\":\"utf8\"}", "nfc"),
+        ];
+        for (text, said) in cases {
+            let message = parse(text, &request_of).unwrap_err().to_string();
+            assert!(message.contains(said) && message.contains("line 1"), "{text}: {message}");
+        }
     }
 
     #[test]

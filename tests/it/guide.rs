@@ -103,6 +103,10 @@ fn furnish(dir: &Path) {
         r#"{"question": "Ann has 3 apples and buys 4. How many?", "answer": "3 + 4 = 7\n#### 7"}"#,
     );
     write("requests.jsonl", r#"{"context": "The sky is", "continuation": " blue"}"#);
+    write(
+        "settings.jsonl",
+        "{\"prompt\": \"Once\", \"max_new\": 4, \"seed\": 7}\n{\"prompt\": \"Is it hot?\", \"choice\": [\"yes\", \"no\"]}\n",
+    );
     write("docs/PERFORMANCE.md", "# Speed\n");
     write("mixed.json", r#"{"version": 1, "rules": [{"include": "mlp", "bits": 4}]}"#);
     let run = |line: &str| {

@@ -61,6 +61,7 @@ mod random_checkpoint;
 mod recipes;
 mod replacement;
 mod reports;
+mod requests;
 mod resources;
 mod resume;
 mod run;

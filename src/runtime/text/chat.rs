@@ -2,10 +2,10 @@
 //! `chat_template` in `tokenizer_config.json`) as `transformers` does: with trimmed blocks, `tojson` in the format of
 //! Python, `raise_exception` and `strftime_now`.
 //!
-//! A template is an untrusted program. It can access nothing but its arguments. Its steps, its nesting, and the text and
-//! lists that it makes are bounded, but not strictly: the engine counts some texts only when they are made. Therefore a
-//! [`ChatTemplate`] is only data until [`ChatTemplate::render`] compiles and runs it, and `iec` does that in a separate
-//! process with limited memory and time (`src/session/template.rs`).
+//! A template is an untrusted program. It can access nothing but its arguments. Its steps, its nesting, and the text
+//! and lists that it makes are bounded, but not strictly: the engine counts some texts only when they are made.
+//! Therefore a [`ChatTemplate`] is only data until [`ChatTemplate::render`] compiles and runs it, and `iec` does that
+//! in a separate process with limited memory and time (`src/session/template.rs`).
 
 use super::datetime::strftime_now;
 use crate::error::{Context, Error, Result};
@@ -43,6 +43,7 @@ const TOKENS: [&str; 6] = ["bos_token", "eos_token", "unk_token", "pad_token", "
 
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Message {
     /// Author of the turn: `system`, `user` or `assistant`.
     pub role: String,
@@ -351,7 +352,8 @@ fn tojson(state: &State, value: &Value, options: Kwargs) -> std::result::Result<
     Ok(Value::from_safe_string(String::from_utf8_lossy(&out.text).into_owned()))
 }
 
-/// Text of a value, which counts as steps while it grows: a list that contains others many times is much longer as text.
+/// Text of a value, which counts as steps while it grows: a list that contains others many times is much longer as
+/// text.
 struct Counted<'a> {
     text: Vec<u8>,
     state: &'a State<'a, 'a>,

@@ -1,8 +1,8 @@
 //! Text processing: converts text to tokens and tokens to text.
 //!
 //! [`tokenizer`] wraps the tokenizer file, [`stream`] decodes ids to text incrementally, [`stop`] searches that text
-//! for stop strings, [`chat`] renders a conversation with the model's chat template, and [`spelling`] lists the bytes
-//! of every token.
+//! for stop strings, [`chat`] renders a conversation with the model's chat template, [`spelling`] lists the bytes of
+//! every token, and [`UnicodeForm`] converts texts to a normal form.
 
 pub mod chat;
 mod datetime;
@@ -10,6 +10,7 @@ pub mod spelling;
 pub mod stop;
 pub mod stream;
 pub mod tokenizer;
+mod unicode;
 
 pub use chat::{ChatTemplate, Message};
 pub use datetime::{strftime, strftime_now};
@@ -17,3 +18,4 @@ pub use spelling::Spelling;
 pub use stop::StopMatcher;
 pub use stream::TextStream;
 pub use tokenizer::Tokenizer;
+pub use unicode::UnicodeForm;

@@ -39,7 +39,7 @@ pub enum Command {
     Undo,
     /// Removes all messages; the system text stays.
     Clear,
-    /// Names an adapter.
+    /// Adapter (LoRA); not supported.
     Adapter,
     /// Ends the conversation.
     Exit,
@@ -96,13 +96,13 @@ pub const COMMANDS: &[Row] = &[
     Row {
         names: &["adapter"],
         arguments: "",
-        about: "adapters (LoRA) are not there yet",
+        about: "not supported yet: adapters (LoRA)",
         make: |_| Ok(Command::Adapter),
     },
     Row {
         names: &["exit", "quit", "bye"],
         arguments: "",
-        about: "leave; Ctrl-D does, too",
+        about: "leave (also Ctrl-D)",
         make: |text| bare(text, Command::Exit),
     },
 ];
@@ -134,7 +134,7 @@ fn unknown(name: &str) -> Error {
     let names = COMMANDS.iter().flat_map(|row| row.names).copied();
     let hint = nearest(name, names).map_or(String::new(), |known| format!("; did you mean /{known}?"));
     Error::usage(format!("there is no command /{}{hint}", excerpt(name)))
-        .help("/help lists the commands; a message that begins with `/` is written with `//`")
+        .help("/help lists the commands; to send a message that begins with `/`, type `//`")
 }
 
 /// Returns the beginning of a text for a message.
@@ -151,14 +151,16 @@ fn bare(text: &str, command: Command) -> Result<Command> {
     if text.is_empty() {
         return Ok(command);
     }
-    Err(Error::usage(format!("found `{}` behind the command, expected nothing", excerpt(text))))
+    Err(Error::usage(format!("found `{}` after the command, expected nothing", excerpt(text))))
 }
 
 fn set(text: &str) -> Result<Command> {
     match text.split_once(char::is_whitespace) {
         Some((name, value)) => Ok(Command::Set(Some((name.into(), value.trim().into())))),
         None if text.is_empty() => Ok(Command::Set(None)),
-        None => Err(Error::usage(format!("found no value for `{}`", excerpt(text))).help("write /set NAME VALUE")),
+        None => {
+            Err(Error::usage(format!("{}: found no value, expected one", excerpt(text))).help("write /set NAME VALUE"))
+        }
     }
 }
 
@@ -173,7 +175,7 @@ fn save(text: &str) -> Result<Command> {
 fn load(text: &str) -> Result<Command> {
     match some(text) {
         Some(path) => Ok(Command::Load(path.into())),
-        None => Err(Error::usage("found no file").help("write /load FILE")),
+        None => Err(Error::usage("/load: found no file name, expected one").help("write /load FILE")),
     }
 }
 

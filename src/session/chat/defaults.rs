@@ -1,4 +1,4 @@
-//! Sampling of a conversation for which the user gives no sampling option: that of `generation_config.json`.
+//! Default sampling of a conversation: that of `generation_config.json`, otherwise values of this program.
 
 use crate::error::{Context, Error, Result};
 use crate::files;
@@ -15,7 +15,7 @@ pub const FILE_NAME: &str = "generation_config.json";
 /// Largest accepted file in bytes; real ones have a few hundred.
 const FILE_LIMIT: u64 = 1 << 20;
 
-/// Sampling of a conversation, and its source for people.
+/// Sampling of a conversation, and the name of its source, shown to the user.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DefaultSampling {
     /// Parameters, with seed 0.
@@ -65,26 +65,24 @@ fn of_config(config: &Value) -> Result<DefaultSampling> {
     };
     let (temperature, top_p, min_p) = (number("temperature")?, number("top_p")?, number("min_p")?);
     let (top_k, penalty) = (number("top_k")?, number("repetition_penalty")?);
-    let penalty = penalty.unwrap_or(1.0);
-    let draws = match config["do_sample"].as_bool() {
-        Some(draws) => draws,
-        None if temperature.or(top_p).or(min_p).or(top_k).is_some() => true,
-        None => {
-            return Ok(DefaultSampling { sampling: Sampling { repeat_penalty: penalty, ..own().sampling }, ..own() });
-        }
+    let draws = match &config["do_sample"] {
+        Value::Bool(draws) => Some(*draws),
+        Value::Null => temperature.or(top_p).or(min_p).or(top_k).map(|_| true),
+        other => return Err(Error::corrupt(format!("`do_sample`: found {other}, expected true or false"))),
     };
-    let sampling = if draws {
-        Sampling {
+    let sampling = match draws {
+        Some(true) => Sampling {
             temperature: temperature.unwrap_or(1.0),
             top_k: top_k.unwrap_or(50.0) as usize,
             top_p: top_p.unwrap_or(1.0),
             min_p: min_p.unwrap_or(0.0),
-            repeat_penalty: penalty,
             ..Sampling::default()
-        }
-    } else {
-        Sampling { repeat_penalty: penalty, ..Sampling::default() }
+        },
+        Some(false) => Sampling::default(),
+        None if penalty.is_none() => return Ok(own()),
+        None => own().sampling,
     };
+    let sampling = Sampling { repeat_penalty: penalty.unwrap_or(1.0), ..sampling };
     sampling.validate().map_err(|e| Error::corrupt(e.to_string()))?;
     Ok(DefaultSampling { sampling, source: FILE_NAME })
 }
@@ -108,6 +106,7 @@ mod tests {
             (r#"{"do_sample": false, "temperature": 0.7}"#, Sampling::default(), FILE_NAME),
             (r#"{"do_sample": true, "top_k": 0}"#, drawn(1.0, 0, 1.0), FILE_NAME),
             (r#"{"eos_token_id": [1, 2]}"#, own().sampling, "defaults of iec"),
+            (r#"{"repetition_penalty": 1.2}"#, Sampling { repeat_penalty: 1.2, ..own().sampling }, FILE_NAME),
             (
                 r#"{"do_sample": false, "repetition_penalty": 1.1}"#,
                 Sampling { repeat_penalty: 1.1, ..Sampling::default() },
@@ -122,7 +121,14 @@ mod tests {
 
     #[test]
     fn values_out_of_range_are_refused_with_the_file() {
-        for text in [r#"{"temperature": "hot"}"#, r#"{"do_sample": true, "top_p": 7}"#, "[", r#"{"temperature": -1}"#] {
+        for text in [
+            r#"{"temperature": "hot"}"#,
+            r#"{"do_sample": true, "top_p": 7}"#,
+            "[",
+            r#"{"temperature": -1}"#,
+            r#"{"repetition_penalty": -1}"#,
+            r#"{"do_sample": "yes"}"#,
+        ] {
             let error = read(text).unwrap_err();
             assert!(error.file().is_some_and(|path| path.ends_with(FILE_NAME)), "{text}: {error}");
         }

@@ -106,7 +106,7 @@ impl History {
                     _ => return Err(Error::corrupt("found no array `messages`, expected one")),
                 }
             }
-            _ => return Err(Error::corrupt("found neither an object nor an array")),
+            _ => return Err(Error::corrupt("found neither an object nor an array, expected a conversation")),
         };
         if messages.len() > MOST_MESSAGES {
             let found = messages.len();
@@ -125,9 +125,9 @@ impl History {
         let text = |name: &str| match object.get(name) {
             None | Some(Value::Null) => Ok(None),
             Some(Value::String(text)) => Ok(Some(text.clone())),
-            Some(_) => Err(Error::corrupt(format!("`{name}`: expected a text"))),
+            Some(_) => Err(Error::corrupt(format!("`{name}`: found another type, expected a string"))),
         };
-        let content = text("content")?.ok_or_else(|| Error::corrupt("found no `content`, expected a text"))?;
+        let content = text("content")?.ok_or_else(|| Error::corrupt("found no `content`, expected a string"))?;
         let unanswered = self.turns.last().is_some_and(|turn| turn.answer.is_none());
         match text("role")?.as_deref() {
             Some("system") if self.system.is_none() && self.turns.is_empty() => self.system = Some(content),
@@ -243,7 +243,7 @@ mod tests {
             (r#"[{"role":"user","content":"a"},{"role":"system","content":"a"}]"#, "message 1"),
             (r#"[{"role":"system","content":"a"},{"role":"system","content":"a"}]"#, "message 1"),
             (r#"[{"role":"user"}]"#, "no `content`"),
-            (r#"[{"role":"user","content":[{"type":"text"}]}]"#, "expected a text"),
+            (r#"[{"role":"user","content":[{"type":"text"}]}]"#, "expected a string"),
             (r#"[{"role":"user","content":"a","content":"b"}]"#, "twice"),
             (r#"[{"role":"user","content":"a","tool_calls":[]}]"#, "`tool_calls`"),
             (r#"[{"role":"user","content":"a"},{"role":"assistant","content":"a","finish_reason":"x"}]"#, "`x`"),

@@ -21,7 +21,7 @@ use settings::Settings;
 use std::path::Path;
 pub use templates::{Template, TemplateChoice};
 
-/// Part of the context that is kept free for an answer, as a divisor of its length.
+/// Divisor of the context length; the quotient is the number of tokens kept free for an answer.
 const RESERVED_PART: usize = 4;
 /// Largest number of tokens that are kept free for an answer.
 const MOST_RESERVED: usize = 1024;
@@ -43,7 +43,7 @@ pub struct Conversation {
 pub struct Reply {
     /// Tokens, times and the reason why the answer ended.
     pub completion: Completion,
-    /// Turns that no longer fit the context since this answer.
+    /// Number of turns that this answer left out of its prompt in addition to earlier ones.
     pub newly_skipped: usize,
     /// False if the answer was interrupted before its first text; its message is then removed from the history.
     pub is_kept: bool,
@@ -107,11 +107,12 @@ impl Conversation {
         options: &ChatOptions,
         sink: impl FnMut(Part, &str) -> Result<()>,
     ) -> Result<Reply> {
+        let skipped = self.skipped;
         self.history.turns.push(Turn { message: message.into(), answer: None });
         let reply = self.next_answer(session, settings, options, sink);
         if !matches!(&reply, Ok(reply) if reply.is_kept) {
             self.history.turns.pop();
-            self.skipped = self.skipped.min(self.history.turns.len());
+            self.skipped = skipped;
         }
         reply
     }
@@ -130,24 +131,28 @@ impl Conversation {
         let Some(last) = self.history.turns.last_mut() else {
             return Err(Error::usage("there is no message to answer again"));
         };
-        let former = last.answer.take();
+        let (former, skipped) = (last.answer.take(), self.skipped);
         let reply = self.next_answer(session, settings, options, sink);
         if !matches!(&reply, Ok(reply) if reply.is_kept) {
             self.history.turns.last_mut().expect("there was one").answer = former;
+            self.skipped = skipped;
         }
         reply
     }
 
-    /// Counts the tokens of the prompt for the next turn, without a new message.
+    /// Counts the tokens of the prompt for the next turn, without a new message; `None` if the prompt is so long that
+    /// the next answer will leave turns out.
     ///
     /// # Errors
     /// The same as those of [`Session::encode_chats`].
-    pub fn prompt_tokens(&self, session: &Session) -> Result<usize> {
-        let messages = self.history.messages(self.skipped);
-        if messages.is_empty() {
-            return Ok(0);
+    pub fn prompt_tokens(&self, session: &Session) -> Result<Option<usize>> {
+        if self.history.turns.is_empty() && self.history.system.is_none() {
+            return Ok(Some(0));
         }
-        Ok(session.encode_chats(&self.template.template, &[messages])?.concat().len())
+        if self.skipped < self.first_candidate(session)? {
+            return Ok(None);
+        }
+        Ok(self.prompt_without(self.skipped, session)?.map(|ids| ids.len()))
     }
 
     /// Generates the answer to the last turn and adds it to the history.
@@ -159,7 +164,7 @@ impl Conversation {
         mut sink: impl FnMut(Part, &str) -> Result<()>,
     ) -> Result<Reply> {
         let (ids, skipped) = self.fitting_prompt(session, settings.max_new)?;
-        let newly_skipped = skipped - self.skipped;
+        let newly_skipped = skipped.saturating_sub(self.skipped);
         self.skipped = skipped;
         let (mut stop_tokens, mut stop) = self.template.ends(session)?;
         if options.ignore_eos {
@@ -216,23 +221,64 @@ impl Conversation {
     fn fitting_prompt(&self, session: &Session, max_new: Option<usize>) -> Result<(Vec<u32>, usize)> {
         let context = session.engine.context();
         let reserved = (context / RESERVED_PART).min(MOST_RESERVED).min(max_new.unwrap_or(usize::MAX));
-        let longest = session.tokenizer()?.longest_prompt(context);
         let last = self.history.turns.len().saturating_sub(1);
-        for skipped in self.skipped.min(last)..=last {
-            let messages = self.history.messages(skipped);
-            // Texts of so many bytes have more tokens than the context.
-            let bytes: usize = messages.iter().map(|message| message.content.len()).sum();
-            if bytes <= longest {
-                let ids = session.encode_chats(&self.template.template, &[messages])?.concat();
-                if ids.len() + reserved <= context || (skipped == last && ids.len() <= context) {
-                    return Ok((ids, skipped));
-                }
-                if skipped == last {
-                    return Err(too_long(&format!("{} tokens", ids.len()), context));
-                }
+        let fitting = |skipped: usize| {
+            let ids = self.prompt_without(skipped, session)?;
+            Ok::<_, Error>(ids.filter(|ids| ids.len() + reserved <= context))
+        };
+        // The smallest number of turns lies in `low..=high`.
+        let (mut low, mut high) = (self.skipped.max(self.first_candidate(session)?).min(last), last);
+        if low < high
+            && let Some(ids) = fitting(low)?
+        {
+            return Ok((ids, low));
+        }
+        let mut found = None;
+        while low < high {
+            let middle = low + (high - low) / 2;
+            match fitting(middle)? {
+                Some(ids) => (found, high) = (Some(ids), middle),
+                None => low = middle + 1,
             }
         }
-        Err(too_long(&format!("more than {longest} bytes"), context))
+        match found {
+            Some(ids) => Ok((ids, high)),
+            None => match self.prompt_without(last, session)? {
+                Some(ids) if ids.len() <= context => Ok((ids, last)),
+                Some(ids) => Err(too_long(&format!("{} tokens", ids.len()), context)),
+                None => Err(too_long("a longer text", context)),
+            },
+        }
+    }
+
+    /// Returns the number of oldest turns without which the messages could fit the context at all: a message takes at
+    /// least one token, and a text of more bytes than the longest prompt has more tokens than the context.
+    fn first_candidate(&self, session: &Session) -> Result<usize> {
+        let context = session.engine.context();
+        let longest = session.tokenizer()?.longest_prompt(context);
+        let (mut bytes, mut messages) = (self.history.system.as_ref().map_or(0, String::len), 0);
+        let fits = |turn: &&Turn| {
+            bytes += turn.message.len() + turn.answer.as_ref().map_or(0, |answer| answer.text.len());
+            messages += 1 + usize::from(turn.answer.is_some());
+            bytes <= longest && messages <= context
+        };
+        Ok(self.history.turns.len() - self.history.turns.iter().rev().take_while(fits).count())
+    }
+
+    /// Returns the tokens of the prompt without the `skipped` oldest turns; `None` if its text is longer than any prompt
+    /// that fits the context.
+    fn prompt_without(&self, skipped: usize, session: &Session) -> Result<Option<Vec<u32>>> {
+        let tokenizer = session.tokenizer()?;
+        let longest = tokenizer.longest_prompt(session.engine.context());
+        let messages = self.history.messages(skipped);
+        let bytes: usize = messages.iter().map(|message| message.content.len()).sum();
+        if bytes > longest {
+            return Ok(None);
+        }
+        // The template may add its own text to each message.
+        let rendered = longest + TEMPLATE_TEXT * (1 + messages.len());
+        let text = session.render_chats(&self.template.template, &[messages], rendered)?.concat();
+        if text.len() > longest { Ok(None) } else { tokenizer.encode_plain(&text).map(Some) }
     }
 
     /// Writes the conversation to a file.
@@ -257,7 +303,12 @@ pub struct ChatOptions {
     pub keep_interrupted: bool,
 }
 
+/// Largest number of bytes that a template usually adds to a message.
+const TEMPLATE_TEXT: usize = 4096;
+
 fn too_long(found: &str, context: usize) -> Error {
-    Error::usage(format!("the message and the system text have {found}, expected at most {context} tokens of context"))
-        .help("shorten the message, or raise --ctx up to the context length of the model")
+    Error::usage(format!(
+        "the message and the system text: found {found}, expected at most {context} tokens of context"
+    ))
+    .help("shorten the message, or raise --ctx up to the context length of the model")
 }

@@ -1,4 +1,4 @@
-//! Tells the reasoning of a model from its answer while the text is generated.
+//! Separates the reasoning of a model from its answer while the text is generated.
 //!
 //! Two notations are known. gpt-oss writes channels between control tokens, `<|channel|>final<|message|>…`, of which
 //! only `final` is the answer. Qwen3, DeepSeek-R1 and others begin with `<think>…</think>`; some templates write the
@@ -8,7 +8,7 @@ use crate::runtime::text::Tokenizer;
 
 const OPENING: &str = "<think>";
 const CLOSING: &str = "</think>";
-/// Number of tokens at the end of a prompt in which an opening tag is searched.
+/// Number of tokens at the end of a prompt that are searched for an opening tag.
 const TAIL: usize = 8;
 
 /// Part of the output that a piece of text belongs to.
@@ -29,7 +29,7 @@ enum Think {
     Start,
     /// Between the tags.
     Inside,
-    /// Behind the closing tag, before the first character of the answer.
+    /// After the closing tag, before the first character of the answer.
     Behind,
     /// In the answer.
     Answer,

@@ -9,7 +9,7 @@ use crate::session::Session;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// A chat template of the program.
+/// A built-in chat template.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BuiltIn {
     /// Name on the command line.
@@ -33,7 +33,7 @@ macro_rules! row {
     };
 }
 
-/// All templates of the program.
+/// All built-in chat templates.
 pub const BUILT_IN: &[BuiltIn] = &[
     row!("chatml", "Qwen, Yi, SmolLM, OpenHermes and many fine-tuned models", &["<|im_end|>"]),
     row!("llama2", "Llama 2 Chat, Code Llama Instruct", &[]),
@@ -46,10 +46,10 @@ pub const BUILT_IN: &[BuiltIn] = &[
     row!("deepseek", "DeepSeek V3 and R1", &["<｜end▁of▁sentence｜>"]),
     row!("command-r", "Command R", &["<|END_OF_TURN_TOKEN|>"]),
     row!("vicuna", "Vicuna", &["USER:"]),
-    row!("alpaca", "Alpaca; the one for a base model", &["### Instruction:"]),
+    row!("alpaca", "Alpaca; also the choice for a base model", &["### Instruction:"]),
 ];
 
-/// Other names of templates.
+/// Aliases of built-in templates.
 const ALIASES: &[(&str, &str)] =
     &[("gpt-oss", "harmony"), ("llama-2", "llama2"), ("llama-3", "llama3"), ("phi-3", "phi3")];
 
@@ -59,7 +59,7 @@ pub enum TemplateChoice {
     /// The template of the model.
     #[default]
     Auto,
-    /// A template of the program.
+    /// A built-in template.
     BuiltIn(&'static BuiltIn),
     /// A template in a file.
     File(PathBuf),
@@ -80,7 +80,7 @@ impl FromStr for TemplateChoice {
     }
 }
 
-/// Returns the names of the templates of the program, with commas between.
+/// Returns the names of the built-in templates, with commas between.
 pub fn names() -> String {
     BUILT_IN.iter().map(|row| row.name).collect::<Vec<_>>().join(", ")
 }
@@ -90,7 +90,7 @@ pub fn names() -> String {
 pub struct Template {
     /// Template that renders a conversation.
     pub template: ChatTemplate,
-    /// Name for people: the name in the table, or the path of the file.
+    /// Name shown to the user: the name in the table, or the path of the file.
     pub name: String,
     ends: &'static [&'static str],
 }
@@ -139,7 +139,7 @@ impl Template {
     }
 }
 
-/// Replaces the error for a model without a template by one that offers those of the program.
+/// Replaces the error for a model without a template by one that lists the built-in templates.
 fn without_template(error: Error, dir: &Path) -> Error {
     if !matches!(error.cause(), Cause::Unsupported(_)) {
         return error;

@@ -3,12 +3,12 @@
 //! ```text
 //! CACHE/models/NAME-HASH/      one entry: a pack, its quantization manifest, and
 //!     cache.json               its record, written last
-//!     cache.lock               locked by readers together and by a writer alone; modified when the entry is used;
-//!                              holds the digest of the source path and the wanted weights
+//!     cache.lock               locked shared by readers and exclusively by a writer; its modification time is that
+//!                              of the last use; holds the digest of the source path and the wanted weights
 //! ```
 //!
-//! An entry without a valid record is incomplete: it is being made, or its maker was killed. The hash in the name is
-//! that of the source's files and of the wanted weights, so a changed source gets a new entry.
+//! An entry without a valid record is incomplete: it is being made, or the process that made it was killed. The hash in
+//! the name is that of the source's files and of the wanted weights, so a changed source gets a new entry.
 
 use super::Places;
 use super::record::{LOCK_NAME, RECORD_NAME, Record};
@@ -18,6 +18,7 @@ use crate::files;
 use crate::iebin::dependants;
 use crate::output::{self, Lease, stale};
 use crate::progress;
+use std::collections::BTreeSet;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -161,6 +162,12 @@ impl Cache {
             if found.is_empty() {
                 return Err(missing(spec, &self.entries()?));
             }
+            let sources = found.iter().filter_map(|entry| entry.record.as_ref().map(|record| &record.source));
+            if sources.collect::<BTreeSet<_>>().len() > 1 {
+                let names: Vec<&str> = found.iter().map(|entry| &*entry.name).collect();
+                let several = format!("found packs of several models with this name: {}", names.join(", "));
+                return Err(Error::usage(several).at(spec).help("name one of them; `iec list` shows their sources"));
+            }
             all.extend(found);
         }
         all.sort_by(|a, b| a.name.cmp(&b.name));
@@ -220,8 +227,8 @@ impl Cache {
         }
     }
 
-    /// Creates the directory of an entry, locks the entry alone and notes its [`Record::origin`] in the lock file. Waits
-    /// for other processes that use it.
+    /// Creates the directory of an entry, locks the entry exclusively and notes its [`Record::origin`] in the lock
+    /// file. Waits for other processes that use it.
     ///
     /// # Errors
     /// The directory cannot be created or written.

@@ -1,15 +1,16 @@
 //! Finds the files that describe a model, without packing it.
 
-use super::Places;
 use super::cache::{Cache, Entry};
+use super::make::Wanted;
 use super::source::{Kind, Source};
+use super::{Identity, Places};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::output::directory_of;
 use crate::runtime::text::ChatTemplate;
 use std::path::{Path, PathBuf};
 
-/// Model under the name that the user gave.
+/// Model that the user named, and the files that describe it.
 #[derive(Debug)]
 pub struct Description {
     /// The name.
@@ -18,10 +19,17 @@ pub struct Description {
     pub kind: Kind,
     /// Path of the pack in the cache if there is one, otherwise of the model itself.
     pub path: PathBuf,
-    /// Most recently used entry of the cache that was made from the model.
+    /// Most recently used entry of the cache that was made from the present state of the model.
     pub entry: Option<Entry>,
     /// True if the model has a chat template; `None` for a GGUF file that is not imported yet.
     pub has_template: Option<bool>,
+}
+
+/// Returns true if an entry is complete and was made from the present state of its source.
+fn is_current(entry: &Entry, source: &Source) -> bool {
+    let Some(record) = &entry.record else { return false };
+    let now = |wanted| Identity::of(source, wanted).is_ok_and(|now| now.fingerprint == record.fingerprint);
+    source.kind == Kind::Cached || Wanted::by_name(&record.weights).is_some_and(now)
 }
 
 impl Description {
@@ -35,7 +43,8 @@ impl Description {
             (Kind::Pack, _) | (_, None) => None,
             _ => {
                 let name = if source.kind == Kind::Cached { spec } else { &source.path };
-                Cache::of(places)?.named(name)?.into_iter().find(|entry| entry.record.is_some())
+                let entries = Cache::of(places)?.named(name)?;
+                entries.into_iter().find(|entry| is_current(entry, &source))
             }
         };
         let path = entry.as_ref().map_or_else(|| source.path.clone(), |entry| entry.dir.clone());

@@ -180,7 +180,7 @@ fn quantize(source: &Source, bits: u32, dir: &Path) -> Result<(PathBuf, String)>
     Ok((out, gate_in_words(&quantized.measured)))
 }
 
-/// Replaces the help of a refusing gate by commands that help here.
+/// Replaces the help of a gate's refusal by commands for a model in the cache.
 fn refused(e: Error, source: &Source, bits: u32) -> Error {
     match e.cause() {
         Cause::Refused(found) => {
@@ -203,7 +203,8 @@ fn gate_in_words(measured: &Measured) -> String {
     format!("{} matrices pass the gate, least cosine {mean:.4}, worst row {worst:.4}", metrics().count())
 }
 
-/// Removes what a failed run leaves, unless a later one can continue it. The lock file stays until its owner drops it.
+/// Removes what a failed run leaves, unless a later one can continue it. The caller keeps its
+/// lock until it drops it.
 fn discard_unless_resumable(dir: &Path) {
     let names = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.file_name());
     let is_work = |name: std::ffi::OsString| name.to_string_lossy().ends_with(crate::output::swap::PARTIAL.1);

@@ -35,7 +35,7 @@ use make::Wanted;
 use record::{LOCK_NAME, RECORD_NAME};
 use std::path::{Path, PathBuf};
 
-/// Number of times that an entry which changes under way is looked up again.
+/// Largest number of attempts when an entry or its source changes while it is looked up or made.
 const ATTEMPTS: usize = 4;
 /// Most entries that an error lists.
 const LISTED: usize = 8;
@@ -98,7 +98,7 @@ pub fn resolve(spec: &Path, precision: Option<Precision>, places: &Places) -> Re
     }
 }
 
-/// Uses an entry that the user named. If its source is still there, a change of it is noticed as always.
+/// Uses an entry that the user named. If its source still exists, changes of the source are detected.
 fn from_cache(spec: &Path, precision: Option<Precision>, places: &Places) -> Result<Resolved> {
     let entries = Cache::of(places)?.named(spec)?;
     let complete = || entries.iter().filter_map(|entry| Some((entry, entry.record.as_ref()?)));

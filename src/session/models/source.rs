@@ -45,7 +45,7 @@ impl Kind {
         }
     }
 
-    /// Returns the name for people.
+    /// Returns the name shown to the user.
     pub fn shown(self) -> &'static str {
         match self {
             Kind::Pack => "pack",
@@ -142,6 +142,11 @@ impl Source {
         let mut fingerprint = Fingerprint::new("cache");
         fingerprint.field("path", path.as_os_str().as_bytes().escape_ascii());
         for file in self.files()? {
+            // A link without a target counts as a missing file; packing reports it if it needs the file.
+            if file.is_symlink() && !file.try_exists().at(&file)? {
+                fingerprint.field("link", file.as_os_str().as_bytes().escape_ascii());
+                continue;
+            }
             let Some(found) = files::find(&file)?.filter(Metadata::is_file) else { continue };
             // The same directory under the name of a link is the same source.
             let file = canonical(&file)?;
@@ -175,7 +180,7 @@ impl Source {
         Ok(all)
     }
 
-    /// Returns a short name for people: of the repository, the directory or the file.
+    /// Returns a short readable name: of the repository, the directory or the file.
     pub(super) fn readable_name(&self) -> String {
         let stem = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let directory = |path: &Path| {
@@ -227,7 +232,11 @@ fn kind_of_file(path: &Path) -> Result<Kind> {
             "found the configuration of a checkpoint, expected the checkpoint",
             format!("name its directory: {dir}"),
         ),
-        () => Ok(Kind::Pack),
+        () if extension == "json" => Ok(Kind::Pack),
+        () if extension == "gguf" => {
+            wrong("found no GGUF header", "the file is damaged or incomplete; get it again".into())
+        }
+        () => wrong("found a file of an unknown kind, expected a model", NAME_A_MODEL.into()),
     }
 }
 
@@ -291,10 +300,11 @@ fn split(path: &Path) -> Option<(&str, usize, usize)> {
 /// Returns the path of a GGUF file and of the other files of a split model.
 fn parts_of(path: &Path) -> Vec<PathBuf> {
     match split(path) {
-        Some((stem, _, count)) => {
+        // The number of a misnamed file may lie outside of the count.
+        Some((stem, number, count)) if (1..=count).contains(&number) => {
             (1..=count).map(|n| path.with_file_name(format!("{stem}-{n:05}-of-{count:05}.gguf"))).collect()
         }
-        None => vec![path.to_path_buf()],
+        _ => vec![path.to_path_buf()],
     }
 }
 
@@ -396,7 +406,9 @@ mod tests {
         assert_eq!(split(Path::new("d/a-b-00002-of-00010.gguf")), Some(("a-b", 2, 10)));
         assert_eq!(split(Path::new("a-1-of-2.gguf")), None);
         assert_eq!(parts_of(Path::new("d/m-00001-of-00002.gguf")).len(), 2);
-        assert_eq!(parts_of(Path::new("d/m.gguf")), [PathBuf::from("d/m.gguf")]);
+        for name in ["d/m.gguf", "d/m-00005-of-00002.gguf", "d/m-00000-of-00000.gguf"] {
+            assert_eq!(parts_of(Path::new(name)), [PathBuf::from(name)]);
+        }
     }
 
     #[test]

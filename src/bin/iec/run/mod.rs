@@ -17,8 +17,8 @@ use iec::report::measurement::record::Meta;
 use iec::report::measurement::{Measured, Measurement};
 use iec::runtime::generate::Request;
 use iec::runtime::sampler::Sampling;
-use iec::runtime::text::Message;
-use iec::session::chat::{ChatOptions, Template};
+use iec::session::chat::ChatOptions;
+use iec::session::request::{PromptRequest, RunSettings};
 use iec::session::trace::Trace;
 use iec::session::{GenerateOptions, MAX_NEW, Session, Speculation, prompts};
 use iec::units::parse_count;
@@ -33,15 +33,15 @@ const TRACE_TOP: usize = 5;
 
 /// Arguments of `iec run`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = format!("{}\n\n{}\n\n\
+#[command(after_help = format!("{}\n{}\n\n{}\n\n\
 Several prompts: each text follows a line `== prompt N ==`, in the order of the prompts.\n\n\
 Examples:\n  \
 iec run packs/tinyllama -p \"Once upon a time\" -n 64\n  \
 iec run packs/tinyllama -p \"Is rain wet?\" --choice yes,no\n  \
 iec run packs/tinyllama --prompts-file prompts.txt --batch 4 --json",
-    prompts::FILE_HELP, compat::VARIABLES_HELP))]
+    prompts::FILE_HELP, prompts::SETTINGS_HELP, compat::VARIABLES_HELP))]
 pub struct Args {
-    /// Text to continue, as the second word instead of --prompt
+    /// Text to continue, as the second argument instead of --prompt
     #[arg(value_name = "TEXT", index = 2, conflicts_with_all = ["prompt", "prompts_file"])]
     text: Option<String>,
     /// Text to continue; without any prompt option it is read from standard input (at most 64 MiB)
@@ -92,8 +92,8 @@ pub struct Args {
     /// `iec chat`
     #[arg(long)]
     pub json: bool,
-    /// Print how much memory the model, its context and the batch need, and what would fit; read no weights (exit code
-    /// 4 if it does not fit)
+    /// Print how much memory the model, its context and the batch need, and what would fit (exit code 4 if it does not
+    /// fit). No weights are read, except to pack a model that is not a pack
     #[arg(long, alias = "dry-run", conflicts_with_all = ["draft_model_dir", "trace_ids"])]
     plan: bool,
     #[command(flatten)]
@@ -121,19 +121,22 @@ fn generate(args: &Args, global: &Global) -> Result<()> {
     let source = args.constraint.source()?;
     let mut session = args.model.open(global, Speculation::Ngram)?;
     session.sampling = args.sampling.sampling(&session, Sampling::default())?;
-    let prompts = args.prompts()?;
+    let requested = args.prompts()?;
+    let prompts: Vec<String> = requested.iter().map(|request| request.shown().to_string()).collect();
     let template = args.conversation.chat_template.as_ref().map(|choice| choice.open(&session)).transpose()?;
     let constraint = args.constraint.compile(source.as_ref(), &session)?;
     let begin = Instant::now();
-    let ids = args.encode(&session, template.as_ref(), &prompts)?;
+    let (stop_tokens, ends) = template.as_ref().map_or(Ok(Default::default()), |template| template.ends(&session))?;
+    let settings = RunSettings {
+        template: template.as_ref().map(|template| &template.template),
+        ends: &ends,
+        system: args.conversation.system.as_deref(),
+        plain: Request { constraint, ..args.request(&session) },
+    };
+    let requests = session.requests(&requested, &settings)?;
     let encoding = begin.elapsed();
     let mut trace = trace.as_ref().map(Trace::create).transpose()?;
-    if let Some(trace) = &mut trace {
-        (0..).zip(prompts.iter().zip(&ids)).try_for_each(|(i, (text, ids))| trace.prompt(i, text, ids))?;
-    }
-    let (stop_tokens, ends) = template.map_or(Ok(Default::default()), |template| template.ends(&session))?;
-    let request = |ids| Request { constraint: constraint.clone(), ..args.request(&session, ids, &ends) };
-    let requests: Vec<Request> = ids.into_iter().map(request).collect();
+    trace.as_mut().map_or(Ok(()), |trace| trace_prompts(trace, &prompts, &requests))?;
     let invalid = invalid_requests(&requests, &session);
     let skip_invalid = invalid.contains(&true);
     let mut printer = Printer::new(invalid, !args.json);
@@ -172,6 +175,12 @@ fn generate(args: &Args, global: &Global) -> Result<()> {
     // The process ends now, and the system frees all memory at once; dropping the model buffer by buffer takes 5 ms.
     std::mem::forget(session);
     Ok(())
+}
+
+/// Writes the prompts and their tokens into a trace.
+fn trace_prompts(trace: &mut Trace, prompts: &[String], requests: &[Request]) -> Result<()> {
+    let mut texts = (0..).zip(prompts.iter().zip(requests));
+    texts.try_for_each(|(i, (text, request))| trace.prompt(i, text, &request.ids))
 }
 
 /// Returns, for each request, whether it is invalid and must be skipped. If all requests are invalid, none is marked,
@@ -233,11 +242,11 @@ impl Args {
         self.prompt.as_ref().or(self.text.as_ref())
     }
 
-    fn prompts(&self) -> Result<Vec<String>> {
+    fn prompts(&self) -> Result<Vec<PromptRequest>> {
         match (self.prompt(), &self.prompts_file) {
-            (Some(prompt), _) => Ok(vec![prompt.clone()]),
-            (None, Some(file)) => prompts::read(file),
-            (None, None) => self.prompt_from_stdin().map(|prompt| vec![prompt]),
+            (Some(prompt), _) => Ok(vec![PromptRequest::new(prompt)]),
+            (None, Some(file)) => prompts::read_requests(file),
+            (None, None) => self.prompt_from_stdin().map(|prompt| vec![PromptRequest::new(prompt)]),
         }
     }
 
@@ -274,27 +283,18 @@ impl Args {
         }
     }
 
-    fn encode(&self, session: &Session, template: Option<&Template>, prompts: &[String]) -> Result<Vec<Vec<u32>>> {
-        let Some(template) = template else {
-            return prompts.iter().map(|prompt| session.encode(prompt)).collect();
-        };
-        let system = || self.conversation.system.iter().map(|text| Message::new("system", text));
-        let conversation = |prompt| system().chain([Message::new("user", prompt)]).collect();
-        session.encode_chats(&template.template, &prompts.iter().map(conversation).collect::<Vec<_>>())
-    }
-
     fn generate_options(&self) -> GenerateOptions {
         GenerateOptions { ignore_eos: self.ignore_eos, show_special: self.special, ..GenerateOptions::default() }
     }
 
-    /// Builds a request; `ends` are texts that end the turn in addition to those of --stop.
-    fn request(&self, session: &Session, ids: Vec<u32>, ends: &[String]) -> Request {
+    /// Returns the request without a prompt that the options describe.
+    fn request(&self, session: &Session) -> Request {
         let traced = self.trace_ids.as_ref().map(|_| TRACE_TOP);
         Request {
             max_new: self.max_new(),
-            stop: self.stop.iter().chain(ends).cloned().collect(),
+            stop: self.stop.clone(),
             logprobs: self.logprobs.or(traced),
-            ..session.request(ids)
+            ..session.request(Vec::new())
         }
     }
 }

@@ -9,7 +9,8 @@ use iec::units::human_bytes;
 /// Prints the plan on stdout.
 ///
 /// # Errors
-/// The plan does not fit even if weights are read again and again (exit code 4), or stdout cannot be written to.
+/// The plan does not fit even if mapped weights are read from the disk at every token (exit code 4), or stdout cannot
+/// be written to.
 pub fn print(plan: &MemoryPlan, json: bool) -> Result<()> {
     if json {
         console::print_json(plan)?;
@@ -27,7 +28,7 @@ fn table(plan: &MemoryPlan) -> Table {
     let rows = [
         ("weights, mapped".to_string(), plan.weights_mapped_bytes),
         (format!("weights, converted for {}", plan.precision), plan.weights_owned_bytes),
-        (format!("keys and values: {batch} x {ctx} tokens in {kv}"), plan.kv_bytes),
+        (format!("KV cache: {batch} x {ctx} tokens in {kv}"), plan.kv_bytes),
         ("buffers and logits".to_string(), plan.scratch_bytes),
         ("program and tokenizer".to_string(), plan.process_bytes),
         ("sum".to_string(), plan.total_bytes),
@@ -42,18 +43,25 @@ fn table(plan: &MemoryPlan) -> Table {
 fn verdict(plan: &MemoryPlan) -> String {
     let verdict = match (plan.left_bytes, plan.fits, plan.fits_without_weights) {
         (None, ..) => "the system does not say how much memory is left",
-        (_, true, _) => "it fits",
-        (_, _, true) => "it runs, but weights will be read from the disk again at every token",
-        _ => "it does not fit",
+        (_, true, _) => "it fits on the CPU",
+        (_, _, true) => "it runs on the CPU, but weights will be read from the disk again at every token",
+        _ => "it does not fit on the CPU",
     };
-    if plan.left_bytes.is_some() { format!("{verdict}; {}", advice(plan)) } else { verdict.into() }
+    // The error of a plan that does not fit gives the advice as its help.
+    if plan.left_bytes.is_some() && plan.fits_without_weights {
+        format!("{verdict}\n{}", advice(plan))
+    } else {
+        verdict.into()
+    }
 }
 
 /// Says what would fit.
 fn advice(plan: &MemoryPlan) -> String {
     let MemoryPlan { largest_ctx, largest_ctx_int8, largest_batch, batch, .. } = plan;
-    if *largest_ctx_int8 == 0 {
-        return "no context fits beside the weights: use a pack with fewer bits per weight".into();
+    match (*largest_ctx_int8, *largest_batch) {
+        (0, 0) => return "no context fits beside the weights: use a pack with fewer bits per weight".into(),
+        (0, _) => return format!("no context fits with --batch {batch}; largest batch: {largest_batch}"),
+        _ => {}
     }
     let int8 = if plan.kv == "int8" { String::new() } else { format!(" (--ctx {largest_ctx_int8} with --kv int8)") };
     format!("largest context with --batch {batch}: --ctx {largest_ctx}{int8}; largest batch: {largest_batch}")
