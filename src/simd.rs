@@ -10,7 +10,8 @@
 //! and the values go through memory. Therefore kernels are never inlined, and longer work is split into several
 //! kernels.
 
-/// Computation with its arguments. `run` and all functions it calls must be `#[inline(always)]`, or they are not recompiled.
+/// Computation with its arguments. `run` and all functions it calls must be `#[inline(always)]`, or they are not
+/// recompiled.
 pub trait Kernel<Output = ()> {
     /// Executes the kernel.
     fn run(self) -> Output;

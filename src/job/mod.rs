@@ -315,8 +315,8 @@ pub fn remove_over(out_dir: &Path) {
     partial::remove_idle(out_dir, Output::AmongOthers);
 }
 
-/// Checks an output as [`Target::check`] does. If it exists already, the job that made it may have been killed before it
-/// removed its partial work, which is removed now.
+/// Checks an output as [`Target::check`] does. If it exists already, the job that made it may have been killed before
+/// it removed its partial work, which is removed now.
 ///
 /// # Errors
 /// The same as for [`Target::check`].

@@ -35,13 +35,13 @@ pub static RECIPES: [Recipe; 12] = [
     recipe!("int4", 4, "q4_0 for all matrices of the layers; embedding and output matrix as they are"),
     recipe!("int4-head8", 4, "int4, and the output matrix in int8 with a scale per row"),
     recipe!("nl4", 4, "IQ4_NL for all matrices of the layers: the size of int4, smaller error"),
-    recipe!("nl4-mixed", 4, "nl4; down projections in int5, values, embedding and output matrix in int6"),
+    recipe!("nl4-mixed", 4, "nl4; down projections in int5, v_proj, embedding and output matrix in int6"),
     recipe!("int5", 5, "int5 with a scale per 32 weights for all matrices of the layers"),
     recipe!("int6", 6, "int6 with a scale per 32 weights for all matrices of the layers"),
     recipe!("int8", 8, "int8 with a scale per row for all matrices of the layers"),
     recipe!("tinyllama-1.1b", 4, "TinyLlama: int4, and the output matrix in int8"),
-    recipe!("llama-3", 4, "Llama 3: int4; first down projections in int8, values and embedding in int6"),
-    recipe!("qwen", 4, "Qwen2 and Qwen3: int4; keys and values in int8, embedding in int6"),
+    recipe!("llama-3", 4, "Llama 3: int4; first down projections in int8, v_proj and embedding in int6"),
+    recipe!("qwen", 4, "Qwen2 and Qwen3: int4; k_proj and v_proj in int8, embedding in int6"),
     recipe!("qwen3-moe", 4, "Qwen3-MoE: experts in int4, attention in int8, embedding in int6"),
     recipe!("gpt-oss-20b", 4, "gpt-oss: attention and output matrix in int4; experts stay in MXFP4"),
 ];
@@ -52,23 +52,24 @@ pub const SCHEMA: &str = include_str!("../../manifests/q4_manifest.schema.json")
 /// Returns the recipe with this name.
 ///
 /// # Errors
-/// There is none.
+/// No recipe has this name.
 pub fn named(name: &str) -> Result<&'static Recipe> {
     RECIPES.iter().find(|recipe| recipe.name == name).ok_or_else(|| {
         let names = RECIPES.map(|recipe| recipe.name).join(", ");
-        Error::usage(format!("recipe `{name}`: found no such recipe, expected one of {names}"))
-            .help("`iec recipes` describes them; `iec recipes NAME` prints one, to change it and give it to --q4-map")
+        Error::usage(format!("recipe `{name}`: found no such recipe, expected one of {names}")).help(
+            "`iec recipes` describes them; `iec recipes NAME` prints one; a changed copy can be given to --q4-map",
+        )
     })
 }
 
 /// Returns the recipe that a number of bits per weight stands for.
 ///
 /// # Errors
-/// There is none.
+/// No recipe has this number of bits.
 pub fn of_bits(bits: u32) -> Result<&'static Recipe> {
     RECIPES.iter().find(|recipe| recipe.bits == bits).ok_or_else(|| {
         Error::usage(format!("--bits: found {bits}, expected 4, 5, 6 or 8"))
-            .help("`iec recipes` lists other forms, for --recipe")
+            .help("`iec recipes` lists all recipes; name one with --recipe")
     })
 }
 

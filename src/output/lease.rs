@@ -11,16 +11,16 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::SystemTime;
 
-/// Lock of such a directory until it is dropped. The system releases it when the process ends in any way. File systems
-/// without locks (some network file systems) give every lock that is asked for.
+/// Lock of such a directory until it is dropped. The system releases it when the process ends in any way. On file
+/// systems without locks (some network file systems) every request succeeds and nothing is protected.
 #[derive(Debug)]
 pub struct Lease {
     file: File,
 }
 
 impl Lease {
-    /// Locks the file at `path` together with other readers, and waits for a writer, with a note. Returns `None` if
-    /// there is no such file.
+    /// Takes a shared lock on the file at `path`; waits, with a note, while a writer holds it. Returns `None` if there
+    /// is no such file.
     ///
     /// # Errors
     /// The file cannot be opened, or the user interrupts the wait.
@@ -40,8 +40,8 @@ impl Lease {
         }
     }
 
-    /// Locks the file at `path` alone, and waits for readers and writers, with a note. Creates the file if it is
-    /// missing.
+    /// Takes an exclusive lock on the file at `path`; waits, with a note, for readers and writers. Creates the file if
+    /// it is missing.
     ///
     /// # Errors
     /// The file cannot be created, or the user interrupts the wait.
@@ -55,7 +55,7 @@ impl Lease {
         }
     }
 
-    /// Locks the file at `path` alone if no process uses it; returns `None` if one does, or if there is no such file.
+    /// Takes an exclusive lock on the file at `path` if it is free; returns `None` if it is locked or missing.
     ///
     /// # Errors
     /// The file cannot be opened.

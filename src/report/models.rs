@@ -9,9 +9,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Largest width of the table in columns.
 const WIDTH: usize = 80;
-/// Columns of the cells for weights, size and last use, and of the gaps.
+/// Width of the columns weights, size and last used, and of the gaps between columns.
 const OTHERS: usize = 10 + 8 + 10 + 5 * 2;
-/// Fewest columns for the source.
+/// Smallest width of the column source.
 const LEAST: usize = 8;
 
 /// Returns a table of all entries, which fits 80 columns.

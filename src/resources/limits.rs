@@ -1,8 +1,8 @@
 //! Memory that this process may still use: of the machine, and of the control groups that contain the process.
 //!
 //! A container may use less memory than its machine has, and the system kills a process in it that uses more. The
-//! limits are files: `memory.max` in every directory of a control group of version 2, `memory.limit_in_bytes` in version 1.
-//! The memory in use contains cached pages of files, which the system drops when memory is needed.
+//! limits are files: `memory.max` in every directory of a control group of version 2, `memory.limit_in_bytes` in
+//! version 1. The memory in use contains cached pages of files, which the system drops when memory is needed.
 
 use crate::files;
 use std::path::{Path, PathBuf};

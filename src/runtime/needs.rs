@@ -52,9 +52,9 @@ impl Needs {
         KvLayout { kind, ..self.kv_layout }.bytes(tokens)
     }
 
-    /// Returns the bytes of the buffers of a step and of the logits of `sequences` sequences.
-    pub fn scratch_bytes(&self, sequences: usize) -> u64 {
-        let rows = self.prefill_chunk.min(self.context).max(sequences);
+    /// Returns the bytes of the buffers of a step and of the logits of `sequences` sequences of `context` tokens.
+    pub fn scratch_bytes(&self, context: usize, sequences: usize) -> u64 {
+        let rows = self.prefill_chunk.min(context).max(sequences);
         scratch_bytes(&self.config, rows) + (2 * size_of::<f32>() * self.config.vocab * sequences) as u64
     }
 }

@@ -1,4 +1,5 @@
-//! Quantizes and packs a checkpoint in one step: a recipe decides, a gate on weights judges, and the pack is written.
+//! Quantizes and packs a checkpoint in one step: a recipe selects the types, a gate checks
+//! the error of each matrix, and the pack is written.
 //!
 //! The steps are those of `iec ptq` and `iec pack --q4-map`; the manifest between them lies in a hidden directory
 //! beside the pack. The pack records the gate and the errors that were measured, as every pack of a manifest does.

@@ -67,10 +67,20 @@ fn a_checkpoint_given_as_a_pack_and_the_reverse_are_named() {
 fn unknown_fields_of_a_prompts_file_are_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("p.jsonl");
-    std::fs::write(&file, "{\"prompt\":\"a\",\"temperature\":0.9}\n").unwrap();
+    std::fs::write(&file, "{\"prompt\":\"a\",\"temprature\":0.9}\n").unwrap();
     let (code, stderr) = run(&["--prompts-file", file.to_str().unwrap()]);
     assert_ne!(code, 0, "{stderr}");
-    assert!(stderr.contains("temperature") && stderr.contains("expected `prompt` or `text`"), "{stderr}");
+    assert!(stderr.contains("unknown field `temprature`") && stderr.contains("`temperature`"), "{stderr}");
+}
+
+#[test]
+fn arguments_that_are_not_utf_8_do_not_panic() {
+    use std::os::unix::ffi::OsStrExt;
+    let word = std::ffi::OsStr::from_bytes(b"\xff");
+    for words in [vec![word], vec!["--version".as_ref(), word], vec!["--version".as_ref(), "-v".as_ref(), word]] {
+        let status = iec().args(&words).output().unwrap().status;
+        assert!(matches!(status.code(), Some(0 | 2)), "{words:?}: {status}");
+    }
 }
 
 #[test]

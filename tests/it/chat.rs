@@ -173,7 +173,7 @@ fn an_interrupt_stops_the_answer_and_the_conversation_goes_on() {
         terminal.type_keys("Once upon a time\r");
         terminal.wait_until("an answer", |written| written.len() > before + 400);
         terminal.type_keys("\x03");
-        let note = b"note: stopped; the answer stays as it is";
+        let note = b"note: stopped; the answer so far stays in the conversation";
         terminal.wait_until("the note", |written| written[before..].windows(note.len()).any(|part| part == note));
         terminal.wait_for_prompt();
     }
@@ -190,7 +190,7 @@ fn two_interrupts_at_an_empty_prompt_leave() {
     let home = home(512);
     let mut terminal = chat(home.path(), "--no-history", 24, 80);
     terminal.type_keys("\x03");
-    terminal.wait_for("Ctrl-C once more, Ctrl-D or /exit leaves");
+    terminal.wait_for("to leave, press Ctrl-C once more or Ctrl-D, or type /exit");
     terminal.wait_for_prompt();
     // An interrupt of a typed line discards the line, and does not count.
     terminal.type_keys("a line");
@@ -232,6 +232,7 @@ fn commands_change_the_history() {
         "/save talk.json",
         "/regen",
         "/clear",
+        "/save",
         "/load talk.json",
         "/show history",
         "/set temperature 0.5",

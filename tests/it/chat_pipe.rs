@@ -95,6 +95,46 @@ fn a_wrong_request_is_an_error_event_and_the_conversation_goes_on() {
 }
 
 #[test]
+fn a_line_that_is_no_text_is_an_error_event_and_the_conversation_goes_on() {
+    let pack = chatty();
+    let mut command = iec();
+    command.args(["chat", "--json", "--greedy", "--max-new", "2", "--model-dir"]).arg(pack.path());
+    let output = command.write_stdin(&b"{\"message\": \"\xff\"}\n{\"message\": \"Hi\"}\n"[..]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let events: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(output.status.success() && events[1]["event"] == "error", "{text}");
+    assert_eq!(events.last().unwrap()["event"], "done", "{text}");
+}
+
+#[test]
+fn a_loaded_conversation_that_is_much_longer_than_the_context_is_answered() {
+    let pack = chatty();
+    // The template adds more text than the messages have.
+    let template = "{% for m in messages %}<<<<<<<<<<<<<<<<{{ m.role }}>>>>>>>>>>>>>>>>{{ m.content }}\n{% endfor %}";
+    std::fs::write(pack.path().join("chat_template.jinja"), template).unwrap();
+    let messages: Vec<Value> =
+        (0..12_000).map(|i| json!({"role": (["user", "assistant"][i % 2]), "content": "a"})).collect();
+    std::fs::write(pack.path().join("long.json"), json!(messages).to_string()).unwrap();
+    let requests = "{\"command\": \"show\"}\n{\"message\": \"Hi\"}\n{\"command\": \"show\"}\n";
+    let (events, code) = events(pack.path(), &["--load", "long.json"], requests);
+    let state = |i: usize| events.iter().filter(|event| event["event"] == "state").nth(i).unwrap();
+    assert_eq!((code, &state(0)["prompt_tokens"]), (Some(0), &Value::Null), "{:?}", events.last());
+    let done = events.iter().find(|event| event["event"] == "done").unwrap();
+    let left_out = done["left_out_turns"].as_u64().unwrap();
+    assert!((5900..6000).contains(&left_out) && state(1)["prompt_tokens"].as_u64() > Some(100), "{done}");
+}
+
+#[test]
+fn steps_that_options_choose_replace_the_default_ones() {
+    let pack = chatty();
+    for options in [&["--mirostat", "2"][..], &["--samplers", "temperature"]] {
+        let mut command = iec();
+        command.args(["chat", "--prompt", "Hi", "--max-new", "4", "--model-dir"]).arg(pack.path()).args(options);
+        command.assert().success();
+    }
+}
+
+#[test]
 fn an_interrupt_ends_the_answer_of_a_program_and_then_the_program() {
     // The context is so long that the answer does not end by itself.
     let home = packed_with("stories260k", "config.json", json!({"max_position_embeddings": 1_000_000}));

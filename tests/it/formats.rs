@@ -1,8 +1,8 @@
 //! Tests that files of every earlier version of the formats are still read. The program of that version wrote them; a
 //! change of a format adds a directory here and never changes one.
 //!
-//! `without-digest` (November 2026): from the fixture `qwen2`. The description of a pack has no digest, no hashes of other
-//! files and no `reader_version`, and the deduplicated store does not record which pack it belongs to.
+//! `without-digest` (November 2026): from the fixture `qwen2`. The description of a pack has no digest, no hashes of
+//! other files and no `reader_version`, and the deduplicated store does not record which pack it belongs to.
 
 use crate::checkpoint::files;
 use crate::common::{fixture, iec};

@@ -282,7 +282,7 @@ fn the_memory_plan_agrees_with_the_measured_peak() {
 fn the_memory_plan_says_what_fits_and_reads_no_weights() {
     let (code, table, notes) = said("run PACK --plan -c 256");
     assert_eq!(code, 0, "{notes}");
-    for part in ["weights, mapped", "keys and values: 1 x 256 tokens in f32", "it fits", "--ctx 512"] {
+    for part in ["weights, mapped", "KV cache: 1 x 256 tokens in f32", "it fits", "--ctx 512"] {
         assert!(table.contains(part), "{part}: {table}");
     }
     assert!(table.lines().all(|line| line.chars().count() <= 100), "{table}");

@@ -1,7 +1,7 @@
-//! Names of options besides those in the structs of arguments, and what the two forms of help show.
+//! Short forms and aliases of options, and the options that `-h` and `--help` show.
 //!
-//! `--help` shows every option with its whole description. `-h` shows what most people need: for commands with many
-//! options those of a list, and of each description its first clause.
+//! `--help` shows every option with its whole description. `-h` shows only the first clause of each description, and
+//! for commands with many options only those in [`SHOWN`].
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
@@ -42,8 +42,8 @@ const ONE_DASH: [(&str, &str); 8] = [
 const GROUPS: [(&str, &str); 3] = [
     (
         "Input",
-        "model_dir model_json model_bin tokenizer prompt prompts_file prompt_len chat system raw chat_template load text kl_ref \
-         hf_dir trace hashes key check compare",
+        "model_dir model_json model_bin tokenizer prompt prompts_file prompt_len chat system raw chat_template load \
+         text kl_ref hf_dir trace hashes key check compare",
     ),
     ("Measurement", "ref_precision windows loglikelihood choices exact_match few_shot limit regex no_bos"),
     ("Performance", "precision device gpu_layers speculate draft_model_dir ctx kv batch plan"),
@@ -86,7 +86,7 @@ const SHOWN: &[(&str, &str)] = &[
 /// Headings whose options `-h` leaves out.
 const RARE: [&str; 3] = ["Tuning", "Deduplicated packs", "Long conversions"];
 
-/// Options that do the same as a word of the command line, with the identifier of that word. `-h` leaves them out.
+/// Options with the same effect as a positional argument, with the identifier of that argument. `-h` leaves them out.
 const SAME_AS_WORD: [(&str, &str); 3] = [("model_dir", "pack"), ("hf_dir", "checkpoint"), ("hf_repo", "checkpoint")];
 
 /// Returns true if `id` is one of the words in `list`.
@@ -175,10 +175,11 @@ fn examples_only(command: Command) -> Command {
     command.after_help(examples.join("\n")).after_long_help(text)
 }
 
-/// Refuses a command line that names the pack twice: by a word and by `--model-dir`. Its variable is no contradiction.
+/// Refuses a command line that names the pack twice: as a positional argument and with `--model-dir`. The environment
+/// variable of `--model-dir` does not count.
 ///
 /// # Errors
-/// Both are words of the command line.
+/// Both are given on the command line.
 pub fn check_named_once(matches: &ArgMatches, parser: &mut Command) -> Result<(), Error> {
     let Some((name, given)) = matches.subcommand() else { return Ok(()) };
     let is_word = |id: &str| {

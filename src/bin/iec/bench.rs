@@ -53,22 +53,22 @@ pub struct Args {
     /// Number of tokens that are generated before the first run and not measured
     #[arg(long, value_name = "N", value_parser = units::parse_count, env = "WARMUP_TOKENS", default_value_t = 8)]
     warmup: usize,
-    /// Fill the KV cache of each text with N tokens before the measurement: speed deep in a context
+    /// Fill the KV cache of each text with N tokens before the measurement, to measure the speed at a long context
     #[arg(long, value_name = "N", value_parser = units::parse_count, default_value_t = 0)]
     depth: usize,
     /// Print one line for all runs together: sums, and percentiles of all latencies; its `run` is the number of runs
     #[arg(long)]
     aggregate: bool,
-    /// Read N more bytes of weights per generated token during the measurement (work-touch); 0 is none
+    /// Read this many more bytes of weights per generated token, to measure memory bandwidth; 0 reads none
     #[arg(long, value_name = "BYTES", env = "IE_BYTES_PER_TOKEN", default_value = "0", value_parser = bytes)]
     bytes_per_token: u64,
     /// Distance between the bytes that --bytes-per-token reads
     #[arg(long, value_name = "BYTES", env = "IE_STRIDE_BYTES", default_value = "64", value_parser = units::parse_size)]
     stride_bytes: u64,
-    /// Check after each run that the work-touch did all its reads (exit code 4 if not)
+    /// Check after each run that --bytes-per-token made all its reads (exit code 4 if not)
     #[arg(long, env = "IE_VERIFY_TOUCH", value_parser = FalseyValueParser::new())]
     verify_touch: bool,
-    /// Fail with exit code 3 if no model is named; without this option the embedded model is measured then
+    /// If no model is named, fail with exit code 3 instead of measuring the embedded model
     #[arg(long, env = "IE_REQUIRE_MODEL", value_parser = FalseyValueParser::new())]
     require_model: bool,
     /// Expected token ids (exit code 4 if others are generated): a trace of `iec run --trace-ids`, [[ids]] or
@@ -91,7 +91,7 @@ pub struct Args {
     /// `iec bench: end`; a row with the same settings is replaced, and a file or table that is missing is made
     #[arg(long, value_name = "FILE")]
     performance_md: Option<PathBuf>,
-    /// Measure nothing; compare two reports and say whether B is slower than A (exit code 4 if so)
+    /// Compare two reports instead of measuring; say whether B is slower than A (exit code 4 if so)
     #[arg(long, num_args = 2, value_names = ["A.jsonl", "B.jsonl"],
           conflicts_with_all = ["prompts_file", "prompt_len", "profile", "aggregate", "expected_tokens", "html",
                                 "performance_md"])]

@@ -12,7 +12,7 @@ use iec::error::Result;
   iec completions zsh > ~/.zfunc/_iec
   iec completions fish > ~/.config/fish/completions/iec.fish")]
 pub struct Args {
-    /// The shell
+    /// Shell for which the script is printed
     #[arg(value_enum)]
     shell: Shell,
     #[arg(skip)]

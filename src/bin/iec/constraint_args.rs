@@ -1,6 +1,6 @@
 //! Options that constrain the generated text.
 
-use iec::error::{Context, Error, Result};
+use iec::error::{Context, Result};
 use iec::files;
 use iec::runtime::constraint::{Constraint, ConstraintSource};
 use iec::session::Session;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// Heading of these options in the help.
 const HEADING: &str = "Structured output (at most one of these options)";
-/// Largest file that is read; the library has lower limits for each kind.
+/// Largest accepted file in bytes; the library has a lower limit for each kind of constraint.
 const FILE_LIMIT: u64 = 1 << 20;
 
 /// Options that constrain the generated text; at most one of them is given.
@@ -20,13 +20,13 @@ pub struct ConstraintArgs {
     /// with `{`)
     #[arg(help_heading = HEADING, long, value_name = "FILE|JSON")]
     json_schema: Option<String>,
-    /// Generate a text of a grammar: a file in the Lark dialect of llguidance, with the first rule `start`
+    /// Generate a text that a grammar accepts: a file in the Lark dialect of llguidance whose start rule is `start`
     #[arg(help_heading = HEADING, long, value_name = "FILE")]
     grammar: Option<PathBuf>,
     /// Generate a text that a regular expression matches as a whole, such as '[0-9]{3}'
     #[arg(help_heading = HEADING, long, value_name = "RE")]
     regex: Option<String>,
-    /// Generate one of these texts: separated by commas, or the option repeated
+    /// Generate one of these texts; separate them with commas, or repeat the option
     #[arg(help_heading = HEADING, long, value_name = "TEXT", value_delimiter = ',')]
     choice: Vec<String>,
 }
@@ -55,7 +55,7 @@ impl ConstraintArgs {
     /// Compiles the constraint for a model, if there is one.
     pub fn compile(&self, source: Option<&ConstraintSource>, session: &Session) -> Result<Option<Arc<Constraint>>> {
         let compiled = source.map(|source| session.constraint(source)).transpose();
-        // The file explains an error of its content.
+        // An error in the content of a file gets the path of that file.
         match self.files().first() {
             Some(file) => compiled.at(file),
             None => compiled,
@@ -68,6 +68,5 @@ fn is_inline(schema: &str) -> bool {
 }
 
 fn read(path: &Path) -> Result<String> {
-    let bytes = files::read_limited(path, FILE_LIMIT)?;
-    String::from_utf8(bytes).map_err(|e| Error::corrupt(format!("expected UTF-8: {e}")).at(path))
+    files::utf8(files::read_limited(path, FILE_LIMIT)?).at(path)
 }

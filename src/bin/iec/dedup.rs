@@ -31,12 +31,12 @@ pub struct Args {
     /// The pack
     #[arg(value_name = "PACK")]
     pack: Option<PathBuf>,
-    /// The pack, as an option instead of the first word
+    /// The pack, as an option instead of the first argument
     #[arg(long, value_name = "DIR")]
     model_dir: Option<PathBuf>,
-    /// Packs that the pack of --model-dir may resemble, such as the one that it was fine-tuned from. From then on it
-    /// can be read only while they exist. Without --model-dir all packs are deduplicated as a family: the first one alone, each of the others as its
-    /// differences from the first
+    /// Packs that the pack may resemble, such as the one that it was fine-tuned from. Afterwards the pack can be read
+    /// only while they exist. Without a pack or --model-dir, the packs of --base are deduplicated as a family: the first
+    /// one alone, each of the others as its differences from the first
     #[arg(long, value_name = "DIR", num_args = 1.., conflicts_with = "restore")]
     base: Vec<PathBuf>,
     /// `auto` decodes at about memory bandwidth, `zstd` is smallest, `none` only stores equal tensors once

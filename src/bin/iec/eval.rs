@@ -23,7 +23,7 @@ use std::time::Instant;
 
 /// Arguments of `iec eval`.
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "iec eval [OPTIONS] [PACK] --text <FILE>")]
+#[command(override_usage = "iec eval [OPTIONS] [MODEL] --text <FILE>")]
 #[command(group = clap::ArgGroup::new("what").required(true).args(["text", "loglikelihood", "choices", "exact_match"]))]
 #[command(after_help = "\
 Perplexity is computed as llama-perplexity does: over windows of 512 tokens (--ctx) that begin with the tokenizer's BOS;

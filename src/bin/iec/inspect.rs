@@ -21,7 +21,7 @@ pub struct Args {
     /// List every tensor
     #[arg(long)]
     tensors: bool,
-    /// Read all weights: minimum, maximum, mean, deviation, zeros and NaN of every tensor
+    /// Read all weights: minimum, maximum, mean, standard deviation, zeros and NaN of every tensor
     #[arg(long)]
     stats: bool,
     /// Check the figures of a report: sums, rates, percentiles, expected tokens (exit code 4 if one is wrong)

@@ -60,7 +60,7 @@ use std::process::ExitCode;
 /// Name of the hidden command that renders chat templates.
 const RENDER_TEMPLATE: &str = "render-template";
 
-/// Converts, quantizes and runs Hugging Face checkpoints on the machine you own.
+/// Converts, quantizes and runs Hugging Face checkpoints on your own machine.
 #[derive(Debug, Parser)]
 #[command(name = "iec", version, propagate_version = true, arg_required_else_help = true)]
 struct Cli {
@@ -77,25 +77,18 @@ macro_rules! commands {
         #[derive(Debug, Subcommand)]
         enum Command {
             $($(#[doc = $help])+ $name(Box<$module::Args>),)+
-            /// Renders a chat template within limits of memory and time; called by `run` and `chat`
-            #[command(name = RENDER_TEMPLATE, hide = true)]
-            RenderTemplate,
         }
 
         impl Command {
             fn run(self, global: &Global) -> iec::Result<()> {
                 match self {
                     $(Command::$name(args) => $module::run(*args, global),)+
-                    Command::RenderTemplate => {
-                        iec::session::template::answer(std::io::stdin(), console::Stdout)
-                    }
                 }
             }
 
             fn json(&self) -> bool {
                 match self {
                     $(Command::$name(args) => args.json,)+
-                    Command::RenderTemplate => false,
                 }
             }
         }
@@ -105,17 +98,17 @@ macro_rules! commands {
 commands! {
     /// Packs a Hugging Face checkpoint into model.ie.json + model.ie.bin
     Pack => pack,
-    /// Collects activation statistics (calibration) with which ptq weights errors
+    /// Collects activation statistics by which ptq weights quantization errors
     Calib => calib,
     /// Chooses and checks a quantization, and writes its manifest for pack
     Ptq => ptq,
     /// Quantizes weights into q4 files, which pack copies without recomputing
     Q4 => q4,
-    /// Merges the results of the parts of a divided job
+    /// Merges the parts of a conversion that was divided with --part
     Merge => merge,
     /// Compresses and deduplicates a pack, losslessly
     Dedup => dedup,
-    /// Writes tensor_map.json: name, dtype, shape and range of every tensor
+    /// Writes tensor_map.json: name, dtype, shape and byte range of every tensor
     TensorMap => tensor_map,
     /// Shows the content of a checkpoint, pack, GGUF file, manifest or report
     Inspect => inspect,
@@ -125,11 +118,11 @@ commands! {
     ExportGguf => export_gguf,
     /// Generates text
     Run => run,
-    /// Talks with a model
+    /// Holds a conversation with a model
     Chat => chat,
-    /// Lists the packs that were made of checkpoints and GGUF files
+    /// Lists the packs in the cache
     List => list,
-    /// Describes a model under any of its names
+    /// Describes a pack, checkpoint, GGUF file or entry of the cache
     Show => show,
     /// Removes packs from the cache
     Rm => rm,
@@ -155,7 +148,7 @@ commands! {
     Synth => synth,
     /// Runs the whole pipeline on the embedded model
     Demo => demo,
-    /// Prints the script for the completion of commands in a shell
+    /// Prints the completion script for a shell
     Completions => completions,
     /// Prints or writes the manual pages
     Man => man,
@@ -168,6 +161,12 @@ fn parser() -> clap::Command {
 
 fn main() -> ExitCode {
     fatal::install();
+    if std::env::args_os().nth(1).is_some_and(|word| word == RENDER_TEMPLATE) {
+        return match iec::session::template::answer(std::io::stdin(), console::Stdout) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(e) => report(&e, false, false),
+        };
+    }
     let mut parser = parser().color(global::color_choice());
     let parsed = parser.try_get_matches_from_mut(arguments::words(std::env::args_os())).and_then(|matches| {
         arguments::check_named_once(&matches, &mut parser)?;
@@ -175,7 +174,7 @@ fn main() -> ExitCode {
     });
     let cli = match parsed {
         Ok(cli) => cli,
-        Err(answer) if answer.kind() == ErrorKind::DisplayVersion && version::wants_details(std::env::args()) => {
+        Err(answer) if answer.kind() == ErrorKind::DisplayVersion && version::wants_details(std::env::args_os()) => {
             return match console::print(version::details()) {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(e) => report(&e, false, false),

@@ -37,7 +37,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     let commands = parser.get_subcommands().filter(|command| !command.is_hide_set() && command.get_name() != "help");
     let (inputs, mut targets) = (Inputs::default(), Vec::new());
     for command in [&parser].into_iter().chain(commands) {
-        // Those of commands are like `iec-run`.
+        // The pages of commands have names such as `iec-run`.
         let name = command.get_display_name().unwrap_or(command.get_name());
         let path = dir.join(format!("{name}.1"));
         let rules = Rules { inputs: &inputs, overwrite: args.overwrite, stdout: false };

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 The result is what the same command without --part writes, byte for byte. docs/CLUSTER.md has scripts for Slurm and
 Kubernetes.")]
 pub struct Args {
-    /// --out-dir of the parts (of `q4 --append-attn` the --model-dir, of `export-gguf` the directory of the file)
+    /// The --out-dir of the parts (for `q4 --append-attn` their --model-dir, for `export-gguf` the directory of --out)
     #[arg(long, value_name = "DIR")]
     out_dir: PathBuf,
     /// Print the summary as JSON on stdout

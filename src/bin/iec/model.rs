@@ -24,11 +24,11 @@ use std::path::{Path, PathBuf};
 /// Options that name the model, its precision and its device.
 #[derive(Debug, clap::Args)]
 pub struct ModelArgs {
-    /// Pack, checkpoint directory, GGUF file, or ORG/NAME of a downloaded model; what is no pack is packed once into a
-    /// cache (IEC_CACHE) [default: the pack in the current directory]
+    /// Pack, checkpoint directory, GGUF file, or ORG/NAME of a downloaded model. A model that is not a pack is packed
+    /// into the cache (IEC_CACHE) at its first use [default: the pack in the current directory]
     #[arg(id = "pack", value_name = "MODEL", index = 1)]
     word: Option<PathBuf>,
-    /// The model, as an option instead of the first word
+    /// The model, as an option instead of the first argument
     #[arg(long, value_name = "MODEL", env = "MODEL_DIR")]
     model_dir: Option<PathBuf>,
     /// Description of the pack to use instead of model.ie.json in --model-dir
@@ -50,7 +50,7 @@ pub struct ModelArgs {
     #[command(flatten)]
     pub device: DeviceArgs,
     /// Speculative decoding: draft several tokens and verify them in one step. The text stays the same; drafting stops
-    /// while it is not faster [default: draft with --draft-model-dir, otherwise ngram for run and off for other
+    /// while it is not faster [default: draft with --draft-model-dir, otherwise ngram for run and chat, off for other
     /// commands]
     #[arg(long, value_enum, value_name = "HOW")]
     speculate: Option<Speculate>,

@@ -70,7 +70,7 @@ pub struct Args {
 /// Options that quantize in the same step.
 #[derive(Debug, clap::Args)]
 struct OneStepArgs {
-    /// Quantize to codes of this many bits: the plain recipe of 4, 5, 6 or 8 bits
+    /// Quantize with the recipe int4, int5, int6 or int8; `iec recipes` describes them
     #[arg(long, value_name = "4|5|6|8", conflicts_with_all = ["q4_map", "recipe", "part", "parts"])]
     bits: Option<u32>,
     /// Quantize as a recipe says; `iec recipes` lists them
@@ -81,7 +81,13 @@ struct OneStepArgs {
     #[arg(long, value_name = "NAME=VALUE", conflicts_with = "q4_map", requires = "decision")]
     gate: Vec<String>,
     /// Store matrices that fail the gate in this type instead of refusing the model
-    #[arg(long, value_parser = named(ON_FAILURE), conflicts_with = "q4_map", requires = "decision")]
+    #[arg(
+        long,
+        value_name = "TYPE",
+        value_parser = named(ON_FAILURE),
+        conflicts_with = "q4_map",
+        requires = "decision"
+    )]
     keep_failing: Option<OnFailure>,
 }
 

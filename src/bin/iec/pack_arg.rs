@@ -5,13 +5,13 @@ use iec::files;
 use iec::iebin::JSON_NAME;
 use std::path::{Path, PathBuf};
 
-/// The pack: the first word after the command, or `--model-dir`.
+/// The pack: the first positional argument, or `--model-dir`.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct PackArg {
     /// Directory of the pack [default: the current directory, if it holds a pack]
     #[arg(value_name = "PACK", index = 1)]
     pack: Option<PathBuf>,
-    /// Directory of the pack, as an option instead of the first word
+    /// Directory of the pack, as an option instead of the first argument
     #[arg(long, value_name = "DIR", env = "MODEL_DIR")]
     model_dir: Option<PathBuf>,
 }
@@ -31,8 +31,8 @@ impl PackArg {
     }
 }
 
-/// Returns the path that the first word of a command, its option or the variable of the option names. The word is
-/// preferred to the variable; the parser refuses a word together with the option.
+/// Returns the path given as the positional argument, by the option or by its environment variable. The argument takes
+/// precedence over the variable; the parser refuses the argument together with the option.
 pub fn first_named(given: [&Option<PathBuf>; 2]) -> Option<&Path> {
     given.into_iter().flatten().find(|path| !path.as_os_str().is_empty()).map(PathBuf::as_path)
 }

@@ -106,7 +106,7 @@ pub struct Args {
     answers: AnswerArgs,
     /// Store tensors that fail the gate in this type instead of refusing the model; tensors that fail as int6, too,
     /// become int8
-    #[arg(long, value_parser = named(ON_FAILURE))]
+    #[arg(long, value_name = "TYPE", value_parser = named(ON_FAILURE))]
     keep_failing: Option<OnFailure>,
     /// Write the manifest even if the gate refuses it; it is marked as refused
     #[arg(long)]

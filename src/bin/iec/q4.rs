@@ -44,7 +44,7 @@ pub struct Args {
     /// Quantization scheme: q4_0 has blocks of 32, int4-row one scale per row [default: q4_0]
     #[arg(long, value_parser = named(SCHEMES), conflicts_with = "append_attn")]
     scheme: Option<(Scheme, Option<Granularity>)>,
-    /// Rows that are read at once; limits memory and does not change the result [default: about 1 MiB]
+    /// Rows that are read at once; limits memory and does not change the result [default: as many rows as fit about 1 MiB]
     #[arg(long, value_name = "N", env = "CHUNK_ROWS")]
     chunk_rows: Option<NonZeroUsize>,
     /// Quantize the output matrix, too

@@ -13,7 +13,7 @@ pub struct ReportArgs {
     /// Write the measurement into DIR as JSON lines, CSV and an HTML page with charts; REPORT=0 writes none
     #[arg(long, value_name = "DIR", env = "REPORT_ROOT")]
     report_root: Option<PathBuf>,
-    /// Write the same files into ./reports, unless --report-root names another directory
+    /// Write the measurement as --report-root does, into ./reports if no other directory is given
     #[arg(long)]
     html: bool,
     /// Largest number of token ids per text in the files of --report-root or --html [default: no limit]

@@ -6,7 +6,7 @@ use iec::session::Session;
 use iec::session::sampling::SamplingTexts;
 
 /// Heading of these options in the help.
-const SAMPLING: &str = "Sampling (greedy unless one of these options is given)";
+const SAMPLING: &str = "Sampling (default: greedy; in a conversation as generation_config.json says)";
 
 /// Heading of the options that only `--help` shows.
 pub const MORE_SAMPLING: &str = "More sampling";
@@ -15,13 +15,14 @@ pub const MORE_SAMPLING: &str = "More sampling";
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = SAMPLING)]
 pub struct SamplingArgs {
-    /// Choose the most likely token at each step; the default
+    /// Choose the most likely token at each step
     #[arg(
         long,
         conflicts_with_all = ["temperature", "top_k", "top_p", "min_p", "typical", "xtc_probability", "mirostat"]
     )]
     greedy: bool,
-    /// Divide the logits by T before sampling; 0 is greedy [default: 1 if another sampling option is given]
+    /// Divide the logits by T before sampling; 0 is greedy [default: 0, or 1 if another option selects sampling; in a
+    /// conversation that of generation_config.json, or 0.8]
     #[arg(long, alias = "temp", value_name = "T")]
     temperature: Option<f64>,
     /// Sample from the K most likely tokens
@@ -47,13 +48,13 @@ pub struct SamplingArgs {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = MORE_SAMPLING)]
 struct MoreArgs {
-    /// Sample from the tokens with the most typical information content, whose probabilities add up to P
+    /// Locally typical sampling: keep the tokens whose surprise is nearest to the entropy, up to total probability P
     #[arg(long, alias = "typical-p", value_name = "P")]
     typical: Option<f64>,
-    /// Lower the logits of tokens that occurred by A
+    /// Subtract A from the logits of tokens that occurred
     #[arg(long, value_name = "A")]
     presence_penalty: Option<f64>,
-    /// Lower the logits of tokens that occurred by A for each occurrence
+    /// Subtract A from the logit of a token for each of its occurrences
     #[arg(long, value_name = "A")]
     frequency_penalty: Option<f64>,
     /// Number of last tokens that the three penalties consider; 0 turns them off, -1 is all [default: -1]
@@ -71,8 +72,8 @@ struct MoreArgs {
     /// Number of last tokens in which DRY searches; 0 turns it off, -1 is all [default: -1]
     #[arg(long, value_name = "N", requires = "dry_multiplier")]
     dry_penalty_last_n: Option<i64>,
-    /// Text that ends DRY's sequences, instead of line break, colon, quotation mark and asterisk; repeatable; `none`
-    /// means that no text does
+    /// Text that a repeated sequence of DRY must not contain, instead of line break, colon, quotation mark and asterisk;
+    /// repeatable; `none` allows all texts
     #[arg(long, value_name = "TEXT", requires = "dry_multiplier")]
     dry_sequence_breaker: Vec<String>,
     /// XTC: with probability P, remove the likely tokens except the least likely of them
@@ -81,7 +82,7 @@ struct MoreArgs {
     /// Probability from which XTC counts a token as likely; above 0.5 XTC has no effect [default: 0.1]
     #[arg(long, value_name = "P", requires = "xtc_probability")]
     xtc_threshold: Option<f64>,
-    /// Keep the information content of the text near a target with Mirostat, version 1 or 2; 0 is off
+    /// Keep the surprise of the text near a target with Mirostat, version 1 or 2; 0 is off
     #[arg(long, value_name = "VERSION", value_parser = clap::value_parser!(u8).range(0..=2))]
     mirostat: Option<u8>,
     /// Target of Mirostat, in bits per token [default: 5]
@@ -94,7 +95,8 @@ struct MoreArgs {
     /// token
     #[arg(long, value_name = "TOKEN(+|-|=)BIAS")]
     logit_bias: Vec<String>,
-    /// Never generate TEXT in its usual tokens, at the beginning, after a space or inside a word; repeatable
+    /// Never generate the tokens that the tokenizer makes of TEXT at the beginning of a text, after a space or inside a
+    /// word; other tokens can still spell TEXT; repeatable
     #[arg(long, value_name = "TEXT")]
     ban: Vec<String>,
     /// Order of the sampling steps [default: penalties,dry,temperature,top_k,top_p,min_p,typ_p,xtc]
@@ -124,6 +126,11 @@ impl SamplingArgs {
     /// The same as those of [`SamplingArgs::check`], or a text has no valid tokens.
     pub fn sampling(&self, session: &Session, defaults: Sampling) -> Result<Sampling> {
         self.texts().resolve(self.numbers(defaults)?, || session.tokenizer(), session.engine.config().vocab)
+    }
+
+    /// Returns true if options choose which steps remove tokens: `--mirostat` or `--samplers`.
+    pub fn chooses_steps(&self) -> bool {
+        self.more.mirostat > Some(0) || self.more.samplers.is_some()
     }
 
     /// Returns the seed, if one is given.

@@ -1,4 +1,4 @@
-//! `iec show`: describes a model under any of its names.
+//! `iec show`: describes a pack, checkpoint, GGUF file, downloaded repository or entry of the cache.
 
 use crate::console;
 use crate::global::{Global, non_empty_variable};

@@ -64,8 +64,9 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     global.summarize(words, args.json, &json!({"out": out, "signature": signature}))
 }
 
-/// Makes a key. If only the private file exists, an earlier run was interrupted, and its public file is written. Existing
-/// keys are never replaced: two files cannot change at the same moment, and the signatures of a lost key are worthless.
+/// Makes a key. If only the private file exists, an earlier run was interrupted, and its public file is written.
+/// Existing keys are never replaced: two files cannot change at the same moment, and the signatures of a lost key are
+/// worthless.
 fn new_key(path: &Path, args: &Args, global: &Global) -> Result<()> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".pub");

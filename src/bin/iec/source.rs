@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// Options that name the checkpoint. Each command says in an argument group whether one is required.
 #[derive(Debug, clap::Args)]
 pub struct SourceArgs {
-    /// The Hugging Face checkpoint; as for --hf-dir, or the repository id of one in the Hugging Face cache
+    /// The checkpoint: a path as for --hf-dir, or the id ORG/NAME of a repository in the Hugging Face cache
     #[arg(value_name = "CHECKPOINT", conflicts_with_all = ["hf_dir", "hf_repo"])]
     checkpoint: Option<PathBuf>,
     /// The Hugging Face checkpoint: a directory (config.json, weights, tokenizer), a single weight file, or a pack of

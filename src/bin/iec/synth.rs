@@ -36,7 +36,8 @@ pub struct Args {
     /// Seed of the weights; the same seed gives the same bytes
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Draw weights with heavy tails and rows of very different scales, as in trained models, instead of normal ones
+    /// Draw weights with heavy tails and rows of very different scales, as in trained models, instead of normally
+    /// distributed weights
     #[arg(long)]
     heavy_tails: bool,
     /// Largest size of a weight file

@@ -28,7 +28,7 @@ const COMMANDS: &[(&str, &str)] = &[
     ("hash", "use `iec verify PACK --hashes`"),
     ("split", "use `iec unpack PACK --max-shard-size SIZE --out-dir DIR`"),
     ("gguf-split", "use `iec unpack PACK --max-shard-size SIZE --out-dir DIR`"),
-    ("tokenize", "use `iec run PACK -p TEXT -n 1 --trace-ids -`; its first line has the token ids"),
+    ("tokenize", "use `iec run PACK -p TEXT -n 1 --trace-ids FILE`; the first line of FILE has the token ids"),
     ("completion", "use `iec completions SHELL`"),
     ("generate-shell-completion", "use `iec completions SHELL`"),
     ("version", "use `iec --version`; `-v` adds details"),
@@ -36,7 +36,7 @@ const COMMANDS: &[(&str, &str)] = &[
 
 /// Names of options.
 const OPTIONS: &[(&str, &str)] = &[
-    ("--hf-repo", "only `iec pack`, `ptq`, `calib` and `q4` take a checkpoint: `iec pack ORG/NAME --out-dir PACK`"),
+    ("--hf-repo", "name the repository as the model: `iec run ORG/NAME` or `iec pack ORG/NAME --out-dir PACK`"),
     ("--model-path", "name the pack after the command, or with `--model-dir DIR`"),
     ("--model-name", "name the pack after the command, or with `--model-dir DIR`"),
     ("--model-name-or-path", "name the pack after the command, or with `--model-dir DIR`"),
@@ -80,8 +80,8 @@ const OPTIONS: &[(&str, &str)] = &[
     ("--cuda", "use `--device cuda`"),
 ];
 
-/// Replaces the similar name that the parser suggests for an unknown command or option, if the name means something
-/// else.
+/// Replaces the parser's suggestion for an unknown command or option by the tip of [`COMMANDS`] or [`OPTIONS`], if
+/// there is one.
 pub fn name_meant(mut error: Error) -> Error {
     let (found, suggested, names) = match error.kind() {
         ErrorKind::InvalidSubcommand => (ContextKind::InvalidSubcommand, ContextKind::SuggestedSubcommand, COMMANDS),

@@ -11,7 +11,7 @@ use std::path::Path;
 /// Options that place threads and memory and say when weights are read.
 #[derive(Debug, clap::Args)]
 pub struct TuningArgs {
-    /// Whether threads are bound to processors; those of physical cores are used first
+    /// Whether threads are bound to processors; the first hardware thread of each physical core is used before the second
     #[arg(
         help_heading = "Tuning",
         long,

@@ -46,7 +46,7 @@ pub struct Args {
     /// Prompts to continue [default: ten built-in ones]
     #[arg(long, value_name = "FILE")]
     prompts_file: Option<PathBuf>,
-    /// Number of tokens to compare per prompt; end-of-sequence tokens are ignored
+    /// Number of tokens to compare per prompt; generation continues after end-of-sequence tokens
     #[arg(long, value_name = "N", value_parser = parse_count, default_value_t = 32)]
     max_new: usize,
     /// Number of most likely tokens whose ranks are compared
@@ -61,8 +61,8 @@ pub struct Args {
     /// Compare tokenizers only; no weights are read
     #[arg(long, requires = "hf_dir", conflicts_with_all = ["trace", "hashes"])]
     tokenizer_only: bool,
-    /// Trace with the expected tokens, from transformers or `iec run --trace-ids`, that the pack must give; with
-    /// --hf-dir the reference checks it instead of a generated text
+    /// Trace with the expected tokens, from transformers or `iec run --trace-ids`, that the pack must generate; with
+    /// --hf-dir the reference also computes the tokens of this trace
     #[arg(long, value_name = "FILE", conflicts_with = "prompts_file")]
     trace: Option<PathBuf>,
     /// Check every tensor of the pack against its recorded SHA-256

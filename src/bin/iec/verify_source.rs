@@ -17,8 +17,8 @@ use serde_json::json;
   iec verify-source openai/gpt-oss-20b
   iec verify-source models/tinyllama --json
 
-Every file is compared with its hash on the Hub, which is the name of its blob in the cache or stands in the metadata
-of `hf download --local-dir`. Works without network. Exit code 4 when something is missing or differs.")]
+Every file is compared with its hash on the Hub. In the cache, the hash is the name of the blob; in a directory of
+`hf download --local-dir`, the metadata has it. No network is used. Exit code 4 when something is missing or differs.")]
 pub struct Args {
     #[command(flatten)]
     source: SourceArgs,

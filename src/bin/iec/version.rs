@@ -1,13 +1,15 @@
 //! `iec --version -v`: the build of the program and what it finds on this machine.
 
 use iec::runtime::cpu;
+use std::ffi::OsString;
 
 /// Features of the crate that change what the program can do.
 const FEATURES: &[(&str, bool)] =
     &[("cli", cfg!(feature = "cli")), ("hub", cfg!(feature = "hub")), ("reference", cfg!(feature = "reference"))];
 
 /// Returns true if the words of the command line ask for details: `-v` or `--verbose`, also among other letters.
-pub fn wants_details(mut words: impl Iterator<Item = String>) -> bool {
+pub fn wants_details(words: impl Iterator<Item = OsString>) -> bool {
+    let mut words = words.map(|word| word.to_string_lossy().into_owned());
     words.any(|word| word == "--verbose" || (word.starts_with('-') && !word.starts_with("--") && word.contains('v')))
 }
 
@@ -35,7 +37,7 @@ mod tests {
 
     #[test]
     fn details_are_wanted_by_any_form_of_the_option() {
-        let wants = |line: &str| wants_details(line.split_whitespace().map(String::from));
+        let wants = |line: &str| wants_details(line.split_whitespace().map(OsString::from));
         for line in ["--version -v", "-V -v", "-Vv", "--verbose --version", "-vvV"] {
             assert!(wants(line), "{line}");
         }

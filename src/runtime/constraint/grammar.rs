@@ -61,7 +61,10 @@ impl<'a> Scanner<'a> {
             ':' => {
                 self.rules += 1;
                 if self.rules > RULES {
-                    return Err(Error::unsupported(format!("grammar: found more than {RULES} rules")));
+                    return Err(Error::unsupported(format!(
+                        "grammar: found more than {RULES} rules and terminals, expected at most that"
+                    ))
+                    .help("use a smaller grammar"));
                 }
                 1
             }
@@ -100,6 +103,10 @@ impl<'a> Scanner<'a> {
                 let length = values.byte_offset();
                 let value = strict_json::parse(&after.as_bytes()[..length])?;
                 if name == "json" {
+                    // The compiler would ignore keywords that are newer than the draft.
+                    if value.get("$schema").is_some() {
+                        return Err(self.refused("`$schema` in `%json`", "remove `$schema`"));
+                    }
                     schema::check(&value)?;
                 } else if name == "llguidance" && value.get("allow_invalid_utf8").is_some() {
                     return Err(self.refused("`allow_invalid_utf8`", "texts are UTF-8; remove it"));

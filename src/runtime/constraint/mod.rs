@@ -100,7 +100,7 @@ impl Constraint {
     pub fn compile_here(source: &ConstraintSource, vocabulary: &Arc<Vocabulary>) -> Result<Constraint> {
         let parser = vocabulary.factory().create_parser(source.checked()?);
         let mut matcher = Matcher::new(parser);
-        // The first mask shows whether there is a first token, and its work is kept for all texts.
+        // The first mask fails if no token can begin a text; the parser state that it computes is shared by all texts.
         matcher.compute_mask().map_err(|e| refused(source.kind(), &reason(&e.to_string())))?;
         Ok(Constraint { initial: Mutex::new(matcher), vocabulary: Arc::clone(vocabulary) })
     }
@@ -215,6 +215,7 @@ fn reason(message: &str) -> String {
     let line = message.lines().next().unwrap_or_default();
     match line.strip_prefix("panic: ") {
         Some(_) => "the compiler failed".into(),
+        None if line.contains("NoExtensionBias") => "a schema refers to itself without any content".into(),
         None => line.to_string(),
     }
 }
@@ -231,7 +232,8 @@ fn refused(kind: &str, why: &str) -> Error {
 
 /// Returns the error for a constraint that fails while a text is generated.
 fn failed(why: &str) -> Error {
-    Error::unsupported(format!("the constraint cannot go on: {why}")).help("use a simpler schema, grammar or pattern")
+    Error::unsupported(format!("constraint: the text cannot be continued: {why}"))
+        .help("use a simpler schema, grammar or pattern")
 }
 
 #[cfg(test)]

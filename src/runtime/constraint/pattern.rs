@@ -17,7 +17,7 @@ const CHOICES: usize = 10_000;
 /// The pattern is empty or too long, is not of the syntax of the crate `regex`, or has a group named `stop`.
 pub(super) fn check(pattern: &str) -> Result<()> {
     if pattern.is_empty() || pattern.len() > BYTES {
-        let found = format!("found a pattern of {} bytes, expected 1 to {BYTES}", pattern.len());
+        let found = format!("pattern: found {} bytes, expected 1 to {BYTES}", pattern.len());
         return Err(Error::usage(found));
     }
     let parsed = ParserBuilder::new().nest_limit(NESTING).build().parse(pattern);
@@ -50,7 +50,7 @@ pub(super) fn of_choices(texts: &[String]) -> Result<String> {
     }
     let bytes: usize = texts.iter().map(String::len).sum();
     if bytes > BYTES {
-        return Err(Error::usage(format!("found choices of {bytes} bytes together, expected at most {BYTES}")));
+        return Err(Error::usage(format!("choices: found {bytes} bytes in all, expected at most {BYTES}")));
     }
     let escaped: Vec<String> = texts.iter().map(|text| regex_syntax::escape(text)).collect();
     Ok(format!("(?:{})", escaped.join("|")))

@@ -94,7 +94,7 @@ pub(super) fn check(schema: &Value) -> Result<()> {
         Value::Bool(true) | Value::Object(_) => {
             Checker { root: schema, followed: HashSet::new(), schemas: 0 }.schema(schema, "#", 0)
         }
-        _ => Err(Error::corrupt("JSON schema: found another value, expected an object")
+        _ => Err(Error::corrupt("JSON schema: found neither an object nor a boolean, expected an object")
             .help("a schema looks like {\"type\": \"object\", \"properties\": …}")),
     }
 }
@@ -198,7 +198,7 @@ impl<'a> Checker<'a> {
 }
 
 fn expected(place: &str, what: &str) -> Error {
-    Error::corrupt(format!("JSON schema: found another value at {place}, expected {what}"))
+    Error::corrupt(format!("JSON schema: found a value of another type at {place}, expected {what}"))
 }
 
 fn refused(keyword: &str, place: &str) -> Error {
@@ -217,12 +217,17 @@ fn draft(value: &Value, place: &str) -> Result<()> {
 fn exact(value: &Value, place: &str) -> Result<()> {
     match value {
         Value::Number(number) => {
-            let magnitude = number.as_i64().map(i64::unsigned_abs).or(number.as_u64());
-            if magnitude.is_none_or(|magnitude| magnitude <= EXACT) {
+            let whole = number.as_i64().map(i64::unsigned_abs).or(number.as_u64());
+            let is_exact = match whole {
+                Some(magnitude) => magnitude <= EXACT,
+                // A larger integer than 64 bits hold was parsed as a float.
+                None => number.as_f64().is_some_and(|value| value.abs() <= EXACT as f64),
+            };
+            if is_exact {
                 return Ok(());
             }
             let found = format!("JSON schema: found the number {number} at {place}, expected at most 2^53 = {EXACT}");
-            Err(Error::unsupported(found).help("use a text instead of the number"))
+            Err(Error::unsupported(found).help("use a string instead of the number"))
         }
         Value::Array(items) => items.iter().try_for_each(|item| exact(item, place)),
         Value::Object(members) => members.values().try_for_each(|member| exact(member, place)),

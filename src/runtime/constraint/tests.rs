@@ -194,7 +194,7 @@ fn a_vocabulary_without_the_letters_is_an_error() {
     let mut state = constraint.start();
     state.accept(0).unwrap();
     state.accept(1).unwrap();
-    assert!(state.mask().unwrap_err().to_string().contains("cannot go on"));
+    assert!(state.mask().unwrap_err().to_string().contains("cannot be continued"));
     assert!(constraint.start().accept(1).is_err());
 }
 
@@ -236,6 +236,8 @@ fn schemas_that_would_not_be_enforced_are_refused_by_name() {
         Case(r#"{"type": "array", "uniqueItems": true}"#, "`uniqueItems` at #"),
         Case(r#"{"properties": {"a": {"not": {}}}}"#, "`not` at #/properties/a"),
         Case(r#"{"if": {}, "then": {}}"#, "`if`"),
+        Case(r#"{"const": 123456789012345678901234}"#, "2^53"),
+        Case(r#"{"type": "integer", "minimum": 1e300}"#, "2^53"),
         Case(r#"{"type": "string", "minimun": 5}"#, "`minimun`"),
         Case(r#"{"x-guidance": {"lenient": true}, "type": "integer"}"#, "`x-guidance`"),
         Case(r#"{"$ref": "https://example.com/schema.json"}"#, "`https://example.com/schema.json`"),
@@ -324,6 +326,7 @@ fn parts_of_grammars_without_effect_are_refused_by_name() {
         Case("start: %json {\"type\": \"array\", \"uniqueItems\": true}", "`uniqueItems`"),
         Case("start: %json {\"x-guidance\": {\"lenient\": true}}", "`x-guidance`"),
         Case("start: %json {", "`%json` without JSON"),
+        Case("start: %json {\"$schema\": \"http://json-schema.org/draft-04/schema\", \"const\": 5}", "`$schema`"),
         Case("begin: \"a\"", "no start rule"),
         Case("start: missing", "missing"),
         Case("  \n", "expected 1 to"),

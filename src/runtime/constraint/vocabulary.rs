@@ -25,7 +25,7 @@ const LIMITS: ParserLimits = ParserLimits {
 /// The tokens of a model, prepared for constraints. It is built once per model and shared by its constraints.
 pub struct Vocabulary {
     factory: ParserFactory,
-    /// Id that stands for the end of a text; the number of tokens.
+    /// Id that stands for the end of a text; it equals the number of tokens.
     end: u32,
     /// Tokens with a space that is not shown at the beginning of a text, and the token with the rest of their bytes, if
     /// there is one.

@@ -77,14 +77,14 @@ impl Constrained {
         Ok(&self.masked)
     }
 
-    /// Adds the chosen token; returns true if the text is complete. Otherwise the next mask is computed meanwhile.
+    /// Adds the chosen token; returns true if the text is complete. Otherwise the thread begins to compute the next mask.
     ///
     /// # Errors
     /// The token is not allowed.
     pub(super) fn accept(&mut self, id: u32) -> Result<bool> {
         let Next::Ready(mut state, mask) = std::mem::replace(&mut self.next, Next::Ended) else { return Err(ended()) };
         if !mask.allows(id) {
-            let found = "the model gives no token that the constraint allows a probability above 0";
+            let found = "constraint: found no allowed token with a probability above 0";
             return Err(Error::unsupported(found).help("check the pack with `iec inspect --stats`"));
         }
         state.accept(id)?;
@@ -113,5 +113,5 @@ impl Constrained {
 }
 
 fn ended() -> Error {
-    Error::new(Cause::Engine("the computation of token masks has ended".into()))
+    Error::new(Cause::Engine("the thread that computes token masks has ended".into()))
 }

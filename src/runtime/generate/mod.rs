@@ -27,14 +27,16 @@ use std::time::{Duration, Instant};
 const PIECE: usize = 128;
 
 /// A text to be continued.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Request {
     /// Tokens of the prompt; at least one.
     pub ids: Vec<u32>,
     /// Largest number of tokens to generate; at least one.
     pub max_new: usize,
-    /// Sampling parameters. The seed is that of the run; each request draws from `seed + its index`.
+    /// Sampling parameters. Their seed is that of the run: request number i draws from that seed + i.
     pub sampling: Sampling,
+    /// Seed of this request alone, in place of the seed of the run.
+    pub seed: Option<u64>,
     /// Strings that end the text; they are not shown.
     pub stop: Vec<String>,
     /// `Some(k)`: report the probability of each token and the `k` most likely ones.

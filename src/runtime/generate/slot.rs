@@ -5,7 +5,7 @@ use super::{CachedPrefix, Completion, Event, Finish, Options, Request};
 use crate::error::Result;
 use crate::runtime::engine::{Engine, Feed, Sequence};
 use crate::runtime::profile::Stage;
-use crate::runtime::sampler::{Sampler, candidates};
+use crate::runtime::sampler::{Sampler, Sampling, candidates};
 use crate::runtime::speculate::{Memory, Text};
 use crate::runtime::text::{StopMatcher, TextStream, Tokenizer};
 use std::time::Instant;
@@ -63,7 +63,10 @@ impl Slot {
             }
             None => engine.new_sequence()?,
         };
-        let mut sampler = Sampler::new(request.sampling, index);
+        let mut sampler = match request.seed {
+            Some(seed) => Sampler::new(Sampling { seed, ..request.sampling }, 0),
+            None => Sampler::new(request.sampling, index),
+        };
         sampler.observe(&request.ids);
         let constraint = request.constraint.map(|constraint| masks.begin(&constraint)).transpose()?;
         let most = request.max_new.min(engine.context() + 1 - prompt_tokens);

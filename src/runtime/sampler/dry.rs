@@ -1,9 +1,9 @@
 //! DRY ("don't repeat yourself"): a penalty on tokens that would continue a sequence that occurred before.
 //!
 //! If the last `n` tokens of the text also occur earlier and are followed there by a token, that token loses
-//! `multiplier * base^(n - allowed_length)`, provided that `n` is at least `allowed_length`. The longest such `n` counts.
-//! Sequences do not reach back over a breaker, such as a line break. Definition: llama.cpp (`llama-sampling.cpp`),
-//! which follows the proposal of p-e-w (oobabooga/text-generation-webui, pull request 5677).
+//! `multiplier * base^(n - allowed_length)`, provided that `n` is at least `allowed_length`. The longest such `n`
+//! counts. Sequences do not reach back over a breaker, such as a line break. Definition: llama.cpp
+//! (`llama-sampling.cpp`), which follows the proposal of p-e-w (oobabooga/text-generation-webui, pull request 5677).
 
 use super::pool::Pool;
 use crate::error::{Error, Result};

@@ -75,8 +75,8 @@ impl Editor {
         let history = MemHistory::with_config(&config);
         let mut inner = rustyline::Editor::with_history(config, history).map_err(refused)?;
         inner.set_helper(Some(Helper { colors, ..Helper::default() }));
-        let file = path.map(HistoryFile::new);
-        for entry in file.iter().flat_map(HistoryFile::read) {
+        let mut file = path.map(HistoryFile::new);
+        for entry in file.iter_mut().flat_map(HistoryFile::read) {
             inner.history_mut().add(&entry).map_err(refused)?;
         }
         end_at_signals()?;
@@ -104,7 +104,7 @@ impl Editor {
                 Err(ReadlineError::Eof) => return Ok(Entry::End),
                 Err(ReadlineError::Signal(_)) => {}
                 Err(ReadlineError::Io(e)) if e.kind() == std::io::ErrorKind::InvalidData => {
-                    crate::console::note("the terminal sent bytes that are not UTF-8");
+                    crate::console::note("terminal: found bytes that are not UTF-8, expected text");
                 }
                 Err(_) => {
                     // The terminal was closed; its SIGHUP may still be on the way.
@@ -138,7 +138,7 @@ fn entry(text: &str, joined: &[String]) -> Entry {
     }
     let mut text = text.to_string();
     for typed in joined.iter().rev() {
-        // An edit before the backslash keeps it.
+        // If the text before the backslash was edited later, `typed` is no prefix any more and the backslash stays.
         if text.strip_prefix(typed.as_str()).is_some_and(|rest| rest.starts_with('\n')) {
             text.remove(typed.len() - 1);
         }
@@ -158,7 +158,8 @@ fn is_open(text: &str) -> bool {
 fn refused(e: ReadlineError) -> Error {
     match e {
         ReadlineError::Io(e) => e.into(),
-        e => Error::engine(format!("the terminal cannot be used: {e}")).help("use a pipe, or --json for programs"),
+        e => Error::engine(format!("the terminal cannot be used: {e}"))
+            .help("write messages to standard input through a pipe, or use --json"),
     }
 }
 

@@ -1,5 +1,6 @@
 //! File with what the user typed in earlier conversations: one entry per line, with `\n` and `\\` for line breaks and
-//! backslashes. Only its owner can read it. A file that cannot be read or written is noted once and then not used.
+//! backslashes. Only its owner can read it. If the file cannot be read or written, one note says so, and the history is
+//! kept in memory only.
 
 use super::editor::HISTORY_ENTRIES;
 use crate::console;
@@ -39,7 +40,7 @@ impl HistoryFile {
     }
 
     /// Returns the latest entries, from the oldest.
-    pub fn read(&self) -> Vec<String> {
+    pub fn read(&mut self) -> Vec<String> {
         let read = || -> Result<Vec<String>> {
             let Some(found) = files::find(&self.path)? else { return Ok(Vec::new()) };
             let text = files::utf8(files::read_limited(&self.path, FILE_LIMIT)?).at(&self.path)?;
@@ -53,6 +54,7 @@ impl HistoryFile {
             Ok(latest.iter().map(|line| unescape(line)).collect())
         };
         read().unwrap_or_else(|e| {
+            self.broken = true;
             unusable(&e);
             Vec::new()
         })
@@ -131,7 +133,7 @@ mod tests {
         let path = dir.path().join("history");
         let lines: String = (0..HISTORY_ENTRIES + 10).map(|i| format!("{i} {}\n", "x".repeat(2000))).collect();
         std::fs::write(&path, lines).unwrap();
-        let file = HistoryFile::new(path.clone());
+        let mut file = HistoryFile::new(path.clone());
         let entries = file.read();
         assert_eq!(entries.len(), HISTORY_ENTRIES);
         assert!(entries[0].starts_with("10 "));

@@ -6,7 +6,7 @@
 
 use super::talk::{Done, Question, Talk, goes_on};
 use crate::console;
-use iec::error::{Context, Error, Result};
+use iec::error::{Cause, Error, Result};
 use iec::files::Stream;
 use iec::interrupt;
 use iec::runtime::generate::Finish;
@@ -49,7 +49,17 @@ const COMMANDS: &[(&str, &[&str], &[&str])] = &[
 pub fn serve(talk: &mut Talk) -> Result<()> {
     event("ready", talk.state())?;
     let mut input = BufReader::new(Stream::of(std::io::stdin()));
-    while let Some(line) = prompts::read_line(&mut input).at("standard input")? {
+    loop {
+        let line = match prompts::read_line(&mut input) {
+            Ok(Some(line)) => line,
+            Ok(None) => break,
+            // A line that is no text.
+            Err(e) if matches!(e.cause(), Cause::Corrupt(_)) => {
+                failed(&e.at("standard input"))?;
+                continue;
+            }
+            Err(e) => return Err(e.at("standard input")),
+        };
         if line.trim().is_empty() {
             continue;
         }
@@ -66,32 +76,39 @@ pub fn serve(talk: &mut Talk) -> Result<()> {
 /// Parses a request. Fields that the request does not have are refused.
 fn request(line: &str) -> Result<Request> {
     let Value::Object(fields) = strict_json::parse(line.as_bytes())? else {
-        return Err(Error::usage("found no object, expected a request").help(EXPECTED));
+        return Err(Error::usage("request: found no JSON object, expected one").help(EXPECTED));
     };
     let Some(command) = fields.get("command") else {
         return match (fields.get("message"), fields.len()) {
             (Some(Value::String(text)), 1) => Ok(Request::Message(text.clone())),
-            _ => Err(Error::usage("found neither `message` alone nor `command`").help(EXPECTED)),
+            _ => Err(Error::usage("request: found neither `message` alone nor `command`, expected one of them")
+                .help(EXPECTED)),
         };
     };
     let row = command.as_str().and_then(|name| COMMANDS.iter().find(|row| row.0 == name));
     let Some((name, must, may)) = row else {
-        return Err(Error::usage(format!("there is no command {command}")).help(EXPECTED));
+        return Err(Error::usage(format!("request: there is no command {command}")).help(EXPECTED));
     };
     let known = |field: &str| field == "command" || must.contains(&field) || may.contains(&field);
     if let Some(wrong) = fields.keys().find(|field| !known(field)) {
-        return Err(Error::usage(format!("{name}: found the field `{wrong}`, which it does not have")).help(EXPECTED));
+        return Err(
+            Error::usage(format!("{name}: found the field `{wrong}`, which this command does not have")).help(EXPECTED)
+        );
     }
     let text = |field: &str| match fields.get(field) {
         Some(Value::String(text)) => Ok(text.clone()),
-        _ => Err(Error::usage(format!("{name}: found no text `{field}`, expected one")).help(EXPECTED)),
+        _ => Err(Error::usage(format!("{name}: found no string `{field}`, expected one")).help(EXPECTED)),
     };
     let command = match *name {
         "show" => return Ok(Request::Show),
+        "set" if matches!(fields.get("name").and_then(Value::as_str), Some("think" | "stats")) => {
+            return Err(Error::usage("set: `think` and `stats` have no effect on events")
+                .help("every `done` event has the figures, and reasoning has events of its own"));
+        }
         "set" => {
             let value = match fields.get("value") {
                 Some(value @ (Value::Number(_) | Value::String(_))) => value,
-                _ => return Err(Error::usage("set: found no number or text `value`, expected one").help(EXPECTED)),
+                _ => return Err(Error::usage("set: found no number or string `value`, expected one").help(EXPECTED)),
             };
             Command::Set(Some((text("name")?, value.as_str().map_or_else(|| value.to_string(), String::from))))
         }
@@ -100,7 +117,10 @@ fn request(line: &str) -> Result<Request> {
             let overwrite = match fields.get("overwrite") {
                 None => false,
                 Some(Value::Bool(overwrite)) => *overwrite,
-                Some(_) => return Err(Error::usage("save: `overwrite`: expected true or false").help(EXPECTED)),
+                Some(other) => {
+                    let found = format!("save: `overwrite`: found {other}, expected true or false");
+                    return Err(Error::usage(found).help(EXPECTED));
+                }
             };
             Command::Save { path: Some(text("path")?.into()), overwrite }
         }
@@ -141,7 +161,7 @@ fn answer(question: Question, talk: &mut Talk) -> Result<()> {
     });
     match reply {
         Ok(reply) => done(talk, &reply),
-        // An interrupt also ends the process that renders templates, with an error of its own.
+        // SIGINT also ends the child process that renders templates, whose failure arrives here as another error.
         Err(e) if !e.is_interrupt() && interrupt::take_interrupt() => Err(Error::usage(format!("interrupted: {e}"))),
         Err(e) => Err(e),
     }
@@ -215,7 +235,7 @@ mod tests {
     #[test]
     fn other_requests_are_refused() {
         let cases = [
-            ("[1]", "no object"),
+            ("[1]", "no JSON object"),
             ("{", "EOF"),
             ("{}", "neither"),
             (r#"{"message": 3}"#, "neither"),

@@ -15,6 +15,7 @@ use editor::Editor;
 use iec::error::{Context, Error, Result};
 use iec::files::Stream;
 use iec::interrupt;
+use iec::runtime::sampler::Sampling;
 use iec::session::chat::defaults::DefaultSampling;
 use iec::session::chat::settings::{Settings, Think};
 use iec::session::chat::{ChatOptions, Conversation, History, TemplateChoice};
@@ -61,14 +62,14 @@ pub struct ConversationArgs {
     /// System text at the beginning of the conversation
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
-    /// Chat template: auto: the model's own; a path of a file; or a built-in one: chatml, llama2, llama3, mistral,
-    /// gemma, zephyr, phi3, harmony, deepseek, command-r, vicuna or alpaca [default: auto]
+    /// Chat template (auto: that of the model, the path of a file, or a built-in one: chatml, llama2, llama3, mistral,
+    /// gemma, zephyr, phi3, harmony, deepseek, command-r, vicuna or alpaca) [default: auto]
     #[arg(long, alias = "template", value_name = "auto|NAME|FILE")]
     pub chat_template: Option<TemplateChoice>,
     /// Continue the conversation of a file that /save wrote
     #[arg(long, value_name = "FILE")]
     pub load: Option<PathBuf>,
-    /// Display of reasoning: on: dimmed; off: hidden; fold: only its length [default: on]
+    /// Display of reasoning (on: dimmed, off: hidden, fold: only its length) [default: on]
     #[arg(long, value_name = "on|off|fold")]
     pub think: Option<Think>,
     /// Do not read or write the history of typed lines (iec/history in XDG_STATE_HOME or ~/.local/state)
@@ -150,6 +151,9 @@ impl Start<'_> {
                 Error::usage("--stop: found an empty text, expected at least one character").help("leave --stop out")
             );
         }
+        if self.json && self.conversation.think.is_some() {
+            return Err(Error::usage("--think has no effect with --json").help("reasoning has events of its own"));
+        }
         if self.json && self.prompt.is_some() {
             return Err(
                 Error::usage("--prompt cannot be used with --json").help("send {\"message\": TEXT} on standard input")
@@ -168,10 +172,17 @@ impl Start<'_> {
         }
         let mut default = DefaultSampling::of(&session)?;
         default.sampling.seed = self.sampling.seed().unwrap_or_else(random_seed);
-        let sampling = self.sampling.sampling(&session, default.sampling.clone())?;
+        let mut plain = default.sampling.clone();
+        if self.sampling.chooses_steps() {
+            // Default steps that remove tokens would contradict the options.
+            let Sampling { top_k, top_p, min_p, typical_p, .. } = Sampling::default();
+            plain = Sampling { top_k, top_p, min_p, typical_p, ..plain };
+        }
+        let sampling = self.sampling.sampling(&session, plain)?;
+        sampling.validate()?;
         let sampling_source = match sampling == default.sampling {
             true => default.source.to_string(),
-            false => format!("options, otherwise {}", default.source),
+            false => format!("options and {}", default.source),
         };
         let stats = global.is_verbose();
         let think = self.conversation.think.unwrap_or(Think::On);

@@ -54,7 +54,7 @@ pub struct AnswerView {
 }
 
 impl AnswerView {
-    /// Creates the view of an answer. Without `colors`, reasoning stands between marks instead of being dimmed.
+    /// Creates the view of an answer. Without `colors`, reasoning is put in parentheses instead of being dimmed.
     pub fn new(think: Think, colors: bool, quiet: bool) -> AnswerView {
         let terminals = [std::io::stdout().is_terminal(), std::io::stderr().is_terminal()];
         let filters = terminals.map(|terminal| terminal.then(Harmless::default));

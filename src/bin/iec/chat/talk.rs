@@ -1,4 +1,5 @@
-//! State of a conversation, whatever shows it: answers, commands, and the words in which both are reported.
+//! State of a conversation, shared by terminal, pipe and line protocol: answers, commands, and the texts that report
+//! them.
 
 use super::completion::SUBJECTS;
 use crate::global::Global;
@@ -6,6 +7,7 @@ use iec::error::{Cause, Error, Result};
 use iec::interrupt;
 use iec::output::Inputs;
 use iec::runtime::generate::{Completion, Finish};
+use iec::runtime::sampler::Sampling;
 use iec::session::Session;
 use iec::session::chat::command::{COMMANDS, Command, nearest};
 use iec::session::chat::settings::{NAMES, Settings};
@@ -25,11 +27,11 @@ pub struct Talk {
     pub inputs: Inputs,
     /// File that was saved or loaded last; /save may replace it.
     pub file: Option<PathBuf>,
-    /// Speed of the last answer in words.
+    /// Speed of the last answer as one line of text; `None` before the first answer.
     pub last: Option<String>,
 }
 
-/// Message, or the last one again.
+/// Message that the model answers: a new one, or the last one again.
 #[derive(Debug, Clone)]
 pub enum Question {
     /// New message of the user.
@@ -78,13 +80,19 @@ impl Talk {
             Command::Regenerate => Ok(Done::Regenerate),
             Command::System(None) => said(self.describe_system()),
             Command::System(Some(text)) => {
-                self.conversation.set_system(Some(text).filter(|text| !text.is_empty()));
+                self.conversation.set_system(Some(text).filter(|text| !text.is_empty() && text != "\"\""));
                 said(self.describe_system())
             }
             Command::Set(None) => Ok(Done::Said(self.list_settings())),
             Command::Set(Some((name, text))) if name == "system" => self.execute(Command::System(Some(text))),
             Command::Set(Some((name, value))) => {
+                let before = self.settings.sampling.clone();
                 self.settings.set(&name, &value)?;
+                let seed = self.settings.sampling.seed;
+                if self.settings.sampling != (Sampling { seed, ..before }) && !self.sampling_source.starts_with(BY_SET)
+                {
+                    self.sampling_source = format!("{BY_SET}{}", self.sampling_source);
+                }
                 said(format!("{name}: {value}"))
             }
             Command::Show(subject) => self.show(subject.as_deref()).map(Done::Said),
@@ -92,30 +100,32 @@ impl Talk {
             Command::Load(path) => {
                 self.conversation.load(History::load(&path)?);
                 let turns = self.conversation.history().turns.len();
-                let line = format!("{turns} messages loaded from {}", path.display());
+                let noun = if turns == 1 { "turn" } else { "turns" };
+                let line = format!("loaded {turns} {noun} from {}", path.display());
                 self.file = Some(path);
                 said(line)
             }
             Command::Undo => match self.conversation.undo() {
                 Some(message) => said(format!("removed: {}", beginning(&message))),
-                None => Err(Error::usage("there is no message to remove")),
+                None => Err(Error::usage("/undo: found no message, expected at least one")),
             },
             Command::Clear => {
                 self.conversation.clear();
+                // Without a name, /save must not replace the file of the former conversation.
+                self.file = None;
                 said("the conversation is empty".into())
             }
             Command::Adapter => Err(Error::unsupported("adapters (LoRA) are not supported yet")
-                .help("merge the adapter into the checkpoint, and pack that")),
+                .help("merge the adapter into the checkpoint and pack the merged checkpoint")),
         }
     }
 
     fn save(&mut self, path: Option<PathBuf>, overwrite: bool) -> Result<String> {
         let path = path.or_else(|| self.file.clone());
-        let path = path.ok_or_else(|| Error::usage("found no file name").help("write /save FILE"))?;
+        let path =
+            path.ok_or_else(|| Error::usage("/save: found no file name, expected one").help("write /save FILE"))?;
         let overwrite = overwrite || self.file.as_ref() == Some(&path);
-        self.conversation
-            .save(&path, &self.session, overwrite, &self.inputs)
-            .map_err(|e| e.help(format!("/save --overwrite {} replaces the file", path.display())))?;
+        self.conversation.save(&path, &self.session, overwrite, &self.inputs)?;
         let line = format!("saved to {}", path.display());
         self.file = Some(path);
         Ok(line)
@@ -145,8 +155,11 @@ impl Talk {
             Some(other) => {
                 let near = nearest(other, SUBJECTS.iter().copied());
                 let hint = near.map_or(String::new(), |near| format!("; did you mean {near}?"));
-                return Err(Error::usage(format!("there is nothing to show called `{}`{hint}", beginning(other)))
-                    .help(format!("/show {}", SUBJECTS.join(", "))));
+                return Err(Error::usage(format!(
+                    "/show: found `{}`, expected a subject of the help{hint}",
+                    beginning(other)
+                ))
+                .help(format!("/show {}", SUBJECTS.join(", "))));
             }
         })
     }
@@ -183,12 +196,16 @@ impl Talk {
     }
 
     fn describe_context(&self) -> Result<String> {
-        let used = self.conversation.prompt_tokens(&self.session)?;
+        let context = self.session.engine.context();
+        let Some(used) = self.conversation.prompt_tokens(&self.session)? else {
+            let found = format!("the conversation has more than {context} tokens");
+            return Ok(format!("context: {found}; the next answer leaves out the oldest turns"));
+        };
         let skipped = match self.conversation.skipped() {
             0 => String::new(),
-            turns => format!(", the oldest {turns} turns are left out"),
+            turns => format!(", {}", left_out(turns)),
         };
-        Ok(format!("context: {used} of {} tokens{skipped}", self.session.engine.context()))
+        Ok(format!("context: {used} of {context} tokens{skipped}"))
     }
 
     /// Describes the speed of an answer in one line.
@@ -211,17 +228,17 @@ impl Talk {
         let (context, tokens) = (self.session.engine.context(), reply.completion.ids.len());
         let mut notes = Vec::new();
         if reply.newly_skipped > 0 {
-            notes.push(format!(
-                "the context of {context} tokens was full: the oldest {} turns are left out",
-                self.conversation.skipped()
-            ));
+            let turns = left_out(self.conversation.skipped());
+            notes.push(format!("the context of {context} tokens was full: {turns}"));
         }
         match reply.completion.finish {
             Finish::Length => notes.push(format!("the answer was cut at max_new, after {tokens} tokens")),
             Finish::Context => {
                 notes.push(format!("the answer was cut after {tokens} tokens: the context of {context} tokens is full"))
             }
-            Finish::Interrupted if reply.is_kept => notes.push("stopped; the answer stays as it is".into()),
+            Finish::Interrupted if reply.is_kept => {
+                notes.push("stopped; the answer so far stays in the conversation".into())
+            }
             Finish::Interrupted => notes.push("stopped before the first word; the message was removed".into()),
             Finish::Eos | Finish::Complete | Finish::Stop | Finish::Invalid => {}
         }
@@ -258,7 +275,15 @@ impl Talk {
     }
 }
 
-/// Returns true if the conversation goes on after an error: the user can change what caused it.
+/// Beginning of the source of a sampling that /set changed.
+const BY_SET: &str = "/set and ";
+
+/// Describes how many turns the prompt leaves out.
+fn left_out(turns: usize) -> String {
+    if turns == 1 { "the oldest turn is left out".into() } else { format!("the oldest {turns} turns are left out") }
+}
+
+/// Returns true if the conversation goes on after an error: the user can correct its cause.
 pub fn goes_on(error: &Error) -> bool {
     match error.cause() {
         Cause::Usage(_) | Cause::Corrupt(_) | Cause::Unsupported(_) => true,
@@ -277,8 +302,8 @@ fn help() -> Vec<String> {
     };
     let keys = [
         "//TEXT                       send a text that begins with a slash",
-        "\"\"\"TEXT\"\"\"                  a text of several lines; a backslash at the end of a line continues it",
-        "Ctrl-C                       stop the answer; at an empty prompt twice: leave",
+        "\"\"\"TEXT\"\"\"                   text of several lines; elsewhere, a backslash at the end continues a line",
+        "Ctrl-C                       stop the answer; pressed twice at an empty prompt: leave",
     ];
     COMMANDS.iter().map(row).chain(keys.map(String::from)).collect()
 }

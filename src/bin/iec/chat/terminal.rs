@@ -26,7 +26,7 @@ pub fn hold(talk: &mut Talk, editor: &mut Editor, global: &Global) -> Result<()>
             Entry::End => return Ok(()),
             Entry::Interrupted(empty) => {
                 if empty {
-                    console::note("Ctrl-C once more, Ctrl-D or /exit leaves");
+                    console::note("to leave, press Ctrl-C once more or Ctrl-D, or type /exit");
                 }
                 continue;
             }
@@ -79,7 +79,7 @@ pub fn answer(talk: &mut Talk, question: Question, global: &Global) -> Result<()
 
 /// Shows an error after which the conversation goes on, and returns all others.
 fn report(error: Error, global: &Global) -> Result<()> {
-    // An interrupt also ends the process that renders templates, with an error of its own.
+    // SIGINT also ends the child process that renders templates, whose failure arrives here as another error.
     if interrupt::take_interrupt() || error.is_sigint() {
         console::note("note: stopped");
         return Ok(());
