@@ -33,7 +33,7 @@ type Case = (&'static str, fn(&Cpu) -> f64);
 pub fn measure(cpu: &Cpu, filter: &[String]) {
     println!("{:<34} {:>10}", "between products", "us");
     let wanted = |name: &str| filter.is_empty() || filter.iter().any(|f| name.contains(f.as_str()));
-    for kind in [KvType::F32, KvType::F16, KvType::Bf16, KvType::Int8] {
+    for kind in [KvType::F32, KvType::F16, KvType::Bf16, KvType::Int8, KvType::Fp8, KvType::Int4] {
         for (tokens, position) in [(1, 2047), (128, 0), (128, 1920)] {
             let name = format!("attention {kind} n={tokens} at {position}");
             if wanted(&name) {

@@ -1,6 +1,5 @@
 //! Opens a model: chooses the number types, the device of each layer, and the time at which weights are loaded.
 
-use super::attention::MAX_HEAD;
 use super::cpu::Cpu;
 use super::cpu::place::{Affinity, Numa, Placement, allowed_processors};
 use super::cpu::topology::{SYSTEM_ROOT, Topology};
@@ -9,7 +8,7 @@ pub use super::cuda::gpus::{GpuList, list_gpus};
 use super::cuda::weights::Source;
 use super::device::{DevicePart, Devices, Offload, Parts};
 use super::forward::{CpuPart, Model};
-use super::kv::{KvLayout, KvType};
+use super::kv::{KvLayout, KvType, MAX_HEAD};
 use super::precision::Precision;
 use super::residency::{Residency, read_whole};
 use super::weights::Weights;
@@ -99,6 +98,7 @@ impl Choice {
             let found = format!("found heads of {} values, expected at most {MAX_HEAD}", config.head_dim);
             return Err(Error::engine(found).tensor("head_dim").at(&json));
         }
+        kv_layout.check().map_err(|e| e.at(&json))?;
         // Without a requested precision, float weights keep the types that the pack holds, even if they are mixed.
         let convert = options.precision.and_then(Precision::float_dtype);
         Ok(Choice { config, precision, context, kv_layout, convert })

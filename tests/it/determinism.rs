@@ -14,9 +14,10 @@ use std::path::{Path, PathBuf};
 
 /// Fixtures with precision and type of KV cache: every precision, every cache type, dense models and mixtures of
 /// experts, every kind of tile, and every feature that some family adds.
-const COMPANY: [(&str, Precision, KvType); 17] = [
+const COMPANY: [(&str, Precision, KvType); 20] = [
     ("llama-gqa", Precision::Fp32, KvType::F32),
     ("llama-gqa", Precision::Fp32, KvType::Int8),
+    ("llama-gqa", Precision::Int4w, KvType::Int4),
     ("llama-gqa", Precision::Bf16, KvType::F16),
     ("llama-gqa", Precision::Int8w, KvType::F16),
     ("llama-gqa", Precision::Int8, KvType::F16),
@@ -25,6 +26,7 @@ const COMPANY: [(&str, Precision, KvType); 17] = [
     ("gemma2", Precision::Fp32, KvType::F32),
     ("gemma2", Precision::Fp16, KvType::Int8),
     ("gemma2", Precision::Int4, KvType::Int8),
+    ("gemma2", Precision::Fp32, KvType::Fp8),
     ("gemma3", Precision::Bf16, KvType::Bf16),
     ("phi3", Precision::Fp16, KvType::F16),
     ("qwen3moe", Precision::Fp32, KvType::Bf16),
@@ -32,6 +34,7 @@ const COMPANY: [(&str, Precision, KvType); 17] = [
     ("qwen3moe", Precision::Int8, KvType::Bf16),
     ("gptoss-mxfp4", Precision::Bf16, KvType::F16),
     ("gptoss-mxfp4", Precision::Int4, KvType::Bf16),
+    ("gptoss-mxfp4", Precision::Int4, KvType::Int4),
 ];
 
 /// Packs the fixture so that it can run in the precision and returns the directory.

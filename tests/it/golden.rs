@@ -317,6 +317,35 @@ fn narrow_caches_cost_little() {
 }
 
 #[test]
+fn fp8_and_int4_caches_keep_clear_choices_and_cost_little() {
+    // Per model and cache type: bound of the relative change of perplexity.
+    let cases = [
+        ("stories260k", KvType::Fp8, 0.03),
+        ("gptoss-trained", KvType::Fp8, 0.02),
+        ("gptoss-trained", KvType::Int4, 0.03),
+    ];
+    let mut failures = Vec::new();
+    for (name, kind, cost) in cases {
+        let case = Case::fixture(name);
+        let text = ids(&case.golden["perplexity"]["ids"]);
+        let measured = |kind| {
+            let mut engine = case.engine(EngineOptions { kv: Some(kind), ..fp32() });
+            let score = score_long(&case, &mut engine).unwrap_or_else(|| score_window(&mut engine, &text).unwrap());
+            let differences = case.prompts().iter().map(|prompt| compare(&mut engine, prompt, 2.0)).collect::<Vec<_>>();
+            (score.perplexity(), differences)
+        };
+        let (exact, (found, differences)) = (measured(KvType::F32).0, measured(kind));
+        let ratio = found / exact - 1.0;
+        let wrong = differences.iter().map(|d| d.wrong_ids.len()).sum::<usize>();
+        let compared = differences.iter().map(|d| d.compared).sum::<usize>();
+        if ratio.abs() > cost || ratio == 0.0 || wrong > 0 || compared == 0 {
+            failures.push(format!("{name} {kind}: perplexity {ratio:+.4}, {wrong} of {compared} ids differ"));
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
 fn what_cannot_be_read_is_refused_and_leaves_the_sequences_as_they_were() {
     let case = Case::fixture("llama-gqa");
     let mut engine = case.engine(EngineOptions { context: Some(8), ..EngineOptions::default() });

@@ -60,8 +60,9 @@ pub struct ModelArgs {
     /// Longest context in tokens, at most that of the model [default: that of the model]
     #[arg(long, value_name = "N", value_parser = parse_count)]
     pub ctx: Option<usize>,
-    /// Type of the KV cache: f32, f16, bf16 or int8 (with a scale per 32 values; half the memory of
-    /// bf16) [default: f32 for fp32, bf16 for int4 and int8, f16 otherwise]
+    /// Type of the KV cache: f32, f16, bf16, int8 (with a scale per 32 values; half the memory of
+    /// bf16), fp8 (e4m3 with a scale per head) or int4 (rotated by a Hadamard matrix, with a scale
+    /// per 64 values; a quarter) [default: f32 for fp32, bf16 for int4 and int8, f16 otherwise]
     #[arg(long, value_name = "TYPE")]
     kv: Option<KvType>,
     #[command(flatten)]

@@ -7,12 +7,10 @@
 
 use super::{GROUP, STATE};
 use crate::runtime::cpu::scalar::fold as fold_lanes;
+use crate::runtime::kv::{MAX_HEAD, rotate};
 use crate::runtime::ops::{LANES, exp2};
 use crate::simd::Kernel;
 use std::f32::consts::LOG2_E;
-
-/// Largest padded head size that attention supports; the engine rejects models beyond it.
-pub const MAX_HEAD: usize = 1024;
 
 /// Adds the results of the next page to the rows in `folded`.
 pub(super) struct FoldGroup<'a> {
@@ -80,12 +78,15 @@ fn add_scaled(own: &mut [f32], keep: f32, other: &[f32], add: f32) {
     }
 }
 
-/// Combines the partial results of one query head and divides by the sum, which includes the sink if there is one.
+/// Combines the partial results of one query head and divides by the sum, which includes the sink if there is one. If
+/// values are stored rotated, the result is rotated back.
 pub(super) struct Finish<'a, I> {
     /// Partial results in the order of pages: values, then [`STATE`] numbers.
     pub states: I,
     /// Attention sink of the head, if any.
     pub sink: Option<f32>,
+    /// Whether values are stored rotated.
+    pub rotated: bool,
     /// Output of the head: `(head_dim)`.
     pub out: &'a mut [f32],
 }
@@ -93,27 +94,37 @@ pub(super) struct Finish<'a, I> {
 impl<'a, I: ExactSizeIterator<Item = &'a [f32]>> Kernel for Finish<'_, I> {
     #[inline(always)]
     fn run(self) {
-        let Finish { mut states, sink, out } = self;
-        if states.len() == 1 {
-            return finish(states.next().expect("one state"), sink, out);
+        let Finish { states, sink, rotated, out } = self;
+        combine(states, sink, out);
+        // The Hadamard matrix is its own inverse.
+        if rotated {
+            rotate(out);
         }
-        let mut folded = [0f32; MAX_HEAD + STATE];
-        let mut len = 0;
-        for state in states {
-            if len == 0 {
-                len = state.len();
-                folded[len - LANES] = f32::NEG_INFINITY;
-            }
-            let (values, rest) = state.split_at(len - STATE);
-            let (own, other) = (folded[len - LANES], rest[LANES]);
-            if other != f32::NEG_INFINITY {
-                let (keep, add) = factors(own, other);
-                fold(&mut folded[..len], keep, add, &rest[..LANES], values);
-                folded[len - LANES] = if other > own { other } else { own };
-            }
-        }
-        finish(&folded[..len], sink, out);
     }
+}
+
+/// Combines partial results in the order of pages and writes the values divided by the sum to `out`.
+#[inline(always)]
+fn combine<'a>(mut states: impl ExactSizeIterator<Item = &'a [f32]>, sink: Option<f32>, out: &mut [f32]) {
+    if states.len() == 1 {
+        return finish(states.next().expect("one state"), sink, out);
+    }
+    let mut folded = [0f32; MAX_HEAD + STATE];
+    let mut len = 0;
+    for state in states {
+        if len == 0 {
+            len = state.len();
+            folded[len - LANES] = f32::NEG_INFINITY;
+        }
+        let (values, rest) = state.split_at(len - STATE);
+        let (own, other) = (folded[len - LANES], rest[LANES]);
+        if other != f32::NEG_INFINITY {
+            let (keep, add) = factors(own, other);
+            fold(&mut folded[..len], keep, add, &rest[..LANES], values);
+            folded[len - LANES] = if other > own { other } else { own };
+        }
+    }
+    finish(&folded[..len], sink, out);
 }
 
 #[inline(always)]

@@ -12,15 +12,13 @@ mod scores;
 
 use super::cpu::Cpu;
 use super::device::Run;
-use super::kv::{KvCache, KvLayout, Line, PAGE, by_type};
+use super::kv::{Element, KvCache, KvLayout, Line, PAGE, by_type};
 use super::layer::AttentionShape;
 use super::ops::LANES;
 use crate::simd::Kernel;
 use fold::Finish;
 use page::{ItemKernel, Workspace};
 use std::ops::Range;
-
-pub use fold::MAX_HEAD;
 
 /// Largest number of rows of an item. They share the loads of a page; more rows would not fit the CPU cache together
 /// with the page.
@@ -105,6 +103,7 @@ impl Attend {
         });
         let memory: &[f32] = bytemuck::cast_slice(&self.memory);
         let (places, tile_of_row) = (&self.places, &self.tile_of_row);
+        let rotated = by_type!(layout.kind, T, T::ROTATED);
         task.cpu.for_rows(out, out_stride, |row, out| {
             let tile = &tiles[tile_of_row[row] as usize];
             let pieces = tile.pieces(items);
@@ -113,7 +112,7 @@ impl Attend {
                 let first = tile.first_item + head / group * pieces;
                 let at = ((row - tile.first) * group + head % group) * row_len;
                 let states = places[first..first + pieces].iter().map(|place| &memory[place + at..][..row_len]);
-                task.cpu.level().run(Finish { states, sink: task.sinks.map(|s| s[head]), out });
+                task.cpu.level().run(Finish { states, sink: task.sinks.map(|s| s[head]), rotated, out });
             }
         });
     }

@@ -9,7 +9,7 @@ use super::fold::FoldGroup;
 use super::scores::{mask, row_probabilities};
 use super::{GROUP, Item, STATE, Task, Tile};
 use crate::runtime::cpu::{SumType, WeightedSum};
-use crate::runtime::kv::{Element, Head, KvLayout, PAGE, SCALE_BLOCK, pair, weights};
+use crate::runtime::kv::{Element, Head, KvLayout, MAX_HEAD, PAGE, pair, rotate, weights};
 use crate::runtime::ops::LANES;
 use std::ops::Range;
 
@@ -94,7 +94,7 @@ impl ItemKernel<'_> {
         let query_words = layout.key_stride() / pair(T::SUM);
         for (row, words) in queries[..rows * query_words].chunks_exact_mut(query_words).enumerate() {
             words[query_words - 1] = 0;
-            query_weights(T::SUM, task, tile, item, row, words);
+            query_weights::<T>(task, tile, item, row, words);
         }
         for page in item.pages.clone() {
             let (next_keys, next_values) = upcoming::<T>(task, tile, item, page, then);
@@ -114,7 +114,7 @@ impl ItemKernel<'_> {
                 for r in 0..group.rows {
                     let scores = &mut scores[r * PAGE..][range.clone()];
                     mask(scores, range.start, &slots[r], task.shape.softcap);
-                    let (m, lanes) = match T::LARGEST {
+                    let (m, lanes) = match T::SCALE_BLOCK {
                         None => row_probabilities(task.cpu, T::SUM, scores, &mut weights[r * PAGE..]),
                         Some(_) => row_probabilities(task.cpu, SumType::F32, scores, &mut products[r * PAGE..]),
                     };
@@ -145,16 +145,25 @@ fn upcoming<'a, T: Element>(
     let layout = task.layout;
     let head = layout.head::<T>(&task.caches[tile.sequence].pages()[page], task.layer, item.head);
     let visible = (tile.position + tile.tokens - page * PAGE).min(PAGE).next_multiple_of(LANES);
-    let (keys, values) = (&head.keys[..visible * layout.key_stride()], &head.values[..visible * layout.value_stride()]);
-    (bytemuck::cast_slice(keys), bytemuck::cast_slice(values))
+    let elements = |stride: usize| visible * stride / T::NUMBERS;
+    let (keys, values) = (elements(layout.key_stride()), elements(layout.value_stride()));
+    (bytemuck::cast_slice(&head.keys[..keys]), bytemuck::cast_slice(&head.values[..values]))
 }
 
 /// Writes the query of a row of a tile to `words`, as the weights of a [`WeightedSum`].
 #[inline(always)]
-fn query_weights(sum_type: SumType, task: &Task<'_>, tile: &Tile, item: &Item, row: usize, words: &mut [u32]) {
+fn query_weights<T: Element>(task: &Task<'_>, tile: &Tile, item: &Item, row: usize, words: &mut [u32]) {
     let (group, dim) = (task.group(), task.layout.head_dim);
     let (token, head) = (tile.first + row / group, item.head * group + row % group);
-    weights(sum_type, &task.queries[(token * task.shape.n_heads + head) * dim..][..dim], words);
+    let query = &task.queries[(token * task.shape.n_heads + head) * dim..][..dim];
+    if T::ROTATED {
+        let mut room = [0f32; MAX_HEAD];
+        let rotated = &mut room[..dim];
+        rotated.copy_from_slice(query);
+        rotate(rotated);
+        return weights(T::SUM, rotated, words);
+    }
+    weights(T::SUM, query, words);
 }
 
 /// Keys and values of one head in a page.
@@ -219,7 +228,7 @@ impl<T: Element> RowGroup<'_, T> {
     ) {
         let products: &mut [f32] = bytemuck::cast_slice_mut(products);
         let from = range.start / LANES;
-        let (step, words) = (T::SUM.vector_bytes(), SCALE_BLOCK / pair(T::SUM));
+        let step = T::SUM.vector_bytes();
         let panel = query_words * step;
         let mut sum = WeightedSum {
             values: &self.panels.keys[from * panel..],
@@ -233,9 +242,10 @@ impl<T: Element> RowGroup<'_, T> {
             next: self.next[0],
         };
         let out = &mut scores[range.start..];
-        if T::LARGEST.is_none() {
+        let Some(block) = T::SCALE_BLOCK else {
             return self.task.cpu.weighted_sum(T::SUM, &sum, out, PAGE);
-        }
+        };
+        let words = block / pair(T::SUM);
         for (b, scales) in self.panels.head.key_scales.chunks_exact(PAGE).enumerate() {
             sum.values = &self.panels.keys[from * panel + b * words * step..];
             sum.weights = &queries[b * words..];
@@ -270,9 +280,9 @@ impl<T: Element> RowGroup<'_, T> {
             rows: self.rows,
             next: self.next[1],
         };
-        if T::LARGEST.is_none() {
+        let Some(block) = T::SCALE_BLOCK else {
             return self.task.cpu.weighted_sum(T::SUM, &WeightedSum { weights: words, ..sum }, sums, stride);
-        }
+        };
         for (b, scales) in self.panels.head.value_scales.chunks_exact(PAGE).enumerate() {
             let scales = &scales[range.clone()];
             let mut scaled = [0f32; PAGE];
@@ -284,8 +294,8 @@ impl<T: Element> RowGroup<'_, T> {
                 }
                 weights(T::SUM, scaled, &mut words[r * PAGE..]);
             }
-            let first = b * SCALE_BLOCK / LANES;
-            let vectors = (SCALE_BLOCK / LANES).min(sum.vectors - first);
+            let first = b * block / LANES;
+            let vectors = (block / LANES).min(sum.vectors - first);
             let sum = WeightedSum { values: &sum.values[first * vector..], vectors, weights: words, ..sum };
             self.task.cpu.weighted_sum(T::SUM, &sum, &mut sums[first * LANES..], stride);
         }

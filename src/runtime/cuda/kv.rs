@@ -78,8 +78,9 @@ pub fn kind(kind: KvType) -> Result<(u32, &'static str)> {
         KvType::F32 => Ok((0, "f32")),
         KvType::F16 => Ok((1, "f16")),
         KvType::Bf16 => Ok((2, "bf16")),
-        KvType::Int8 => {
-            Err(Error::engine("a KV cache of int8 is not available on a GPU").help("use --kv bf16, or --device cpu"))
+        KvType::Int8 | KvType::Fp8 | KvType::Int4 => {
+            Err(Error::engine(format!("a KV cache of {kind} is not available on a GPU"))
+                .help("use --kv bf16, or --device cpu"))
         }
     }
 }
@@ -145,5 +146,20 @@ impl Pool {
     /// Returns the sizes of a page.
     pub fn layout(&self) -> &KvLayout {
         &self.layout
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_with_scales_are_refused_by_name() {
+        for refused in [KvType::Int8, KvType::Fp8, KvType::Int4] {
+            let error = kind(refused).unwrap_err();
+            assert_eq!(error.cause().exit_code(), 5);
+            assert!(error.to_string().contains(&format!("KV cache of {refused}")), "{error}");
+        }
+        assert_eq!(kind(KvType::Bf16).unwrap().1, "bf16");
     }
 }

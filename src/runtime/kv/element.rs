@@ -20,13 +20,20 @@ pub enum KvType {
     Bf16,
     /// int8 with an f32 scale per 32 values of a head: 9 bits per value. Products are those of [`KvType::Bf16`].
     Int8,
+    /// 8-bit floats (e4m3) with an f32 scale per head. Products are those of [`KvType::Bf16`].
+    Fp8,
+    /// Rotated by a Hadamard matrix, then 4-bit integers with an f32 scale per 64 values of a head: 4.5 bits per value.
+    /// Products are those of [`KvType::Bf16`].
+    Int4,
 }
 
-const NAMES: [(KvType, &str, &str); 4] = [
+const NAMES: [(KvType, &str, &str); 6] = [
     (KvType::F32, "f32", "fp32"),
     (KvType::F16, "f16", "fp16"),
     (KvType::Bf16, "bf16", "bfloat16"),
     (KvType::Int8, "int8", "q8"),
+    (KvType::Fp8, "fp8", "e4m3"),
+    (KvType::Int4, "int4", "q4"),
 ];
 
 impl FromStr for KvType {
@@ -36,7 +43,7 @@ impl FromStr for KvType {
             .iter()
             .find(|(_, name, other)| s.eq_ignore_ascii_case(name) || s.eq_ignore_ascii_case(other))
             .map(|(kind, ..)| *kind)
-            .ok_or_else(|| Error::usage(format!("KV type `{s}`: expected f32, f16, bf16 or int8")))
+            .ok_or_else(|| Error::usage(format!("KV type `{s}`: expected f32, f16, bf16, int8, fp8 or int4")))
     }
 }
 
@@ -46,18 +53,24 @@ impl fmt::Display for KvType {
     }
 }
 
-/// Number of values of a head that share a scale, for types with scales.
-pub const SCALE_BLOCK: usize = 32;
-
-/// A stored number. A new type needs an implementation of this trait, an entry in [`NAMES`] and an arm in [`by_type`].
+/// A unit of storage: one number, or several that share a byte. A new type needs an implementation of this trait, an
+/// entry in [`NAMES`] and an arm in [`by_type`].
 pub trait Element: bytemuck::Pod + Send + Sync {
+    /// Numbers in one element.
+    const NUMBERS: usize = 1;
     /// Kind of products in which it is used.
     const SUM: SumType;
-    /// Largest stored magnitude, for types with scales: the scale of [`SCALE_BLOCK`] values is their maximum divided by
-    /// this.
-    const LARGEST: Option<f32>;
-    /// Returns the stored form of a value (divided by the scale, if there is one).
-    fn narrow(value: f32) -> Self;
+    /// Number of values of a head that share a scale, a multiple of [`LANES`]; `None` for types without scales.
+    const SCALE_BLOCK: Option<usize> = None;
+    /// Whether queries, keys and values are multiplied by a Hadamard matrix, see [`super::hadamard`].
+    const ROTATED: bool = false;
+    /// Returns the scale of values that share one, if the type has scales. Each value is multiplied by the inverse of
+    /// the scale before it is stored.
+    fn scale(_: &[f32]) -> f32 {
+        1.0
+    }
+    /// Stores a value as number `index` of `stored`.
+    fn store(stored: &mut [Self], index: usize, value: f32);
     /// Returns the numbers in the form that products read: the stored bytes, or a conversion in `room`, which must have
     /// at least one word for two numbers.
     fn panel<'a>(stored: &'a [Self], room: &'a mut [u32]) -> &'a [u8];
@@ -81,6 +94,14 @@ macro_rules! by_type {
             }
             $crate::runtime::kv::KvType::Int8 => {
                 type $T = $crate::runtime::kv::Int8;
+                $call
+            }
+            $crate::runtime::kv::KvType::Fp8 => {
+                type $T = $crate::runtime::kv::Fp8;
+                $call
+            }
+            $crate::runtime::kv::KvType::Int4 => {
+                type $T = $crate::runtime::kv::Int4Pair;
                 $call
             }
         }
@@ -182,10 +203,9 @@ fn rounded(value: f32) -> u32 {
 
 impl Element for f32 {
     const SUM: SumType = SumType::F32;
-    const LARGEST: Option<f32> = None;
     #[inline(always)]
-    fn narrow(value: f32) -> f32 {
-        value
+    fn store(stored: &mut [f32], index: usize, value: f32) {
+        stored[index] = value;
     }
     #[inline(always)]
     fn panel<'a>(stored: &'a [f32], _: &'a mut [u32]) -> &'a [u8] {
@@ -198,9 +218,8 @@ impl Element for f32 {
 #[repr(transparent)]
 pub struct F16(u16);
 
-impl Element for F16 {
-    const SUM: SumType = SumType::F16;
-    const LARGEST: Option<f32> = None;
+impl F16 {
+    /// Rounds to nearest even; larger values become the largest f16.
     #[inline(always)]
     fn narrow(value: f32) -> F16 {
         let bits = value.to_bits();
@@ -216,6 +235,14 @@ impl Element for F16 {
         let half = if abs > 0x7f80_0000 { 0x7e00 } else { half };
         F16((sign | half) as u16)
     }
+}
+
+impl Element for F16 {
+    const SUM: SumType = SumType::F16;
+    #[inline(always)]
+    fn store(stored: &mut [F16], index: usize, value: f32) {
+        stored[index] = F16::narrow(value);
+    }
     #[inline(always)]
     fn panel<'a>(stored: &'a [F16], _: &'a mut [u32]) -> &'a [u8] {
         bytemuck::cast_slice(stored)
@@ -227,37 +254,23 @@ impl Element for F16 {
 #[repr(transparent)]
 pub struct Bf16(u16);
 
-impl Element for Bf16 {
-    const SUM: SumType = SumType::Bf16;
-    const LARGEST: Option<f32> = None;
+impl Bf16 {
+    /// Rounds to nearest even; magnitudes below 2^-56 become zero.
     #[inline(always)]
     fn narrow(value: f32) -> Bf16 {
         Bf16((rounded(value) >> 16) as u16)
     }
+}
+
+impl Element for Bf16 {
+    const SUM: SumType = SumType::Bf16;
+    #[inline(always)]
+    fn store(stored: &mut [Bf16], index: usize, value: f32) {
+        stored[index] = Bf16::narrow(value);
+    }
     #[inline(always)]
     fn panel<'a>(stored: &'a [Bf16], _: &'a mut [u32]) -> &'a [u8] {
         bytemuck::cast_slice(stored)
-    }
-}
-
-/// An integer from -127 to 127, which bf16 represents exactly.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, bytemuck::Zeroable, bytemuck::Pod)]
-#[repr(transparent)]
-pub struct Int8(i8);
-
-impl Element for Int8 {
-    const SUM: SumType = SumType::Bf16;
-    const LARGEST: Option<f32> = Some(127.0);
-    #[inline(always)]
-    fn narrow(value: f32) -> Int8 {
-        // Adding 1.5 * 2^23 rounds to the nearest integer, which is then in the low bits.
-        Int8((value.clamp(-127.0, 127.0) + 12_582_912.0).to_bits() as i8)
-    }
-    #[inline(always)]
-    fn panel<'a>(stored: &'a [Int8], room: &'a mut [u32]) -> &'a [u8] {
-        let words = &mut room[..stored.len() / 2];
-        pack(stored, |code| f32::from(code.0).to_bits(), words);
-        bytemuck::cast_slice(words)
     }
 }
 
@@ -272,7 +285,7 @@ mod tests {
             assert_eq!((name.parse::<KvType>().unwrap(), other.parse::<KvType>().unwrap()), (kind, kind));
             assert_eq!(kind.to_string(), name);
         }
-        assert!("int4".parse::<KvType>().unwrap_err().to_string().contains("bf16 or int8"));
+        assert!("int3".parse::<KvType>().unwrap_err().to_string().contains("fp8 or int4"));
     }
 
     #[test]
@@ -309,19 +322,6 @@ mod tests {
                 assert_eq!(ours.to_bits(), reference.to_bits(), "{value}");
             }
         }
-    }
-
-    #[test]
-    fn codes_are_the_nearest_whole_numbers_and_exact_as_bf16() {
-        for code in -127i8..=127 {
-            assert_eq!((Int8::narrow(f32::from(code) + 0.49).0, Int8::narrow(f32::from(code) - 0.49).0), (code, code));
-            let (mut room, mut codes) = ([0; 8], [Int8(0); 16]);
-            codes[..2].copy_from_slice(&[Int8(code), Int8(-code)]);
-            let panel = Int8::panel(&codes, &mut room).to_vec();
-            let value = |i: usize| bf16::from_le_bytes([panel[2 * i], panel[2 * i + 1]]).to_f32();
-            assert_eq!((value(0), value(1)), (f32::from(code), -f32::from(code)));
-        }
-        assert_eq!((Int8::narrow(1e9).0, Int8::narrow(-1e9).0), (127, -127));
     }
 
     #[test]

@@ -2,15 +2,19 @@
 //!
 //! Within a page, the data of a layer and key/value head is contiguous: the keys transposed in groups of 16 positions,
 //! so that scores need no horizontal sums; then the values position by position, with heads padded to whole lanes;
-//! then, for types with scales, the scales of the keys and of the values, `[head_dim/32][PAGE]` each. Numbers that are
-//! multiplied in pairs (`pair` is 2 for bf16 and int8, otherwise 1) are adjacent: keys are
-//! `[PAGE/16][key_stride/pair][16][pair]` and values `[PAGE/pair][value_stride][pair]`. Clones of a sequence share
-//! pages until one of them writes.
+//! then, for types with scales, the scales of the keys and of the values, `[blocks][PAGE]` each, where a block is the
+//! values of a head that share a scale. Numbers that are multiplied in pairs (`pair` is 1 for f32 and f16, otherwise 2)
+//! are adjacent: keys are `[PAGE/16][key_stride/pair][16][pair]` and values `[PAGE/pair][value_stride][pair]`. Clones
+//! of a sequence share pages until one of them writes.
 
+mod coded;
 mod element;
+mod hadamard;
 
+pub(super) use coded::{Fp8, Int4Pair, Int8};
 pub use element::KvType;
-pub(super) use element::{Bf16, Element, F16, Int8, SCALE_BLOCK, by_type, pair, probabilities, weights};
+pub(super) use element::{Bf16, Element, F16, by_type, pair, probabilities, weights};
+pub(super) use hadamard::rotate;
 
 use super::cpu::Cpu;
 use super::ops::LANES;
@@ -22,6 +26,8 @@ use std::sync::Arc;
 
 /// Number of positions per page.
 pub const PAGE: usize = 128;
+/// Largest padded head size that a cache and attention support; the engine rejects models beyond it.
+pub const MAX_HEAD: usize = 1024;
 
 /// A cache line of 64 bytes, the alignment of vectors in a page.
 #[derive(Debug, Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
@@ -56,6 +62,19 @@ impl KvLayout {
         KvLayout { layers: config.n_layers, kv_heads: config.n_kv_heads, head_dim: config.head_dim, kind }
     }
 
+    /// Checks that heads of this size can be stored in this type.
+    ///
+    /// # Errors
+    /// The type stores rotated heads, and no Hadamard matrix fits the head size.
+    pub fn check(&self) -> Result<()> {
+        if by_type!(self.kind, T, T::ROTATED) && hadamard::block(self.head_dim).is_none() {
+            let (kind, dim) = (self.kind, self.head_dim);
+            let found = format!("--kv {kind}: head_dim found {dim}, expected a power of two or a multiple of 16");
+            return Err(Error::engine(found).help("use --kv int8, which suits every head size"));
+        }
+        Ok(())
+    }
+
     /// Returns the numbers stored per key: the head size padded to whole pairs.
     pub fn key_stride(&self) -> usize {
         self.head_dim.next_multiple_of(2)
@@ -69,8 +88,8 @@ impl KvLayout {
     /// Returns the bytes of one head of one layer in a page.
     fn head_bytes(&self) -> usize {
         by_type!(self.kind, T, {
-            let scales = if T::LARGEST.is_some() { 2 * self.head_dim.div_ceil(SCALE_BLOCK) } else { 0 };
-            PAGE * ((self.key_stride() + self.value_stride()) * size_of::<T>() + scales * size_of::<f32>())
+            let scales = T::SCALE_BLOCK.map_or(0, |block| 2 * self.head_dim.div_ceil(block));
+            bytes_of::<T>(PAGE * (self.key_stride() + self.value_stride())) + PAGE * scales * size_of::<f32>()
         })
     }
 
@@ -89,8 +108,8 @@ impl KvLayout {
     pub(super) fn head<'a, T: Element>(&self, page: &'a [Line], layer: usize, head: usize) -> Head<'a, T> {
         let lines = self.head_bytes() / size_of::<Line>();
         let bytes: &[u8] = bytemuck::cast_slice(&page[(layer * self.kv_heads + head) * lines..][..lines]);
-        let (keys, rest) = bytes.split_at(PAGE * self.key_stride() * size_of::<T>());
-        let (values, scales) = rest.split_at(PAGE * self.value_stride() * size_of::<T>());
+        let (keys, rest) = bytes.split_at(bytes_of::<T>(PAGE * self.key_stride()));
+        let (values, scales) = rest.split_at(bytes_of::<T>(PAGE * self.value_stride()));
         let (key_scales, value_scales) = scales.split_at(scales.len() / 2);
         Head {
             keys: bytemuck::cast_slice(keys),
@@ -101,6 +120,11 @@ impl KvLayout {
     }
 }
 
+/// Returns the bytes of this many stored numbers.
+const fn bytes_of<T: Element>(numbers: usize) -> usize {
+    numbers / T::NUMBERS * size_of::<T>()
+}
+
 /// Keys and values of one head of one layer in a page.
 #[derive(Clone, Copy)]
 pub(super) struct Head<'a, T> {
@@ -108,9 +132,9 @@ pub(super) struct Head<'a, T> {
     pub keys: &'a [T],
     /// Values: `[PAGE/pair][value_stride][pair]`.
     pub values: &'a [T],
-    /// Scales of keys, if any: `[head_dim/32][PAGE]`.
+    /// Scales of keys, if any: `[blocks][PAGE]`.
     pub key_scales: &'a [f32],
-    /// Scales of values, if any: `[head_dim/32][PAGE]`.
+    /// Scales of values, if any: `[blocks][PAGE]`.
     pub value_scales: &'a [f32],
 }
 
@@ -231,41 +255,51 @@ impl Write<'_> {
         let (dim, pair) = (self.layout.head_dim, pair(T::SUM));
         let (key_stride, value_stride) = (self.layout.key_stride(), self.layout.value_stride());
         let width = self.layout.kv_heads * dim;
-        let (keys, rest) = self.to.split_at_mut(PAGE * key_stride * size_of::<T>());
-        let (values, scales) = rest.split_at_mut(PAGE * value_stride * size_of::<T>());
+        let (keys, rest) = self.to.split_at_mut(bytes_of::<T>(PAGE * key_stride));
+        let (values, scales) = rest.split_at_mut(bytes_of::<T>(PAGE * value_stride));
         let (keys, values): (&mut [T], &mut [T]) = (bytemuck::cast_slice_mut(keys), bytemuck::cast_slice_mut(values));
         let scales: &mut [f32] = bytemuck::cast_slice_mut(scales);
         let (key_scales, value_scales) = scales.split_at_mut(scales.len() / 2);
         let tokens = self.task.keys.chunks_exact(width).zip(self.task.values.chunks_exact(width));
+        let mut room = [0f32; MAX_HEAD];
         for (slot, (key, value)) in (self.task.slot..).zip(tokens) {
-            let scale = if T::LARGEST.is_some() { slot } else { 0 };
+            let scale = if T::SCALE_BLOCK.is_some() { slot } else { 0 };
             let first = slot / LANES * LANES * key_stride + slot % LANES * pair;
-            narrow(&key[self.head * dim..][..dim], &mut key_scales[scale..], |i, number| {
-                keys[first + i / pair * LANES * pair + i % pair] = number;
-            });
+            let head = prepared::<T>(&key[self.head * dim..][..dim], &mut room, &mut key_scales[scale..]);
+            for (i, value) in head.iter().enumerate() {
+                T::store(keys, first + i / pair * LANES * pair + i % pair, *value);
+            }
             let first = slot / pair * pair * value_stride + slot % pair;
-            narrow(&value[self.head * dim..][..dim], &mut value_scales[scale..], |i, number| {
-                values[first + i * pair] = number;
-            });
+            let head = prepared::<T>(&value[self.head * dim..][..dim], &mut room, &mut value_scales[scale..]);
+            for (i, value) in head.iter().enumerate() {
+                T::store(values, first + i * pair, *value);
+            }
         }
     }
 }
 
-/// Rounds the values of a head and passes each number with its index to `store`. For types with scales, the scale of
-/// block `i` is written to `scales[i * PAGE]`.
+/// Returns the values of a head as [`Element::store`] takes them: rotated for types that are stored so, and divided by
+/// their scales for types with scales. The scale of block `i` is written to `scales[i * PAGE]`.
 #[inline(always)]
-fn narrow<T: Element>(head: &[f32], scales: &mut [f32], mut store: impl FnMut(usize, T)) {
-    let Some(largest) = T::LARGEST else {
-        head.iter().enumerate().for_each(|(i, value)| store(i, T::narrow(*value)));
-        return;
-    };
-    for (b, block) in head.chunks(SCALE_BLOCK).enumerate() {
-        let absmax = block.iter().fold(0f32, |m, v| if v.abs() > m { v.abs() } else { m });
-        let scale = absmax / largest;
-        let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-        block.iter().enumerate().for_each(|(i, value)| store(b * SCALE_BLOCK + i, T::narrow(value * inverse)));
-        scales[b * PAGE] = scale;
+fn prepared<'a, T: Element>(head: &'a [f32], room: &'a mut [f32; MAX_HEAD], scales: &mut [f32]) -> &'a [f32] {
+    if T::SCALE_BLOCK.is_none() && !T::ROTATED {
+        return head;
     }
+    let room = &mut room[..head.len()];
+    room.copy_from_slice(head);
+    if T::ROTATED {
+        rotate(room);
+    }
+    if let Some(block) = T::SCALE_BLOCK {
+        for (b, block) in room.chunks_mut(block).enumerate() {
+            let scale = T::scale(block);
+            // The inverse of zero, or of a number near it, is not finite.
+            let inverse = if (1.0 / scale).is_finite() { 1.0 / scale } else { 0.0 };
+            block.iter_mut().for_each(|value| *value *= inverse);
+            scales[b * PAGE] = scale;
+        }
+    }
+    room
 }
 
 #[cfg(test)]
@@ -295,11 +329,77 @@ mod tests {
 
     #[test]
     fn a_page_takes_the_bytes_its_type_promises() {
-        // Each position has a key and a value of 64 numbers; int8 adds an f32 for each 32 of them.
-        let kinds = [(KvType::F32, 512), (KvType::F16, 256), (KvType::Bf16, 256), (KvType::Int8, 128 + 16)];
-        for (kind, bytes) in kinds {
+        // Each position has a key and a value of 64 numbers; int8 adds an f32 for each 32 of them, fp8 and int4 for 64.
+        let floats = [(KvType::F32, 512), (KvType::F16, 256), (KvType::Bf16, 256)];
+        for (kind, bytes) in
+            floats.into_iter().chain([(KvType::Int8, 128 + 16), (KvType::Fp8, 128 + 8), (KvType::Int4, 64 + 8)])
+        {
             let layout = KvLayout { kind, head_dim: 64, ..LAYOUT };
             assert_eq!(layout.page_bytes().unwrap(), PAGE * bytes, "{kind}");
         }
+    }
+
+    /// Returns the values that attention reads for head 1 of position `slot`: its key and its value.
+    fn read<T: Element>(cache: &KvCache, slot: usize) -> [Vec<f32>; 2] {
+        let layout = cache.layout();
+        let head = layout.head::<T>(&cache.pages()[0], 0, 1);
+        let mut room = vec![0; PAGE * layout.value_stride()];
+        let number = |panel: &[u8], i: usize| half::bf16::from_le_bytes([panel[2 * i], panel[2 * i + 1]]).to_f32();
+        let scale = |scales: &[f32], i: usize| scales[i / T::SCALE_BLOCK.unwrap() * PAGE + slot];
+        let panel = T::panel(head.keys, &mut room);
+        let at = |i: usize| slot / 16 * 16 * layout.key_stride() + i / 2 * 32 + slot % 16 * 2 + i % 2;
+        let key = (0..layout.head_dim).map(|i| number(panel, at(i)) * scale(head.key_scales, i)).collect();
+        let panel = T::panel(head.values, &mut room);
+        let at = |i: usize| slot / 2 * 2 * layout.value_stride() + i * 2 + slot % 2;
+        let value = (0..layout.head_dim).map(|i| number(panel, at(i)) * scale(head.value_scales, i)).collect();
+        [key, value]
+    }
+
+    /// Checks that keys and values are read as they were written up to `step`, the distance of numbers relative to the
+    /// largest value of a head.
+    fn check_round_trip<T: Element>(kind: KvType, head_dim: usize, step: f32) {
+        let layout = KvLayout { layers: 1, kv_heads: 2, head_dim, kind };
+        let (mut cache, cpu) = (KvCache::new(layout).unwrap(), Cpu::new(1).unwrap());
+        let (mut rng, tokens) = (crate::rng::Rng::new(11), 37);
+        let mut random = || (0..tokens * 2 * head_dim).map(|_| rng.next_normal() as f32).collect::<Vec<f32>>();
+        let (keys, values) = (random(), random());
+        cache.grow(tokens).unwrap();
+        // In two parts, of which the second begins in the middle of a pair of positions.
+        let (first, rest) = (21 * 2 * head_dim, 21);
+        cache.write(&cpu, 0, 0, &keys[..first], &values[..first]);
+        cache.write(&cpu, 0, rest, &keys[first..], &values[first..]);
+        for slot in 0..tokens {
+            for (found, all) in read::<T>(&cache, slot).into_iter().zip([&keys, &values]) {
+                let mut expected = all[(slot * 2 + 1) * head_dim..][..head_dim].to_vec();
+                if T::ROTATED {
+                    rotate(&mut expected);
+                }
+                let largest = expected.iter().fold(0f32, |m, v| m.max(v.abs()));
+                for (i, (a, b)) in found.iter().zip(&expected).enumerate() {
+                    assert!((a - b).abs() <= step * largest, "{kind}, {head_dim}: {a} instead of {b} at {slot}, {i}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn keys_and_values_are_read_as_they_were_written_up_to_rounding() {
+        for head_dim in [16, 64, 80, 256] {
+            check_round_trip::<Int8>(KvType::Int8, head_dim, 0.5 / 126.9);
+            check_round_trip::<Fp8>(KvType::Fp8, head_dim, 1.01 / 28.0);
+            // The largest magnitude is -8 steps, so values of the other sign reach 7 steps.
+            check_round_trip::<Int4Pair>(KvType::Int4, head_dim, 1.01 / 8.0);
+        }
+        check_round_trip::<Int8>(KvType::Int8, 20, 0.5 / 126.9);
+        check_round_trip::<Fp8>(KvType::Fp8, 20, 1.01 / 28.0);
+    }
+
+    #[test]
+    fn heads_that_no_hadamard_matrix_fits_are_refused_for_int4_only() {
+        let of = |kind, head_dim| KvLayout { kind, head_dim, ..LAYOUT }.check();
+        let error = of(KvType::Int4, 20).unwrap_err();
+        assert_eq!(error.cause().exit_code(), 5);
+        assert!(error.to_string().contains("--kv int4: head_dim found 20"), "{error}");
+        assert!(of(KvType::Int4, 80).is_ok() && of(KvType::Fp8, 20).is_ok() && of(KvType::Int8, 20).is_ok());
     }
 }
