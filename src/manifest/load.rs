@@ -188,7 +188,7 @@ const BITS: &str = "bits";
 
 fn known(value: &Value, place: &str, lists: &[&Names]) -> Result<()> {
     let Value::Object(map) = value else {
-        return Err(Error::corrupt("expected an object").tensor(place));
+        return Err(Error::corrupt("found no JSON object, expected one").tensor(place));
     };
     match map.keys().find(|key| !lists.iter().any(|list| list.contains(key))) {
         Some(key) => Err(Error::corrupt(format!("unknown field `{key}`")).tensor(place)),

@@ -68,7 +68,7 @@ pub(super) fn read(value: &Value, dir: &Path) -> Result<Option<Document>> {
             None if !map.contains_key("version") && map.values().any(Value::is_object) => {
                 let entries = map.iter().map(|(name, entry)| match entry.as_object() {
                     Some(entry) => Ok((name.as_str(), entry)),
-                    None => Err(Error::corrupt("expected an object").tensor(name)),
+                    None => Err(Error::corrupt("found no JSON object, expected one").tensor(name)),
                 });
                 expanded(entries.collect::<Result<_>>()?, dir).map(Some)
             }
@@ -89,7 +89,11 @@ pub(super) fn lines(text: &[u8]) -> Option<Value> {
 fn named(list: &[Value]) -> Result<Vec<(&str, &Object)>> {
     let entry = |(i, value): (usize, &'_ Value)| -> Result<()> {
         let named = value.get("name").is_some_and(Value::is_string);
-        if named { Ok(()) } else { Err(Error::corrupt("expected an object with a name").tensor(format!("[{i}]"))) }
+        if named {
+            Ok(())
+        } else {
+            Err(Error::corrupt("found no JSON object with a name, expected one").tensor(format!("[{i}]")))
+        }
     };
     list.iter().enumerate().try_for_each(entry)?;
     Ok(list.iter().filter_map(|v| Some((v.get("name")?.as_str()?, v.as_object()?))).collect())
@@ -203,12 +207,13 @@ fn from_rules(map: &Object, rules: &[Value]) -> Result<Document> {
     let defaults = match map.get("defaults") {
         None | Some(Value::Null) => Object::new(),
         Some(Value::Object(defaults)) => known(defaults, &[RULE]).map(|()| defaults.clone()).tensor("defaults")?,
-        Some(_) => return Err(Error::corrupt("expected an object").tensor("defaults")),
+        Some(_) => return Err(Error::corrupt("found no JSON object, expected one").tensor("defaults")),
     };
     let (mut excluded, mut included) = (Vec::new(), Vec::new());
     for (i, value) in rules.iter().enumerate() {
         let place = format!("rules[{i}]");
-        let rule = value.as_object().ok_or_else(|| Error::corrupt("expected an object")).tensor(&place)?;
+        let rule =
+            value.as_object().ok_or_else(|| Error::corrupt("found no JSON object, expected one")).tensor(&place)?;
         known(rule, &[RULE]).tensor(&place)?;
         let mut filled = defaults.clone();
         filled.extend(rule.clone());

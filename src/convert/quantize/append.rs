@@ -140,8 +140,9 @@ impl<'a> Rewriting<'a> {
             }
             already_quantized(&tensor)?;
             let entry = reader.get(&tensor.name);
-            let entry = entry
-                .ok_or_else(|| Error::corrupt("missing from the pack").tensor(&tensor.name).help(OTHER_CHECKPOINT))?;
+            let entry = entry.ok_or_else(|| {
+                Error::corrupt("found no such tensor in the pack").tensor(&tensor.name).help(OTHER_CHECKPOINT)
+            })?;
             if entry.shape != tensor.shape {
                 let found = format!(
                     "found shape {:?} in the pack, expected {:?} from the checkpoint",

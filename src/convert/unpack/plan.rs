@@ -139,8 +139,8 @@ impl<'a> Builder<'a> {
     /// Returns the entry of a tensor that the configuration requires.
     fn entry(&mut self, expected: &ExpectedTensor) -> Result<(usize, &'a Entry)> {
         let number = self.reader.position(&expected.name);
-        let number =
-            number.ok_or_else(|| Error::corrupt("missing from the pack").tensor(&expected.name).help(MISMATCH))?;
+        let number = number
+            .ok_or_else(|| Error::corrupt("found no such tensor in the pack").tensor(&expected.name).help(MISMATCH))?;
         let entry = &self.reader.entries()[number];
         if entry.shape != expected.shape {
             let found = format!("found shape {:?}, expected {:?} from config.json", entry.shape, expected.shape);

@@ -77,7 +77,7 @@ impl<'a> ExportSource<'a> {
     }
 
     fn entry(&self, positions: &BTreeMap<&str, usize>, expected: &ExpectedTensor) -> Result<usize> {
-        let missing = || Error::corrupt("missing from the pack").tensor(&expected.name).help(PACK_AGAIN);
+        let missing = || Error::corrupt("found no such tensor in the pack").tensor(&expected.name).help(PACK_AGAIN);
         let position = *positions.get(expected.name.as_str()).ok_or_else(missing)?;
         let entry = &self.reader.entries()[position];
         if entry.shape != expected.shape {
