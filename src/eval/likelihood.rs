@@ -98,7 +98,8 @@ pub fn likelihoods(
         let mut sequence = engine.new_sequence()?;
         let mut logits = Vec::new();
         if !before.is_empty() {
-            engine.forward(&mut [Feed { sequence: &mut sequence, tokens: before }], Want::Last, &mut logits)?;
+            engine
+                .forward(&mut [Feed { sequence: &mut sequence, tokens: before, want: Want::Nothing }], &mut logits)?;
         }
         let mut group = group;
         while !group.is_empty() {
@@ -137,10 +138,14 @@ fn together(engine: &mut Engine, read: &Sequence, last: u32, batch: &[Request]) 
     for begin in (0..longest).step_by(ROWS) {
         let mut feeds = Vec::with_capacity(batch.len());
         for (sequence, input) in sequences.iter_mut().zip(&inputs) {
-            feeds.push(Feed { sequence, tokens: &input[begin.min(input.len())..(begin + ROWS).min(input.len())] });
+            feeds.push(Feed {
+                sequence,
+                tokens: &input[begin.min(input.len())..(begin + ROWS).min(input.len())],
+                want: Want::All,
+            });
         }
         let mut logits = Vec::new();
-        engine.forward(&mut feeds, Want::All, &mut logits)?;
+        engine.forward(&mut feeds, &mut logits)?;
         let mut rows = logits.chunks_exact(vocab);
         for (request, found) in batch.iter().zip(&mut found) {
             let targets = request.continuation.iter().skip(begin).take(ROWS);

@@ -97,13 +97,13 @@ impl<'a> Reader<'a> {
     /// Starts a new sequence and feeds the part of a window that is not scored.
     pub(super) fn begin(&mut self, tokens: &[u32]) -> Result<()> {
         let sequence = self.sequence.insert(self.engine.new_sequence()?);
-        self.engine.forward(&mut [Feed { sequence, tokens }], Want::Last, &mut self.logits)
+        self.engine.forward(&mut [Feed { sequence, tokens, want: Want::Nothing }], &mut self.logits)
     }
 
     /// Feeds the next tokens and returns the logits after each of them: `(tokens, vocab)`.
     pub(super) fn read(&mut self, tokens: &[u32]) -> Result<&[f32]> {
         let sequence = self.sequence.as_mut().ok_or_else(|| Error::usage("no window was begun"))?;
-        self.engine.forward(&mut [Feed { sequence, tokens }], Want::All, &mut self.logits)?;
+        self.engine.forward(&mut [Feed { sequence, tokens, want: Want::All }], &mut self.logits)?;
         Ok(&self.logits)
     }
 }

@@ -2,13 +2,14 @@
 
 use super::cache::Rebuilds;
 use super::cpu::place::Placement;
-use super::device::{self, Answer, Cache, PartInfo, Run, Step};
+use super::device::{self, Answer, PartInfo, Run, Step};
 use super::embed::Embedder;
 use super::kv::KvType;
 use super::observe::{Observer, ObserverRef};
 use super::open::{EngineOptions, OpenedModel};
 use super::precision::Precision;
 use super::profile::{Profile, Stage, Stages};
+use super::sequence::{Feed, Output, Sequence, Want};
 use crate::error::{Context, Error, Result};
 use crate::iebin::IebinReader;
 use crate::interrupt;
@@ -31,56 +32,6 @@ struct Batch {
     runs: Vec<Run>,
     /// Rows whose logits are wanted, ascending.
     wanted: Vec<usize>,
-}
-
-/// State of one text: the KV caches of the tokens read so far. A clone shares memory until one of the two reads more
-/// tokens.
-#[derive(Debug, Clone)]
-pub struct Sequence {
-    len: usize,
-    /// KV cache of each device part.
-    caches: Vec<Cache>,
-    /// True if the keys are rotated with the LongRoPE factors for texts beyond the original context length.
-    long: bool,
-    /// All tokens read; kept only for models whose rotation depends on the text's length.
-    tokens: Vec<u32>,
-}
-
-impl Sequence {
-    /// Returns the number of tokens read.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Returns true before the first token.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Drops all tokens from position `len` on.
-    pub fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
-        self.tokens.truncate(len);
-        self.caches.iter_mut().for_each(|cache| cache.truncate(self.len));
-    }
-}
-
-/// Tokens to be read into a sequence.
-#[derive(Debug)]
-pub struct Feed<'a> {
-    /// Sequence that reads the tokens.
-    pub sequence: &'a mut Sequence,
-    /// Tokens to read; at least one.
-    pub tokens: &'a [u32],
-}
-
-/// Selection of the logits that a call returns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Want {
-    /// One row per feed, after its last token.
-    Last,
-    /// One row per token, feed by feed.
-    All,
 }
 
 impl Engine {
@@ -109,25 +60,64 @@ impl Engine {
     /// The keys and values of one page do not fit the address space.
     pub fn new_sequence(&self) -> Result<Sequence> {
         let caches = self.model.parts.iter().map(|part| part.new_cache()).collect::<Result<_>>()?;
-        Ok(Sequence { len: 0, caches, long: false, tokens: Vec::new() })
+        Ok(Sequence { len: 0, caches, long: false, expected: 0, tokens: Vec::new() })
     }
 
-    /// Reads the tokens of each feed and writes `(rows, vocab)` logits: for the last position of each feed, or for
-    /// all positions.
+    /// Computes one step: passes the tokens of all feeds, at most [`Engine::step_rows`], through the model once and
+    /// appends what the feeds want to `output`, feed by feed.
     ///
-    /// Feeds may have different lengths. Each result has the same bits as if its sequence were read alone, however
-    /// the tokens are split into chunks.
+    /// A step takes prompts, pieces of prompts and tokens of running texts of any sequences, in any mixture. Each
+    /// result has the same bits as if its sequence were read alone, however the tokens are split into steps. A step
+    /// with LongRoPE reads a sequence again when it passes the original context length; see [`Sequence::expect`].
     ///
     /// # Errors
-    /// A feed is empty, a token is outside the vocabulary, a sequence would outgrow the context or belongs to another
-    /// engine, there is not enough memory, or the user interrupted. The sequences are then as before the call.
-    pub fn forward(&mut self, feeds: &mut [Feed<'_>], want: Want, logits: &mut Vec<f32>) -> Result<()> {
-        let rows = match want {
-            Want::Last => feeds.len(),
-            Want::All => feeds.iter().map(|f| f.tokens.len()).sum(),
-        };
-        logits.resize(rows * self.model.config.vocab, 0.0);
-        self.feed(feeds, want, None, Answer::Logits(logits))
+    /// There are more tokens than a step takes, a feed is empty, a token is outside the vocabulary, a sequence would
+    /// outgrow the context or belongs to another engine, there is not enough memory, or the user interrupted. The
+    /// sequences and `output` are then as before the call.
+    ///
+    /// # Panics
+    /// `output` asks for largest logits that the engine cannot select, see [`Engine::finds_best`].
+    pub fn step(&mut self, feeds: &mut [Feed<'_>], output: Output<'_>) -> Result<()> {
+        let tokens: usize = feeds.iter().map(|feed| feed.tokens.len()).sum();
+        if tokens > self.step_rows() {
+            let found = format!("found {tokens} tokens in one step, expected at most {}", self.step_rows());
+            return Err(Error::usage(found));
+        }
+        match output {
+            Output::Logits(logits) => {
+                let (before, rows) = (logits.len(), feeds.iter().map(Feed::rows).sum::<usize>());
+                logits.resize(before + rows * self.model.config.vocab, 0.0);
+                let done = self.feed(feeds, None, Answer::Logits(&mut logits[before..]));
+                if done.is_err() {
+                    logits.truncate(before);
+                }
+                done
+            }
+            Output::Best(k, best) => {
+                assert!(self.finds_best(k), "see `finds_best`");
+                let before = best.len();
+                let done = self.feed(feeds, None, Answer::Best(k, best));
+                if done.is_err() {
+                    best.truncate(before);
+                }
+                done
+            }
+        }
+    }
+
+    /// Returns the largest number of tokens that [`Engine::step`] takes.
+    pub fn step_rows(&self) -> usize {
+        self.model.prefill_chunk
+    }
+
+    /// Reads any number of tokens, in as many steps as they need, and replaces the contents of `logits` by the wanted
+    /// rows: `(rows, vocab)`, feed by feed.
+    ///
+    /// # Errors
+    /// The same as [`Engine::step`], except for the number of tokens.
+    pub fn forward(&mut self, feeds: &mut [Feed<'_>], logits: &mut Vec<f32>) -> Result<()> {
+        logits.resize(feeds.iter().map(Feed::rows).sum::<usize>() * self.model.config.vocab, 0.0);
+        self.feed(feeds, None, Answer::Logits(logits))
     }
 
     /// Returns true when the engine can return the `k` largest logits of a row without all the others.
@@ -136,32 +126,14 @@ impl Engine {
         (1..=most.min(self.model.config.vocab)).contains(&k)
     }
 
-    /// Reads the tokens of each feed like [`Engine::forward`], but appends only the `k` largest logits of each row
-    /// with their tokens to `best`, in descending order.
-    ///
-    /// # Errors
-    /// The same as [`Engine::forward`].
-    ///
-    /// # Panics
-    /// The engine cannot return the `k` largest logits, see [`Engine::finds_best`].
-    pub fn forward_best(
-        &mut self,
-        feeds: &mut [Feed<'_>],
-        want: Want,
-        k: usize,
-        best: &mut Vec<Vec<(u32, f32)>>,
-    ) -> Result<()> {
-        assert!(self.finds_best(k), "see `finds_best`");
-        self.feed(feeds, want, None, Answer::Best(k, best))
-    }
-
     /// Reads tokens as a new text and passes the inputs of all matrices to an observer.
     ///
     /// # Errors
     /// The same as [`Engine::forward`]; also if layers are on a GPU.
     pub(super) fn observe(&mut self, tokens: &[u32], observer: &mut (dyn Observer + 'static)) -> Result<()> {
         let mut sequence = self.new_sequence()?;
-        self.feed(&mut [Feed { sequence: &mut sequence, tokens }], Want::All, Some(observer), Answer::Nothing)
+        let feed = Feed { sequence: &mut sequence, tokens, want: Want::All };
+        self.feed(&mut [feed], Some(observer), Answer::Nothing)
     }
 
     /// Reads `tokens` as a new text in one step and returns the logits of those from index `first` on, `(tokens -
@@ -178,7 +150,7 @@ impl Engine {
         observer: &mut (dyn Observer + 'static),
     ) -> Result<Vec<f32>> {
         let mut sequence = self.new_sequence()?;
-        let mut feeds = [Feed { sequence: &mut sequence, tokens }];
+        let mut feeds = [Feed { sequence: &mut sequence, tokens, want: Want::All }];
         self.check(&feeds[0])?;
         self.reread_for_longrope(&mut feeds, &mut Vec::new())?;
         self.grow(&mut sequence, tokens.len())?;
@@ -188,26 +160,19 @@ impl Engine {
             wanted: (first..tokens.len()).collect(),
         };
         let mut logits = vec![0.0; batch.wanted.len() * self.model.config.vocab];
-        self.step(&batch, &mut [&mut sequence], start, Some(observer), Answer::Logits(&mut logits))?;
+        self.run(&batch, &mut [&mut sequence], start, Some(observer), Answer::Logits(&mut logits))?;
         Ok(logits)
     }
 
     /// Checks the feeds and runs them. If that fails, restores the sequences.
-    fn feed(
-        &mut self,
-        feeds: &mut [Feed<'_>],
-        want: Want,
-        observer: ObserverRef<'_>,
-        answer: Answer<'_>,
-    ) -> Result<()> {
+    fn feed(&mut self, feeds: &mut [Feed<'_>], observer: ObserverRef<'_>, answer: Answer<'_>) -> Result<()> {
         for (i, feed) in feeds.iter().enumerate() {
             self.check(feed).tensor(&format!("sequence {i}"))?;
         }
         let before: Vec<usize> = feeds.iter().map(|f| f.sequence.len()).collect();
         let mut replaced = Vec::new();
-        let done = self
-            .reread_for_longrope(feeds, &mut replaced)
-            .and_then(|()| self.run_chunks(feeds, want, observer, answer));
+        let done =
+            self.reread_for_longrope(feeds, &mut replaced).and_then(|()| self.run_chunks(feeds, observer, answer));
         if done.is_err() {
             feeds.iter_mut().zip(before).for_each(|(feed, len)| feed.sequence.truncate(len));
             replaced.into_iter().for_each(|(i, sequence)| *feeds[i].sequence = sequence);
@@ -223,15 +188,15 @@ impl Engine {
             return Ok(());
         };
         for (i, feed) in feeds.iter_mut().enumerate() {
-            let long = feed.sequence.len() + feed.tokens.len() > limit;
+            let long = (feed.sequence.len() + feed.tokens.len()).max(feed.sequence.expected) > limit;
             if feed.sequence.long != long {
-                let empty = Sequence { long, ..self.new_sequence()? };
+                let empty = Sequence { long, expected: feed.sequence.expected, ..self.new_sequence()? };
                 let old = std::mem::replace(feed.sequence, empty);
                 let tokens = old.tokens.clone();
                 replaced.push((i, old));
                 if !tokens.is_empty() {
-                    let reread = Feed { sequence: feed.sequence, tokens: &tokens };
-                    self.run_chunks(&mut [reread], Want::Last, None, Answer::Nothing)?;
+                    let reread = Feed { sequence: feed.sequence, tokens: &tokens, want: Want::Nothing };
+                    self.run_chunks(&mut [reread], None, Answer::Nothing)?;
                 }
                 feed.sequence.tokens = tokens;
             }
@@ -271,7 +236,6 @@ impl Engine {
     fn run_chunks(
         &mut self,
         feeds: &mut [Feed<'_>],
-        want: Want,
         mut observer: ObserverRef<'_>,
         mut answer: Answer<'_>,
     ) -> Result<()> {
@@ -282,7 +246,7 @@ impl Engine {
             batch.runs.clear();
             batch.wanted.clear();
             while feed < feeds.len() && batch.tokens.len() < self.model.prefill_chunk {
-                let Feed { sequence, tokens } = &mut feeds[feed];
+                let Feed { sequence, tokens, want } = &mut feeds[feed];
                 let rest = &tokens[fed..];
                 let count = rest.len().min(self.model.prefill_chunk - batch.tokens.len());
                 let first = batch.tokens.len();
@@ -293,7 +257,7 @@ impl Engine {
                 match want {
                     Want::All => batch.wanted.extend(first..first + count),
                     Want::Last if last => batch.wanted.push(first + count - 1),
-                    Want::Last => (),
+                    Want::Last | Want::Nothing => (),
                 }
                 (feed, fed) = if last { (feed + 1, 0) } else { (feed, fed + count) };
             }
@@ -301,7 +265,7 @@ impl Engine {
             let rows = answered..answered + batch.wanted.len();
             answered = rows.end;
             let answer = answer.rows(rows, self.model.config.vocab);
-            self.step(&batch, &mut sequences, None, observer.as_deref_mut(), answer)?;
+            self.run(&batch, &mut sequences, None, observer.as_deref_mut(), answer)?;
         }
         self.batch = batch;
         Ok(())
@@ -319,7 +283,7 @@ impl Engine {
 
     /// Runs the rows of a batch through all parts, starting with the embeddings or with a given residual stream at
     /// the input of a layer. The sequences have already grown.
-    fn step(
+    fn run(
         &mut self,
         batch: &Batch,
         sequences: &mut [&mut Sequence],

@@ -1,7 +1,7 @@
 //! Inference runtime: locates the weights of a pack once, then computes logits for the tokens it is given.
 //!
-//! [`engine::Engine`] is the entry point: it creates [`engine::Sequence`]s, reads tokens into them, and passes each
-//! step through a list of device parts (the interface is in [`device`]). [`open`] chooses and builds the parts:
+//! [`engine::Engine`] is the entry point: it creates [`Sequence`]s, reads tokens into them, and passes each step
+//!  through a list of device parts (the interface is in [`device`]). [`open`] chooses and builds the parts:
 //! [`weights`] binds tensors (finds each one in the pack, checks its shape and assigns it to a layer), [`layer`]
 //! describes the layers for all devices, [`residency`] loads weights into memory. Matrices of a deduplicated pack are
 //! rebuilt from its store by [`rebuilt`] and kept in [`cache`]. [`precision`] selects the number types.
@@ -43,14 +43,16 @@ pub mod residency;
 pub mod rope;
 pub mod sampler;
 pub mod score;
+pub mod sequence;
 pub mod speculate;
 pub mod text;
 pub mod weights;
 
-pub use engine::{Engine, Feed, Sequence, Want};
+pub use engine::Engine;
 pub use kv::KvType;
 pub use open::EngineOptions;
 pub use precision::Precision;
 pub use prefix::PrefixActivations;
 pub use profile::{Stage, Stages};
 pub use residency::Residency;
+pub use sequence::{Feed, Output, Sequence, Want};

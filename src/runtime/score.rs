@@ -1,6 +1,7 @@
 //! Perplexity: the mean negative log-likelihood of a text's tokens, computed over windows.
 
-use super::engine::{Engine, Feed, Want};
+use super::engine::Engine;
+use super::sequence::{Feed, Want};
 use crate::error::{Error, Result};
 
 /// Tokens scored per call of the engine; bounds the memory of the logits.
@@ -45,7 +46,7 @@ pub fn score_window(engine: &mut Engine, ids: &[u32]) -> Result<Score> {
     let (mut sequence, mut logits) = (engine.new_sequence()?, Vec::new());
     let mut score = Score::default();
     for (tokens, targets) in inputs.chunks(STEP).zip(targets.chunks(STEP)) {
-        engine.forward(&mut [Feed { sequence: &mut sequence, tokens }], Want::All, &mut logits)?;
+        engine.forward(&mut [Feed { sequence: &mut sequence, tokens, want: Want::All }], &mut logits)?;
         for (row, target) in logits.chunks_exact(vocab).zip(targets) {
             let logit = row
                 .get(*target as usize)

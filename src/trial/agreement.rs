@@ -311,9 +311,9 @@ fn own_logits(engine: &mut Engine, text: &TracedText, logits: &mut Vec<f32>) -> 
     let ids = whole(text);
     let (before, asked) = ids.split_at(text.ids.len() - 1);
     if !before.is_empty() {
-        engine.forward(&mut [Feed { sequence: &mut sequence, tokens: before }], Want::Last, logits)?;
+        engine.forward(&mut [Feed { sequence: &mut sequence, tokens: before, want: Want::Nothing }], logits)?;
     }
-    engine.forward(&mut [Feed { sequence: &mut sequence, tokens: asked }], Want::All, logits)
+    engine.forward(&mut [Feed { sequence: &mut sequence, tokens: asked, want: Want::All }], logits)
 }
 
 /// Returns the prompt and the generated tokens except the last one.

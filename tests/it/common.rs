@@ -87,7 +87,7 @@ pub fn packed_as(name: &str, hf_dir: &Path, options: &[&str]) -> PathBuf {
 /// Returns the logits after every token of a text.
 pub fn all_logits(engine: &mut Engine, tokens: &[u32]) -> Vec<f32> {
     let (mut sequence, mut logits) = (engine.new_sequence().unwrap(), Vec::new());
-    engine.forward(&mut [Feed { sequence: &mut sequence, tokens }], Want::All, &mut logits).unwrap();
+    engine.forward(&mut [Feed { sequence: &mut sequence, tokens, want: Want::All }], &mut logits).unwrap();
     logits
 }
 

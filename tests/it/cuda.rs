@@ -141,21 +141,26 @@ fn company_chunks_clones_and_taking_back_change_no_more_than_rounding() {
     for prefill_chunk in [1, 7, 64] {
         let mut engine = case.engine(on_gpu(EngineOptions { prefill_chunk, ..fp32() }));
         let mut whole = engine.new_sequence().unwrap();
-        engine.forward(&mut [Feed { sequence: &mut whole, tokens: &text[..140] }], Want::Last, &mut logits).unwrap();
+        engine
+            .forward(&mut [Feed { sequence: &mut whole, tokens: &text[..140], want: Want::Last }], &mut logits)
+            .unwrap();
         close(&logits, 140, &format!("chunks of {prefill_chunk}"));
         // A clone shares pages of the KV cache; both sequences continue, and the clone is truncated.
         let mut clone = whole.clone();
         let [a, b] = [&text[140..141], &text[140..150]];
-        let mut feeds = [Feed { sequence: &mut whole, tokens: a }, Feed { sequence: &mut clone, tokens: b }];
-        engine.forward(&mut feeds, Want::Last, &mut logits).unwrap();
+        let mut feeds = [
+            Feed { sequence: &mut whole, tokens: a, want: Want::Last },
+            Feed { sequence: &mut clone, tokens: b, want: Want::Last },
+        ];
+        engine.forward(&mut feeds, &mut logits).unwrap();
         close(&logits[..vocab], 141, "one token beside a clone");
         close(&logits[vocab..], 150, "a clone's ten tokens");
         clone.truncate(120);
         let mut feeds = [
-            Feed { sequence: &mut clone, tokens: &text[120..260] },
-            Feed { sequence: &mut whole, tokens: &text[141..142] },
+            Feed { sequence: &mut clone, tokens: &text[120..260], want: Want::Last },
+            Feed { sequence: &mut whole, tokens: &text[141..142], want: Want::Last },
         ];
-        engine.forward(&mut feeds, Want::Last, &mut logits).unwrap();
+        engine.forward(&mut feeds, &mut logits).unwrap();
         close(&logits[..vocab], 260, "after taking back");
         close(&logits[vocab..], 142, "a text whose clone went back");
     }

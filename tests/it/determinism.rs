@@ -99,9 +99,9 @@ fn logits_are_the_same_bits_alone_and_in_a_batch() {
             for (i, (sequence, range)) in sequences.iter_mut().zip(round).enumerate() {
                 let Some(range) = range else { continue };
                 fed.push((i, range.end));
-                feeds.push(Feed { sequence, tokens: &texts[i][range] });
+                feeds.push(Feed { sequence, tokens: &texts[i][range], want: Want::Last });
             }
-            engine.forward(&mut feeds, Want::Last, &mut logits).unwrap();
+            engine.forward(&mut feeds, &mut logits).unwrap();
             for ((i, end), row) in fed.into_iter().zip(logits.chunks_exact(vocab)) {
                 let same = bits(row) == alone[i][(end - 1) * vocab..end * vocab];
                 assert!(same, "{name} {precision} {kv}: text {i} after {end} tokens");
@@ -155,14 +155,14 @@ fn a_prefix_can_be_shared_and_taken_back() {
     let vocab = engine.config().vocab;
     let expected = bits(&all_logits(&mut engine, &text[..150]));
     let (mut first, mut logits) = (engine.new_sequence().unwrap(), Vec::new());
-    engine.forward(&mut [Feed { sequence: &mut first, tokens: &text[..140] }], Want::Last, &mut logits).unwrap();
+    engine.forward(&mut [Feed { sequence: &mut first, tokens: &text[..140], want: Want::Last }], &mut logits).unwrap();
     let mut second = first.clone();
     // `first` reads other tokens, which must not affect `second`. Then `first` is truncated and reads the same
     // tokens.
-    engine.forward(&mut [Feed { sequence: &mut first, tokens: &text[..30] }], Want::Last, &mut logits).unwrap();
+    engine.forward(&mut [Feed { sequence: &mut first, tokens: &text[..30], want: Want::Last }], &mut logits).unwrap();
     first.truncate(140);
     for sequence in [&mut second, &mut first] {
-        engine.forward(&mut [Feed { sequence, tokens: &text[140..150] }], Want::Last, &mut logits).unwrap();
+        engine.forward(&mut [Feed { sequence, tokens: &text[140..150], want: Want::Last }], &mut logits).unwrap();
         assert_eq!(bits(&logits), expected[149 * vocab..]);
     }
 }

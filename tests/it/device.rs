@@ -122,14 +122,16 @@ fn layers_in_several_parts_give_the_same_bits_and_every_part_gets_every_step() {
         let expected = all_logits(&mut case.engine(fp32()), &text);
         let (mut engine, log) = recorded(&case, 2);
         let (mut a, mut logits) = (engine.new_sequence().unwrap(), Vec::new());
-        engine.forward(&mut [Feed { sequence: &mut a, tokens: &text[..50] }], Want::Last, &mut logits).unwrap();
+        engine.forward(&mut [Feed { sequence: &mut a, tokens: &text[..50], want: Want::Last }], &mut logits).unwrap();
         // A clone continues, is truncated, and is then processed together with the original.
         let mut b = a.clone();
-        engine.forward(&mut [Feed { sequence: &mut b, tokens: &[3; 9] }], Want::Last, &mut logits).unwrap();
+        engine.forward(&mut [Feed { sequence: &mut b, tokens: &[3; 9], want: Want::Last }], &mut logits).unwrap();
         b.truncate(50);
-        let mut feeds =
-            [Feed { sequence: &mut a, tokens: &text[50..] }, Feed { sequence: &mut b, tokens: &text[50..60] }];
-        engine.forward(&mut feeds, Want::All, &mut logits).unwrap();
+        let mut feeds = [
+            Feed { sequence: &mut a, tokens: &text[50..], want: Want::All },
+            Feed { sequence: &mut b, tokens: &text[50..60], want: Want::All },
+        ];
+        engine.forward(&mut feeds, &mut logits).unwrap();
         let vocab = engine.config().vocab;
         let bits = |logits: &[f32]| logits.iter().map(|logit| logit.to_bits()).collect::<Vec<_>>();
         assert_eq!(bits(&logits[..20 * vocab]), bits(&expected[50 * vocab..]), "{name}");
@@ -152,7 +154,7 @@ fn a_sequence_of_other_parts_is_refused() {
     let (mut engine, _) = recorded(&case, 1);
     for mut sequence in [case.engine(fp32()).new_sequence().unwrap(), recorded(&case, 2).0.new_sequence().unwrap()] {
         let error = engine
-            .forward(&mut [Feed { sequence: &mut sequence, tokens: &[1] }], Want::Last, &mut Vec::new())
+            .forward(&mut [Feed { sequence: &mut sequence, tokens: &[1], want: Want::Last }], &mut Vec::new())
             .unwrap_err();
         assert!(error.to_string().contains("another shape"), "{error}");
     }

@@ -106,7 +106,7 @@ pub fn compare(engine: &mut Engine, prompt: &Value, noise: f32) -> Difference {
     let mut difference = Difference::default();
     let mut feed = ids(&prompt["ids"]);
     for (step, (id, golden)) in greedy.iter().zip(prompt["steps"].as_array().unwrap()).enumerate() {
-        engine.forward(&mut [Feed { sequence: &mut sequence, tokens: &feed }], Want::Last, &mut logits).unwrap();
+        engine.forward(&mut [Feed { sequence: &mut sequence, tokens: &feed, want: Want::Last }], &mut logits).unwrap();
         let mut listed = pairs(&golden["top5"]);
         if listed[0].1 - listed[1].1 > noise {
             difference.compared += 1;
@@ -352,8 +352,11 @@ fn what_cannot_be_read_is_refused_and_leaves_the_sequences_as_they_were() {
     let (mut a, mut b) = (engine.new_sequence().unwrap(), engine.new_sequence().unwrap());
     let mut logits = Vec::new();
     for (tokens, complaint) in [(vec![], "no tokens"), (vec![512], "vocabulary of 512"), (vec![1; 9], "context of 8")] {
-        let mut feeds = [Feed { sequence: &mut a, tokens: &[1, 2] }, Feed { sequence: &mut b, tokens: &tokens }];
-        let error = engine.forward(&mut feeds, Want::Last, &mut logits).unwrap_err();
+        let mut feeds = [
+            Feed { sequence: &mut a, tokens: &[1, 2], want: Want::Last },
+            Feed { sequence: &mut b, tokens: &tokens, want: Want::Last },
+        ];
+        let error = engine.forward(&mut feeds, &mut logits).unwrap_err();
         assert!(error.to_string().contains(complaint), "{error}");
         assert_eq!((a.len(), b.len(), error.cause().exit_code()), (0, 0, 2));
     }

@@ -235,7 +235,7 @@ fn difference(reader: &IebinReader, options: &EngineOptions, expected: &[f32], i
     let mut engine = Engine::open(reader, options).unwrap();
     let mut sequence = engine.new_sequence().unwrap();
     let mut logits = Vec::new();
-    engine.forward(&mut [Feed { sequence: &mut sequence, tokens: ids }], Want::All, &mut logits).unwrap();
+    engine.forward(&mut [Feed { sequence: &mut sequence, tokens: ids, want: Want::All }], &mut logits).unwrap();
     let logits = &logits[logits.len() - expected.len()..];
     let apart = logits.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     (apart, expected.iter().fold(0.0, |m, v| v.abs().max(m)))
@@ -353,8 +353,8 @@ fn a_text_that_crosses_the_border_of_longrope_continues_as_if_read_at_once() {
     let (text, mut logits) = (ids(131), Vec::new());
     let mut at_once = |engine: &mut Engine, len: usize| {
         let mut sequence = engine.new_sequence().unwrap();
-        let mut feed = [Feed { sequence: &mut sequence, tokens: &text[..len] }];
-        engine.forward(&mut feed, Want::Last, &mut logits).unwrap();
+        let mut feed = [Feed { sequence: &mut sequence, tokens: &text[..len], want: Want::Last }];
+        engine.forward(&mut feed, &mut logits).unwrap();
         logits.iter().map(|v| v.to_bits()).collect::<Vec<u32>>()
     };
     let expected: Vec<_> = (1..=24).map(|len| at_once(&mut engine, len)).collect();
@@ -366,17 +366,23 @@ fn a_text_that_crosses_the_border_of_longrope_continues_as_if_read_at_once() {
         walker.truncate(len - 1);
         other.truncate(0);
         let tokens = &text[len - 1..len];
-        let mut feeds = [Feed { sequence: &mut walker, tokens }, Feed { sequence: &mut other, tokens: &text[..3] }];
-        engine.forward(&mut feeds, Want::Last, &mut logits).unwrap();
+        let mut feeds = [
+            Feed { sequence: &mut walker, tokens, want: Want::Last },
+            Feed { sequence: &mut other, tokens: &text[..3], want: Want::Last },
+        ];
+        engine.forward(&mut feeds, &mut logits).unwrap();
         let rows: Vec<Vec<u32>> = logits.chunks(131).map(|row| row.iter().map(|v| v.to_bits()).collect()).collect();
         assert!(rows[0] == expected[len - 1], "{len} tokens");
         assert!(rows[1] == expected[2], "beside {len} tokens");
     }
     // A feed that is refused leaves the sequence with the factors it had before.
     walker.truncate(15);
-    let mut feeds = [Feed { sequence: &mut walker, tokens: &text[15..16] }, Feed { sequence: &mut other, tokens: &[] }];
-    assert!(engine.forward(&mut feeds, Want::Last, &mut logits).is_err());
-    engine.forward(&mut feeds[..1], Want::Last, &mut logits).unwrap();
+    let mut feeds = [
+        Feed { sequence: &mut walker, tokens: &text[15..16], want: Want::Last },
+        Feed { sequence: &mut other, tokens: &[], want: Want::Last },
+    ];
+    assert!(engine.forward(&mut feeds, &mut logits).is_err());
+    engine.forward(&mut feeds[..1], &mut logits).unwrap();
     assert!(logits.iter().map(|v| v.to_bits()).eq(expected[15].iter().copied()));
 }
 

@@ -167,8 +167,8 @@ fn assert_golden(pack: &Path, name: &str) {
     let mut sequence = engine.new_sequence().unwrap();
     let mut logits = Vec::new();
     for _ in 0..32 {
-        let feed = Feed { sequence: &mut sequence, tokens: &tokens };
-        engine.forward(&mut [feed], Want::Last, &mut logits).unwrap();
+        let feed = Feed { sequence: &mut sequence, tokens: &tokens, want: Want::Last };
+        engine.forward(&mut [feed], &mut logits).unwrap();
         let best = (0..logits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best });
         tokens = vec![best as u32];
         greedy.push(best as u32);

@@ -1,8 +1,9 @@
 //! Generation: continues prompts in batches. Up to `batch` texts are decoded together; a free slot takes the next
 //! request.
 //!
-//! Prompts are read in separate steps. Then all active texts advance by one token per step, or by several if
-//! [`super::speculate`] drafted them. Engine and sampler give each text the same tokens as if it were alone, so other
+//! Prompts are read first, in pieces of at most [`Engine::step_rows`] tokens per step; then all active texts advance by
+//! one token per step, or by several if [`super::speculate`] drafted them. A step either reads prompts or generates, so
+//! that its time counts as one or the other in reports, although [`Engine::step`] would take both. Engine and sampler give each text the same tokens as if it were alone, so other
 //! sequences in the batch and draft tokens change only the speed. A text with a constraint is sampled from masked
 //! logits; `constrained` computes the masks during the steps.
 
@@ -10,20 +11,21 @@ mod constrained;
 mod slot;
 
 use super::constraint::Constraint;
-use super::engine::{Engine, Feed, Sequence, Want};
+use super::engine::Engine;
 use super::profile::{Stage, Stages};
 use super::sampler::{Candidate, Sampling};
+use super::sequence::{Feed, Output, Sequence, Want};
 use super::speculate::Speculator;
 use super::text::Tokenizer;
 use crate::error::{Context, Error, Result};
-use crate::progress;
+use crate::progress::{self, ProgressBar};
 use constrained::MaskThread;
 use slot::{Likely, Slot};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Number of tokens that the engine reads per call while a progress bar for long prompts is visible.
+/// Largest number of tokens per step while a progress bar for long prompts is visible.
 const PIECE: usize = 128;
 
 /// A text to be continued.
@@ -62,7 +64,8 @@ impl CachedPrefix {
     pub fn read(engine: &mut Engine, ids: Vec<u32>) -> Result<CachedPrefix> {
         let mut sequence = engine.new_sequence()?;
         if !ids.is_empty() {
-            engine.forward(&mut [Feed { sequence: &mut sequence, tokens: &ids }], Want::Last, &mut Vec::new())?;
+            engine
+                .forward(&mut [Feed { sequence: &mut sequence, tokens: &ids, want: Want::Nothing }], &mut Vec::new())?;
         }
         Ok(CachedPrefix { sequence, ids, draft: None })
     }
@@ -238,7 +241,7 @@ pub fn generate(
     let mut waiting: VecDeque<(usize, Request)> = valid.collect();
     let mut masks = MaskThread::default();
     let mut slots: Vec<Slot> = Vec::new();
-    let mut choices = Choices::default();
+    let (mut choices, mut bar) = (Choices::default(), PromptBar::default());
     let (mut prefill, mut decode) = ((Duration::ZERO, Stages::default()), (Duration::ZERO, Stages::default()));
     engine.profile(engine.profiles());
     loop {
@@ -253,9 +256,15 @@ pub fn generate(
         let begin = Instant::now();
         let reading = slots.iter().any(Slot::is_fresh);
         let mut stepped: Vec<&mut Slot> = slots.iter_mut().filter(|slot| slot.is_fresh() == reading).collect();
-        let read = if reading { read_ahead(engine, &mut stepped) } else { Ok(()) };
-        let speculator = Some(&mut *speculator).filter(|speculator| !reading && !speculator.is_off());
-        match read.and_then(|()| step(engine, speculator, &mut stepped, &mut choices, options, &mut sink)) {
+        let speculator = Some(&mut *speculator).filter(|speculator| !speculator.is_off());
+        let done = match reading {
+            true => read(engine, &mut stepped, &mut choices, &mut bar, options, &mut sink),
+            false => {
+                bar = PromptBar::default();
+                step(engine, speculator, &mut stepped, &mut choices, options, &mut sink)
+            }
+        };
+        match done {
             Err(e) if options.keep_interrupted && e.is_sigint() => {
                 waiting.clear();
                 slots.iter_mut().try_for_each(|slot| slot.interrupt(options))?;
@@ -309,23 +318,55 @@ pub fn check(request: &Request, engine: &Engine) -> Result<()> {
     }
 }
 
-/// Reads all but the last tokens of long prompts in pieces, if a progress bar is shown. The pieces do not change the
-/// bits of the result.
-fn read_ahead(engine: &mut Engine, slots: &mut [&mut Slot]) -> Result<()> {
-    let unread: usize = slots.iter().map(|slot| slot.unread().len()).sum();
-    let bar = progress::items("prompt", unread as u64);
-    if unread <= PIECE || bar.is_hidden() {
-        return Ok(());
-    }
-    for slot in slots {
-        while slot.unread().len() > PIECE {
-            let read = slot.sequence.len();
-            let piece = Feed { sequence: &mut slot.sequence, tokens: &slot.ids[read..read + PIECE] };
-            engine.forward(&mut [piece], Want::Last, &mut Vec::new())?;
-            bar.inc(PIECE as u64);
+/// Runs one step over the next tokens of prompts, slot by slot. A slot whose prompt ends takes its first token.
+fn read(
+    engine: &mut Engine,
+    slots: &mut [&mut Slot],
+    choices: &mut Choices,
+    bar: &mut PromptBar,
+    options: &Options<'_>,
+    sink: &mut impl FnMut(&Event<'_>) -> Result<()>,
+) -> Result<()> {
+    let mut room = bar.limit(engine.step_rows(), slots);
+    let mut read: Vec<&mut Slot> = Vec::new();
+    let mut counts = Vec::new();
+    for slot in slots.iter_mut().map(|slot| &mut **slot) {
+        let count = slot.unread().len().min(room);
+        if count > 0 {
+            room -= count;
+            counts.push(count);
+            read.push(slot);
         }
     }
+    engine.lap(Stage::Other);
+    let suffices = suffices(&read);
+    let mut feeds: Vec<Feed<'_>> = read.iter_mut().zip(&counts).map(|(slot, count)| slot.feed_prompt(*count)).collect();
+    choices.make(engine, &mut feeds, suffices)?;
+    bar.advance(counts.iter().sum());
+    let mut rows = choices.iter();
+    for slot in read.into_iter().filter(|slot| slot.unread().is_empty()) {
+        slot.take_drafted(rows.by_ref().take(1), &[], engine, options, sink)?;
+    }
     Ok(())
+}
+
+/// Progress bar of the prompts that are being read.
+#[derive(Default)]
+struct PromptBar(Option<ProgressBar>);
+
+impl PromptBar {
+    /// Returns the number of tokens of the next step: at most `most`, and less if a bar is shown.
+    fn limit(&mut self, most: usize, slots: &[&mut Slot]) -> usize {
+        let bar = self.0.get_or_insert_with(|| {
+            let unread: usize = slots.iter().map(|slot| slot.unread().len()).sum();
+            progress::items("prompt", unread as u64)
+        });
+        if bar.is_hidden() { most } else { most.min(PIECE) }
+    }
+
+    fn advance(&mut self, tokens: usize) {
+        self.0.iter().for_each(|bar| bar.inc(tokens as u64));
+    }
 }
 
 /// Runs one forward pass over `slots` and the draft tokens of `speculator`, if there is one. Each slot takes new tokens
@@ -353,8 +394,7 @@ fn step(
         slot.ids.extend(draft);
         feeds.push(slot.feed());
     }
-    let want = if speculator.is_some() { Want::All } else { Want::Last };
-    choices.make(engine, &mut feeds, want, suffices)?;
+    choices.make(engine, &mut feeds, suffices)?;
     if let Some(speculator) = speculator {
         speculator.observe(choices.rows(), begin.elapsed());
     }
@@ -383,16 +423,27 @@ struct Choices {
 
 impl Choices {
     /// Runs the engine. For each row it returns only the `suffices` largest logits if it can select them, else all.
-    fn make(&mut self, engine: &mut Engine, feeds: &mut [Feed<'_>], want: Want, suffices: Option<usize>) -> Result<()> {
+    /// More tokens than a step takes are divided among several steps.
+    fn make(&mut self, engine: &mut Engine, mut feeds: &mut [Feed<'_>], suffices: Option<usize>) -> Result<()> {
         self.best.clear();
         self.logits.clear();
-        match suffices.filter(|k| engine.finds_best(*k)) {
-            Some(k) => engine.forward_best(feeds, want, k, &mut self.best),
-            None => {
-                self.vocab = engine.config().vocab;
-                engine.forward(feeds, want, &mut self.logits)
+        self.vocab = engine.config().vocab;
+        let best = suffices.filter(|k| engine.finds_best(*k));
+        while !feeds.is_empty() {
+            let mut tokens = 0;
+            let fits = |feed: &&Feed<'_>| {
+                tokens += feed.tokens.len();
+                tokens <= engine.step_rows()
+            };
+            let count = feeds.iter().take_while(fits).count().max(1);
+            let (now, later) = feeds.split_at_mut(count);
+            feeds = later;
+            match best {
+                Some(k) => engine.step(now, Output::Best(k, &mut self.best))?,
+                None => engine.step(now, Output::Logits(&mut self.logits))?,
             }
         }
+        Ok(())
     }
 
     fn rows(&self) -> usize {

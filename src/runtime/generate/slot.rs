@@ -3,9 +3,10 @@
 use super::constrained::{Constrained, MaskThread};
 use super::{CachedPrefix, Completion, Event, Finish, Options, Request};
 use crate::error::Result;
-use crate::runtime::engine::{Engine, Feed, Sequence};
+use crate::runtime::engine::Engine;
 use crate::runtime::profile::Stage;
 use crate::runtime::sampler::{Sampler, Sampling, candidates};
+use crate::runtime::sequence::{Feed, Sequence, Want};
 use crate::runtime::speculate::{Memory, Text};
 use crate::runtime::text::{StopMatcher, TextStream, Tokenizer};
 use std::time::Instant;
@@ -51,7 +52,7 @@ impl Slot {
         let started = Instant::now();
         let prompt_tokens = request.ids.len();
         let mut memory = Memory::default();
-        let sequence = match request.prefix {
+        let mut sequence = match request.prefix {
             Some(CachedPrefix { mut sequence, ids, draft }) => {
                 memory.sequence = draft;
                 let common = ids.iter().zip(&request.ids).take_while(|(a, b)| a == b).count();
@@ -63,6 +64,7 @@ impl Slot {
             }
             None => engine.new_sequence()?,
         };
+        sequence.expect(prompt_tokens);
         let mut sampler = match request.seed {
             Some(seed) => Sampler::new(Sampling { seed, ..request.sampling }, 0),
             None => Sampler::new(request.sampling, index),
@@ -107,16 +109,24 @@ impl Slot {
         self.sampler.suffices().filter(|_| self.logprobs.is_none() && self.constraint.is_none())
     }
 
-    /// Returns the tokens to read next, with their sequence.
+    /// Returns the next `count` tokens of the prompt with their sequence. Logits are wanted after its end only.
+    pub(super) fn feed_prompt(&mut self, count: usize) -> Feed<'_> {
+        let read = self.sequence.len();
+        let want = if read + count == self.ids.len() { Want::Last } else { Want::Nothing };
+        Feed { sequence: &mut self.sequence, tokens: &self.ids[read..read + count], want }
+    }
+
+    /// Returns the tokens to read next, the last token and draft tokens, with their sequence.
     pub(super) fn feed(&mut self) -> Feed<'_> {
         let read = self.sequence.len();
-        Feed { sequence: &mut self.sequence, tokens: &self.ids[read..] }
+        Feed { sequence: &mut self.sequence, tokens: &self.ids[read..], want: Want::All }
     }
 
     /// Returns the text for the speculator. The number of draft tokens is limited by the number of tokens still to be
-    /// generated and by [`Engine::room`].
+    /// generated, by [`Engine::room`] and by the size of a step.
     pub(super) fn text_so_far(&mut self, engine: &Engine) -> Text<'_> {
-        let room = engine.room(&self.sequence).saturating_sub(1).min(self.max_new - self.marks.len() - 1);
+        let room = engine.room(&self.sequence).min(engine.step_rows()).saturating_sub(1);
+        let room = room.min(self.max_new - self.marks.len() - 1);
         Text { ids: &self.ids, room, memory: &mut self.memory }
     }
 

@@ -4,8 +4,9 @@
 use super::pace::Cost;
 use super::{KINDS, Memory, Text};
 use crate::error::Result;
-use crate::runtime::engine::{Engine, Feed, Want};
+use crate::runtime::engine::Engine;
 use crate::runtime::sampler::argmax;
+use crate::runtime::sequence::{Feed, Want};
 use std::time::Instant;
 
 /// A draft model with its engine.
@@ -79,10 +80,10 @@ impl Draft {
                     Some(last) => std::slice::from_ref(last),
                     None => &ids[sequence.len()..],
                 };
-                Feed { sequence, tokens }
+                Feed { sequence, tokens, want: Want::Last }
             })
             .collect();
-        self.engine.forward(&mut feeds, Want::Last, &mut self.logits)?;
+        self.engine.forward(&mut feeds, &mut self.logits)?;
         let vocab = self.engine.config().vocab;
         drop(feeds);
         for (draft, row) in open.into_iter().zip(self.logits.chunks_exact(vocab)) {

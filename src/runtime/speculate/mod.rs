@@ -11,7 +11,8 @@ pub mod draft;
 pub mod lookup;
 pub mod pace;
 
-use super::engine::{Engine, Sequence};
+use super::engine::Engine;
+use super::sequence::Sequence;
 use crate::error::Result;
 use draft::Draft;
 use lookup::Lookup;
