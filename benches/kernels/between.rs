@@ -8,7 +8,7 @@ use iec::runtime::KvType;
 use iec::runtime::attention::{Attend, Task};
 use iec::runtime::cpu::Cpu;
 use iec::runtime::device::Run;
-use iec::runtime::kv::{KvCache, KvLayout};
+use iec::runtime::kv::{KvCache, KvLayout, PagePool};
 use iec::runtime::layer::AttentionShape;
 use iec::runtime::moe::route;
 use iec::runtime::ops::{Gated, RmsNorm, SoftCap};
@@ -74,7 +74,7 @@ fn once(cpu: &Cpu, mut f: impl FnMut()) -> f64 {
 /// tokens.
 fn attention(cpu: &Cpu, kind: KvType, tokens: usize, position: usize) -> f64 {
     let layout = KvLayout { layers: 1, kv_heads: KV_HEADS, head_dim: HEAD_DIM, kind };
-    let mut cache = KvCache::new(layout).expect("a small cache");
+    let mut cache = KvCache::new(&PagePool::new(layout, None).expect("a small page"));
     let len = position + tokens;
     cache.grow(len).expect("memory for a small cache");
     let stored = values(len * KV_HEADS * HEAD_DIM);

@@ -9,8 +9,9 @@ use super::observe::{Observer, ObserverRef};
 use super::open::{EngineOptions, OpenedModel};
 use super::precision::Precision;
 use super::profile::{Profile, Stage, Stages};
+use super::reuse::PrefixCache;
 use super::sequence::{Feed, Output, Sequence, Want};
-use crate::error::{Context, Error, Result};
+use crate::error::{Cause, Context, Error, Result};
 use crate::iebin::IebinReader;
 use crate::interrupt;
 use crate::model_config::{ModelConfig, RopeScaling};
@@ -23,6 +24,7 @@ pub struct Engine {
     embedder: Embedder,
     batch: Batch,
     profile: Profile,
+    pub(super) prefix_cache: Option<PrefixCache>,
 }
 
 /// The rows of one step of the engine.
@@ -50,6 +52,7 @@ impl Engine {
             embedder: Embedder::new(&model.config, &model.weights),
             profile: Profile::new(model.cpu.clone()),
             batch: Batch::default(),
+            prefix_cache: None,
             model,
         }
     }
@@ -271,11 +274,19 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes room for `count` more positions in all caches and counts them as read.
-    fn grow(&self, sequence: &mut Sequence, count: usize) -> Result<()> {
+    /// Makes room for `count` more positions in all caches and counts them as read. Memory that is missing is taken
+    /// from the prefix cache.
+    fn grow(&mut self, sequence: &mut Sequence, count: usize) -> Result<()> {
         let positions = sequence.len..sequence.len + count;
         for (part, cache) in self.model.parts.iter().zip(&mut sequence.caches) {
-            part.grow(cache, positions.clone())?;
+            loop {
+                match part.grow(cache, positions.clone()) {
+                    Err(e)
+                        if matches!(e.cause(), Cause::OutOfMemory(_))
+                            && self.prefix_cache.as_mut().is_some_and(PrefixCache::evict) => {}
+                    done => break done?,
+                }
+            }
         }
         sequence.len = positions.end;
         Ok(())

@@ -7,7 +7,7 @@ use super::attention::{Attend, Task};
 use super::cpu::{Acts, Arithmetic, Cpu, Form, Job, Matrix};
 use super::device::{Answer, Cache, DevicePart, PartCache, PartInfo, Run, Step};
 use super::experts::{Experts, Mixture};
-use super::kv::{KvCache, KvLayout};
+use super::kv::{KvCache, KvLayout, PagePool};
 use super::layer::{Attention, Layer, Mlp, Operation};
 use super::observe::see;
 use super::ops::{Add, AddNormed, Gated, RmsNorm, SoftCap, norm_heads};
@@ -40,6 +40,8 @@ pub struct Model {
     pub weights: Arc<Weights>,
     /// Sizes of the caches of these layers.
     pub kv_layout: KvLayout,
+    /// Pages of the caches of these layers.
+    pub pool: Arc<PagePool>,
     /// Threads and matrix kernels.
     pub cpu: Arc<Cpu>,
     /// Arithmetic of matrix products.
@@ -108,7 +110,7 @@ impl DevicePart for CpuPart {
     }
 
     fn new_cache(&self) -> Result<Cache> {
-        KvCache::new(self.model.kv_layout).map(Cache::new)
+        Ok(Cache::new(KvCache::new(&self.model.pool)))
     }
 
     fn owns(&self, cache: &Cache) -> bool {

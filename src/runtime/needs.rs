@@ -1,6 +1,6 @@
 //! Memory that a model needs on the CPU, computed before anything is loaded, by the functions that allocate it later.
 
-use super::kv::{KvLayout, KvType};
+use super::kv::{KvLayout, KvType, PAGE};
 use super::open::{Choice, EngineOptions};
 use super::precision::Precision;
 use super::weights::HeldBytes;
@@ -17,6 +17,8 @@ pub struct Needs {
     pub context: usize,
     /// Type of cached keys and values.
     pub kv: KvType,
+    /// Bytes of the pool of KV pages, if it has a budget.
+    pub kv_pool: Option<u64>,
     /// Bytes of the weights.
     pub weights: HeldBytes,
     config: ModelConfig,
@@ -35,6 +37,7 @@ impl Needs {
             precision,
             context,
             kv: kv_layout.kind,
+            kv_pool: options.kv_memory.map(|budget| budget / kv_layout.bytes(PAGE) * kv_layout.bytes(PAGE)),
             weights: HeldBytes::of(reader, &config, convert)?,
             prefill_chunk: options.prefill_chunk.max(1),
             config,

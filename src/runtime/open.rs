@@ -8,14 +8,16 @@ pub use super::cuda::gpus::{GpuList, list_gpus};
 use super::cuda::weights::Source;
 use super::device::{DevicePart, Devices, Offload, Parts};
 use super::forward::{CpuPart, Model};
-use super::kv::{KvLayout, KvType, MAX_HEAD};
+use super::kv::{KvLayout, KvType, MAX_HEAD, PAGE, PagePool, pages_within};
 use super::precision::Precision;
 use super::residency::{Residency, read_whole};
 use super::weights::Weights;
 use crate::dtype::DType;
-use crate::error::{Context, Error, Result};
+use crate::error::{Cause, Context, Error, Result};
 use crate::iebin::{IebinReader, JSON_NAME};
 use crate::model_config::ModelConfig;
+use crate::resources::memory_left;
+use crate::units::human_bytes;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -38,6 +40,8 @@ pub struct EngineOptions {
     pub context: Option<usize>,
     /// Element type of the KV cache; `None` = that of [`Precision::kv_type`].
     pub kv: Option<KvType>,
+    /// Largest number of bytes of the KV pages of all sequences; `None` = what the machine has left. Only for the CPU.
+    pub kv_memory: Option<u64>,
     /// Largest number of tokens computed at once. It bounds the memory of a prefill and does not change the results.
     pub prefill_chunk: usize,
     /// When weights are loaded into memory.
@@ -57,6 +61,7 @@ impl Default for EngineOptions {
             threads: 1,
             context: None,
             kv: None,
+            kv_memory: None,
             prefill_chunk: PREFILL_CHUNK,
             residency: Residency::default(),
             affinity: Affinity::default(),
@@ -92,8 +97,8 @@ impl Choice {
                 .help("make the pack again with `iec pack`")
         })?;
         let precision = Precision::resolve(options.precision, reader)?;
-        let context = context(options, &config)?;
         let kv_layout = KvLayout::new(&config, options.kv.unwrap_or(precision.kv_type()));
+        let context = context(options, &config, &kv_layout)?;
         if kv_layout.value_stride() > MAX_HEAD {
             let found = format!("found heads of {} values, expected at most {MAX_HEAD}", config.head_dim);
             return Err(Error::engine(found).tensor("head_dim").at(&json));
@@ -118,6 +123,7 @@ pub struct OpenedModel {
     pub(super) kv_layout: KvLayout,
     pub(super) context: usize,
     pub(super) prefill_chunk: usize,
+    kv_memory: Option<u64>,
     /// Reason why no GPU is in use although [`Devices::Auto`] was requested.
     pub(super) without_gpu: Option<String>,
 }
@@ -132,6 +138,7 @@ impl OpenedModel {
         let Choice { config, precision, context, kv_layout, convert } = Choice::new(reader, options)?;
         let (cpu, placement) = start_threads(options)?;
         let gpus = search(options.offload.devices)?;
+        check_kv_memory(options.kv_memory, matches!(gpus, Search::Found(_)))?;
         // Matrices that the CPU reads in the compressed form of a deduplicated pack have no plain bytes in memory that
         // could be copied to a GPU.
         let in_place = cpu.unpacks() && matches!(gpus, Search::None { .. });
@@ -158,33 +165,65 @@ impl OpenedModel {
             kv_layout,
             context,
             prefill_chunk: options.prefill_chunk.clamp(1, most_rows),
+            kv_memory: options.kv_memory,
             without_gpu,
         };
         if cpu_layers > 0 || gpu_parts.is_empty() {
-            model.parts.push(model.cpu_part(0..cpu_layers));
+            model.parts.push(model.cpu_part(0..cpu_layers)?);
         }
         model.parts.extend(gpu_parts);
         Ok(model)
     }
 
-    /// Creates a part that computes the given layers on the CPU.
-    pub fn cpu_part(&self, layers: Range<usize>) -> Box<dyn DevicePart> {
+    /// Creates a part that computes the given layers on the CPU, with a pool of KV pages of its own.
+    ///
+    /// # Errors
+    /// A page does not fit the address space or the budget.
+    pub fn cpu_part(&self, layers: Range<usize>) -> Result<Box<dyn DevicePart>> {
         let arithmetic = self.precision.arithmetic();
-        Box::new(CpuPart::new(Model {
+        let kv_layout = KvLayout { layers: layers.len(), ..self.kv_layout };
+        Ok(Box::new(CpuPart::new(Model {
             config: self.config.clone(),
             weights: self.weights.clone(),
-            kv_layout: KvLayout { layers: layers.len(), ..self.kv_layout },
+            kv_layout,
+            pool: PagePool::new(kv_layout, self.kv_memory)?,
             cpu: self.cpu.clone(),
             arithmetic,
             forms: self.weights.forms(arithmetic),
             layers,
-        }))
+        })))
     }
 }
 
-/// Returns the length in tokens of the longest sequence that an engine accepts.
-fn context(options: &EngineOptions, config: &ModelConfig) -> Result<usize> {
-    let context = options.context.unwrap_or(config.max_context);
+/// Checks that a budget for KV pages can be kept.
+fn check_kv_memory(budget: Option<u64>, on_gpu: bool) -> Result<()> {
+    let Some(budget) = budget else { return Ok(()) };
+    if on_gpu {
+        return Err(Error::usage("--kv-memory limits the KV cache on the CPU, not that of a GPU")
+            .help("leave --kv-memory out, or use --device cpu"));
+    }
+    if let Some(left) = memory_left().filter(|left| *left < budget) {
+        let found = format!("--kv-memory: found {}, but {} of memory are left", human_bytes(budget), human_bytes(left));
+        return Err(Error::new(Cause::OutOfMemory(found)).help("choose a smaller --kv-memory"));
+    }
+    Ok(())
+}
+
+/// Returns the length in tokens of the longest sequence that an engine accepts: that of the options, or that of the
+/// model, or as much of it as the budget for KV pages holds.
+fn context(options: &EngineOptions, config: &ModelConfig, kv: &KvLayout) -> Result<usize> {
+    let room = match options.kv_memory {
+        Some(budget) => pages_within(kv, budget)?.saturating_mul(PAGE),
+        None => usize::MAX,
+    };
+    if let Some(context) = options.context.filter(|context| *context > room && *context <= config.max_context) {
+        let (needed, budget) = (human_bytes(kv.bytes(context)), human_bytes(options.kv_memory.unwrap_or(0)));
+        let found = format!("--ctx: {context} tokens need {needed} of KV cache, but --kv-memory is {budget}");
+        return Err(
+            Error::new(Cause::OutOfMemory(found)).help(format!("raise --kv-memory, or use --ctx {room} or less"))
+        );
+    }
+    let context = options.context.unwrap_or(config.max_context.min(room));
     if context == 0 || context > config.max_context {
         let found = format!("--ctx: found {context} tokens, expected 1 to {}", config.max_context);
         return Err(if context == 0 { Error::usage(found) } else { Error::engine(found) });

@@ -32,6 +32,7 @@ use crate::runtime::sampler::Sampling;
 use crate::runtime::speculate::Speculator;
 use crate::runtime::text::{ChatTemplate, Message, Tokenizer, chat as template_files, tokenizer};
 use crate::runtime::{Engine, EngineOptions, Precision};
+use crate::sha256::{Digest, Sha256, hex};
 use crate::units::human_bytes;
 use dedup::DedupOptions;
 pub use metrics::{Latencies, Metrics};
@@ -307,6 +308,16 @@ impl Session {
             }
         };
         Constraint::compile(source, vocabulary).map(Arc::new)
+    }
+
+    /// Enables the prefix cache of the engine for the following requests; see [`Engine::enable_prefix_cache`].
+    pub fn enable_prefix_cache(&mut self) -> bool {
+        let description = &self.reader.description;
+        let digest = match &description.sha256 {
+            Some(digest) => digest.clone(),
+            None => hex(Sha256::new_with_prefix(description.to_text())),
+        };
+        self.engine.enable_prefix_cache(&digest)
     }
 
     /// Builds a request for [`Session::generate`] that continues `ids`, with the default length and sampling.

@@ -28,8 +28,10 @@ pub struct MemoryPlan {
     pub weights_mapped_bytes: u64,
     /// Weights that are converted or rebuilt and stay in memory.
     pub weights_owned_bytes: u64,
-    /// KV cache of all sequences at full length.
+    /// KV cache of all sequences at full length, or the pages of the budget if there is one.
     pub kv_bytes: u64,
+    /// Pages of the budget for the KV cache, if there is one.
+    pub kv_pool_bytes: Option<u64>,
     /// Buffers of a step, and logits.
     pub scratch_bytes: u64,
     /// Peak memory of this process when the plan was made: the program and the tokenizer.
@@ -78,7 +80,8 @@ impl SessionOptions {
 
 impl MemoryPlan {
     fn new(needs: &Needs, batch: usize, process_bytes: u64, left_bytes: Option<u64>) -> MemoryPlan {
-        let kv_bytes = needs.kv_bytes(needs.kv, needs.context).saturating_mul(batch as u64);
+        let of_sequences = needs.kv_bytes(needs.kv, needs.context).saturating_mul(batch as u64);
+        let kv_bytes = needs.kv_pool.unwrap_or(of_sequences);
         let scratch_bytes = needs.scratch_bytes(needs.context, batch);
         // Memory that the process already holds is not part of `left_bytes`.
         let fixed = needs.weights.owned.saturating_add(scratch_bytes);
@@ -87,7 +90,8 @@ impl MemoryPlan {
         let room = left.saturating_sub(needs.weights.owned).saturating_sub(needs.weights.mapped);
         let fits = |kind: KvType, context: usize, batch: u64| {
             let kv = needs.kv_bytes(kind, context).saturating_mul(batch);
-            kv.saturating_add(needs.scratch_bytes(context, batch as usize)) <= room
+            let pages = needs.kv_pool.unwrap_or(kv);
+            kv <= pages && pages.saturating_add(needs.scratch_bytes(context, batch as usize)) <= room
         };
         // Whole pages, unless the context is that of the model.
         let largest_ctx = |kind: KvType| {
@@ -104,6 +108,7 @@ impl MemoryPlan {
             weights_mapped_bytes: needs.weights.mapped,
             weights_owned_bytes: needs.weights.owned,
             kv_bytes,
+            kv_pool_bytes: needs.kv_pool,
             scratch_bytes,
             process_bytes,
             total_bytes: new.saturating_add(needs.weights.mapped).saturating_add(process_bytes),
@@ -171,6 +176,17 @@ mod tests {
             let with = |batch, context| MemoryPlan::new(&self::needs(context), batch, 1 << 20, Some(left)).fits;
             assert!(with(plan.largest_batch, 512) && !with(plan.largest_batch + 1, 512), "{plan:?}");
             assert!(with(1, plan.largest_ctx));
+        }
+        // A pool of three sequences takes its budget whatever the batch is, and no larger batch is promised.
+        let mut pooled = self::needs(512);
+        pooled.kv_pool = Some(3 * roomy.kv_bytes);
+        for batch in [1, 2] {
+            let plan = MemoryPlan::new(&pooled, batch, 1 << 20, Some(1 << 40));
+            assert_eq!((plan.kv_bytes, plan.largest_batch), (3 * roomy.kv_bytes, 3), "{plan:?}");
+            assert_eq!(
+                plan.total_bytes,
+                roomy.total_bytes - roomy.kv_bytes + plan.kv_bytes + plan.scratch_bytes - roomy.scratch_bytes
+            );
         }
         let unknown = MemoryPlan::new(&needs, 1, 0, None);
         assert!(unknown.fits && unknown.left_bytes.is_none());

@@ -281,6 +281,7 @@ impl Session {
             constraint,
             logprobs: plain.logprobs,
             prefix: None,
+            salt: Vec::new(),
         })
     }
 }

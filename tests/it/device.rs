@@ -93,7 +93,9 @@ fn recorded(case: &Case, parts: usize) -> (Engine, Log) {
     let bounds = (0..=parts).map(|i| i * layers / parts).collect::<Vec<_>>();
     let ranges = bounds.windows(2).map(|bounds| bounds[0]..bounds[1]);
     model.parts = ranges
-        .map(|layers| -> Box<dyn DevicePart> { Box::new(Recorder { part: model.cpu_part(layers), log: log.clone() }) })
+        .map(|layers| -> Box<dyn DevicePart> {
+            Box::new(Recorder { part: model.cpu_part(layers).unwrap(), log: log.clone() })
+        })
         .collect();
     (Engine::new(model), log)
 }

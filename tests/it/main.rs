@@ -52,6 +52,7 @@ mod parts;
 mod pickle;
 mod plan;
 mod predecessor;
+mod prefix_cache;
 mod ptq;
 #[cfg(feature = "hub")]
 mod pull;

@@ -17,7 +17,7 @@ use iec::session::models::{Places, Resolved, Source, resolve};
 use iec::session::plan::MemoryPlan;
 use iec::session::template::RenderProcess;
 use iec::session::{Session, SessionOptions, Speculation};
-use iec::units::parse_count;
+use iec::units::{human_bytes, parse_count};
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 
@@ -65,6 +65,10 @@ pub struct ModelArgs {
     /// per 64 values; a quarter) [default: f32 for fp32, bf16 for int4 and int8, f16 otherwise]
     #[arg(long, value_name = "TYPE")]
     kv: Option<KvType>,
+    /// Memory for the KV cache of all texts on the CPU. Without --ctx, the context is lowered to what it holds of one
+    /// text; texts that need more end the command with exit code 6 [default: what the machine has left]
+    #[arg(long, value_name = "SIZE", value_parser = iec::units::parse_size)]
+    kv_memory: Option<u64>,
     #[command(flatten)]
     dedup: DedupArgs,
     #[command(flatten)]
@@ -159,6 +163,13 @@ impl ModelArgs {
                 session.name
             ));
         }
+        let (context, longest) = (session.engine.context(), session.engine.config().max_context);
+        if let (Some(budget), None) = (self.kv_memory, self.ctx)
+            && context < longest
+        {
+            let budget = human_bytes(budget);
+            global.note(format!("note: --kv-memory {budget} holds a context of {context} tokens, not {longest}"));
+        }
         self.device.note(&session.engine, global);
         Ok(session)
     }
@@ -224,6 +235,7 @@ impl ModelArgs {
                 threads: global.threads(),
                 context: self.ctx,
                 kv: self.kv,
+                kv_memory: self.kv_memory,
                 residency: self.tuning.residency(),
                 affinity: self.tuning.affinity,
                 numa: self.tuning.numa,

@@ -17,6 +17,9 @@ pub const KEPT_OR_FLOAT: &[Named<KeptOrFloat>] = &[
     (Some(DType::F16), &["fp16", "f16"], ""),
 ];
 
+/// The names of a switch.
+pub const ON_OR_OFF: &[Named<bool>] = &[(true, &["on"], ""), (false, &["off"], "")];
+
 /// The names of float types.
 pub const FLOAT: &[Named<DType>] =
     &[(DType::F32, &["fp32", "f32"], ""), (DType::BF16, &["bf16"], ""), (DType::F16, &["fp16", "f16"], "")];

@@ -3,9 +3,9 @@
 //!
 //! Prompts are read first, in pieces of at most [`Engine::step_rows`] tokens per step; then all active texts advance by
 //! one token per step, or by several if [`super::speculate`] drafted them. A step either reads prompts or generates, so
-//! that its time counts as one or the other in reports, although [`Engine::step`] would take both. Engine and sampler give each text the same tokens as if it were alone, so other
-//! sequences in the batch and draft tokens change only the speed. A text with a constraint is sampled from masked
-//! logits; `constrained` computes the masks during the steps.
+//! that its time counts as one or the other in reports, although [`Engine::step`] would take both. Engine and sampler
+//! give each text the same tokens as if it were alone, so other sequences in the batch and draft tokens change only the
+//! speed. A text with a constraint is sampled from masked logits; `constrained` computes the masks during the steps.
 
 mod constrained;
 mod slot;
@@ -47,6 +47,8 @@ pub struct Request {
     pub constraint: Option<Arc<Constraint>>,
     /// Prefix cache: tokens read before. Those at the beginning of the prompt are not computed again.
     pub prefix: Option<CachedPrefix>,
+    /// Divides the prefix cache of the engine: texts reuse the computation of texts with the same salt only.
+    pub salt: Vec<u8>,
 }
 
 /// A sequence and the tokens it has read, for requests that begin with them (prefix cache). A clone shares memory until
@@ -229,14 +231,7 @@ pub fn generate(
     options: &Options<'_>,
     mut sink: impl FnMut(&Event<'_>) -> Result<()>,
 ) -> Result<Outcome> {
-    let mut completions: Vec<Option<Completion>> = Vec::with_capacity(requests.len());
-    for (i, request) in requests.iter().enumerate() {
-        completions.push(match check(request, engine).tensor(&format!("prompt {i}")) {
-            Ok(()) => None,
-            Err(e) if options.skip_invalid => Some(Completion::invalid(request, e)),
-            Err(e) => return Err(e),
-        });
-    }
+    let mut completions = invalid_ones(&requests, engine, options)?;
     let valid = requests.into_iter().enumerate().filter(|(i, _)| completions[*i].is_none());
     let mut waiting: VecDeque<(usize, Request)> = valid.collect();
     let mut masks = MaskThread::default();
@@ -258,11 +253,11 @@ pub fn generate(
         let mut stepped: Vec<&mut Slot> = slots.iter_mut().filter(|slot| slot.is_fresh() == reading).collect();
         let speculator = Some(&mut *speculator).filter(|speculator| !speculator.is_off());
         let done = match reading {
-            true => read(engine, &mut stepped, &mut choices, &mut bar, options, &mut sink),
-            false => {
-                bar = PromptBar::default();
-                step(engine, speculator, &mut stepped, &mut choices, options, &mut sink)
+            true => {
+                let mut reader = Reader { choices: &mut choices, bar: &mut bar, more: !waiting.is_empty() };
+                reader.read(engine, &mut stepped, options, &mut sink)
             }
+            false => step(engine, speculator, &mut stepped, &mut choices, options, &mut sink),
         };
         match done {
             Err(e) if options.keep_interrupted && e.is_sigint() => {
@@ -277,6 +272,7 @@ pub fn generate(
         stages.merge(&engine.take_stages());
         for slot in slots.extract_if(.., |slot| slot.finish.is_some()) {
             let index = slot.index;
+            slot.keep(engine);
             completions[index] = slot.complete(options.keep_prefixes);
         }
     }
@@ -287,6 +283,16 @@ pub fn generate(
         prefill_stages: prefill.1,
         decode_stages: decode.1,
     })
+}
+
+/// Checks all requests. Returns the completion of each invalid one if these are to be skipped.
+fn invalid_ones(requests: &[Request], engine: &Engine, options: &Options<'_>) -> Result<Vec<Option<Completion>>> {
+    let one = |(i, request): (usize, &Request)| match check(request, engine).tensor(&format!("prompt {i}")) {
+        Ok(()) => Ok(None),
+        Err(e) if options.skip_invalid => Ok(Some(Completion::invalid(request, e))),
+        Err(e) => Err(e),
+    };
+    requests.iter().enumerate().map(one).collect()
 }
 
 /// Checks a request before anything is computed.
@@ -318,36 +324,53 @@ pub fn check(request: &Request, engine: &Engine) -> Result<()> {
     }
 }
 
-/// Runs one step over the next tokens of prompts, slot by slot. A slot whose prompt ends takes its first token.
-fn read(
-    engine: &mut Engine,
-    slots: &mut [&mut Slot],
-    choices: &mut Choices,
-    bar: &mut PromptBar,
-    options: &Options<'_>,
-    sink: &mut impl FnMut(&Event<'_>) -> Result<()>,
-) -> Result<()> {
-    let mut room = bar.limit(engine.step_rows(), slots);
-    let mut read: Vec<&mut Slot> = Vec::new();
-    let mut counts = Vec::new();
-    for slot in slots.iter_mut().map(|slot| &mut **slot) {
-        let count = slot.unread().len().min(room);
-        if count > 0 {
-            room -= count;
-            counts.push(count);
-            read.push(slot);
+/// State of the steps that read prompts.
+struct Reader<'a> {
+    choices: &'a mut Choices,
+    bar: &'a mut PromptBar,
+    /// Whether further prompts wait for a slot.
+    more: bool,
+}
+
+impl Reader<'_> {
+    /// Runs one step over the next tokens of prompts, slot by slot. A slot whose prompt ends takes its first token.
+    fn read(
+        &mut self,
+        engine: &mut Engine,
+        slots: &mut [&mut Slot],
+        options: &Options<'_>,
+        sink: &mut impl FnMut(&Event<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let mut room = self.bar.limit(engine.step_rows(), slots);
+        let mut counts = vec![0; slots.len()];
+        for i in 0..slots.len() {
+            let (earlier, rest) = slots.split_at_mut(i);
+            if room > 0 && rest[0].search(engine, earlier) {
+                counts[i] = rest[0].unread().len().min(room);
+                room -= counts[i];
+            }
         }
+        engine.lap(Stage::Other);
+        let more = self.more || slots.iter().any(|slot| slot.is_unsearched());
+        let mut read: Vec<(&mut Slot, usize)> =
+            slots.iter_mut().map(|slot| &mut **slot).zip(counts).filter(|(_, count)| *count > 0).collect();
+        let suffices = suffices(read.iter().map(|(slot, _)| &**slot));
+        let mut feeds: Vec<Feed<'_>> = read.iter_mut().map(|(slot, count)| slot.feed_prompt(*count)).collect();
+        self.choices.make(engine, &mut feeds, suffices)?;
+        self.bar.advance(read.iter().map(|(_, count)| count).sum());
+        if read.iter().any(|(slot, _)| slot.unread().is_empty()) {
+            // Removes the bar before text is shown.
+            *self.bar = PromptBar::default();
+        }
+        let mut rows = self.choices.iter();
+        for (slot, _) in read.into_iter().filter(|(slot, _)| slot.unread().is_empty()) {
+            if more {
+                slot.keep(engine);
+            }
+            slot.take_drafted(rows.by_ref().take(1), &[], engine, options, sink)?;
+        }
+        Ok(())
     }
-    engine.lap(Stage::Other);
-    let suffices = suffices(&read);
-    let mut feeds: Vec<Feed<'_>> = read.iter_mut().zip(&counts).map(|(slot, count)| slot.feed_prompt(*count)).collect();
-    choices.make(engine, &mut feeds, suffices)?;
-    bar.advance(counts.iter().sum());
-    let mut rows = choices.iter();
-    for slot in read.into_iter().filter(|slot| slot.unread().is_empty()) {
-        slot.take_drafted(rows.by_ref().take(1), &[], engine, options, sink)?;
-    }
-    Ok(())
 }
 
 /// Progress bar of the prompts that are being read.
@@ -388,7 +411,7 @@ fn step(
     };
     engine.lap(Stage::Other);
     let begin = Instant::now();
-    let suffices = suffices(slots);
+    let suffices = suffices(slots.iter().map(|slot| &**slot));
     let mut feeds = Vec::with_capacity(slots.len());
     for (slot, draft) in slots.iter_mut().zip(&drafts) {
         slot.ids.extend(draft);
@@ -407,8 +430,8 @@ fn step(
 }
 
 /// Returns how many of the largest logits are enough for all slots; `None` when all are needed.
-fn suffices(slots: &[&mut Slot]) -> Option<usize> {
-    slots.iter().try_fold(1, |most, slot| Some(slot.suffices()?.max(most)))
+fn suffices<'a>(mut slots: impl Iterator<Item = &'a Slot>) -> Option<usize> {
+    slots.try_fold(1, |most, slot| Some(slot.suffices()?.max(most)))
 }
 
 /// Logits from which the tokens of a step are chosen, row by row.

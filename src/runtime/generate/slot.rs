@@ -11,6 +11,9 @@ use crate::runtime::speculate::{Memory, Text};
 use crate::runtime::text::{StopMatcher, TextStream, Tokenizer};
 use std::time::Instant;
 
+/// Number of tokens that another text must be about to add to the prefix cache for a text to wait for them.
+const WORTH_WAITING: usize = 32;
+
 /// A text during generation.
 pub(super) struct Slot {
     pub(super) index: usize,
@@ -19,6 +22,10 @@ pub(super) struct Slot {
     pub(super) ids: Vec<u32>,
     prompt_tokens: usize,
     reused_tokens: usize,
+    /// Divides the prefix cache, see [`Request::salt`].
+    salt: Vec<u8>,
+    /// True once the prefix cache was searched for the prompt.
+    searched: bool,
     max_new: usize,
     logprobs: Option<usize>,
     sampler: Sampler,
@@ -77,6 +84,8 @@ impl Slot {
         Ok(Slot {
             index,
             reused_tokens: sequence.len(),
+            salt: request.salt,
+            searched: !engine.caches_prefixes(),
             sequence,
             ids,
             prompt_tokens,
@@ -107,6 +116,40 @@ impl Slot {
     /// Returns how many of the largest logits are needed; `None` when all are.
     pub(super) fn suffices(&self) -> Option<usize> {
         self.sampler.suffices().filter(|_| self.logprobs.is_none() && self.constraint.is_none())
+    }
+
+    /// Searches the prefix cache for the prompt, once. Returns false if the text should wait until one of the `earlier`
+    /// texts, which are being read, has put a longer beginning of the same prompt into the cache.
+    pub(super) fn search(&mut self, engine: &mut Engine, earlier: &[&mut Slot]) -> bool {
+        if self.searched {
+            return true;
+        }
+        let known = engine.find_prefix(&self.ids, &self.salt);
+        let reused = known.as_ref().map_or(0, Sequence::len).max(self.sequence.len());
+        let common = |other: &&mut Slot| match other.salt == self.salt {
+            true => other.ids.iter().zip(&self.ids[..self.ids.len() - 1]).take_while(|(a, b)| a == b).count(),
+            false => 0,
+        };
+        if earlier.iter().map(common).max().is_some_and(|common| common >= reused + WORTH_WAITING) {
+            return false;
+        }
+        self.searched = true;
+        if let Some(known) = known.filter(|known| known.len() > self.sequence.len()) {
+            self.sequence = known;
+            self.sequence.expect(self.prompt_tokens);
+            self.reused_tokens = self.sequence.len();
+        }
+        true
+    }
+
+    /// Returns true if the prefix cache was not searched for the prompt yet.
+    pub(super) fn is_unsearched(&self) -> bool {
+        !self.searched
+    }
+
+    /// Puts the tokens that were read into the prefix cache, if there is one.
+    pub(super) fn keep(&self, engine: &mut Engine) {
+        engine.keep_prefix(&self.ids[..self.sequence.len()], &self.salt, &self.sequence);
     }
 
     /// Returns the next `count` tokens of the prompt with their sequence. Logits are wanted after its end only.

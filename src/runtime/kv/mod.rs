@@ -10,17 +10,18 @@
 mod coded;
 mod element;
 mod hadamard;
+mod pool;
 
 pub(super) use coded::{Fp8, Int4Pair, Int8};
 pub use element::KvType;
 pub(super) use element::{Bf16, Element, F16, by_type, pair, probabilities, weights};
 pub(super) use hadamard::rotate;
+pub use pool::{Page, PageCounts, PagePool, pages_within};
 
 use super::cpu::Cpu;
 use super::ops::LANES;
-use crate::error::{Cause, Error, Result};
+use crate::error::{Error, Result};
 use crate::model_config::ModelConfig;
-use crate::resources::{is_left, try_reserve};
 use crate::simd::Kernel;
 use std::sync::Arc;
 
@@ -39,9 +40,6 @@ impl Default for Line {
         Line([0; 64])
     }
 }
-
-/// Memory of [`PAGE`] consecutive positions in all layers and heads.
-pub type Page = Arc<Vec<Line>>;
 
 /// Sizes of a KV cache, the same for all sequences of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,44 +139,51 @@ pub(super) struct Head<'a, T> {
 /// KV cache of one sequence.
 #[derive(Debug, Clone)]
 pub struct KvCache {
-    layout: KvLayout,
+    pool: Arc<PagePool>,
     pages: Vec<Page>,
     len: usize,
 }
 
 impl KvCache {
-    /// Creates an empty cache, which takes no memory until it grows.
-    ///
-    /// # Errors
-    /// A page of this layout does not fit the address space.
-    pub fn new(layout: KvLayout) -> Result<KvCache> {
-        layout.page_bytes().ok_or_else(|| out_of_memory(0))?;
-        Ok(KvCache { layout, pages: Vec::new(), len: 0 })
+    /// Creates an empty cache, which takes no page of the pool until it grows.
+    pub fn new(pool: &Arc<PagePool>) -> KvCache {
+        KvCache { pool: pool.clone(), pages: Vec::new(), len: 0 }
+    }
+
+    /// Returns the pool from which the cache takes its pages.
+    pub fn pool(&self) -> &Arc<PagePool> {
+        &self.pool
     }
 
     /// Returns the sizes of the cache.
     pub fn layout(&self) -> &KvLayout {
-        &self.layout
+        self.pool.layout()
     }
 
     /// Makes room for `more` positions and counts them as part of the cache; the caller must then write every layer.
+    /// A page that has another owner and will be written is copied.
     ///
     /// # Errors
-    /// There is not enough memory; the cache is as before.
+    /// The pool has no page left; the cache is as before.
     pub fn grow(&mut self, more: usize) -> Result<()> {
-        let lines = self.layout.page_bytes().ok_or_else(|| out_of_memory(self.len))? / size_of::<Line>();
-        let new = (self.len + more).div_ceil(PAGE).saturating_sub(self.pages.len());
-        if !is_left(new.saturating_mul(lines * size_of::<Line>())) {
-            return Err(out_of_memory(self.len));
+        let end = self.len + more;
+        let new = end.div_ceil(PAGE).saturating_sub(self.pages.len());
+        let added = (0..new).map(|_| self.pool.page()).collect::<Result<Vec<Page>>>()?;
+        if more > 0
+            && let Some(page) = self.pages.get_mut(self.len / PAGE)
+            && page.is_shared()
+        {
+            *page = self.pool.copy(page)?;
         }
-        for _ in 0..new {
-            let mut page = Vec::new();
-            try_reserve(&mut page, lines).map_err(|_| out_of_memory(self.len))?;
-            page.resize(lines, Line::default());
-            self.pages.push(Arc::new(page));
-        }
-        self.len += more;
+        self.pages.extend(added);
+        self.len = end;
         Ok(())
+    }
+
+    /// Replaces the contents by `len` positions of pages that another cache has written.
+    pub fn share(&mut self, pages: Vec<Page>, len: usize) {
+        assert_eq!(pages.len(), len.div_ceil(PAGE), "pages of `len` positions");
+        (self.pages, self.len) = (pages, len);
     }
 
     /// Drops all positions from `len` on.
@@ -188,14 +193,18 @@ impl KvCache {
     }
 
     /// Stores the keys and values of consecutive positions, `(positions, kv_heads * head_dim)` each, in one layer. The
-    /// cache must have grown to include these positions.
+    /// cache must have grown to include these positions, and no clone may have been made since.
+    ///
+    /// # Panics
+    /// A page has another owner.
     pub fn write(&mut self, cpu: &Cpu, layer: usize, mut position: usize, mut keys: &[f32], mut values: &[f32]) {
-        let width = self.layout.kv_heads * self.layout.head_dim;
+        let layout = *self.layout();
+        let width = layout.kv_heads * layout.head_dim;
         while !keys.is_empty() {
             let tokens = (PAGE - position % PAGE).min(keys.len() / width);
             let ((k, next_keys), (v, next_values)) = (keys.split_at(tokens * width), values.split_at(tokens * width));
             let task = PageWrite { layer, slot: position % PAGE, keys: k, values: v };
-            write_page(cpu, &self.layout, &mut self.pages[position / PAGE], &task);
+            write_page(cpu, &layout, &mut self.pages[position / PAGE], &task);
             (position, keys, values) = (position + tokens, next_keys, next_values);
         }
     }
@@ -204,11 +213,6 @@ impl KvCache {
     pub fn pages(&self) -> &[Page] {
         &self.pages
     }
-}
-
-fn out_of_memory(len: usize) -> Error {
-    Error::new(Cause::OutOfMemory(format!("no memory for the KV cache beyond {len} positions")))
-        .help("use a shorter context (--ctx), a smaller batch or a narrower KV cache (`--kv int8`)")
 }
 
 /// A write to one page: the layer, the first slot, and the keys and values of the tokens.
@@ -223,7 +227,8 @@ struct PageWrite<'a> {
 
 fn write_page(cpu: &Cpu, layout: &KvLayout, page: &mut Page, task: &PageWrite<'_>) {
     let lines = layout.head_bytes() / size_of::<Line>();
-    let heads = &mut Arc::make_mut(page)[task.layer * layout.kv_heads * lines..][..layout.kv_heads * lines];
+    let lines_of_page = page.get_mut().expect("`grow` copied a page with another owner");
+    let heads = &mut lines_of_page[task.layer * layout.kv_heads * lines..][..layout.kv_heads * lines];
     // Waking threads costs more than writing a few tokens.
     let heads_per_task = if task.keys.len() < 8192 { layout.kv_heads } else { 1 };
     cpu.for_chunks(heads, heads_per_task * lines, |i, part| {
@@ -311,7 +316,8 @@ mod tests {
 
     #[test]
     fn clones_share_pages_until_one_writes() {
-        let mut a = KvCache::new(LAYOUT).unwrap();
+        let pool = PagePool::new(LAYOUT, None).unwrap();
+        let mut a = KvCache::new(&pool);
         a.grow(1).unwrap();
         let cpu = Cpu::new(1).unwrap();
         a.write(&cpu, 0, 0, &[1.0, 2.0], &[3.0, 4.0]);
@@ -319,7 +325,7 @@ mod tests {
         b.grow(1).unwrap();
         b.write(&cpu, 0, 1, &[5.0, 6.0], &[7.0, 8.0]);
         let key = |cache: &KvCache, position: usize| {
-            let bytes: &[u8] = bytemuck::cast_slice(&cache.pages()[0]);
+            let bytes = bytemuck::cast_slice::<Line, u8>(&cache.pages()[0]);
             f16::from_le_bytes([bytes[2 * position], bytes[2 * position + 1]]).to_f32()
         };
         assert_eq!((key(&a, 0), key(&a, 1), key(&b, 0), key(&b, 1)), (1.0, 0.0, 1.0, 5.0));
@@ -359,7 +365,7 @@ mod tests {
     /// largest value of a head.
     fn check_round_trip<T: Element>(kind: KvType, head_dim: usize, step: f32) {
         let layout = KvLayout { layers: 1, kv_heads: 2, head_dim, kind };
-        let (mut cache, cpu) = (KvCache::new(layout).unwrap(), Cpu::new(1).unwrap());
+        let (mut cache, cpu) = (KvCache::new(&PagePool::new(layout, None).unwrap()), Cpu::new(1).unwrap());
         let (mut rng, tokens) = (crate::rng::Rng::new(11), 37);
         let mut random = || (0..tokens * 2 * head_dim).map(|_| rng.next_normal() as f32).collect::<Vec<f32>>();
         let (keys, values) = (random(), random());

@@ -8,6 +8,7 @@ use crate::compat;
 use crate::constraint_args::ConstraintArgs;
 use crate::global::Global;
 use crate::model::ModelArgs;
+use crate::names::{ON_OR_OFF, named};
 use crate::report_args::ReportArgs;
 use crate::sampling::SamplingArgs;
 use iec::error::{Context, Error, Result};
@@ -64,6 +65,10 @@ pub struct Args {
     /// Number of prompts that are decoded together; each gets the same tokens as alone
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "chat")]
     batch: usize,
+    /// Whether prompts that begin alike share the computation of their common beginning; only on the CPU, where the
+    /// texts are the same either way
+    #[arg(long, value_name = "on|off", default_value = "on", value_parser = named(ON_OR_OFF), conflicts_with = "chat")]
+    prefix_cache: bool,
     /// End the text where TEXT would appear; repeatable
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
@@ -142,6 +147,9 @@ fn generate(args: &Args, global: &Global) -> Result<()> {
     let mut printer = Printer::new(invalid, !args.json);
     let mut likely = vec![Vec::new(); prompts.len()];
     let options = GenerateOptions { batch: args.batch, stop_tokens, skip_invalid, ..args.generate_options() };
+    if args.prefix_cache && prompts.len() > 1 {
+        session.enable_prefix_cache();
+    }
     session.engine.profile(args.profile);
     printer.start()?;
     let rounds = [session.generate(requests, &options, |event| {

@@ -25,10 +25,14 @@ pub fn print(plan: &MemoryPlan, json: bool) -> Result<()> {
 
 fn table(plan: &MemoryPlan) -> Table {
     let (ctx, kv, batch) = (plan.ctx, &plan.kv, plan.batch);
+    let kv_cache = match plan.kv_pool_bytes {
+        Some(_) => format!("KV cache: pages of --kv-memory in {kv}"),
+        None => format!("KV cache: {batch} x {ctx} tokens in {kv}"),
+    };
     let rows = [
         ("weights, mapped".to_string(), plan.weights_mapped_bytes),
         (format!("weights, converted for {}", plan.precision), plan.weights_owned_bytes),
-        (format!("KV cache: {batch} x {ctx} tokens in {kv}"), plan.kv_bytes),
+        (kv_cache, plan.kv_bytes),
         ("buffers and logits".to_string(), plan.scratch_bytes),
         ("program and tokenizer".to_string(), plan.process_bytes),
         ("sum".to_string(), plan.total_bytes),

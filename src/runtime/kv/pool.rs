@@ -1,0 +1,264 @@
+//! Pool of KV cache pages: hands out pages of [`PAGE`] positions and takes them back when their last owner drops them.
+//!
+//! With a budget, the pool has a fixed number of pages. Without one, it grows while the machine has memory left. In both
+//! cases a page is allocated at its first use and is then handed out again and again, so a long run neither allocates
+//! nor returns memory. The pool knows the size of a page only, not what the page holds.
+
+use super::{KvLayout, Line, PAGE};
+use crate::error::{Cause, Error, Result};
+use crate::resources::{is_left, try_reserve};
+use crate::units::human_bytes;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Pages of one size under a common budget.
+#[derive(Debug)]
+pub struct PagePool {
+    layout: KvLayout,
+    /// Length of a page in [`Line`]s.
+    page_lines: usize,
+    /// Largest number of pages; `None` = as many as the machine has memory for.
+    most: Option<usize>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Pages that were used before and have no owner.
+    returned: Vec<Vec<Line>>,
+    /// Number of pages that have an owner.
+    owned: usize,
+}
+
+/// Number of pages of a pool, or of all pools of an engine, in each state. `free + used + cached = total`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PageCounts {
+    /// All pages: those of the budget, or without one those allocated so far.
+    pub total: usize,
+    /// Pages without an owner.
+    pub free: usize,
+    /// Pages that belong to at least one sequence.
+    pub used: usize,
+    /// Pages that belong to the prefix cache alone.
+    pub cached: usize,
+}
+
+/// Shared ownership of the memory of [`PAGE`] consecutive positions in all layers and heads.
+#[derive(Debug, Clone)]
+pub struct Page(Arc<Owned>);
+
+#[derive(Debug)]
+struct Owned {
+    lines: Vec<Line>,
+    pool: Arc<PagePool>,
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        let lines = std::mem::take(&mut self.lines);
+        let mut state = self.pool.state();
+        state.owned -= 1;
+        state.returned.push(lines);
+    }
+}
+
+impl Deref for Page {
+    type Target = [Line];
+
+    fn deref(&self) -> &[Line] {
+        &self.0.lines
+    }
+}
+
+impl Page {
+    /// Returns true if the page has another owner.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
+    /// Returns the memory for writing; `None` if the page has another owner.
+    pub fn get_mut(&mut self) -> Option<&mut [Line]> {
+        Arc::get_mut(&mut self.0).map(|owned| owned.lines.as_mut_slice())
+    }
+}
+
+impl PagePool {
+    /// Creates a pool of pages for `layout`. `budget` limits the bytes of all pages.
+    ///
+    /// # Errors
+    /// A page does not fit the address space, or the budget is smaller than a page.
+    pub fn new(layout: KvLayout, budget: Option<u64>) -> Result<Arc<PagePool>> {
+        let bytes = layout.page_bytes().ok_or_else(|| {
+            Error::new(Cause::OutOfMemory("a page of the KV cache does not fit the address space".into()))
+        })?;
+        let most = budget.map(|budget| pages_within(&layout, budget)).transpose()?;
+        Ok(Arc::new(PagePool { layout, page_lines: bytes / size_of::<Line>(), most, state: Mutex::default() }))
+    }
+
+    /// Returns the sizes of the keys and values that the pages hold.
+    pub fn layout(&self) -> &KvLayout {
+        &self.layout
+    }
+
+    /// Returns the largest number of pages, if there is a budget.
+    pub fn most(&self) -> Option<usize> {
+        self.most
+    }
+
+    /// Returns the bytes of a page.
+    pub fn page_bytes(&self) -> u64 {
+        (self.page_lines * size_of::<Line>()) as u64
+    }
+
+    /// Counts the pages; the owners of `cached` of them are only the prefix cache.
+    pub fn counts(&self, cached: usize) -> PageCounts {
+        let state = self.state();
+        let total = self.most.unwrap_or(state.owned + state.returned.len());
+        PageCounts { total, free: total - state.owned, used: state.owned - cached, cached }
+    }
+
+    /// Returns a page of zeros.
+    ///
+    /// # Errors
+    /// All pages of the budget have owners, or the machine has no memory left.
+    pub fn page(self: &Arc<PagePool>) -> Result<Page> {
+        let mut lines = self.take()?;
+        lines.clear();
+        // Zeros, so that no number of an earlier text can reach a product, not even multiplied by zero.
+        lines.resize(self.page_lines, Line::default());
+        Ok(self.owned(lines))
+    }
+
+    /// Returns a copy of a page of this size.
+    ///
+    /// # Errors
+    /// The same as for [`PagePool::page`].
+    pub fn copy(self: &Arc<PagePool>, page: &Page) -> Result<Page> {
+        let mut lines = self.take()?;
+        lines.clear();
+        lines.extend_from_slice(page);
+        Ok(self.owned(lines))
+    }
+
+    fn owned(self: &Arc<PagePool>, lines: Vec<Line>) -> Page {
+        Page(Arc::new(Owned { lines, pool: self.clone() }))
+    }
+
+    /// Takes memory for a page, which counts as owned from now on.
+    fn take(&self) -> Result<Vec<Line>> {
+        let mut state = self.state();
+        let lines = match state.returned.pop() {
+            Some(lines) => lines,
+            None => {
+                if self.most.is_some_and(|most| state.owned >= most) {
+                    return Err(self.exhausted(state.owned));
+                }
+                let mut lines = Vec::new();
+                let left = self.most.is_some() || is_left(self.page_lines * size_of::<Line>());
+                if !left || try_reserve(&mut lines, self.page_lines).is_err() {
+                    return Err(out_of_memory(state.owned, self.page_bytes()));
+                }
+                lines
+            }
+        };
+        state.owned += 1;
+        Ok(lines)
+    }
+
+    fn exhausted(&self, owned: usize) -> Error {
+        let bytes = human_bytes(owned as u64 * self.page_bytes());
+        Error::new(Cause::OutOfMemory(format!(
+            "the KV cache is full: all {owned} pages of {PAGE} positions ({bytes}) are in use"
+        )))
+        .help("raise --kv-memory, or use a smaller batch, a shorter context (--ctx) or a narrower type (`--kv int8`)")
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+/// Returns the number of pages of `layout` that a budget in bytes holds.
+///
+/// # Errors
+/// It holds none.
+pub fn pages_within(layout: &KvLayout, budget: u64) -> Result<usize> {
+    let page = layout.bytes(PAGE);
+    match budget / page {
+        0 => Err(Error::new(Cause::OutOfMemory(format!(
+            "--kv-memory: found {}, expected at least {} for one page of {PAGE} positions",
+            human_bytes(budget),
+            human_bytes(page)
+        )))
+        .help("raise --kv-memory, or use a narrower type (`--kv int8`)")),
+        pages => Ok(usize::try_from(pages).unwrap_or(usize::MAX)),
+    }
+}
+
+fn out_of_memory(owned: usize, page_bytes: u64) -> Error {
+    let bytes = human_bytes(owned as u64 * page_bytes);
+    Error::new(Cause::OutOfMemory(format!(
+        "no memory for the KV cache beyond {owned} pages of {PAGE} positions ({bytes})"
+    )))
+    .help("use a shorter context (--ctx), a smaller batch or a narrower KV cache (`--kv int8`)")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Rng;
+    use crate::runtime::kv::{KvCache, KvType};
+
+    const LAYOUT: KvLayout = KvLayout { layers: 1, kv_heads: 1, head_dim: 2, kind: KvType::F16 };
+
+    #[test]
+    fn every_page_is_free_used_or_refused_and_never_lost() {
+        let pool = PagePool::new(LAYOUT, Some(LAYOUT.bytes(PAGE) * 7 + 5)).unwrap();
+        let mut rng = Rng::new(3);
+        let mut caches: Vec<KvCache> = Vec::new();
+        let mut refused = 0;
+        for _ in 0..2000 {
+            let pick = rng.next_u64() as usize % caches.len().max(1);
+            match rng.next_u64() % 4 {
+                0 => caches.push(KvCache::new(&pool)),
+                1 if !caches.is_empty() => caches.push(caches[pick].clone()),
+                2 if !caches.is_empty() => drop(caches.swap_remove(pick)),
+                _ if !caches.is_empty() => {
+                    let before = (caches[pick].pages().len(), pool.counts(0));
+                    if caches[pick].grow(rng.next_u64() as usize % 200).is_err() {
+                        refused += 1;
+                        assert_eq!((caches[pick].pages().len(), pool.counts(0)), before);
+                    }
+                }
+                _ => {}
+            }
+            let mut distinct: Vec<*const Line> =
+                caches.iter().flat_map(|cache| cache.pages().iter().map(|page| page.as_ptr())).collect();
+            distinct.sort_unstable();
+            distinct.dedup();
+            let counts = pool.counts(0);
+            assert_eq!((counts.total, counts.used, counts.free), (7, distinct.len(), 7 - distinct.len()));
+        }
+        assert!(refused > 0, "the budget was never reached");
+    }
+
+    #[test]
+    fn a_budget_below_one_page_is_out_of_memory_and_tells_both_sizes() {
+        let error = PagePool::new(LAYOUT, Some(LAYOUT.bytes(PAGE) - 1)).unwrap_err();
+        assert_eq!(error.cause().exit_code(), 6, "{error}");
+        let pool = PagePool::new(LAYOUT, Some(LAYOUT.bytes(PAGE))).unwrap();
+        let _page = pool.page().unwrap();
+        let error = pool.page().unwrap_err();
+        assert!(error.cause().exit_code() == 6 && error.to_string().contains("all 1 pages of 128"), "{error}");
+    }
+
+    #[test]
+    fn a_page_that_was_used_before_holds_zeros() {
+        let pool = PagePool::new(LAYOUT, Some(LAYOUT.bytes(PAGE))).unwrap();
+        let mut page = pool.page().unwrap();
+        bytemuck::cast_slice_mut::<Line, u8>(page.get_mut().unwrap()).fill(7);
+        drop(page);
+        let page = pool.page().unwrap();
+        assert!(bytemuck::cast_slice::<Line, u8>(&page).iter().all(|byte| *byte == 0));
+    }
+}

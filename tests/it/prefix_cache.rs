@@ -1,0 +1,235 @@
+//! Tests the prefix cache and the budget of KV pages: texts are the same with them, and pages are counted exactly.
+
+use crate::common::{fixture, iec, packed_as, packed_with};
+use iec::iebin::IebinReader;
+use iec::rng::Rng;
+use iec::runtime::generate::{Completion, Options, Request, generate};
+use iec::runtime::speculate::Speculator;
+use iec::runtime::{Engine, EngineOptions, Feed, KvType, Output, Want};
+use std::path::Path;
+
+/// Number of tokens that each text generates.
+const NEW: usize = 6;
+
+fn open(pack: &Path, options: EngineOptions) -> Engine {
+    Engine::open(&IebinReader::open(pack).unwrap(), &options).unwrap()
+}
+
+/// Returns texts that share beginnings of random lengths.
+fn overlapping(count: usize, longest: usize) -> Vec<Vec<u32>> {
+    let (mut rng, mut texts) = (Rng::new(11), Vec::<Vec<u32>>::new());
+    for i in 0..count {
+        let mut text = match i % 4 {
+            0 => Vec::new(),
+            _ => {
+                let one = &texts[rng.next_u64() as usize % texts.len()];
+                one[..rng.next_u64() as usize % (one.len() + 1)].to_vec()
+            }
+        };
+        let more = 1 + rng.next_u64() as usize % (longest - text.len()).max(1);
+        text.extend((0..more).map(|_| (rng.next_u64() % 250) as u32));
+        texts.push(text);
+    }
+    texts
+}
+
+fn completions(engine: &mut Engine, speculator: &mut Speculator, texts: &[Vec<u32>], batch: usize) -> Vec<Completion> {
+    // Log-probabilities show differences that change no token.
+    let request = |ids: &Vec<u32>| Request { ids: ids.clone(), max_new: NEW, logprobs: Some(3), ..Request::default() };
+    let options = Options { tokenizer: None, batch, eos: &[], ..Options::default() };
+    generate(engine, speculator, texts.iter().map(request).collect(), &options, |_| Ok(())).unwrap().completions
+}
+
+/// Returns the bits of the log-probabilities of all tokens of all texts.
+fn likely(engine: &mut Engine, texts: &[Vec<u32>], batch: usize) -> (Vec<Vec<(u32, u64)>>, usize) {
+    let mut likely = vec![Vec::new(); texts.len()];
+    let request = |ids: &Vec<u32>| Request { ids: ids.clone(), max_new: NEW, logprobs: Some(3), ..Request::default() };
+    let options = Options { tokenizer: None, batch, eos: &[], ..Options::default() };
+    let requests = texts.iter().map(request).collect();
+    let outcome = generate(engine, &mut Speculator::off(), requests, &options, |event| {
+        let (own, others) = event.likely.unwrap();
+        likely[event.request].extend(std::iter::once(own).chain(others).map(|c| (c.id, c.logprob.to_bits())));
+        Ok(())
+    });
+    let reused = outcome.unwrap().completions.iter().map(|done| done.reused_tokens).sum();
+    (likely, reused)
+}
+
+#[test]
+fn texts_that_reuse_beginnings_have_the_bits_of_texts_that_do_not() {
+    for (name, kv) in [
+        ("llama-gqa", KvType::F16),
+        ("mistral-swa", KvType::Int8),
+        ("gptoss-trained", KvType::Bf16),
+        ("qwen3moe", KvType::F32),
+    ] {
+        let pack = packed_as(name, &fixture(name), &[]);
+        let plain = EngineOptions { kv: Some(kv), ..EngineOptions::default() };
+        let longest = open(&pack, plain).context().min(400) - NEW;
+        let texts = overlapping(24, longest);
+        let (expected, none) = likely(&mut open(&pack, plain), &texts, 1);
+        assert_eq!(none, 0, "{name}: reuse without a prefix cache");
+        let page = page_bytes(&pack, plain);
+        for (batch, threads, chunk, pages) in
+            [(1, 1, 512, None), (1, 2, 50, Some(5)), (3, 1, 64, Some(14)), (8, 3, 512, None)]
+        {
+            let options = EngineOptions {
+                threads,
+                prefill_chunk: chunk,
+                kv_memory: pages.map(|pages: u64| pages * page),
+                context: Some(longest + NEW),
+                ..plain
+            };
+            let mut engine = open(&pack, options);
+            assert!(engine.enable_prefix_cache("pack"));
+            for round in 0..2 {
+                let (found, reused) = likely(&mut engine, &texts, batch);
+                assert!(found == expected, "{name}: batch {batch}, {threads} threads, {pages:?} pages, round {round}");
+                assert!(reused > 0, "{name}: nothing was reused");
+            }
+            let counts = engine.kv_pages();
+            assert_eq!((counts.used, counts.free + counts.cached), (0, counts.total), "{counts:?}");
+            assert!(counts.cached > 0 && pages.is_none_or(|pages| counts.total == pages as usize), "{counts:?}");
+        }
+    }
+}
+
+/// Returns the bytes of a KV page.
+fn page_bytes(pack: &Path, options: EngineOptions) -> u64 {
+    let enough = EngineOptions { kv_memory: Some(64 << 20), ..options };
+    (64 << 20) / open(pack, enough).kv_pages().total as u64
+}
+
+#[test]
+fn a_common_beginning_is_computed_once_in_any_batch() {
+    let pack = packed_as("llama-gqa", &fixture("llama-gqa"), &[]);
+    let head: Vec<u32> = (0..150).map(|i| i * 7 % 250).collect();
+    let texts: Vec<Vec<u32>> = (0..6).map(|i| [&head[..], &[251, 200 + i, 9]].concat()).collect();
+    for batch in [1, 4, 6] {
+        let mut engine = open(&pack, EngineOptions::default());
+        engine.enable_prefix_cache("pack");
+        let done = completions(&mut engine, &mut Speculator::ngram(), &texts, batch);
+        let reused: Vec<usize> = done.iter().map(|done| done.reused_tokens).collect();
+        assert_eq!(reused, [0, 151, 151, 151, 151, 151], "batch {batch}");
+        // The whole prompt is known now, and only its last token is computed.
+        let done = completions(&mut engine, &mut Speculator::ngram(), &texts, batch);
+        assert!(done.iter().all(|done| done.reused_tokens == 152));
+    }
+}
+
+#[test]
+fn texts_of_another_salt_are_not_reused() {
+    let mut engine = open(&packed_as("llama-gqa", &fixture("llama-gqa"), &[]), EngineOptions::default());
+    engine.enable_prefix_cache("pack");
+    let mut reused = |salt: &[u8]| {
+        let request = Request { ids: (1..40).collect(), max_new: 2, salt: salt.to_vec(), ..Request::default() };
+        let options = Options { tokenizer: None, batch: 1, eos: &[], ..Options::default() };
+        let outcome = generate(&mut engine, &mut Speculator::off(), vec![request], &options, |_| Ok(())).unwrap();
+        outcome.completions[0].reused_tokens
+    };
+    let found = [&b"a"[..], b"b", b"a", b"", b"b", b""].map(&mut reused);
+    assert_eq!(found, [0, 0, 38, 0, 38, 38]);
+}
+
+#[test]
+fn a_step_mixes_prompts_and_running_texts_and_takes_no_more_than_its_rows() {
+    let pack = packed_as("qwen3moe", &fixture("qwen3moe"), &[]);
+    let options = EngineOptions { prefill_chunk: 12, ..EngineOptions::default() };
+    let mut engine = open(&pack, options);
+    let (a, b, c): (Vec<u32>, Vec<u32>, Vec<u32>) = ((0..20).collect(), (30..36).collect(), (50..52).collect());
+    let alone = |engine: &mut Engine, ids: &[u32], want| {
+        let (mut sequence, mut logits) = (engine.new_sequence().unwrap(), Vec::new());
+        engine.forward(&mut [Feed { sequence: &mut sequence, tokens: ids, want }], &mut logits).unwrap();
+        logits
+    };
+    let expected = [
+        alone(&mut engine, &b[..5], Want::Last),
+        alone(&mut engine, &c, Want::All),
+        alone(&mut engine, &b, Want::Last),
+        alone(&mut engine, &a, Want::Last),
+    ]
+    .concat();
+    let [mut x, mut y, mut z] = [0; 3].map(|_| engine.new_sequence().unwrap());
+    let (mut logits, vocab) = (Vec::new(), engine.config().vocab);
+    let mut first = [
+        Feed { sequence: &mut x, tokens: &a[..5], want: Want::Nothing },
+        Feed { sequence: &mut y, tokens: &b[..5], want: Want::Last },
+        Feed { sequence: &mut z, tokens: &c, want: Want::All },
+    ];
+    engine.step(&mut first, Output::Logits(&mut logits)).unwrap();
+    assert_eq!(logits.len(), 3 * vocab);
+    let mut feeds = [
+        Feed { sequence: &mut y, tokens: &b[5..], want: Want::Last },
+        Feed { sequence: &mut x, tokens: &a[5..], want: Want::Last },
+    ];
+    let error = engine.step(&mut feeds, Output::Logits(&mut logits)).unwrap_err();
+    assert!(error.to_string().contains("16 tokens in one step, expected at most 12"), "{error}");
+    assert_eq!((logits.len(), feeds[0].sequence.len()), (3 * vocab, 5));
+    feeds[1].tokens = &a[5..13];
+    feeds[1].want = Want::Nothing;
+    engine.step(&mut feeds, Output::Logits(&mut logits)).unwrap();
+    engine
+        .step(&mut [Feed { sequence: &mut x, tokens: &a[13..], want: Want::Last }], Output::Logits(&mut logits))
+        .unwrap();
+    assert!(logits.iter().map(|v| v.to_bits()).eq(expected.iter().map(|v| v.to_bits())));
+}
+
+#[test]
+fn a_long_text_of_a_model_with_longrope_is_reused_for_long_texts_only() {
+    let dir = packed_with("phi3", "config.json", serde_json::json!({"original_max_position_embeddings": 150}));
+    let pack = dir.path().join("pack");
+    let mut engine = open(&pack, EngineOptions { prefill_chunk: 9, ..EngineOptions::default() });
+    let limit = match engine.config().rope.scaling {
+        iec::model_config::RopeScaling::LongRope { original_max_position, .. } => original_max_position,
+        _ => unreachable!("the fixture has LongRoPE"),
+    };
+    let text: Vec<u32> = (0..limit as u32 + 10).map(|i| i * 5 % 250).collect();
+    let lengths = [limit - 12, limit - 10, limit + 4, limit + 9, limit - 8, limit + 1];
+    let texts: Vec<Vec<u32>> = lengths.iter().map(|len| text[..*len].to_vec()).collect();
+    let (expected, _) = likely(&mut open(&pack, EngineOptions::default()), &texts, 1);
+    engine.enable_prefix_cache("pack");
+    let (found, reused) = likely(&mut engine, &texts, 1);
+    assert!(found == expected);
+    assert!(reused > 0);
+}
+
+#[test]
+fn a_budget_lowers_the_context_and_refuses_a_longer_one_with_exit_code_6() {
+    let pack = packed_as("llama-gqa", &fixture("llama-gqa"), &[]);
+    let page = page_bytes(&pack, EngineOptions::default());
+    let run = |options: &[&str]| {
+        let mut command = iec();
+        command.args(["run", "--prompt", "a", "--max-new", "2", "--kv-memory", &page.to_string()]).args(options);
+        let output = command.arg(&pack).output().unwrap();
+        (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (code, stderr) = run(&[]);
+    assert!(code == 0 && stderr.contains("holds a context of 128 tokens"), "{code} {stderr}");
+    let (code, stderr) = run(&["--ctx", "129"]);
+    assert!(code == 6 && stderr.contains("--ctx: 129 tokens need") && stderr.contains("--ctx 128 or less"), "{stderr}");
+    let (code, stderr) = run(&["--kv", "f32", "--ctx", "5"]);
+    assert!(code == 6 && stderr.contains("for one page of 128 positions"), "{stderr}");
+}
+
+#[test]
+fn run_reports_prompt_tokens_that_it_did_not_compute() {
+    let dir = packed_with("stories260k", "config.json", serde_json::json!({}));
+    let pack = dir.path().join("pack");
+    let prompts = dir.path().join("prompts.txt");
+    std::fs::write(&prompts, "Once upon a time there was a dog\nOnce upon a time there was a cat\n").unwrap();
+    let run = |cache: &str| -> serde_json::Value {
+        let mut command = iec();
+        command.args(["run", "--json", "--max-new", "4", "--prefix-cache", cache, "--prompts-file"]);
+        let output = command.arg(&prompts).arg(&pack).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let (on, off) = (run("on"), run("off"));
+    let count = |line: &serde_json::Value, name: &str| line[name].as_u64().unwrap();
+    assert_eq!(count(&off, "kv_hits"), 0);
+    assert!(count(&on, "kv_hits") > 5, "{on}");
+    assert_eq!(count(&on, "kv_hits") + count(&on, "kv_misses"), count(&off, "kv_misses"));
+    for (a, b) in on["prompts"].as_array().unwrap().iter().zip(off["prompts"].as_array().unwrap()) {
+        assert_eq!((&a["tokens"], &a["text"]), (&b["tokens"], &b["text"]));
+    }
+}
