@@ -14,8 +14,9 @@
 //! | `signature` | who made a pack, and was it changed since? | ground |
 //! | `trial` | is a quantized model as good as the original, and which tensor is to blame? | ground, `quant`, `convert`, `eval`, `runtime`, `verify`, `signature` |
 //! | `selfcheck` | does a GPU compute what the CPU computes, and how fast? | ground, `runtime` |
+//! | `sched` | which sequence computes how many tokens in the next step? (no clock, threads or I/O) | ground |
 //! | `session` | what does a user mean by a model? pack, tokenizer, chat template, sampling, engine, metrics | ground, `quant`, `dedup`, `convert`, `runtime`, `eval`, `verify`, `signature`, `trial` |
-//! | `report` | how are results shown? | ground, `quant`, `dedup`, `convert`, `runtime`, `eval`, `verify`, `signature`, `trial`, `session` |
+//! | `report` | how are results shown? | ground, `quant`, `dedup`, `convert`, `runtime`, `eval`, `verify`, `signature`, `trial`, `session`, `sched` |
 //! | `inspect` | what does a checkpoint, pack, weight file or manifest hold? | ground, `quant`, `dedup`, `convert`, `runtime`, `report` |
 //! | `bin/iec` | which command does what? | everything |
 //!
@@ -48,6 +49,7 @@ pub mod resources;
 pub mod rng;
 pub mod role;
 pub mod runtime;
+pub mod sched;
 pub mod scheme;
 pub mod selfcheck;
 pub mod session;

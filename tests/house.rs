@@ -90,6 +90,11 @@ const MODULES: &[Module] = &[
         may_import: &["runtime"],
     },
     Module {
+        name: "sched",
+        question: "which sequence computes how many tokens in the next step? (no clock, threads or I/O)",
+        may_import: &[],
+    },
+    Module {
         name: "session",
         question: "what does a user mean by a model? pack, tokenizer, chat template, sampling, engine, metrics",
         may_import: &["quant", "dedup", "convert", "runtime", "eval", "verify", "signature", "trial"],
@@ -97,7 +102,18 @@ const MODULES: &[Module] = &[
     Module {
         name: "report",
         question: "how are results shown?",
-        may_import: &["quant", "dedup", "convert", "runtime", "eval", "verify", "signature", "trial", "session"],
+        may_import: &[
+            "quant",
+            "dedup",
+            "convert",
+            "runtime",
+            "eval",
+            "verify",
+            "signature",
+            "trial",
+            "session",
+            "sched",
+        ],
     },
     Module {
         name: "inspect",

@@ -9,4 +9,5 @@ pub mod perplexity;
 pub mod plan;
 pub mod quality;
 pub mod quantization;
+pub mod simulation;
 pub mod table;

@@ -77,6 +77,12 @@ pub const SCENARIOS: &[Scenario] = &[
         "ptq --hf-dir source --bits 8 --out map.json --report page.html --overwrite",
         &["ptq --hf-dir other --bits 8 --out map.json --report page.html"],
     ),
+    scenario("simulate --out", "simulate --requests 20 --out page.html", &[]),
+    scenario(
+        "simulate --overwrite",
+        "simulate --requests 20 --out page.html --overwrite",
+        &["simulate --requests 10 --out page.html"],
+    ),
     scenario("calib", "calib --hf-dir source --text text --window 64 --out statistics", &[]),
     scenario(
         "calib --merge",

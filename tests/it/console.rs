@@ -43,6 +43,8 @@ const FORMS: &[(&str, i32)] = &[
     ("run --plan {P}", 0),
     ("run --plan --json {P}", 0),
     ("recipes", 0),
+    ("simulate --requests 20 --json --out {O}/page.html", 0),
+    ("simulate --requests 20 --out -", 0),
     ("recipes int4", 0),
     ("recipes --json", 0),
     ("completions bash", 0),

@@ -20,6 +20,7 @@ const PAGES: &[&str] = &[
     "gpt-oss.md",
     "long-conversions.md",
     "gpus.md",
+    "scheduler.md",
     "scripts-and-errors.md",
 ];
 

@@ -40,6 +40,7 @@ mod run;
 mod sampling;
 mod show;
 mod sign;
+mod simulate;
 mod source;
 mod synth;
 mod tensor_map;
@@ -132,6 +133,8 @@ commands! {
     Eval => eval,
     /// Measures the speed of prefill and decode
     Bench => bench,
+    /// Simulates the scheduler under a load of requests, to choose its limits
+    Simulate => simulate,
     /// Lists NVIDIA GPUs, and checks their kernels against the CPU
     Devices => devices,
     /// Downloads a checkpoint from the Hugging Face Hub

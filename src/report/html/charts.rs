@@ -241,6 +241,38 @@ pub fn overlay(limit: f64, bars: &[u64], outline: Option<&[u64]>) -> String {
     svg.end()
 }
 
+/// Quantity over time: the number of its color, its name, and its mean in each interval.
+pub type Curve<'a> = (usize, &'a str, Vec<f64>);
+
+/// Draws quantities over time as lines from zero, with a legend. An interval has `width` units of time.
+pub fn lines(curves: &[Curve<'_>], width: f64, unit: &str) -> String {
+    const BASE: f64 = 170.0;
+    const TALLEST: f64 = 150.0;
+    let top = curves.iter().flat_map(|(.., values)| values).copied().fold(f64::MIN_POSITIVE, f64::max);
+    let count = curves.iter().map(|(.., values)| values.len()).max().unwrap_or(0).max(1) as f64;
+    let (left, right) = (60.0, WIDTH - 10.0);
+    let step = (right - left) / count;
+    let mut svg = Svg::new(BASE + 30.0);
+    for part in [0.0, 0.5, 1.0] {
+        let (x, y) = (left + part * (right - left), BASE - TALLEST * part);
+        svg.line([left, y, right, y], "axis");
+        svg.text(left - 6.0, y + 4.0, "label", &number(top * part));
+        let class = if part < 1.0 { "tick" } else { "label" };
+        svg.text(x, BASE + 18.0, class, &format!("{} {unit}", number(part * count * width)));
+    }
+    let mut legend = String::new();
+    for (color, name, values) in curves {
+        let mut points = String::new();
+        for (i, value) in values.iter().enumerate() {
+            let (x, y) = (left + step * (i as f64 + 0.5), BASE - TALLEST * value / top);
+            write!(points, "{x:.1},{y:.1} ").expect("a string takes everything");
+        }
+        svg.add(format_args!("<polyline class=\"line l{color}\" points=\"{}\"/>", points.trim_end()));
+        write!(legend, "<li><i class=\"c{color}\"></i>{}</li>", escape(name)).expect("a string takes everything");
+    }
+    format!("{}<ul class=\"legend\">{legend}</ul>\n", svg.end())
+}
+
 /// Formats a number with three significant digits.
 fn exact(value: f64) -> String {
     let digits = if value == 0.0 { 0 } else { (2 - value.abs().log10().floor() as i32).clamp(0, 12) as usize };
@@ -321,6 +353,14 @@ mod tests {
         }
         assert!(svg.contains("&lt;q&gt;, layer 0: 1.0 %") && !svg.contains("<q>"));
         assert!(!heat_map(&[], "layer", |v| v.to_string()).contains("NaN"));
+    }
+
+    #[test]
+    fn lines_reach_from_zero_to_the_largest_value() {
+        let svg = lines(&[(2, "<a>", vec![0.0, 4.0]), (4, "b", vec![2.0])], 30.0, "s");
+        assert!(svg.contains("class=\"line l2\" points=\"202.5,170.0 487.5,20.0\""), "{svg}");
+        assert!(svg.contains("points=\"202.5,95.0\"") && svg.contains("&lt;a&gt;") && svg.contains("60.0 s"), "{svg}");
+        assert!(!lines(&[], 1.0, "s").contains("NaN"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 pub mod charts;
 
-/// Colors of the parts of charts, in order; part `i` has the CSS class `c{i}`.
+/// Colors of the parts of charts, in order; part `i` has the CSS class `c{i}`, and line `i` the class `l{i}`.
 const COLORS: [&str; 12] = [
     "#94a3b8", "#64748b", "#3b82f6", "#8b5cf6", "#10b981", "#f59e0b", "#ec4899", "#06b6d4", "#84cc16", "#ef4444",
     "#b8b3a9", "#a16207",
@@ -25,8 +25,11 @@ pub struct Page<'a> {
 
 /// Returns the whole HTML file.
 pub fn document(page: &Page<'_>) -> String {
-    let colors: String =
-        COLORS.iter().enumerate().map(|(i, c)| format!(".c{i}{{fill:{c};background:{c}}}\n")).collect();
+    let colors: String = COLORS
+        .iter()
+        .enumerate()
+        .map(|(i, c)| format!(".c{i}{{fill:{c};background:{c}}}.l{i}{{stroke:{c}}}\n"))
+        .collect();
     let facts: String = page.facts.iter().map(|fact| format!("<span>{}</span>", escape(fact))).collect();
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\

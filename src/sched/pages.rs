@@ -1,0 +1,146 @@
+//! Accounting of the pages of the KV cache, and the interface to the prefix cache.
+
+use super::{PAGE, RequestId};
+
+/// Beginning of a sequence found in the prefix cache.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Hit {
+    /// Tokens whose keys and values are known. They may end within a page, which is then copied to a new one.
+    pub tokens: u32,
+    /// Full pages of these tokens that no sequence uses.
+    pub idle: u32,
+    /// Full pages of these tokens that other sequences use.
+    pub shared: u32,
+}
+
+/// Pages of a sequence that are not free after it released them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Released {
+    /// Pages that stay in the prefix cache and that no sequence uses.
+    pub idle: u32,
+    /// Pages that other sequences use.
+    pub shared: u32,
+}
+
+/// Prefix cache: which pages hold the beginning of a sequence, and which pages outlive their sequences.
+///
+/// The cache knows the tokens of a request from its caller, who registers them between `arrive` and the next `plan`.
+pub trait PrefixCache {
+    /// Finds the cached beginning of a request, at most `most` tokens, without a change of the cache.
+    fn peek(&self, id: RequestId, most: u32) -> Hit;
+    /// Takes the pages that `peek` finds for the request; they are not evicted until it releases them.
+    fn acquire(&mut self, id: RequestId, most: u32) -> Hit;
+    /// Enters the full pages of the first `tokens` computed tokens of the request; the request still uses them.
+    fn fill(&mut self, id: RequestId, tokens: u32);
+    /// Ends the use of all pages by the request.
+    fn release(&mut self, id: RequestId) -> Released;
+    /// Evicts `pages` pages that no sequence uses; there are as many.
+    fn evict(&mut self, pages: u32);
+    /// Counts the pages that no sequence uses.
+    fn idle(&self) -> u32;
+    /// Counts the uses of pages beyond the first use of each.
+    fn repeated_uses(&self) -> u32;
+}
+
+/// Prefix cache that holds nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoCache;
+
+impl PrefixCache for NoCache {
+    fn peek(&self, _: RequestId, _: u32) -> Hit {
+        Hit::default()
+    }
+
+    fn acquire(&mut self, _: RequestId, _: u32) -> Hit {
+        Hit::default()
+    }
+
+    fn fill(&mut self, _: RequestId, _: u32) {}
+
+    fn release(&mut self, _: RequestId) -> Released {
+        Released::default()
+    }
+
+    fn evict(&mut self, _: u32) {}
+
+    fn idle(&self) -> u32 {
+        0
+    }
+
+    fn repeated_uses(&self) -> u32 {
+        0
+    }
+}
+
+/// Numbers of pages by state; their sum is the budget.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageCounts {
+    /// Pages without content.
+    pub free: u32,
+    /// Pages that at least one sequence uses.
+    pub used: u32,
+    /// Pages of the prefix cache that no sequence uses. They are evicted when a sequence needs them.
+    pub cached: u32,
+}
+
+impl PageCounts {
+    /// Counts the pages that a sequence can get without preemption.
+    pub fn available(&self) -> u32 {
+        self.free + self.cached
+    }
+}
+
+/// Counts the pages that `tokens` positions need.
+pub fn pages_of(tokens: u32) -> u32 {
+    tokens.div_ceil(PAGE)
+}
+
+/// Pages and prefix cache.
+#[derive(Debug)]
+pub struct Pool<C> {
+    pub counts: PageCounts,
+    pub cache: C,
+}
+
+impl<C: PrefixCache> Pool<C> {
+    /// Creates a pool of `pages` free pages.
+    pub fn new(pages: u32, cache: C) -> Pool<C> {
+        Pool { counts: PageCounts { free: pages, used: 0, cached: 0 }, cache }
+    }
+
+    /// Takes `pages` new pages, for which cached ones are evicted. Returns false, without a change, if too few are
+    /// available.
+    pub fn take(&mut self, pages: u32) -> bool {
+        if pages > self.counts.available() {
+            return false;
+        }
+        let evicted = pages.saturating_sub(self.counts.free);
+        if evicted > 0 {
+            self.cache.evict(evicted);
+            self.counts.cached -= evicted;
+            self.counts.free += evicted;
+        }
+        self.counts.free -= pages;
+        self.counts.used += pages;
+        true
+    }
+
+    /// Gives a sequence `pages` pages, of which the cached beginning is taken from the cache. The caller has compared
+    /// the number of available pages.
+    pub fn admit(&mut self, id: RequestId, most: u32, pages: u32) -> Hit {
+        let hit = self.cache.acquire(id, most);
+        self.counts.cached -= hit.idle;
+        self.counts.used += hit.idle;
+        let taken = self.take(pages - hit.idle - hit.shared);
+        assert!(taken, "the caller has compared the number of available pages");
+        hit
+    }
+
+    /// Takes back the `pages` pages of a sequence.
+    pub fn release(&mut self, id: RequestId, pages: u32) {
+        let kept = self.cache.release(id);
+        self.counts.used -= pages - kept.shared;
+        self.counts.cached += kept.idle;
+        self.counts.free += pages - kept.shared - kept.idle;
+    }
+}
