@@ -8,13 +8,13 @@
 //! | `quant` | how do floats become blocks, and was it good enough? | ground |
 //! | `dedup` | which bytes are stored twice? | ground |
 //! | `convert` | how does a Hugging Face checkpoint become an artifact? | ground, `quant` |
-//! | `runtime` | how does an artifact answer? | ground |
+//! | `sched` | which sequence computes how many tokens in the next step? (no clock, threads or I/O) | ground |
+//! | `runtime` | how does an artifact answer? | ground, `sched` |
 //! | `eval` | how well does it answer? | ground, `runtime` |
 //! | `verify` | is the answer the one Hugging Face gives? (candle-core as an independent reference) | ground |
 //! | `signature` | who made a pack, and was it changed since? | ground |
 //! | `trial` | is a quantized model as good as the original, and which tensor is to blame? | ground, `quant`, `convert`, `eval`, `runtime`, `verify`, `signature` |
 //! | `selfcheck` | does a GPU compute what the CPU computes, and how fast? | ground, `runtime` |
-//! | `sched` | which sequence computes how many tokens in the next step? (no clock, threads or I/O) | ground |
 //! | `session` | what does a user mean by a model? pack, tokenizer, chat template, sampling, engine, metrics | ground, `quant`, `dedup`, `convert`, `runtime`, `eval`, `verify`, `signature`, `trial` |
 //! | `report` | how are results shown? | ground, `quant`, `dedup`, `convert`, `runtime`, `eval`, `verify`, `signature`, `trial`, `session`, `sched` |
 //! | `inspect` | what does a checkpoint, pack, weight file or manifest hold? | ground, `quant`, `dedup`, `convert`, `runtime`, `report` |

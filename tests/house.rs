@@ -71,7 +71,12 @@ const MODULES: &[Module] = &[
         question: "how does a Hugging Face checkpoint become an artifact?",
         may_import: &["quant"],
     },
-    Module { name: "runtime", question: "how does an artifact answer?", may_import: &[] },
+    Module {
+        name: "sched",
+        question: "which sequence computes how many tokens in the next step? (no clock, threads or I/O)",
+        may_import: &[],
+    },
+    Module { name: "runtime", question: "how does an artifact answer?", may_import: &["sched"] },
     Module { name: "eval", question: "how well does it answer?", may_import: &["runtime"] },
     Module {
         name: "verify",
@@ -88,11 +93,6 @@ const MODULES: &[Module] = &[
         name: "selfcheck",
         question: "does a GPU compute what the CPU computes, and how fast?",
         may_import: &["runtime"],
-    },
-    Module {
-        name: "sched",
-        question: "which sequence computes how many tokens in the next step? (no clock, threads or I/O)",
-        may_import: &[],
     },
     Module {
         name: "session",

@@ -283,7 +283,7 @@ impl Engine {
                 match part.grow(cache, positions.clone()) {
                     Err(e)
                         if matches!(e.cause(), Cause::OutOfMemory(_))
-                            && self.prefix_cache.as_mut().is_some_and(PrefixCache::evict) => {}
+                            && self.prefix_cache.as_mut().is_some_and(|prefixes| prefixes.tree.evict()) => {}
                     done => break done?,
                 }
             }

@@ -5,12 +5,14 @@
 //! steps. Keys and values depend on more than the tokens; all of it is in the [`Key`] of the tree that is searched.
 
 use super::engine::Engine;
-use super::kv::{KvCache, Page, PageCounts};
+use super::kv::{KvCache, Page, PageCounts, PagePool};
 use super::radix::{Hit, Key, RadixTree};
 use super::sequence::Sequence;
+use crate::error::Result;
 use crate::model_config::{Mlp, ModelConfig, RopeScaling};
 use crate::resources::memory_left;
 use crate::sha256::{Digest, Sha256};
+use std::sync::Arc;
 
 /// Version of the arithmetic that computes keys and values. It increases when the same pack gives other bits.
 const ARITHMETIC: u32 = 1;
@@ -21,18 +23,37 @@ const LARGEST: u64 = 2 << 30;
 /// Cached beginnings of texts.
 #[derive(Debug)]
 pub(super) struct PrefixCache {
-    tree: RadixTree,
-    /// Digest of the pack.
-    pack: String,
-    /// Largest number of pages in the tree; `None` = the pool's budget is the only limit.
-    most: Option<usize>,
+    pub tree: RadixTree,
+    /// Hash of all that keys and values depend on besides tokens and salt, except the rotation of long texts.
+    hash: Sha256,
+    /// Length of a text up to which LongRoPE rotates with the factors of short texts.
+    short: Option<usize>,
+    /// Largest number of nodes of the tree; `None` = the pool's budget is the only limit.
+    pub most: Option<usize>,
 }
 
 impl PrefixCache {
-    /// Releases the page that is cheapest to compute again; returns false if there is none.
-    pub(super) fn evict(&mut self) -> bool {
-        self.tree.evict()
+    /// Returns the digest of all that keys and values of a text depend on besides its tokens, and of the salt. `len` is
+    /// the length of the text.
+    pub fn key(&self, len: usize, salt: &[u8]) -> Key {
+        let mut hash = self.hash.clone();
+        let long = self.short.is_some_and(|short| len > short);
+        add_field(&mut hash, "long", &[u8::from(long)]);
+        add_field(&mut hash, "salt", salt);
+        hash.finalize().into()
     }
+
+    /// Returns true if a text that grows from `len` to `end` tokens gets other keys and values on the way.
+    pub fn changes(&self, len: usize, end: usize) -> bool {
+        self.short.is_some_and(|short| len <= short && end > short)
+    }
+}
+
+/// Adds a field with its name and length, so that no two lists of fields have the same bytes.
+fn add_field(hash: &mut Sha256, name: &str, value: &[u8]) {
+    hash.update(name);
+    hash.update((value.len() as u64).to_le_bytes());
+    hash.update(value);
 }
 
 impl Engine {
@@ -41,27 +62,35 @@ impl Engine {
     /// memory that is left now, and 2 GiB. Returns false if layers are on another device than the CPU, where a hit
     /// would not have the same bits as a new computation.
     pub fn enable_prefix_cache(&mut self, pack: &str) -> bool {
-        let Some(caches) = self.empty_caches() else { return false };
-        let bounded = caches.iter().all(|cache| cache.pool().most().is_some());
-        let page: u64 = caches.iter().map(|cache| cache.pool().page_bytes()).sum();
+        let Some(pools) = self.page_pools() else { return false };
+        let bounded = pools.iter().all(|pool| pool.most().is_some());
+        let page: u64 = pools.iter().map(|pool| pool.page_bytes()).sum();
         let bytes = memory_left().map_or(LARGEST, |left| (left / 4).min(LARGEST));
-        let most = if bounded { None } else { Some((bytes / page.max(1)) as usize * caches.len()) };
-        let tree = RadixTree::new(attention_cost(self.config()));
-        self.prefix_cache = Some(PrefixCache { tree, pack: pack.to_string(), most });
+        let (precision, kv) = (self.precision().to_string(), self.kv_type().to_string());
+        let mut hash = Sha256::new();
+        add_field(&mut hash, "pack", pack.as_bytes());
+        add_field(&mut hash, "arithmetic", &ARITHMETIC.to_le_bytes());
+        add_field(&mut hash, "precision", precision.as_bytes());
+        add_field(&mut hash, "kv", kv.as_bytes());
+        self.prefix_cache = Some(PrefixCache {
+            tree: RadixTree::new(attention_cost(self.config())),
+            hash,
+            short: match self.config().rope.scaling {
+                RopeScaling::LongRope { original_max_position, .. } => Some(original_max_position),
+                _ => None,
+            },
+            most: (!bounded).then_some((bytes / page.max(1)) as usize),
+        });
         true
     }
 
-    /// Returns true if the prefix cache is enabled.
-    pub fn caches_prefixes(&self) -> bool {
-        self.prefix_cache.is_some()
-    }
-
-    /// Counts the KV pages of the CPU in each state; all are 0 if layers are on another device.
+    /// Counts the KV pages of the CPU in each state; all are 0 if layers are on another device. Pages of a running
+    /// [`Batch`](super::generate::Batch) count as used, and so do those of its prefix cache.
     pub fn kv_pages(&self) -> PageCounts {
+        let cached = self.prefix_cache.as_ref().map_or(0, |prefixes| prefixes.tree.len());
         let mut sum = PageCounts::default();
-        for (part, cache) in self.empty_caches().unwrap_or_default().iter().enumerate() {
-            let cached = self.prefix_cache.as_ref().map_or(0, |prefixes| prefixes.tree.own_pages(part));
-            let counts = cache.pool().counts(cached);
+        for pool in self.page_pools().unwrap_or_default() {
+            let counts = pool.counts(cached);
             sum.total += counts.total;
             sum.free += counts.free;
             sum.used += counts.used;
@@ -70,69 +99,31 @@ impl Engine {
         sum
     }
 
-    /// Returns a sequence that has read the longest known beginning of a prompt, except its last token, whose logits
-    /// are needed. Texts with another salt are not searched.
-    pub(super) fn find_prefix(&mut self, prompt: &[u32], salt: &[u8]) -> Option<Sequence> {
-        let limit = self.longrope_limit();
-        let long = limit.is_some_and(|limit| prompt.len() > limit);
-        let key = self.prefix_key(long, salt)?;
-        let prompt = &prompt[..prompt.len().saturating_sub(1)];
-        let Hit { tokens: len, parts } = self.prefix_cache.as_mut()?.tree.find(&key, prompt)?;
-        let mut sequence = self.new_sequence().ok()?;
+    /// Returns a sequence that has read `hit`, the beginning of a text of `len` tokens `ids`.
+    pub(super) fn sequence_of(&self, hit: &Hit, parts: Vec<Vec<Page>>, ids: &[u32]) -> Result<Sequence> {
+        let mut sequence = self.new_sequence()?;
         for (cache, pages) in sequence.caches.iter_mut().zip(parts) {
-            cache.get_mut::<KvCache>().share(pages, len);
+            cache.get_mut::<KvCache>().share(pages, hit.tokens);
         }
-        let tokens = if limit.is_some() { prompt[..len].to_vec() } else { Vec::new() };
-        Some(Sequence { len, long, tokens, ..sequence })
+        sequence.len = hit.tokens;
+        if let RopeScaling::LongRope { original_max_position, .. } = self.config().rope.scaling {
+            sequence.long = ids.len() > original_max_position;
+            sequence.tokens = ids[..hit.tokens].to_vec();
+        }
+        Ok(sequence)
     }
 
-    /// Keeps the pages of a sequence that has read `ids`.
-    pub(super) fn keep_prefix(&mut self, ids: &[u32], salt: &[u8], sequence: &Sequence) {
-        debug_assert_eq!(ids.len(), sequence.len());
-        let Some(key) = self.prefix_key(sequence.long, salt) else { return };
-        let Some(prefixes) = &mut self.prefix_cache else { return };
-        let parts: Option<Vec<&[Page]>> =
-            sequence.caches.iter().map(|cache| Some(cache.get::<KvCache>()?.pages())).collect();
-        let Some(parts) = parts else { return };
-        prefixes.tree.insert(&key, ids, &parts);
-        while prefixes.most.is_some_and(|most| prefixes.tree.pages() > most) {
-            prefixes.tree.evict();
-        }
-    }
-
-    /// Returns the digest of all that keys and values depend on besides the tokens: the pack, the arithmetic, the
-    /// number types, the rotation factors; and of the salt. `None` without a prefix cache.
-    fn prefix_key(&self, long: bool, salt: &[u8]) -> Option<Key> {
-        let mut hasher = Sha256::new();
-        let (precision, kv) = (self.precision().to_string(), self.kv_type().to_string());
-        let fields: [(&str, &[u8]); 6] = [
-            ("pack", self.prefix_cache.as_ref()?.pack.as_bytes()),
-            ("arithmetic", &ARITHMETIC.to_le_bytes()),
-            ("precision", precision.as_bytes()),
-            ("kv", kv.as_bytes()),
-            ("long", &[u8::from(long)]),
-            ("salt", salt),
-        ];
-        // With names and lengths, no two lists of fields have the same bytes.
-        for (name, value) in fields {
-            hasher.update(name);
-            hasher.update((value.len() as u64).to_le_bytes());
-            hasher.update(value);
-        }
-        Some(hasher.finalize().into())
-    }
-
-    fn longrope_limit(&self) -> Option<usize> {
-        match self.config().rope.scaling {
-            RopeScaling::LongRope { original_max_position, .. } => Some(original_max_position),
-            _ => None,
-        }
-    }
-
-    /// Returns an empty KV cache of each part; `None` if a part is on another device than the CPU.
-    fn empty_caches(&self) -> Option<Vec<KvCache>> {
+    /// Returns the pool of KV pages of each part; `None` if a part is on another device than the CPU.
+    pub(super) fn page_pools(&self) -> Option<Vec<Arc<PagePool>>> {
         let sequence = self.new_sequence().ok()?;
-        sequence.caches.iter().map(|cache| cache.get::<KvCache>().cloned()).collect()
+        sequence.caches.iter().map(|cache| cache.get::<KvCache>().map(|cache| cache.pool().clone())).collect()
+    }
+}
+
+impl Sequence {
+    /// Returns the KV pages of each part; `None` if a part is on another device than the CPU.
+    pub(super) fn pages(&self) -> Option<Vec<Vec<Page>>> {
+        self.caches.iter().map(|cache| Some(cache.get::<KvCache>()?.pages().to_vec())).collect()
     }
 }
 

@@ -19,8 +19,8 @@ impl<C: PrefixCache> Scheduler<C> {
     }
 
     /// Tests that no waiting request should enter the batch before `id`. More urgent ones come first, with each `aging`
-    /// of waiting counted as one priority, so waiting is bounded; among equal ones, the key with the least service; then
-    /// the earliest. In a step without other work (`skips`), requests for which pages are missing are passed over.
+    /// of waiting counted as one priority, so waiting is bounded; among equal ones, the key with the least service;
+    /// then the earliest. In a step without other work (`skips`), requests for which pages are missing are passed over.
     pub(super) fn check_order(&self, id: RequestId, now: Micros, skips: bool) -> Result<(), String> {
         let rank = |sequence: &Sequence| {
             let priority = sequence.aged(now, self.options.aging, self.keys.most_urgent);
@@ -70,9 +70,12 @@ impl<C: PrefixCache> Scheduler<C> {
 
     /// Tests a plan: all decoding sequences advance, no step is idle while a request fits, no wait exceeds the timeout.
     fn check_plan(&self, now: Micros) -> Result<(), String> {
+        let reading = self.options.prompts_first && self.flight.iter().any(|(at, _)| !self.running[*at].decoding);
         let ready = self.running.iter().filter(|sequence| sequence.decoding && !sequence.paused).count();
         let advancing = self.flight.iter().filter(|(at, _)| self.running[*at].decoding).count();
-        ensure(ready == advancing, || format!("{advancing} of {ready} decoding sequences advance"))?;
+        ensure(ready == advancing || reading && advancing == 0, || {
+            format!("{advancing} of {ready} decoding sequences advance")
+        })?;
         let firsts = || self.queue.classes.values().filter_map(|list| list.front()).map(|id| &self.queue.waiting[id]);
         if self.flight.is_empty() {
             let pending = self.running.iter().any(|sequence| !sequence.decoding);

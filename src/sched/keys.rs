@@ -2,9 +2,9 @@
 //!
 //! Fair share is the virtual token counter of Sheng et al. (OSDI 2024). Each key counts the cost of its requests,
 //! divided by its weight, and among equal priorities the key with the smallest counter is served first. A request is
-//! charged when it enters the batch: computed prompt tokens, and the expected answer times the measured cost of an output
-//! token. The charge is corrected to the actual answer when the request ends. A key without requests saves no credit:
-//! when it returns, its counter is raised to the smallest one of the active keys.
+//! charged when it enters the batch: computed prompt tokens, and the expected answer times the measured cost of an
+//! output token. The charge is corrected to the actual answer when the request ends. A key without requests saves no
+//! credit: when it returns, its counter is raised to the smallest one of the active keys.
 
 use super::{KeyId, Micros, Rejection, Request, SECOND};
 use std::collections::BTreeSet;

@@ -63,10 +63,14 @@ pub struct Options {
     pub aging: Micros,
     /// Number of pages of the KV cache.
     pub pages: u32,
-    /// Largest number of positions of a sequence, prompt and answer.
+    /// Largest number of positions of a sequence: prompt and answer, except the last token of the answer, whose keys
+    /// and values are never computed.
     pub ctx: u32,
     /// Largest number of draft tokens that a decoding sequence may verify in a step.
     pub drafts: u32,
+    /// Whether no sequence decodes while a prompt can be computed. This suits a fixed list of requests: it takes no
+    /// longer, and the times of prompts and of answers can be measured apart.
+    pub prompts_first: bool,
 }
 
 impl Options {
@@ -83,6 +87,7 @@ impl Options {
             pages,
             ctx,
             drafts: 0,
+            prompts_first: false,
         }
     }
 }

@@ -20,6 +20,8 @@ pub struct Released {
     pub idle: u32,
     /// Pages that other sequences use.
     pub shared: u32,
+    /// Pages that no sequence used and that left the prefix cache for the pages of this sequence.
+    pub replaced: u32,
 }
 
 /// Prefix cache: which pages hold the beginning of a sequence, and which pages outlive their sequences.
@@ -34,6 +36,18 @@ pub trait PrefixCache {
     fn fill(&mut self, id: RequestId, tokens: u32);
     /// Ends the use of all pages by the request.
     fn release(&mut self, id: RequestId) -> Released;
+    /// Tests whether a request in the batch should wait because one of `others`, which are computed now, will soon add
+    /// a longer beginning of the same prompt.
+    fn awaits(&self, id: RequestId, others: &[RequestId]) -> bool {
+        let _ = (id, others);
+        false
+    }
+    /// Enters the last page of a prompt of `tokens` tokens, which is not full. The request then continues on a copy of
+    /// it. Returns false, without a change, if the cache has no use for the page.
+    fn share_tail(&mut self, id: RequestId, tokens: u32) -> bool {
+        let _ = (id, tokens);
+        false
+    }
     /// Evicts `pages` pages that no sequence uses; there are as many.
     fn evict(&mut self, pages: u32);
     /// Counts the pages that no sequence uses.
@@ -103,9 +117,10 @@ pub struct Pool<C> {
 }
 
 impl<C: PrefixCache> Pool<C> {
-    /// Creates a pool of `pages` free pages.
+    /// Creates a pool of `pages` pages, some of which the cache may hold already.
     pub fn new(pages: u32, cache: C) -> Pool<C> {
-        Pool { counts: PageCounts { free: pages, used: 0, cached: 0 }, cache }
+        let cached = cache.idle();
+        Pool { counts: PageCounts { free: pages - cached, used: 0, cached }, cache }
     }
 
     /// Takes `pages` new pages, for which cached ones are evicted. Returns false, without a change, if too few are
@@ -136,11 +151,35 @@ impl<C: PrefixCache> Pool<C> {
         hit
     }
 
+    /// Searches the cache again for a sequence of `pages` pages whose computation has not begun.
+    pub fn renew(&mut self, id: RequestId, most: u32, pages: u32) -> Hit {
+        self.release(id, pages);
+        self.admit(id, most, pages)
+    }
+
+    /// Puts the last page of a prompt into the cache if a page is free for the copy on which the sequence continues.
+    pub fn share_tail(&mut self, id: RequestId, tokens: u32) {
+        if self.counts.free > 0 && self.cache.share_tail(id, tokens) {
+            self.counts.free -= 1;
+            self.counts.cached += 1;
+        }
+    }
+
     /// Takes back the `pages` pages of a sequence.
     pub fn release(&mut self, id: RequestId, pages: u32) {
         let kept = self.cache.release(id);
         self.counts.used -= pages - kept.shared;
         self.counts.cached += kept.idle;
-        self.counts.free += pages - kept.shared - kept.idle;
+        self.counts.cached -= kept.replaced;
+        self.counts.free += pages - kept.shared - kept.idle + kept.replaced;
+    }
+
+    /// Evicts all pages that no sequence uses; returns false if there are none.
+    pub fn clear_cache(&mut self) -> bool {
+        let pages = self.counts.cached;
+        self.cache.evict(pages);
+        self.counts.cached -= pages;
+        self.counts.free += pages;
+        pages > 0
     }
 }

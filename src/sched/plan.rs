@@ -2,7 +2,7 @@
 
 use super::pages::pages_of;
 use super::scheduler::{PREEMPTIONS, Scheduler, Sequence};
-use super::{Event, Finish, LEAST_PREFILL, Micros, PAGE, PrefixCache, RequestId, Step, Work};
+use super::{Event, Finish, Hit, LEAST_PREFILL, Micros, PAGE, PrefixCache, RequestId, Step, Work};
 use std::cmp::Reverse;
 
 impl<C: PrefixCache> Scheduler<C> {
@@ -13,18 +13,30 @@ impl<C: PrefixCache> Scheduler<C> {
     pub fn plan(&mut self, now: Micros) -> Step {
         assert!(self.flight.is_empty(), "the outcome of a step is taken before the next one is planned");
         self.expire(now);
-        self.get_pages_to_decode();
-        let decoding = self.running.iter().filter(|sequence| sequence.decoding && !sequence.paused).count() as u32;
         let most = self.options.max_step_tokens;
-        let budget = most.min(self.cost.rows_within(self.options.step).unwrap_or(most));
-        let mut work = self.decode(decoding, budget);
-        let rows: u32 = work.iter().map(|(_, work)| work.rows()).sum();
-        let mut left = if work.is_empty() { most } else { budget.saturating_sub(rows).max(LEAST_PREFILL) };
-        self.prefill(now, &mut left, &mut work);
-        self.admit(now, &mut left, &mut work);
+        let mut work = Vec::new();
+        if self.options.prompts_first {
+            self.read_prompts(now, most, &mut work);
+        }
+        if work.is_empty() {
+            self.get_pages_to_decode();
+            let budget = most.min(self.cost.rows_within(self.options.step).unwrap_or(most));
+            work = self.decode(budget);
+            let rows: u32 = work.iter().map(|(_, work)| work.rows()).sum();
+            let left = if work.is_empty() { most } else { budget.saturating_sub(rows).max(LEAST_PREFILL.min(most)) };
+            if !self.options.prompts_first {
+                self.read_prompts(now, left, &mut work);
+            }
+        }
         self.flight.clone_from(&work);
         self.planned = Some(now);
         Step { work: work.into_iter().map(|(_, work)| work).collect(), events: std::mem::take(&mut self.events) }
+    }
+
+    /// Adds chunks of prompts, at most `left` rows: first those of the batch, then those of requests that enter it.
+    fn read_prompts(&mut self, now: Micros, mut left: u32, work: &mut Vec<(usize, Work)>) {
+        self.prefill(now, &mut left, work);
+        self.admit(now, &mut left, work);
     }
 
     /// Ends requests whose deadline or queue timeout has passed.
@@ -85,14 +97,15 @@ impl<C: PrefixCache> Scheduler<C> {
     fn preempt(&mut self, at: usize) {
         let mut sequence = self.running.remove(at);
         self.pool.release(sequence.id, sequence.pages);
-        (sequence.pages, sequence.computed, sequence.decoding) = (0, 0, false);
+        (sequence.pages, sequence.computed, sequence.decoding, sequence.started) = (0, 0, false, false);
         sequence.preemptions += 1;
         self.events.push(Event::Preempted(sequence.id));
         self.queue.insert(sequence);
     }
 
     /// Returns the work of the decoding sequences: a token for each, and draft tokens as far as rows and pages allow.
-    fn decode(&mut self, decoding: u32, budget: u32) -> Vec<(usize, Work)> {
+    fn decode(&mut self, budget: u32) -> Vec<(usize, Work)> {
+        let decoding = self.running.iter().filter(|sequence| sequence.decoding && !sequence.paused).count() as u32;
         let drafts = (budget / decoding.max(1)).saturating_sub(1).min(self.options.drafts);
         let mut work = Vec::with_capacity(self.running.len());
         for (at, sequence) in self.running.iter_mut().enumerate() {
@@ -108,19 +121,45 @@ impl<C: PrefixCache> Scheduler<C> {
                 drafts = sequence.pages * PAGE - sequence.computed - 1;
             }
             let Sequence { id, computed: start, .. } = *sequence;
-            work.push((at, Work { id, start, tokens: 1, drafts, samples: true }));
+            work.push((at, Work { id, start, tokens: 1, drafts, decodes: true, samples: true }));
         }
         work
     }
 
-    /// Adds chunks of the prompts of the batch, by priority and then in the order in which they entered.
+    /// Adds chunks of the prompts of the batch, by priority and then in the order in which they entered. A prompt whose
+    /// computation has not begun waits while another one of the batch computes a longer beginning of it.
     fn prefill(&mut self, now: Micros, left: &mut u32, work: &mut Vec<(usize, Work)>) {
         let (aging, most_urgent) = (self.options.aging, self.keys.most_urgent);
         let pending = self.running.iter().enumerate().filter(|(_, sequence)| !sequence.decoding);
         let mut order: Vec<(i32, usize)> =
             pending.map(|(at, sequence)| (sequence.aged(now, aging, most_urgent), at)).collect();
         order.sort_unstable();
-        work.extend(order.into_iter().map_while(|(_, at)| Some((at, chunk(&self.running[at], left)?))));
+        for (_, at) in order {
+            if *left > 0 && self.start(at) {
+                work.extend(chunk(&self.running[at], left).map(|chunk| (at, chunk)));
+            }
+        }
+    }
+
+    /// Returns true if the next chunk of a prompt can be computed now. Before the first one, the prefix cache is
+    /// searched again.
+    fn start(&mut self, at: usize) -> bool {
+        let sequence = &self.running[at];
+        if sequence.started {
+            return true;
+        }
+        let (id, pages, most) = (sequence.id, sequence.pages, sequence.tokens() - 1);
+        if self.pool.cache.peek(id, most).tokens > sequence.computed {
+            let Hit { tokens: cached, .. } = self.pool.renew(id, most, pages);
+            self.running[at].computed = cached;
+            let first = self.running[at].preemptions == 0;
+            self.running[at].charge.iter_mut().filter(|_| first).for_each(|charge| charge.cached = cached);
+            self.events.push(Event::Reused { id, cached });
+        }
+        let computing = self.running.iter().filter(|other| other.started && !other.decoding);
+        let computing: Vec<RequestId> = computing.map(|other| other.id).collect();
+        self.running[at].started = !self.pool.cache.awaits(id, &computing);
+        self.running[at].started
     }
 
     /// Moves requests from the queue to the batch while rows are left. A request that does not fit blocks those after
@@ -140,7 +179,9 @@ impl<C: PrefixCache> Scheduler<C> {
             }
             self.enter(id);
             let at = self.running.len() - 1;
-            work.extend(chunk(&self.running[at], left).map(|chunk| (at, chunk)));
+            if self.start(at) {
+                work.extend(chunk(&self.running[at], left).map(|chunk| (at, chunk)));
+            }
         }
     }
 
@@ -177,6 +218,6 @@ fn chunk(sequence: &Sequence, left: &mut u32) -> Option<Work> {
     let tokens = pending.min(*left);
     *left -= tokens;
     let samples = tokens == pending && sequence.request.max_tokens > sequence.generated;
-    let work = Work { id: sequence.id, start: sequence.computed, tokens, drafts: 0, samples };
+    let work = Work { id: sequence.id, start: sequence.computed, tokens, drafts: 0, decodes: false, samples };
     (tokens > 0).then_some(work)
 }

@@ -70,6 +70,14 @@ pub enum Event {
         /// Tokens at the start whose keys and values come from the prefix cache.
         cached: u32,
     },
+    /// Before the first step of a request in the batch, other requests have computed more of its beginning: `cached`
+    /// tokens of its prompt need not be computed.
+    Reused {
+        /// Request in the batch.
+        id: RequestId,
+        /// Tokens at the start whose keys and values come from the prefix cache.
+        cached: u32,
+    },
     /// The request left the batch because no page was left; it is queued again and will be recomputed.
     Preempted(RequestId),
     /// The request ended. This is the last event of each accepted request.
@@ -92,6 +100,8 @@ pub struct Work {
     pub tokens: u32,
     /// Largest number of draft tokens to verify after them.
     pub drafts: u32,
+    /// True if the sequence decodes: the token to compute is the last one of its answer.
+    pub decodes: bool,
     /// True if a token is sampled after the last one. False within a prompt, and for requests without an answer.
     pub samples: bool,
 }

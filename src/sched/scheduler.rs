@@ -31,6 +31,8 @@ pub struct Sequence {
     pub preemptions: u8,
     /// True when only the last generated token is not computed yet.
     pub decoding: bool,
+    /// True once a step has computed a part of the sequence since it entered the batch.
+    pub started: bool,
     /// True while the reader of the answer is too slow: the sequence keeps its pages and does not decode.
     pub paused: bool,
     /// True when the request is cancelled and its step is not done yet.
@@ -45,7 +47,7 @@ pub struct Charge {
     /// Cost that was added to the counter, before division by the weight.
     booked: f64,
     /// Cached tokens of the prompt, which cost nothing.
-    cached: u32,
+    pub cached: u32,
     /// Cost of a token of the answer.
     output_weight: f64,
 }
@@ -61,9 +63,9 @@ impl Sequence {
         self.request.prompt + self.generated
     }
 
-    /// Counts the pages of the longest possible sequence.
+    /// Counts the pages of the longest possible sequence. The last token of the answer is never computed.
     pub fn all_pages(&self) -> u32 {
-        pages_of(self.request.prompt + self.request.max_tokens)
+        pages_of(self.request.prompt + self.request.max_tokens.saturating_sub(1))
     }
 
     /// Counts the pages that the sequence gets when it enters the batch.
@@ -138,7 +140,7 @@ impl<C: PrefixCache> Scheduler<C> {
     /// # Errors
     /// A limit of the queue, of the key or of memory does not allow the request.
     pub fn arrive(&mut self, now: Micros, mut request: Request) -> Result<RequestId, Rejection> {
-        let longest = u64::from(request.prompt) + u64::from(request.max_tokens);
+        let longest = u64::from(request.prompt) + u64::from(request.max_tokens.saturating_sub(1));
         let pages = longest.div_ceil(u64::from(PAGE));
         if request.prompt == 0 || longest > u64::from(self.options.ctx) || pages > u64::from(self.options.pages) {
             return Err(Rejection::Context);
@@ -165,6 +167,7 @@ impl<C: PrefixCache> Scheduler<C> {
             pages: 0,
             preemptions: 0,
             decoding: false,
+            started: false,
             paused: false,
             cancelled: false,
             charge: None,
@@ -235,7 +238,7 @@ impl<C: PrefixCache> Scheduler<C> {
         };
         let left = sequence.request.max_tokens - sequence.generated;
         let tokens = if work.samples { tokens.clamp(1, work.drafts + 1).min(left) } else { 0 };
-        let full_pages = sequence.computed / PAGE;
+        let (full_pages, was_decoding) = (sequence.computed / PAGE, sequence.decoding);
         if sequence.decoding {
             sequence.computed += tokens;
         } else {
@@ -245,6 +248,9 @@ impl<C: PrefixCache> Scheduler<C> {
         sequence.generated += tokens;
         if sequence.computed / PAGE > full_pages {
             self.pool.cache.fill(sequence.id, sequence.computed);
+        }
+        if !was_decoding && sequence.decoding {
+            self.pool.share_tail(sequence.id, sequence.computed);
         }
         let complete = sequence.decoding && sequence.generated == sequence.request.max_tokens;
         match () {
@@ -281,6 +287,40 @@ impl<C: PrefixCache> Scheduler<C> {
         let booked = f64::from(prompt.saturating_sub(cached)) + answer;
         self.keys.charge(key, booked);
         sequence.charge = Some(Charge { booked, cached, output_weight });
+    }
+
+    /// Ends all requests, also those of a step in flight, without events.
+    pub fn end_all(&mut self) {
+        self.flight.clear();
+        for sequence in std::mem::take(&mut self.running) {
+            self.end(&sequence, Finish::Cancelled);
+        }
+        let waiting: Vec<RequestId> = self.queue.waiting.keys().copied().collect();
+        for sequence in waiting.into_iter().filter_map(|id| self.queue.remove(id)).collect::<Vec<_>>() {
+            self.end(&sequence, Finish::Cancelled);
+        }
+        self.events.clear();
+    }
+
+    /// Limits the tokens of the following steps.
+    pub fn limit_step(&mut self, tokens: u32) {
+        self.options.max_step_tokens = tokens.max(1);
+    }
+
+    /// Returns the number of sequences that may still enter the batch.
+    pub fn vacancies(&self) -> usize {
+        self.options.max_seqs - self.running.len()
+    }
+
+    /// Returns true if the next step may compute prompts: one of the batch is not complete, or another one may enter.
+    pub fn has_prompts(&self) -> bool {
+        self.running.iter().any(|sequence| !sequence.decoding) || self.waiting() > 0 && self.vacancies() > 0
+    }
+
+    /// Empties the prefix cache except for pages that sequences use; returns false if there are no others. Without a
+    /// budget of pages, this gives memory back when the machine has none left.
+    pub fn clear_cache(&mut self) -> bool {
+        self.pool.clear_cache()
     }
 
     /// Returns the time of the next queue timeout or deadline, at which `plan` is to be called even if nothing else

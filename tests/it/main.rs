@@ -66,6 +66,7 @@ mod requests;
 mod resources;
 mod resume;
 mod run;
+mod schedules;
 mod sign;
 mod signals;
 mod speculate;

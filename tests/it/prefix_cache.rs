@@ -6,6 +6,7 @@ use iec::rng::Rng;
 use iec::runtime::generate::{Completion, Options, Request, generate};
 use iec::runtime::speculate::Speculator;
 use iec::runtime::{Engine, EngineOptions, Feed, KvType, Output, Want};
+use serde_json::json;
 use std::path::Path;
 
 /// Number of tokens that each text generates.
@@ -176,7 +177,10 @@ fn a_step_mixes_prompts_and_running_texts_and_takes_no_more_than_its_rows() {
 
 #[test]
 fn a_long_text_of_a_model_with_longrope_is_reused_for_long_texts_only() {
-    let dir = packed_with("phi3", "config.json", serde_json::json!({"original_max_position_embeddings": 150}));
+    let factors = |from: f64| (0..12).map(|i| from + 0.3 * f64::from(i)).collect::<Vec<f64>>();
+    let scaling = json!({"type": "longrope", "short_factor": factors(1.0), "long_factor": factors(2.5)});
+    let fields = json!({"original_max_position_embeddings": 150, "rope_scaling": scaling});
+    let dir = packed_with("phi3", "config.json", fields);
     let pack = dir.path().join("pack");
     let mut engine = open(&pack, EngineOptions { prefill_chunk: 9, ..EngineOptions::default() });
     let limit = match engine.config().rope.scaling {
@@ -213,7 +217,7 @@ fn a_budget_lowers_the_context_and_refuses_a_longer_one_with_exit_code_6() {
 
 #[test]
 fn run_reports_prompt_tokens_that_it_did_not_compute() {
-    let dir = packed_with("stories260k", "config.json", serde_json::json!({}));
+    let dir = packed_with("stories260k", "config.json", json!({}));
     let pack = dir.path().join("pack");
     let prompts = dir.path().join("prompts.txt");
     std::fs::write(&prompts, "Once upon a time there was a dog\nOnce upon a time there was a cat\n").unwrap();

@@ -52,7 +52,7 @@ fn field(child: &Child, name: &str) -> String {
 }
 
 /// Returns true if this process ignores the signal, as it does under `nohup`; its commands then ignore the signal, too.
-fn is_ignored(signal: Signal) -> bool {
+pub fn is_ignored(signal: Signal) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
     u64::from_str_radix(ignored.trim(), 16).unwrap() >> (signal.as_raw() - 1) & 1 == 1

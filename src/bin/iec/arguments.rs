@@ -81,6 +81,11 @@ const SHOWN: &[(&str, &str)] = &[
         "model_dir out overwrite bits scheme group_size method calib rules include_lm_head gate gate_text \
          target_bpw dry_run json",
     ),
+    (
+        "simulate",
+        "requests rate bursts keys flood prompt_tokens answer_tokens max_tokens seed max_seqs step_ms max_queue \
+         queue_timeout ctx pages prefill_rate step_base_ms decode_row_ms out overwrite json",
+    ),
 ];
 
 /// Headings whose options `-h` leaves out.

@@ -20,8 +20,8 @@ const MACHINE: &str = "Machine";
 /// Arguments of `iec simulate`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "The default speed is that of TinyLlama 1.1B in q4_0 on 2 cores (docs/PERFORMANCE.md); `iec bench` measures \
-yours. docs/guide/scheduler.md explains the limits. Virtual time costs nothing: a million requests take less than a \
+    after_help = "The default speed is that of TinyLlama 1.1B in q4_0 on 2 cores (docs/PERFORMANCE.md); `iec bench` \
+measures yours. docs/guide/scheduler.md explains the limits. Virtual time costs nothing: a million requests take less than a \
 minute, and the same options and seed give the same results.\n\n\
 Examples:\n  \
 iec simulate --rate 0.7 --out page.html\n  \
@@ -31,7 +31,8 @@ iec simulate --heads 4 --head-tokens 1024 --disconnects 0.1 --seed 7 --out page.
 )]
 pub struct Args {
     /// Number of requests
-    #[arg(long, value_name = "N", default_value_t = 10_000, help_heading = REQUESTS, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 10_000, help_heading = REQUESTS)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     requests: u64,
     /// Mean number of requests per second; the times between them are exponential (Poisson process)
     #[arg(long, value_name = "X", default_value_t = 0.5, help_heading = REQUESTS, value_parser = positive)]
@@ -64,13 +65,15 @@ pub struct Args {
     #[arg(long, value_name = "X", default_value_t = 0.6, help_heading = REQUESTS, value_parser = exponent)]
     answer_sigma: f64,
     /// Largest answer that each request asks for
-    #[arg(long, value_name = "N", default_value_t = 256, help_heading = REQUESTS, value_parser = number::<1, 1_000_000>)]
+    #[arg(long, value_name = "N", default_value_t = 256, help_heading = REQUESTS)]
+    #[arg(value_parser = number::<1, 1_000_000>)]
     max_tokens: usize,
     /// Number of texts at the head of prompts that requests share, such as system messages
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = REQUESTS, value_parser = number::<0, 1_000_000>)]
     heads: usize,
     /// Tokens of each of these texts, in addition to the prompt
-    #[arg(long, value_name = "N", default_value_t = 256, help_heading = REQUESTS, value_parser = number::<1, 1_000_000>)]
+    #[arg(long, value_name = "N", default_value_t = 256, help_heading = REQUESTS)]
+    #[arg(value_parser = number::<1, 1_000_000>)]
     head_tokens: usize,
     /// Number of adapters; requests with different adapters share no pages
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = REQUESTS, value_parser = number::<1, 100_000>)]
@@ -110,10 +113,12 @@ pub struct Args {
     #[arg(long, value_name = "S", default_value_t = 10.0, help_heading = LIMITS, value_parser = positive)]
     aging: f64,
     /// Largest number of positions of a sequence, prompt and answer
-    #[arg(long, value_name = "N", default_value_t = 2048, help_heading = LIMITS, value_parser = number::<2, 100_000_000>)]
+    #[arg(long, value_name = "N", default_value_t = 2048, help_heading = LIMITS)]
+    #[arg(value_parser = number::<2, 100_000_000>)]
     ctx: usize,
     /// Number of pages of the KV cache; a page has 128 positions
-    #[arg(long, value_name = "N", default_value_t = 256, help_heading = LIMITS, value_parser = number::<1, 100_000_000>)]
+    #[arg(long, value_name = "N", default_value_t = 256, help_heading = LIMITS)]
+    #[arg(value_parser = number::<1, 100_000_000>)]
     pages: usize,
     /// Requests per minute of each key [default: no limit]
     #[arg(long, value_name = "N", help_heading = LIMITS, value_parser = clap::value_parser!(u64).range(1..))]

@@ -77,7 +77,8 @@ impl Constrained {
         Ok(&self.masked)
     }
 
-    /// Adds the chosen token; returns true if the text is complete. Otherwise the thread begins to compute the next mask.
+    /// Adds the chosen token; returns true if the text is complete. Otherwise the thread begins to compute the next
+    /// mask.
     ///
     /// # Errors
     /// The token is not allowed.

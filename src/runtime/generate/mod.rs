@@ -1,32 +1,30 @@
-//! Generation: continues prompts in batches. Up to `batch` texts are decoded together; a free slot takes the next
-//! request.
+//! Generation: continues prompts in batches.
 //!
-//! Prompts are read first, in pieces of at most [`Engine::step_rows`] tokens per step; then all active texts advance by
-//! one token per step, or by several if [`super::speculate`] drafted them. A step either reads prompts or generates, so
-//! that its time counts as one or the other in reports, although [`Engine::step`] would take both. Engine and sampler
-//! give each text the same tokens as if it were alone, so other sequences in the batch and draft tokens change only the
-//! speed. A text with a constraint is sampled from masked logits; `constrained` computes the masks during the steps.
+//! [`Batch`] drives the engine with the steps of the scheduler ([`crate::sched`]): requests come and go between steps.
+//! [`generate`] runs a fixed list of requests. Its steps compute prompts first, and then all active texts advance by
+//! one token per step, or by several if [`super::speculate`] drafted them, so that the time of a step counts as prefill
+//! or decode in reports. Engine and sampler give each text the same tokens as if it were alone, so other sequences in
+//! the batch and draft tokens change only the speed. A text with a constraint is sampled from masked logits;
+//! `constrained` computes the masks during the steps.
 
+mod batch;
 mod constrained;
 mod slot;
+mod texts;
+
+pub use batch::{Batch, StepReport, Terms};
 
 use super::constraint::Constraint;
 use super::engine::Engine;
 use super::profile::{Stage, Stages};
 use super::sampler::{Candidate, Sampling};
-use super::sequence::{Feed, Output, Sequence, Want};
+use super::sequence::{Feed, Sequence, Want};
 use super::speculate::Speculator;
 use super::text::Tokenizer;
 use crate::error::{Context, Error, Result};
-use crate::progress::{self, ProgressBar};
-use constrained::MaskThread;
-use slot::{Likely, Slot};
-use std::collections::VecDeque;
+use crate::sched::{self, Micros};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// Largest number of tokens per step while a progress bar for long prompts is visible.
-const PIECE: usize = 128;
 
 /// A text to be continued.
 #[derive(Debug, Clone, Default)]
@@ -49,6 +47,15 @@ pub struct Request {
     pub prefix: Option<CachedPrefix>,
     /// Divides the prefix cache of the engine: texts reuse the computation of texts with the same salt only.
     pub salt: Vec<u8>,
+}
+
+impl Request {
+    /// Returns the number of tokens at the beginning of the prompt that the given sequence has read. The last token is
+    /// read again because its logits are needed.
+    fn known(&self) -> usize {
+        let common = |prefix: &CachedPrefix| prefix.ids.iter().zip(&self.ids).take_while(|(a, b)| a == b).count();
+        self.prefix.as_ref().map_or(0, common).min(self.ids.len().saturating_sub(1))
+    }
 }
 
 /// A sequence and the tokens it has read, for requests that begin with them (prefix cache). A clone shares memory until
@@ -111,6 +118,14 @@ pub enum Finish {
     Interrupted,
     /// The request was invalid and nothing was generated.
     Invalid,
+    /// The text could not be computed further; other texts were not affected.
+    Failed,
+    /// The request was cancelled.
+    Cancelled,
+    /// The deadline of the request passed.
+    Deadline,
+    /// The request waited longer than the queue timeout.
+    QueueTimeout,
 }
 
 impl Finish {
@@ -124,6 +139,10 @@ impl Finish {
             Finish::Context => "context",
             Finish::Interrupted => "interrupted",
             Finish::Invalid => "invalid",
+            Finish::Failed => "failed",
+            Finish::Cancelled => "cancelled",
+            Finish::Deadline => "deadline",
+            Finish::QueueTimeout => "queue_timeout",
         }
     }
 }
@@ -148,6 +167,8 @@ pub struct Event<'a> {
 /// A finished text.
 #[derive(Debug)]
 pub struct Completion {
+    /// Index of the request.
+    pub index: usize,
     /// Generated tokens, including an EOS.
     pub ids: Vec<u32>,
     /// Generated text, without the stop string.
@@ -171,18 +192,19 @@ pub struct Completion {
     pub constraint_met: Option<bool>,
     /// Prefix cache of the whole text for a later request, if [`Options::keep_prefixes`] is set.
     pub prefix: Option<CachedPrefix>,
-    /// Reason why the request was invalid.
+    /// Reason why the request was invalid or failed.
     pub error: Option<Error>,
 }
 
 impl Completion {
-    /// Returns the completion of an invalid request.
-    fn invalid(request: &Request, error: Error) -> Completion {
+    /// Returns the completion of a request that has not been in a step.
+    fn without_text(index: usize, prompt_tokens: usize, finish: Finish, error: Option<Error>) -> Completion {
         Completion {
+            index,
             ids: Vec::new(),
             text: String::new(),
-            finish: Finish::Invalid,
-            prompt_tokens: request.ids.len(),
+            finish,
+            prompt_tokens,
             reused_tokens: 0,
             started: Instant::now(),
             marks: Vec::new(),
@@ -190,7 +212,7 @@ impl Completion {
             accepted_tokens: 0,
             constraint_met: None,
             prefix: None,
-            error: Some(error),
+            error,
         }
     }
 
@@ -223,7 +245,8 @@ pub struct Outcome {
 /// Generates all texts and calls `sink` with each token as it is generated.
 ///
 /// # Errors
-/// A request is invalid and `skip_invalid` is not set, the engine fails, `sink` fails, or the user interrupts.
+/// A request is invalid or fails and `skip_invalid` is not set, the draft model fails, `sink` fails, or the user
+/// interrupts.
 pub fn generate(
     engine: &mut Engine,
     speculator: &mut Speculator,
@@ -231,65 +254,92 @@ pub fn generate(
     options: &Options<'_>,
     mut sink: impl FnMut(&Event<'_>) -> Result<()>,
 ) -> Result<Outcome> {
-    let mut completions = invalid_ones(&requests, engine, options)?;
-    let valid = requests.into_iter().enumerate().filter(|(i, _)| completions[*i].is_none());
-    let mut waiting: VecDeque<(usize, Request)> = valid.collect();
-    let mut masks = MaskThread::default();
-    let mut slots: Vec<Slot> = Vec::new();
-    let (mut choices, mut bar) = (Choices::default(), PromptBar::default());
-    let (mut prefill, mut decode) = ((Duration::ZERO, Stages::default()), (Duration::ZERO, Stages::default()));
-    engine.profile(engine.profiles());
-    loop {
-        while slots.len() < options.batch.max(1)
-            && let Some((index, request)) = waiting.pop_front()
-        {
-            slots.push(Slot::new(engine, index, request, options, &mut masks)?);
-        }
-        if slots.is_empty() {
-            break;
-        }
-        let begin = Instant::now();
-        let reading = slots.iter().any(Slot::is_fresh);
-        let mut stepped: Vec<&mut Slot> = slots.iter_mut().filter(|slot| slot.is_fresh() == reading).collect();
-        let speculator = Some(&mut *speculator).filter(|speculator| !speculator.is_off());
-        let done = match reading {
-            true => {
-                let mut reader = Reader { choices: &mut choices, bar: &mut bar, more: !waiting.is_empty() };
-                reader.read(engine, &mut stepped, options, &mut sink)
+    let completions = invalid_ones(&requests, engine, options)?;
+    let limits = sched::Options {
+        max_seqs: options.batch.max(1),
+        step: Micros::MAX,
+        max_queue: usize::MAX,
+        queue_timeout: Micros::MAX,
+        drafts: if speculator.is_off() { 0 } else { u32::MAX },
+        prompts_first: true,
+        ..sched::Options::with_pages(0, 0)
+    };
+    let mut batch = Batch::new(engine, limits);
+    let key = batch.add_key(sched::KeyLimits::default());
+    for (index, request) in requests.into_iter().enumerate().filter(|(i, _)| completions[*i].is_none()) {
+        let terms = Terms { key, ..Terms::default() };
+        batch.arrive(engine, 0, index, request, terms).expect("a request that was checked, without other limits");
+    }
+    let mut run = Run { completions, prefill: Default::default(), decode: Default::default() };
+    let done = run.steps(&mut batch, engine, speculator, options, &mut sink);
+    batch.finish(engine);
+    done?;
+    Ok(Outcome {
+        completions: run.completions.into_iter().flatten().collect(),
+        prefill_time: run.prefill.0,
+        decode_time: run.decode.0,
+        prefill_stages: run.prefill.1,
+        decode_stages: run.decode.1,
+    })
+}
+
+/// State of [`generate`].
+struct Run {
+    completions: Vec<Option<Completion>>,
+    prefill: (Duration, Stages),
+    decode: (Duration, Stages),
+}
+
+impl Run {
+    /// Computes steps until all requests have ended.
+    fn steps(
+        &mut self,
+        batch: &mut Batch,
+        engine: &mut Engine,
+        speculator: &mut Speculator,
+        options: &Options<'_>,
+        sink: &mut dyn FnMut(&Event<'_>) -> Result<()>,
+    ) -> Result<()> {
+        engine.profile(engine.profiles());
+        while !batch.is_empty() {
+            let begin = Instant::now();
+            let reads = batch.has_prompts();
+            let (reads, ended) = match batch.step(engine, speculator, 0, options, sink) {
+                Err(e) if options.keep_interrupted && e.is_sigint() => (reads, batch.interrupt(options)?),
+                Err(e) => return Err(e),
+                Ok(report) => (report.reads, report.ended.into_iter().map(|(_, completion)| completion).collect()),
+            };
+            let (time, stages) = if reads { &mut self.prefill } else { &mut self.decode };
+            *time += begin.elapsed();
+            engine.lap(Stage::Other);
+            stages.merge(&engine.take_stages());
+            for completion in ended {
+                self.end(completion, options)?;
             }
-            false => step(engine, speculator, &mut stepped, &mut choices, options, &mut sink),
-        };
-        match done {
-            Err(e) if options.keep_interrupted && e.is_sigint() => {
-                waiting.clear();
-                slots.iter_mut().try_for_each(|slot| slot.interrupt(options))?;
-            }
-            stepped => stepped?,
         }
-        let (time, stages) = if reading { &mut prefill } else { &mut decode };
-        *time += begin.elapsed();
-        engine.lap(Stage::Other);
-        stages.merge(&engine.take_stages());
-        for slot in slots.extract_if(.., |slot| slot.finish.is_some()) {
-            let index = slot.index;
-            slot.keep(engine);
-            completions[index] = slot.complete(options.keep_prefixes);
+        Ok(())
+    }
+
+    fn end(&mut self, mut completion: Completion, options: &Options<'_>) -> Result<()> {
+        let index = completion.index;
+        match completion.error.take_if(|_| !options.skip_invalid) {
+            Some(error) if self.completions.len() > 1 => Err(error).tensor(&format!("prompt {index}")),
+            Some(error) => Err(error),
+            None => {
+                self.completions[index] = Some(completion);
+                Ok(())
+            }
         }
     }
-    Ok(Outcome {
-        completions: completions.into_iter().flatten().collect(),
-        prefill_time: prefill.0,
-        decode_time: decode.0,
-        prefill_stages: prefill.1,
-        decode_stages: decode.1,
-    })
 }
 
 /// Checks all requests. Returns the completion of each invalid one if these are to be skipped.
 fn invalid_ones(requests: &[Request], engine: &Engine, options: &Options<'_>) -> Result<Vec<Option<Completion>>> {
     let one = |(i, request): (usize, &Request)| match check(request, engine).tensor(&format!("prompt {i}")) {
         Ok(()) => Ok(None),
-        Err(e) if options.skip_invalid => Ok(Some(Completion::invalid(request, e))),
+        Err(e) if options.skip_invalid => {
+            Ok(Some(Completion::without_text(i, request.ids.len(), Finish::Invalid, Some(e))))
+        }
         Err(e) => Err(e),
     };
     requests.iter().enumerate().map(one).collect()
@@ -321,160 +371,5 @@ pub fn check(request: &Request, engine: &Engine) -> Result<()> {
             Err(Error::corrupt(found).help("the tokenizer does not belong to this model"))
         }
         None => Ok(()),
-    }
-}
-
-/// State of the steps that read prompts.
-struct Reader<'a> {
-    choices: &'a mut Choices,
-    bar: &'a mut PromptBar,
-    /// Whether further prompts wait for a slot.
-    more: bool,
-}
-
-impl Reader<'_> {
-    /// Runs one step over the next tokens of prompts, slot by slot. A slot whose prompt ends takes its first token.
-    fn read(
-        &mut self,
-        engine: &mut Engine,
-        slots: &mut [&mut Slot],
-        options: &Options<'_>,
-        sink: &mut impl FnMut(&Event<'_>) -> Result<()>,
-    ) -> Result<()> {
-        let mut room = self.bar.limit(engine.step_rows(), slots);
-        let mut counts = vec![0; slots.len()];
-        for i in 0..slots.len() {
-            let (earlier, rest) = slots.split_at_mut(i);
-            if room > 0 && rest[0].search(engine, earlier) {
-                counts[i] = rest[0].unread().len().min(room);
-                room -= counts[i];
-            }
-        }
-        engine.lap(Stage::Other);
-        let more = self.more || slots.iter().any(|slot| slot.is_unsearched());
-        let mut read: Vec<(&mut Slot, usize)> =
-            slots.iter_mut().map(|slot| &mut **slot).zip(counts).filter(|(_, count)| *count > 0).collect();
-        let suffices = suffices(read.iter().map(|(slot, _)| &**slot));
-        let mut feeds: Vec<Feed<'_>> = read.iter_mut().map(|(slot, count)| slot.feed_prompt(*count)).collect();
-        self.choices.make(engine, &mut feeds, suffices)?;
-        self.bar.advance(read.iter().map(|(_, count)| count).sum());
-        if read.iter().any(|(slot, _)| slot.unread().is_empty()) {
-            // Removes the bar before text is shown.
-            *self.bar = PromptBar::default();
-        }
-        let mut rows = self.choices.iter();
-        for (slot, _) in read.into_iter().filter(|(slot, _)| slot.unread().is_empty()) {
-            if more {
-                slot.keep(engine);
-            }
-            slot.take_drafted(rows.by_ref().take(1), &[], engine, options, sink)?;
-        }
-        Ok(())
-    }
-}
-
-/// Progress bar of the prompts that are being read.
-#[derive(Default)]
-struct PromptBar(Option<ProgressBar>);
-
-impl PromptBar {
-    /// Returns the number of tokens of the next step: at most `most`, and less if a bar is shown.
-    fn limit(&mut self, most: usize, slots: &[&mut Slot]) -> usize {
-        let bar = self.0.get_or_insert_with(|| {
-            let unread: usize = slots.iter().map(|slot| slot.unread().len()).sum();
-            progress::items("prompt", unread as u64)
-        });
-        if bar.is_hidden() { most } else { most.min(PIECE) }
-    }
-
-    fn advance(&mut self, tokens: usize) {
-        self.0.iter().for_each(|bar| bar.inc(tokens as u64));
-    }
-}
-
-/// Runs one forward pass over `slots` and the draft tokens of `speculator`, if there is one. Each slot takes new tokens
-/// until it chooses one that differs from the draft.
-fn step(
-    engine: &mut Engine,
-    mut speculator: Option<&mut Speculator>,
-    slots: &mut [&mut Slot],
-    choices: &mut Choices,
-    options: &Options<'_>,
-    sink: &mut impl FnMut(&Event<'_>) -> Result<()>,
-) -> Result<()> {
-    let drafts = match &mut speculator {
-        Some(speculator) => {
-            let mut texts: Vec<_> = slots.iter_mut().map(|slot| slot.text_so_far(engine)).collect();
-            speculator.draft_tokens(&mut texts)?
-        }
-        None => vec![Vec::new(); slots.len()],
-    };
-    engine.lap(Stage::Other);
-    let begin = Instant::now();
-    let suffices = suffices(slots.iter().map(|slot| &**slot));
-    let mut feeds = Vec::with_capacity(slots.len());
-    for (slot, draft) in slots.iter_mut().zip(&drafts) {
-        slot.ids.extend(draft);
-        feeds.push(slot.feed());
-    }
-    choices.make(engine, &mut feeds, suffices)?;
-    if let Some(speculator) = speculator {
-        speculator.observe(choices.rows(), begin.elapsed());
-    }
-    let mut rows = choices.iter();
-    for (slot, draft) in slots.iter_mut().zip(&drafts) {
-        let own: Vec<Likely<'_>> = rows.by_ref().take(1 + draft.len()).collect();
-        slot.take_drafted(own.into_iter(), draft, engine, options, sink)?;
-    }
-    Ok(())
-}
-
-/// Returns how many of the largest logits are enough for all slots; `None` when all are needed.
-fn suffices<'a>(mut slots: impl Iterator<Item = &'a Slot>) -> Option<usize> {
-    slots.try_fold(1, |most, slot| Some(slot.suffices()?.max(most)))
-}
-
-/// Logits from which the tokens of a step are chosen, row by row.
-#[derive(Default)]
-struct Choices {
-    /// All logits, `(rows, vocab)`; empty if `best` is used.
-    logits: Vec<f32>,
-    vocab: usize,
-    /// The largest logits of each row, if the device selects them.
-    best: Vec<Vec<(u32, f32)>>,
-}
-
-impl Choices {
-    /// Runs the engine. For each row it returns only the `suffices` largest logits if it can select them, else all.
-    /// More tokens than a step takes are divided among several steps.
-    fn make(&mut self, engine: &mut Engine, mut feeds: &mut [Feed<'_>], suffices: Option<usize>) -> Result<()> {
-        self.best.clear();
-        self.logits.clear();
-        self.vocab = engine.config().vocab;
-        let best = suffices.filter(|k| engine.finds_best(*k));
-        while !feeds.is_empty() {
-            let mut tokens = 0;
-            let fits = |feed: &&Feed<'_>| {
-                tokens += feed.tokens.len();
-                tokens <= engine.step_rows()
-            };
-            let count = feeds.iter().take_while(fits).count().max(1);
-            let (now, later) = feeds.split_at_mut(count);
-            feeds = later;
-            match best {
-                Some(k) => engine.step(now, Output::Best(k, &mut self.best))?,
-                None => engine.step(now, Output::Logits(&mut self.logits))?,
-            }
-        }
-        Ok(())
-    }
-
-    fn rows(&self) -> usize {
-        if self.best.is_empty() { self.logits.len() / self.vocab } else { self.best.len() }
-    }
-
-    fn iter(&self) -> impl Iterator<Item = Likely<'_>> {
-        let all = self.logits.chunks_exact(self.vocab.max(1)).map(Likely::All);
-        all.chain(self.best.iter().map(|best| Likely::Best(best)))
     }
 }

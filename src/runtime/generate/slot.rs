@@ -2,17 +2,16 @@
 
 use super::constrained::{Constrained, MaskThread};
 use super::{CachedPrefix, Completion, Event, Finish, Options, Request};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::runtime::engine::Engine;
+use crate::runtime::kv::PAGE;
 use crate::runtime::profile::Stage;
 use crate::runtime::sampler::{Sampler, Sampling, candidates};
 use crate::runtime::sequence::{Feed, Sequence, Want};
 use crate::runtime::speculate::{Memory, Text};
 use crate::runtime::text::{StopMatcher, TextStream, Tokenizer};
+use crate::sched::Work;
 use std::time::Instant;
-
-/// Number of tokens that another text must be about to add to the prefix cache for a text to wait for them.
-const WORTH_WAITING: usize = 32;
 
 /// A text during generation.
 pub(super) struct Slot {
@@ -20,12 +19,9 @@ pub(super) struct Slot {
     pub(super) sequence: Sequence,
     /// Prompt and generated tokens; those from index `sequence.len()` on are not read yet.
     pub(super) ids: Vec<u32>,
-    prompt_tokens: usize,
-    reused_tokens: usize,
-    /// Divides the prefix cache, see [`Request::salt`].
-    salt: Vec<u8>,
-    /// True once the prefix cache was searched for the prompt.
-    searched: bool,
+    pub(super) prompt_tokens: usize,
+    /// Tokens of the prompt that were not computed; `None` before the first step.
+    reused_tokens: Option<usize>,
     max_new: usize,
     logprobs: Option<usize>,
     sampler: Sampler,
@@ -34,6 +30,8 @@ pub(super) struct Slot {
     stop: StopMatcher,
     text: String,
     pub(super) finish: Option<Finish>,
+    /// Reason why the text failed.
+    error: Option<Error>,
     started: Instant,
     marks: Vec<Instant>,
     memory: Memory,
@@ -59,19 +57,16 @@ impl Slot {
         let started = Instant::now();
         let prompt_tokens = request.ids.len();
         let mut memory = Memory::default();
-        let mut sequence = match request.prefix {
-            Some(CachedPrefix { mut sequence, ids, draft }) => {
+        let known = request.known();
+        let sequence = match request.prefix {
+            Some(CachedPrefix { mut sequence, draft, .. }) => {
                 memory.sequence = draft;
-                let common = ids.iter().zip(&request.ids).take_while(|(a, b)| a == b).count();
-                // The last token is read again because its logits are needed.
-                let common = common.min(prompt_tokens - 1);
-                sequence.truncate(common);
-                memory.sequence.iter_mut().for_each(|draft| draft.truncate(common));
+                sequence.truncate(known);
+                memory.sequence.iter_mut().for_each(|draft| draft.truncate(known));
                 sequence
             }
             None => engine.new_sequence()?,
         };
-        sequence.expect(prompt_tokens);
         let mut sampler = match request.seed {
             Some(seed) => Sampler::new(Sampling { seed, ..request.sampling }, 0),
             None => Sampler::new(request.sampling, index),
@@ -83,9 +78,7 @@ impl Slot {
         ids.reserve(most);
         Ok(Slot {
             index,
-            reused_tokens: sequence.len(),
-            salt: request.salt,
-            searched: !engine.caches_prefixes(),
+            reused_tokens: None,
             sequence,
             ids,
             prompt_tokens,
@@ -97,15 +90,11 @@ impl Slot {
             stop: StopMatcher::new(&request.stop),
             text: String::new(),
             finish: None,
+            error: None,
             started,
             marks: Vec::with_capacity(most),
             memory,
         })
-    }
-
-    /// Returns true before the first token is generated.
-    pub(super) fn is_fresh(&self) -> bool {
-        self.marks.is_empty()
     }
 
     /// Returns the tokens that the model has not read yet.
@@ -118,58 +107,55 @@ impl Slot {
         self.sampler.suffices().filter(|_| self.logprobs.is_none() && self.constraint.is_none())
     }
 
-    /// Searches the prefix cache for the prompt, once. Returns false if the text should wait until one of the `earlier`
-    /// texts, which are being read, has put a longer beginning of the same prompt into the cache.
-    pub(super) fn search(&mut self, engine: &mut Engine, earlier: &[&mut Slot]) -> bool {
-        if self.searched {
-            return true;
-        }
-        let known = engine.find_prefix(&self.ids, &self.salt);
-        let reused = known.as_ref().map_or(0, Sequence::len).max(self.sequence.len());
-        let common = |other: &&mut Slot| match other.salt == self.salt {
-            true => other.ids.iter().zip(&self.ids[..self.ids.len() - 1]).take_while(|(a, b)| a == b).count(),
-            false => 0,
+    /// Prepares the sequence for the next tokens of the text, and counts those of the prompt that it had read at first.
+    pub(super) fn begin(&mut self) {
+        self.sequence.expect(self.ids.len());
+        self.reused_tokens.get_or_insert(self.sequence.len());
+    }
+
+    /// Drops what a step that failed has read.
+    pub(super) fn rewind(&mut self, work: &Work) {
+        self.sequence.truncate(work.start as usize);
+        self.begin();
+    }
+
+    /// Returns the tokens of a work item with their sequence: a part of the prompt, or the last token and draft tokens.
+    pub(super) fn feed(&mut self, work: &Work) -> Feed<'_> {
+        let unread = &self.ids[self.sequence.len()..];
+        let (tokens, want) = match (work.decodes, work.samples) {
+            (true, _) => (unread, Want::All),
+            (false, true) => (&unread[..work.tokens as usize], Want::Last),
+            (false, false) => (&unread[..work.tokens as usize], Want::Nothing),
         };
-        if earlier.iter().map(common).max().is_some_and(|common| common >= reused + WORTH_WAITING) {
-            return false;
-        }
-        self.searched = true;
-        if let Some(known) = known.filter(|known| known.len() > self.sequence.len()) {
-            self.sequence = known;
-            self.sequence.expect(self.prompt_tokens);
-            self.reused_tokens = self.sequence.len();
-        }
-        true
+        Feed { sequence: &mut self.sequence, tokens, want }
     }
 
-    /// Returns true if the prefix cache was not searched for the prompt yet.
-    pub(super) fn is_unsearched(&self) -> bool {
-        !self.searched
+    /// Returns the number of rows of logits that a work item gets.
+    pub(super) fn rows(&self, work: &Work, drafts: usize) -> usize {
+        if work.decodes { 1 + drafts } else { usize::from(work.samples) }
     }
 
-    /// Puts the tokens that were read into the prefix cache, if there is one.
-    pub(super) fn keep(&self, engine: &mut Engine) {
-        engine.keep_prefix(&self.ids[..self.sequence.len()], &self.salt, &self.sequence);
+    /// Returns the tokens that the sequence has read.
+    pub(super) fn read_ids(&self) -> &[u32] {
+        &self.ids[..self.sequence.len()]
     }
 
-    /// Returns the next `count` tokens of the prompt with their sequence. Logits are wanted after its end only.
-    pub(super) fn feed_prompt(&mut self, count: usize) -> Feed<'_> {
-        let read = self.sequence.len();
-        let want = if read + count == self.ids.len() { Want::Last } else { Want::Nothing };
-        Feed { sequence: &mut self.sequence, tokens: &self.ids[read..read + count], want }
+    /// Returns true if a work item has filled a page, or has completed the prompt or the text.
+    pub(super) fn fills_pages(&self, work: &Work) -> bool {
+        let filled = self.sequence.len() / PAGE > work.start as usize / PAGE;
+        self.error.is_none() && (filled || self.finish.is_some() || !work.decodes && work.samples)
     }
 
-    /// Returns the tokens to read next, the last token and draft tokens, with their sequence.
-    pub(super) fn feed(&mut self) -> Feed<'_> {
-        let read = self.sequence.len();
-        Feed { sequence: &mut self.sequence, tokens: &self.ids[read..], want: Want::All }
+    /// Returns the number of generated tokens.
+    pub(super) fn generated(&self) -> usize {
+        self.marks.len()
     }
 
-    /// Returns the text for the speculator. The number of draft tokens is limited by the number of tokens still to be
-    /// generated, by [`Engine::room`] and by the size of a step.
-    pub(super) fn text_so_far(&mut self, engine: &Engine) -> Text<'_> {
+    /// Returns the text for the speculator, which may draft at most `most` tokens. The number of draft tokens is also
+    /// limited by the number of tokens still to be generated, by [`Engine::room`] and by the size of a step.
+    pub(super) fn text_so_far(&mut self, engine: &Engine, most: usize) -> Text<'_> {
         let room = engine.room(&self.sequence).min(engine.step_rows()).saturating_sub(1);
-        let room = room.min(self.max_new - self.marks.len() - 1);
+        let room = room.min(self.max_new - self.marks.len() - 1).min(most);
         Text { ids: &self.ids, room, memory: &mut self.memory }
     }
 
@@ -180,7 +166,7 @@ impl Slot {
         draft: &[u32],
         engine: &mut Engine,
         options: &Options<'_>,
-        sink: &mut impl FnMut(&Event<'_>) -> Result<()>,
+        sink: &mut dyn FnMut(&Event<'_>) -> Result<()>,
     ) -> Result<()> {
         let known = self.ids.len() - draft.len();
         self.ids.truncate(known);
@@ -200,7 +186,7 @@ impl Slot {
         likely: Likely<'_>,
         engine: &mut Engine,
         options: &Options<'_>,
-        sink: &mut impl FnMut(&Event<'_>) -> Result<()>,
+        sink: &mut dyn FnMut(&Event<'_>) -> Result<()>,
     ) -> Result<()> {
         let id = match (likely, &mut self.constraint) {
             (Likely::All(logits), Some(constraint)) => self.sampler.sample(constraint.mask(logits, options.eos)?)?,
@@ -269,12 +255,19 @@ impl Slot {
         Ok(())
     }
 
-    /// Ends the text where it is. Draft tokens of the step that was interrupted are removed.
-    pub(super) fn interrupt(&mut self, options: &Options<'_>) -> Result<()> {
+    /// Ends the text because it cannot be computed. `drafts` draft tokens have been added.
+    pub(super) fn fail(&mut self, drafts: usize, error: Error) {
+        self.ids.truncate(self.ids.len() - drafts);
+        self.sequence.truncate(self.ids.len());
+        (self.finish, self.error) = (Some(Finish::Failed), Some(error));
+    }
+
+    /// Ends the text where it is, unless it has ended. Draft tokens of the step that was interrupted are removed.
+    pub(super) fn interrupt(&mut self, options: &Options<'_>, finish: Finish) -> Result<()> {
         if self.finish.is_none() {
             self.ids.truncate(self.prompt_tokens + self.marks.len());
             self.sequence.truncate(self.ids.len());
-            self.finish = Some(Finish::Interrupted);
+            self.finish = Some(finish);
             if let Some(tokenizer) = options.tokenizer {
                 self.text += &self.stop.push(&self.stream.finish(tokenizer)?).text;
                 self.text += &self.stop.finish();
@@ -283,7 +276,8 @@ impl Slot {
         Ok(())
     }
 
-    pub(super) fn complete(self, keep_prefix: bool) -> Option<Completion> {
+    /// Returns the completion of a text that has ended.
+    pub(super) fn complete(self, keep_prefix: bool) -> Completion {
         let constraint_met = self.constraint.map(|constraint| match self.finish {
             Some(Finish::Eos | Finish::Complete) => true,
             Some(Finish::Length | Finish::Context) => constraint.may_end(),
@@ -294,19 +288,20 @@ impl Slot {
         read.truncate(self.sequence.len());
         let Memory { sequence: mut draft, drafted, accepted, .. } = self.memory;
         draft.iter_mut().for_each(|draft| draft.truncate(read.len()));
-        Some(Completion {
+        Completion {
+            index: self.index,
             ids: generated,
             text: self.text,
-            finish: self.finish?,
+            finish: self.finish.unwrap_or(Finish::Interrupted),
             prompt_tokens: self.prompt_tokens,
-            reused_tokens: self.reused_tokens,
+            reused_tokens: self.reused_tokens.unwrap_or(0),
             started: self.started,
             marks: self.marks,
             drafted_tokens: drafted,
             accepted_tokens: accepted,
             constraint_met,
             prefix: keep_prefix.then_some(CachedPrefix { sequence: self.sequence, ids: read, draft }),
-            error: None,
-        })
+            error: self.error,
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! Pool of KV cache pages: hands out pages of [`PAGE`] positions and takes them back when their last owner drops them.
 //!
-//! With a budget, the pool has a fixed number of pages. Without one, it grows while the machine has memory left. In both
-//! cases a page is allocated at its first use and is then handed out again and again, so a long run neither allocates
-//! nor returns memory. The pool knows the size of a page only, not what the page holds.
+//! With a budget, the pool has a fixed number of pages. Without one, it grows while the machine has memory left. In
+//! both cases a page is allocated at its first use and is then handed out again and again, so a long run neither
+//! allocates nor returns memory. The pool knows the size of a page only, not what the page holds.
 
 use super::{KvLayout, Line, PAGE};
 use crate::error::{Cause, Error, Result};

@@ -128,6 +128,13 @@ impl PrefixCache for BlockCache {
         released
     }
 
+    fn awaits(&self, id: RequestId, others: &[RequestId]) -> bool {
+        let Some(own) = self.heads.get(&id) else { return false };
+        let known = self.found(id, own.tokens).len() as u32;
+        let same = |other: &RequestId| self.heads.get(other).is_some_and(|other| other.text == own.text);
+        known < own.tokens / PAGE && others.iter().any(same)
+    }
+
     fn evict(&mut self, pages: u32) {
         let mut left = pages;
         while left > 0

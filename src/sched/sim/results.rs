@@ -107,6 +107,7 @@ impl Results {
     pub(super) fn mix(&mut self, now: Micros, event: Event) {
         self.hash(match event {
             Event::Admitted { id, cached } => [now, id, u64::from(cached) << 8],
+            Event::Reused { id, cached } => [now, id, u64::from(cached) << 8 | 0xFE],
             Event::Preempted(id) => [now, id, 1],
             Event::Ended { id, finish } => [now, id, 2 + finish as u64],
         });
@@ -128,6 +129,7 @@ impl Results {
     }
 
     pub(super) fn admit(&mut self, now: Micros, live: &mut Live, cached: u32) {
+        live.cached = cached;
         if std::mem::replace(&mut live.admitted, true) {
             return;
         }
@@ -138,6 +140,16 @@ impl Results {
         let key = &mut self.keys[request.key];
         key.wait.add(time);
         key.tokens += u64::from(request.prompt - cached.min(request.prompt));
+    }
+
+    /// Replaces the number of cached tokens of a request by `cached`.
+    pub(super) fn reuse(&mut self, live: &mut Live, cached: u32) {
+        let more = cached - std::mem::replace(&mut live.cached, cached);
+        if live.generated == 0 {
+            self.cached += u64::from(more);
+            let key = &mut self.keys[live.arrival.request.key];
+            key.tokens = key.tokens.saturating_sub(u64::from(more));
+        }
     }
 
     pub(super) fn token(&mut self, now: Micros, live: &mut Live, tokens: u32) {

@@ -32,9 +32,8 @@ pub struct Machine {
 impl Machine {
     /// Returns the time of a step.
     fn time(&self, work: &[Work]) -> Micros {
-        let decoding = |work: &&Work| work.tokens == 1 && work.samples;
-        let decode: u32 = work.iter().filter(decoding).map(Work::rows).sum();
-        let prefill: u32 = work.iter().filter(|work| !decoding(work)).map(|work| work.tokens).sum();
+        let rows = |decodes| work.iter().filter(move |work| work.decodes == decodes).map(Work::rows).sum::<u32>();
+        let (decode, prefill) = (rows(true), rows(false));
         let prefill = f64::from(prefill) / self.prefill_rate * SECOND as f64;
         (self.step_base + u64::from(decode) * self.decode_row + prefill as Micros).max(1)
     }
@@ -60,6 +59,8 @@ pub struct Setup {
 pub(super) struct Live {
     pub arrival: Arrival,
     pub admitted: bool,
+    /// Tokens that came from the prefix cache when it entered the batch.
+    pub cached: u32,
     pub generated: u32,
     /// Time of the last token.
     pub last: Micros,
@@ -176,7 +177,7 @@ impl Simulation {
         self.scheduler.cache().register(id, arrival.head);
         let disconnect = arrival.client.disconnects_after.map(|after| self.now + after);
         self.actions.extend(disconnect.map(|time| Reverse((time, id, Action::Disconnect))));
-        self.live.push_back(Some(Live { arrival, admitted: false, generated: 0, last: self.now }));
+        self.live.push_back(Some(Live { arrival, admitted: false, cached: 0, generated: 0, last: self.now }));
     }
 
     fn act(&mut self) {
@@ -232,13 +233,17 @@ impl Simulation {
     fn handle(&mut self, events: Vec<Event>) {
         for event in events {
             self.results.mix(self.now, event);
-            let (Event::Admitted { id, .. } | Event::Preempted(id) | Event::Ended { id, .. }) = event;
+            let (Event::Admitted { id, .. }
+            | Event::Reused { id, .. }
+            | Event::Preempted(id)
+            | Event::Ended { id, .. }) = event;
             let slot = (id - self.first) as usize;
             let Some(live) = self.live.get_mut(slot).and_then(Option::as_mut) else {
                 unreachable!("request {id} has an event after its end");
             };
             match event {
                 Event::Admitted { cached, .. } => self.results.admit(self.now, live, cached),
+                Event::Reused { cached, .. } => self.results.reuse(live, cached),
                 Event::Preempted(_) => self.results.preemptions += 1,
                 Event::Ended { finish, .. } => {
                     self.results.end(self.now, live, finish);

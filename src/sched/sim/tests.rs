@@ -53,10 +53,11 @@ fn the_same_seed_gives_the_same_trace_and_another_seed_another_one() {
 fn all_troubles_together_break_no_invariant() {
     let mut setup = setup();
     setup.options.drafts = 3;
-    setup.options.pages = 96;
+    setup.options.pages = 64;
     let load = &mut setup.load;
     (load.rate, load.bursts, load.flood, load.background) = (12.0, Some((20.0, 40.0)), 0.5, 0.2);
     (load.heads, load.head_tokens, load.adapters, load.giants) = (20, 512, 4, 0.02);
+    load.answer.median = 150.0;
     (load.disconnects, load.slow_readers, load.requests) = (0.2, 0.05, 20_000);
     let results = simulate(&setup, &|| false).unwrap();
     assert_eq!(results.ends.values().sum::<u64>(), 20_000, "each request ends once");

@@ -240,7 +240,8 @@ impl Talk {
                 notes.push("stopped; the answer so far stays in the conversation".into())
             }
             Finish::Interrupted => notes.push("stopped before the first word; the message was removed".into()),
-            Finish::Eos | Finish::Complete | Finish::Stop | Finish::Invalid => {}
+            Finish::Eos | Finish::Complete | Finish::Stop | Finish::Invalid | Finish::Failed => {}
+            Finish::Cancelled | Finish::Deadline | Finish::QueueTimeout => {}
         }
         notes
     }

@@ -67,7 +67,8 @@ pub struct Args {
     batch: usize,
     /// Whether prompts that begin alike share the computation of their common beginning; only on the CPU, where the
     /// texts are the same either way
-    #[arg(long, value_name = "on|off", default_value = "on", value_parser = named(ON_OR_OFF), conflicts_with = "chat")]
+    #[arg(long, value_name = "on|off", value_parser = named(ON_OR_OFF), conflicts_with = "chat")]
+    #[arg(action = clap::ArgAction::Set, default_value = "on")]
     prefix_cache: bool,
     /// End the text where TEXT would appear; repeatable
     #[arg(long, value_name = "TEXT")]
@@ -143,20 +144,19 @@ fn generate(args: &Args, global: &Global) -> Result<()> {
     let mut trace = trace.as_ref().map(Trace::create).transpose()?;
     trace.as_mut().map_or(Ok(()), |trace| trace_prompts(trace, &prompts, &requests))?;
     let invalid = invalid_requests(&requests, &session);
-    let skip_invalid = invalid.contains(&true);
-    let mut printer = Printer::new(invalid, !args.json);
+    let skip_invalid = prompts.len() > 1 && invalid.is_some();
+    let mut printer = Printer::new(invalid.unwrap_or_else(|| vec![false; prompts.len()]), !args.json);
     let mut likely = vec![Vec::new(); prompts.len()];
     let options = GenerateOptions { batch: args.batch, stop_tokens, skip_invalid, ..args.generate_options() };
-    if args.prefix_cache && prompts.len() > 1 {
-        session.enable_prefix_cache();
-    }
     session.engine.profile(args.profile);
+    let _cached = args.prefix_cache && prompts.len() > 1 && session.enable_prefix_cache();
     printer.start()?;
     let rounds = [session.generate(requests, &options, |event| {
         printer.token(event)?;
         likely[event.request].extend(event.likely.filter(|_| args.logprobs.is_some()).cloned());
         trace.as_mut().map_or(Ok(()), |trace| trace.step(event))
     })?];
+    printer.end()?;
     trace.map_or(Ok(()), Trace::commit)?;
     let logprobs = output::logprobs(&likely, args.logprobs.is_some(), session.tokenizer.as_ref());
     let measured = Measured {
@@ -173,10 +173,7 @@ fn generate(args: &Args, global: &Global) -> Result<()> {
         logprobs: &logprobs,
     };
     let mut measurement = Measurement::of_run(args.meta(&session), &measured);
-    let line = &measurement.lines[0];
-    output::show(line, &logprobs, args.json)?;
-    global.note(output::describe(&line.metrics));
-    line.stages.iter().for_each(|stages| global.note(stages.table()));
+    output::show(&measurement.lines[0], &logprobs, args.json, global)?;
     session.note_rebuilds();
     args.report.save(&mut measurement, global)?;
     output::finish(&rounds[0], &session, args.max_new(), global)?;
@@ -191,11 +188,11 @@ fn trace_prompts(trace: &mut Trace, prompts: &[String], requests: &[Request]) ->
     texts.try_for_each(|(i, (text, request))| trace.prompt(i, text, &request.ids))
 }
 
-/// Returns, for each request, whether it is invalid and must be skipped. If all requests are invalid, none is marked,
+/// Returns, for each request, whether it is invalid and must be skipped. If all requests are invalid, returns `None`,
 /// so that generation fails with the error of the first one.
-fn invalid_requests(requests: &[Request], session: &Session) -> Vec<bool> {
+fn invalid_requests(requests: &[Request], session: &Session) -> Option<Vec<bool>> {
     let invalid: Vec<bool> = requests.iter().map(|request| session.check(request).is_err()).collect();
-    if invalid.contains(&false) { invalid } else { vec![false; requests.len()] }
+    invalid.contains(&false).then_some(invalid)
 }
 
 impl Args {

@@ -40,6 +40,12 @@ impl Printer {
         self.advance()
     }
 
+    /// Prints the rest when no further token comes: a text that failed has no last token.
+    pub fn end(&mut self) -> Result<()> {
+        self.finished.fill(true);
+        self.advance()
+    }
+
     /// Prints what can be printed in the order of the prompts.
     fn advance(&mut self) -> Result<()> {
         let mut out = String::new();
@@ -84,15 +90,16 @@ pub fn logprobs(
     texts.iter().map(|steps| wanted.then(|| steps.iter().map(token).collect())).collect()
 }
 
-/// Prints the JSON line with `json`, and otherwise the probabilities for people, if there are any.
-pub fn show(line: &Line, logprobs: &[Option<Value>], json: bool) -> Result<()> {
+/// Prints the JSON line with `json`, and otherwise the probabilities for people, if there are any; then notes the
+/// statistics.
+pub fn show(line: &Line, logprobs: &[Option<Value>], json: bool, global: &Global) -> Result<()> {
     match json {
-        true => console::print_json(line),
-        false => {
-            print_logprobs(logprobs);
-            Ok(())
-        }
+        true => console::print_json(line)?,
+        false => print_logprobs(logprobs),
     }
+    global.note(describe(&line.metrics));
+    line.stages.iter().for_each(|stages| global.note(stages.table()));
+    Ok(())
 }
 
 /// Prints the lists of [`logprobs`] for people.
@@ -107,10 +114,10 @@ fn print_logprobs(lists: &[Option<Value>]) {
     }
 }
 
-/// Notes which texts ended because the context was full, and fails if prompts were invalid.
+/// Notes which texts ended because the context was full, and fails if prompts were invalid or could not be computed.
 ///
 /// # Errors
-/// A prompt was not continued (exit code 2); the error names each.
+/// A prompt was invalid (exit code 2) or could not be computed (exit code 5); the error names each.
 pub fn finish(generation: &Generation, session: &Session, max_new: usize, global: &Global) -> Result<()> {
     note_full_context(generation, session, max_new, global);
     note_incomplete(generation, max_new, global);
@@ -119,7 +126,9 @@ pub fn finish(generation: &Generation, session: &Session, max_new: usize, global
     let Some(first) = errors.first() else { return Ok(()) };
     let reasons = errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
     let found = format!("{} of {} prompts were not continued: {reasons}", errors.len(), completions.len());
-    Err(Error::usage(found).help(first.help_text().unwrap_or("leave these prompts out")))
+    let failed = completions.iter().any(|done| done.finish == Finish::Failed);
+    let error = if failed { Error::engine(found) } else { Error::usage(found) };
+    Err(error.help(first.help_text().unwrap_or("leave these prompts out")))
 }
 
 fn note_full_context(generation: &Generation, session: &Session, max_new: usize, global: &Global) {
@@ -152,7 +161,7 @@ fn note_incomplete(generation: &Generation, max_new: usize, global: &Global) {
 }
 
 /// Formats the statistics of a run as one line.
-pub fn describe(metrics: &Metrics) -> String {
+fn describe(metrics: &Metrics) -> String {
     let speculation = match metrics.tokens_drafted {
         0 => String::new(),
         drafted => format!(", {} of {drafted} draft tokens accepted", metrics.tokens_accepted),

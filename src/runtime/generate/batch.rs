@@ -1,0 +1,489 @@
+//! Batch: the engine, driven by the scheduler. Requests come and go between steps.
+
+use super::constrained::MaskThread;
+use super::slot::{Likely, Slot};
+use super::texts::Texts;
+use super::{Completion, Event, Finish, Options, Request};
+use crate::error::{Cause, Error, Result};
+use crate::progress::{self, ProgressBar};
+use crate::runtime::engine::Engine;
+use crate::runtime::profile::Stage;
+use crate::runtime::sequence::{Feed, Output};
+use crate::runtime::speculate::Speculator;
+use crate::sched::{self, Cost, Micros, Outcome, PageCounts, Rejection, RequestId, Scheduler, Work};
+use std::collections::{BTreeMap, HashMap};
+use std::time::Instant;
+
+/// Largest number of tokens per step while a progress bar for long prompts is visible.
+const PIECE: usize = 128;
+
+/// Number of pages that the scheduler counts with if the pool has no budget.
+const UNLIMITED: u32 = u32::MAX / 4;
+
+/// Place of a request in the order of service.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Terms {
+    /// Key that the request counts for; the first one has number 0.
+    pub key: sched::KeyId,
+    /// Priority; lower values are served first.
+    pub priority: i32,
+    /// Time at which the request ends if it has not ended before.
+    pub deadline: Option<Micros>,
+}
+
+/// Requests that are computed together by one engine. Each gets the tokens that it would get alone.
+pub struct Batch {
+    scheduler: Scheduler<Texts>,
+    /// Requests that have not been in a step.
+    waiting: BTreeMap<RequestId, (usize, Request)>,
+    /// Texts that have been in a step.
+    slots: HashMap<RequestId, Slot>,
+    masks: MaskThread,
+    choices: Choices,
+    bar: Option<ProgressBar>,
+}
+
+/// Result of a step.
+#[derive(Debug, Default)]
+pub struct StepReport {
+    /// Work of the step; empty if there was nothing to compute.
+    pub work: Vec<Work>,
+    /// Whether the step computed parts of prompts.
+    pub reads: bool,
+    /// Requests that ended, with their texts.
+    pub ended: Vec<(RequestId, Completion)>,
+    /// Changes of requests in their order.
+    pub events: Vec<sched::Event>,
+}
+
+impl Batch {
+    /// Creates a batch without keys, which takes over the prefix cache of the engine until [`Batch::finish`]. Pages,
+    /// context and the largest number of tokens of a step are those of the engine, whatever `limits` says.
+    pub fn new(engine: &mut Engine, limits: sched::Options) -> Batch {
+        let pools = engine.page_pools().unwrap_or_default();
+        let pages = pools.iter().filter_map(|pool| pool.most()).min();
+        let limits = sched::Options {
+            max_step_tokens: count(engine.step_rows()),
+            pages: pages.map_or(UNLIMITED, count),
+            ctx: count(engine.context()),
+            ..limits
+        };
+        Batch {
+            scheduler: Scheduler::new(limits, Texts::new(engine.prefix_cache.take())),
+            waiting: BTreeMap::new(),
+            slots: HashMap::new(),
+            masks: MaskThread::default(),
+            choices: Choices::default(),
+            bar: None,
+        }
+    }
+
+    /// Adds a key.
+    pub fn add_key(&mut self, limits: sched::KeyLimits) -> sched::KeyId {
+        self.scheduler.add_key(limits)
+    }
+
+    /// Queues a request that [`check`](super::check) allows, and returns its number. `index` is the number that events
+    /// of its tokens carry; it also selects the random numbers of a request without a seed.
+    ///
+    /// # Errors
+    /// A limit of the queue, of the key or of memory does not allow the request.
+    pub fn arrive(
+        &mut self,
+        engine: &Engine,
+        now: Micros,
+        index: usize,
+        request: Request,
+        terms: Terms,
+    ) -> std::result::Result<RequestId, Rejection> {
+        let prompt = request.ids.len();
+        let most = request.max_new.min((engine.context() + 1).saturating_sub(prompt));
+        let Terms { key, priority, deadline } = terms;
+        let queued = sched::Request { key, priority, prompt: count(prompt), max_tokens: count(most), deadline };
+        let id = self.scheduler.arrive(now, queued)?;
+        let known = request.known();
+        self.scheduler.cache().add(id, &request.ids, &request.salt, known, prompt + most);
+        self.waiting.insert(id, (index, request));
+        Ok(id)
+    }
+
+    /// Ends a request with [`Finish::Cancelled`]. The next step reports it.
+    pub fn cancel(&mut self, id: RequestId) -> bool {
+        self.scheduler.cancel(id)
+    }
+
+    /// Stops (`true`) or continues the decoding of a request whose reader is slow.
+    pub fn pause(&mut self, id: RequestId, paused: bool) {
+        self.scheduler.pause(id, paused);
+    }
+
+    /// Returns true if the next step may compute prompts.
+    pub(super) fn has_prompts(&self) -> bool {
+        self.scheduler.has_prompts()
+    }
+
+    /// Returns true if no request is waiting or running.
+    pub fn is_empty(&self) -> bool {
+        self.scheduler.waiting() + self.scheduler.running() == 0
+    }
+
+    /// Returns the scheduler's count of pages.
+    pub fn pages(&self) -> PageCounts {
+        self.scheduler.pages()
+    }
+
+    /// Tests the invariants of the scheduler.
+    ///
+    /// # Errors
+    /// Describes the first invariant that does not hold.
+    pub fn check(&self) -> std::result::Result<(), String> {
+        self.scheduler.check()
+    }
+
+    /// Computes one step and calls `sink` with each new token.
+    ///
+    /// A text that cannot be computed ends alone, with the error in its completion.
+    ///
+    /// # Errors
+    /// `sink` fails, the draft model fails, or the user interrupts. The batch must then be finished.
+    pub fn step(
+        &mut self,
+        engine: &mut Engine,
+        speculator: &mut Speculator,
+        now: Micros,
+        options: &Options<'_>,
+        sink: &mut dyn FnMut(&Event<'_>) -> Result<()>,
+    ) -> Result<StepReport> {
+        self.show_prompts(engine);
+        let sched::Step { work, events } = self.scheduler.plan(now);
+        let mut report = StepReport { reads: work.iter().any(|work| !work.decodes), work, ..StepReport::default() };
+        self.apply(engine, &events, options, &mut report)?;
+        report.events = events;
+        if report.work.is_empty() {
+            return Ok(report);
+        }
+        let begin = Instant::now();
+        let mut failed: HashMap<RequestId, Completion> = HashMap::new();
+        let mut active: Vec<(Work, Slot)> = Vec::with_capacity(report.work.len());
+        for work in &report.work {
+            match self.slot(engine, work, options) {
+                Ok(slot) => active.push((*work, slot)),
+                Err(completion) => _ = failed.insert(work.id, *completion),
+            }
+        }
+        let done = self.compute(engine, speculator, &mut active, options, sink);
+        let outcomes: HashMap<RequestId, Outcome> = match &done {
+            Ok((_, outcomes)) => active.iter().map(|(work, _)| work.id).zip(outcomes.iter().copied()).collect(),
+            Err(_) => HashMap::new(),
+        };
+        for (work, slot) in active {
+            if slot.fills_pages(&work) {
+                self.scheduler.cache().pass(work.id, slot.read_ids(), || slot.sequence.pages());
+            }
+            self.slots.insert(work.id, slot);
+        }
+        let rows = done?.0;
+        let outcome = |work: &Work| outcomes.get(&work.id).copied().unwrap_or(Outcome::Failed);
+        let outcomes: Vec<Outcome> = report.work.iter().map(outcome).collect();
+        let time = Micros::try_from(begin.elapsed().as_micros()).unwrap_or(Micros::MAX);
+        let events = self.scheduler.done(Cost { rows: count(rows), time }, &outcomes);
+        report.work.iter().for_each(|work| self.scheduler.cache().drop_pages(work.id));
+        report.ended.extend(failed);
+        self.apply(engine, &events, options, &mut report)?;
+        report.events.extend(events);
+        Ok(report)
+    }
+
+    /// Ends all requests where they are, and returns the texts of those that have been in a step, with
+    /// [`Finish::Interrupted`].
+    pub(super) fn interrupt(&mut self, options: &Options<'_>) -> Result<Vec<Completion>> {
+        self.scheduler.end_all();
+        let mut texts = Vec::new();
+        for (_, mut slot) in self.slots.drain() {
+            slot.interrupt(options, Finish::Interrupted)?;
+            texts.push(slot.complete(options.keep_prefixes));
+        }
+        Ok(texts)
+    }
+
+    /// Ends all requests and returns the prefix cache to the engine.
+    pub fn finish(mut self, engine: &mut Engine) {
+        self.slots.clear();
+        self.scheduler.end_all();
+        engine.prefix_cache = self.scheduler.cache().prefixes.take();
+    }
+
+    /// Shows a progress bar while prompts are computed, in steps of at most [`PIECE`] tokens.
+    fn show_prompts(&mut self, engine: &Engine) {
+        if self.bar.is_none() && self.scheduler.has_prompts() {
+            let entering = self.waiting.values().take(self.scheduler.vacancies());
+            let waiting: usize = entering.map(|(_, request)| request.ids.len() - request.known()).sum();
+            let unread: usize = self.slots.values().map(|slot| slot.unread().len()).sum();
+            self.bar = Some(progress::items("prompt", (waiting + unread) as u64));
+        }
+        let shown = self.bar.as_ref().is_some_and(|bar| !bar.is_hidden());
+        let most = if shown { engine.step_rows().min(PIECE) } else { engine.step_rows() };
+        self.scheduler.limit_step(count(most));
+    }
+
+    /// Applies changes of requests: preempted texts lose their keys and values, ended ones are completed.
+    fn apply(
+        &mut self,
+        engine: &Engine,
+        events: &[sched::Event],
+        options: &Options<'_>,
+        report: &mut StepReport,
+    ) -> Result<()> {
+        for event in events {
+            match *event {
+                sched::Event::Preempted(id) => {
+                    if let Some(slot) = self.slots.get_mut(&id) {
+                        slot.sequence = engine.new_sequence()?;
+                    }
+                    if let Some((_, request)) = self.waiting.get_mut(&id) {
+                        request.prefix = None;
+                    }
+                }
+                sched::Event::Ended { id, finish } => {
+                    self.scheduler.cache().remove(id);
+                    let finish = ending(finish);
+                    if let Some(mut slot) = self.slots.remove(&id) {
+                        slot.interrupt(options, finish)?;
+                        report.ended.push((id, slot.complete(options.keep_prefixes)));
+                    } else if let Some((index, request)) = self.waiting.remove(&id) {
+                        report.ended.push((id, Completion::without_text(index, request.ids.len(), finish, None)));
+                    }
+                }
+                sched::Event::Admitted { .. } | sched::Event::Reused { .. } => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the text of a work item out of the batch, ready to be computed from the first token of the work. If it
+    /// cannot be created, returns its completion.
+    fn slot(
+        &mut self,
+        engine: &Engine,
+        work: &Work,
+        options: &Options<'_>,
+    ) -> std::result::Result<Slot, Box<Completion>> {
+        let (index, prompt, made) = match (self.slots.remove(&work.id), self.waiting.remove(&work.id)) {
+            (Some(slot), _) => (slot.index, slot.prompt_tokens, Ok(slot)),
+            (None, Some((index, request))) => {
+                (index, request.ids.len(), Slot::new(engine, index, request, options, &mut self.masks))
+            }
+            (None, None) => unreachable!("request {} has work and no text", work.id),
+        };
+        let made = made.and_then(|mut slot| {
+            let start = work.start as usize;
+            if let Some((hit, parts)) = self.scheduler.cache().take_hit(work.id)
+                && slot.sequence.len() < start
+            {
+                slot.sequence = engine.sequence_of(&hit, parts, &slot.ids)?;
+            }
+            if slot.sequence.len() != start {
+                let found = format!("found {} computed tokens, expected {start}", slot.sequence.len());
+                return Err(Error::engine(found).tensor(format!("request {}", work.id)));
+            }
+            slot.begin();
+            Ok(slot)
+        });
+        made.map_err(|error| Box::new(Completion::without_text(index, prompt, Finish::Failed, Some(error))))
+    }
+
+    /// Computes the work of a step, and returns the number of rows and the outcomes.
+    fn compute(
+        &mut self,
+        engine: &mut Engine,
+        speculator: &mut Speculator,
+        active: &mut [(Work, Slot)],
+        options: &Options<'_>,
+        sink: &mut dyn FnMut(&Event<'_>) -> Result<()>,
+    ) -> Result<(usize, Vec<Outcome>)> {
+        let drafts = draft(engine, speculator, active)?;
+        engine.lap(Stage::Other);
+        let begin = Instant::now();
+        for ((_, slot), draft) in active.iter_mut().zip(&drafts) {
+            slot.ids.extend(draft);
+        }
+        let mut errors = self.run(engine, active)?;
+        let decodes = active.iter().all(|(work, _)| work.decodes);
+        if decodes && !speculator.is_off() {
+            speculator.observe(self.choices.rows(), begin.elapsed());
+        }
+        self.advance_bar(active);
+        let (mut outcomes, mut taken) = (Vec::with_capacity(active.len()), 0);
+        let mut computed = 0;
+        for (i, ((work, slot), draft)) in active.iter_mut().zip(&drafts).enumerate() {
+            computed += work.tokens as usize + draft.len();
+            if let Some(error) = errors.remove(&i) {
+                slot.fail(draft.len(), error);
+                outcomes.push(Outcome::Failed);
+                continue;
+            }
+            let count = slot.rows(work, draft.len());
+            let rows: Vec<Likely<'_>> = self.choices.rows_from(taken, count);
+            taken += count;
+            outcomes.push(take(slot, work, rows, draft, engine, options, sink)?);
+        }
+        Ok((computed, outcomes))
+    }
+
+    /// Runs the engine. If that fails for another reason than an interrupt, runs each text alone, and returns the
+    /// errors of those that fail, by index. If memory is missing, the prefix cache is emptied first.
+    fn run(&mut self, engine: &mut Engine, active: &mut [(Work, Slot)]) -> Result<HashMap<usize, Error>> {
+        let suffices = active.iter().try_fold(1, |most, (_, slot)| Some(slot.suffices()?.max(most)));
+        self.choices.clear(engine);
+        loop {
+            let mut feeds: Vec<Feed<'_>> = active.iter_mut().map(|(work, slot)| slot.feed(work)).collect();
+            match self.choices.make(engine, &mut feeds, suffices) {
+                Ok(()) => return Ok(HashMap::new()),
+                Err(e) if e.is_interrupt() => return Err(e),
+                Err(e) => {
+                    // A call of the engine changes nothing if it fails, but an earlier one may have succeeded.
+                    active.iter_mut().for_each(|(work, slot)| slot.rewind(work));
+                    self.choices.clear(engine);
+                    if !is_memory(&e) || !self.scheduler.clear_cache() {
+                        break;
+                    }
+                }
+            }
+        }
+        let mut errors = HashMap::new();
+        for (i, (work, slot)) in active.iter_mut().enumerate() {
+            match self.choices.make(engine, &mut [slot.feed(work)], suffices) {
+                Err(e) if e.is_interrupt() => return Err(e),
+                Err(e) => _ = errors.insert(i, e),
+                Ok(()) => {}
+            }
+        }
+        Ok(errors)
+    }
+
+    /// Counts computed tokens of prompts, and removes the bar before text is shown.
+    fn advance_bar(&mut self, active: &[(Work, Slot)]) {
+        let prompts = active.iter().filter(|(work, _)| !work.decodes);
+        self.bar.iter().for_each(|bar| bar.inc(prompts.clone().map(|(work, _)| u64::from(work.tokens)).sum()));
+        if active.iter().any(|(work, _)| work.samples) {
+            self.bar = None;
+        }
+    }
+}
+
+/// Converts a count that the scheduler keeps in 32 bits.
+fn count(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+fn is_memory(error: &Error) -> bool {
+    matches!(error.cause(), Cause::OutOfMemory(_))
+}
+
+/// Returns the reason in the completion for a reason of the scheduler. Texts that reached their end have one of their
+/// own.
+fn ending(finish: sched::Finish) -> Finish {
+    match finish {
+        sched::Finish::Stop | sched::Finish::Length => Finish::Length,
+        sched::Finish::Cancelled => Finish::Cancelled,
+        sched::Finish::Deadline => Finish::Deadline,
+        sched::Finish::QueueTimeout => Finish::QueueTimeout,
+        sched::Finish::Failed => Finish::Failed,
+    }
+}
+
+/// Drafts tokens for the texts that decode, as many as the scheduler allows each.
+fn draft(engine: &Engine, speculator: &mut Speculator, active: &mut [(Work, Slot)]) -> Result<Vec<Vec<u32>>> {
+    let mut drafts = vec![Vec::new(); active.len()];
+    if speculator.is_off() {
+        return Ok(drafts);
+    }
+    let decoding = active.iter_mut().enumerate().filter(|(_, (work, _))| work.decodes);
+    let (places, mut texts): (Vec<usize>, Vec<_>) =
+        decoding.map(|(i, (work, slot))| (i, slot.text_so_far(engine, work.drafts as usize))).unzip();
+    if !texts.is_empty() {
+        for (place, draft) in places.into_iter().zip(speculator.draft_tokens(&mut texts)?) {
+            drafts[place] = draft;
+        }
+    }
+    Ok(drafts)
+}
+
+/// Takes the new tokens of a text from its rows. Errors of the text end it alone; errors of `sink` are returned.
+fn take(
+    slot: &mut Slot,
+    work: &Work,
+    rows: Vec<Likely<'_>>,
+    draft: &[u32],
+    engine: &mut Engine,
+    options: &Options<'_>,
+    sink: &mut dyn FnMut(&Event<'_>) -> Result<()>,
+) -> Result<Outcome> {
+    if !work.samples {
+        return Ok(Outcome::Tokens(0));
+    }
+    let (before, mut refused) = (slot.generated(), false);
+    let mut shown = |event: &Event<'_>| sink(event).inspect_err(|_| refused = true);
+    let done = slot.take_drafted(rows.into_iter(), draft, engine, options, &mut shown);
+    let new = count(slot.generated() - before);
+    match done {
+        Err(e) if refused => Err(e),
+        Err(e) => {
+            slot.fail(0, e);
+            Ok(Outcome::Failed)
+        }
+        Ok(()) if slot.finish.is_some() => Ok(Outcome::Stopped(new)),
+        Ok(()) => Ok(Outcome::Tokens(new)),
+    }
+}
+
+/// Logits from which the tokens of a step are chosen, row by row.
+#[derive(Default)]
+struct Choices {
+    /// All logits, `(rows, vocab)`; empty if `best` is used.
+    logits: Vec<f32>,
+    vocab: usize,
+    /// The largest logits of each row, if the device selects them.
+    best: Vec<Vec<(u32, f32)>>,
+}
+
+impl Choices {
+    fn clear(&mut self, engine: &Engine) {
+        self.best.clear();
+        self.logits.clear();
+        self.vocab = engine.config().vocab;
+    }
+
+    /// Runs the engine and adds the rows. For each row it returns only the `suffices` largest logits if it can select
+    /// them, else all. More tokens than a step of the engine takes are divided among several.
+    fn make(&mut self, engine: &mut Engine, mut feeds: &mut [Feed<'_>], suffices: Option<usize>) -> Result<()> {
+        let best = suffices.filter(|k| engine.finds_best(*k));
+        while !feeds.is_empty() {
+            let mut tokens = 0;
+            let fits = |feed: &&Feed<'_>| {
+                tokens += feed.tokens.len();
+                tokens <= engine.step_rows()
+            };
+            let count = feeds.iter().take_while(fits).count().max(1);
+            let (now, later) = feeds.split_at_mut(count);
+            feeds = later;
+            match best {
+                Some(k) => engine.step(now, Output::Best(k, &mut self.best))?,
+                None => engine.step(now, Output::Logits(&mut self.logits))?,
+            }
+        }
+        Ok(())
+    }
+
+    fn rows(&self) -> usize {
+        if self.best.is_empty() { self.logits.len() / self.vocab } else { self.best.len() }
+    }
+
+    fn rows_from(&self, first: usize, count: usize) -> Vec<Likely<'_>> {
+        let row = |i: usize| match self.best.is_empty() {
+            true => Likely::All(&self.logits[i * self.vocab..][..self.vocab]),
+            false => Likely::Best(&self.best[i]),
+        };
+        (first..first + count).map(row).collect()
+    }
+}

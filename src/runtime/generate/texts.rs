@@ -1,0 +1,195 @@
+//! Prefix cache of a batch: the scheduler's view of the engine's radix tree.
+//!
+//! The scheduler counts pages and knows requests by number only. This module knows the tokens of each request, and
+//! which nodes of the tree its sequence uses. The batch passes the pages of a sequence before each outcome that may add
+//! them.
+
+use crate::runtime::kv::{PAGE, Page};
+use crate::runtime::radix::{Hit, Key, NodeId};
+use crate::runtime::reuse::PrefixCache;
+use crate::sched::{self, RequestId};
+use std::collections::HashMap;
+
+/// Number of tokens that another text must be about to add to the prefix cache for a text to wait for them.
+const WORTH_WAITING: usize = 32;
+
+/// Texts of a batch and their use of the prefix cache.
+#[derive(Debug, Default)]
+pub(super) struct Texts {
+    /// The prefix cache; `None` if the engine has none.
+    pub prefixes: Option<PrefixCache>,
+    texts: HashMap<RequestId, Text>,
+    /// Number of cached texts of which no token has been computed yet.
+    unstarted: usize,
+}
+
+#[derive(Debug)]
+struct Text {
+    /// Tree that is searched; `None` if the text is not cached.
+    key: Option<Key>,
+    salt: Vec<u8>,
+    /// Tokens of prompt and answer, as far as they were passed.
+    ids: Vec<u32>,
+    /// Number of tokens at the beginning that the sequence had read when its pages were passed.
+    read: usize,
+    /// Number of tokens at the beginning that the request's own sequence has read.
+    known: usize,
+    started: bool,
+    /// Nodes of the tree that the sequence uses: those of its first pages.
+    held: Vec<NodeId>,
+    /// Whether all full pages of the sequence are in the tree.
+    whole: bool,
+    /// Known beginning that was found when the text entered the batch.
+    hit: Option<(Hit, Vec<Vec<Page>>)>,
+    /// Pages of each part of the sequence, passed for the next outcome.
+    pages: Option<Vec<Vec<Page>>>,
+}
+
+impl Texts {
+    /// Creates the view with the prefix cache of the engine.
+    pub fn new(prefixes: Option<PrefixCache>) -> Texts {
+        Texts { prefixes, ..Texts::default() }
+    }
+
+    /// Adds a request with its prompt, of which its own sequence has read `known` tokens. `longest` is the largest
+    /// number of tokens of prompt and answer.
+    pub fn add(&mut self, id: RequestId, ids: &[u32], salt: &[u8], known: usize, longest: usize) {
+        let cached = self.prefixes.as_ref().filter(|prefixes| !prefixes.changes(ids.len(), longest));
+        let key = cached.map(|prefixes| prefixes.key(ids.len(), salt));
+        let (ids, salt) = if key.is_some() { (ids.to_vec(), salt.to_vec()) } else { (Vec::new(), Vec::new()) };
+        let (held, hit, pages) = (Vec::new(), None, None);
+        self.unstarted += usize::from(key.is_some());
+        self.texts.insert(id, Text { key, salt, ids, read: 0, known, started: false, held, whole: true, hit, pages });
+    }
+
+    /// Removes a request that ended.
+    pub fn remove(&mut self, id: RequestId) {
+        let unstarted = self.texts.remove(&id).is_some_and(|text| text.key.is_some() && !text.started);
+        self.unstarted -= usize::from(unstarted);
+    }
+
+    /// Passes the tokens that a sequence has read, with their pages.
+    pub fn pass(&mut self, id: RequestId, ids: &[u32], pages: impl FnOnce() -> Option<Vec<Vec<Page>>>) {
+        if let Some(text) = self.texts.get_mut(&id)
+            && text.key.is_some()
+        {
+            self.unstarted -= usize::from(!std::mem::replace(&mut text.started, true));
+            // The rest of a prompt is still needed to search for it.
+            if text.ids.len() < ids.len() {
+                text.ids = ids.to_vec();
+            }
+            text.read = ids.len();
+            text.pages = pages();
+        }
+    }
+
+    /// Drops the pages that were passed, so that the sequence is their only owner outside the tree.
+    pub fn drop_pages(&mut self, id: RequestId) {
+        self.texts.get_mut(&id).into_iter().for_each(|text| text.pages = None);
+    }
+
+    /// Returns what was found in the tree when the text entered the batch, once.
+    pub fn take_hit(&mut self, id: RequestId) -> Option<(Hit, Vec<Vec<Page>>)> {
+        self.texts.get_mut(&id)?.hit.take()
+    }
+
+    /// Searches the tree for at most `most` tokens of a text.
+    fn find(&self, id: RequestId, most: u32) -> Option<(&Text, Hit)> {
+        let (text, prefixes) = (self.texts.get(&id)?, self.prefixes.as_ref()?);
+        let hit = prefixes.tree.find(text.key.as_ref()?, &text.ids[..text.ids.len().min(most as usize)]);
+        Some((text, hit))
+    }
+
+    /// Evicts nodes beyond the limit of a pool without a budget. Returns their number.
+    fn shrink(&mut self) -> usize {
+        let Some(prefixes) = &mut self.prefixes else { return 0 };
+        let excess = prefixes.most.map_or(0, |most| prefixes.tree.len().saturating_sub(most));
+        (0..excess).take_while(|_| prefixes.tree.evict()).count()
+    }
+}
+
+impl sched::PrefixCache for Texts {
+    fn peek(&self, id: RequestId, most: u32) -> sched::Hit {
+        let known = self.texts.get(&id).map_or(0, |text| text.known).min(most as usize);
+        match self.find(id, most) {
+            Some((_, hit)) if hit.tokens > known => {
+                let tree = self.prefixes.as_ref().map(|prefixes| &prefixes.tree);
+                let (full, idle) = (hit.full().len(), tree.map_or(0, |tree| tree.idle_among(hit.full())));
+                sched::Hit { tokens: hit.tokens as u32, idle: idle as u32, shared: (full - idle) as u32 }
+            }
+            _ => sched::Hit { tokens: known as u32, idle: 0, shared: 0 },
+        }
+    }
+
+    fn acquire(&mut self, id: RequestId, most: u32) -> sched::Hit {
+        let found = self.peek(id, most);
+        let hit = self.find(id, most).map(|(_, hit)| hit).unwrap_or_default();
+        let (Some(text), Some(prefixes)) = (self.texts.get_mut(&id), &mut self.prefixes) else { return found };
+        (text.whole, text.hit) = (true, None);
+        if hit.tokens > text.known.min(most as usize) {
+            prefixes.tree.acquire(hit.full());
+            text.held = hit.full().to_vec();
+            let pages = prefixes.tree.pages_of(&hit.nodes);
+            text.hit = Some((hit, pages));
+        }
+        found
+    }
+
+    fn fill(&mut self, id: RequestId, tokens: u32) {
+        let (Some(text), Some(prefixes)) = (self.texts.get_mut(&id), &mut self.prefixes) else { return };
+        let (Some(key), Some(pages)) = (&text.key, &text.pages) else { return };
+        let ids = &text.ids[..text.read.min(tokens as usize)];
+        text.whole = text.whole && prefixes.tree.extend(key, &mut text.held, ids, pages);
+    }
+
+    fn release(&mut self, id: RequestId) -> sched::Released {
+        let (Some(text), Some(prefixes)) = (self.texts.get_mut(&id), &mut self.prefixes) else {
+            return sched::Released::default();
+        };
+        let (held, pages) = (std::mem::take(&mut text.held), text.pages.take());
+        (text.hit, text.known) = (None, 0);
+        let (added, replaced) = match (&text.key, pages) {
+            (Some(key), Some(pages)) => prefixes.tree.insert(key, &text.ids[..text.read], &pages),
+            _ => (0, 0),
+        };
+        let idle = prefixes.tree.release(&held);
+        let shrunk = self.shrink();
+        sched::Released {
+            idle: (idle + added + replaced) as u32,
+            shared: (held.len() - idle) as u32,
+            replaced: (replaced + shrunk) as u32,
+        }
+    }
+
+    fn awaits(&self, id: RequestId, others: &[RequestId]) -> bool {
+        let Some((text, hit)) = self.find(id, u32::MAX) else { return false };
+        let reused = hit.tokens.max(text.known);
+        let ids = &text.ids[..text.ids.len() - 1];
+        let common = |other: &RequestId| match self.texts.get(other).filter(|other| other.salt == text.salt) {
+            Some(other) if other.key.is_some() => other.ids.iter().zip(ids).take_while(|(a, b)| a == b).count(),
+            _ => 0,
+        };
+        others.iter().any(|other| common(other) >= reused + WORTH_WAITING)
+    }
+
+    fn share_tail(&mut self, id: RequestId, tokens: u32) -> bool {
+        let (Some(text), Some(prefixes)) = (self.texts.get_mut(&id), &mut self.prefixes) else { return false };
+        let (Some(key), Some(pages), tokens) = (&text.key, &text.pages, tokens as usize) else { return false };
+        let full = text.whole && text.held.len() == tokens / PAGE && text.read >= tokens;
+        self.unstarted > 0 && full && prefixes.tree.add_tail(key, &text.held, &text.ids[..tokens], pages)
+    }
+
+    fn evict(&mut self, pages: u32) {
+        if let Some(prefixes) = &mut self.prefixes {
+            (0..pages).for_each(|_| assert!(prefixes.tree.evict(), "the scheduler counts unused pages"));
+        }
+    }
+
+    fn idle(&self) -> u32 {
+        self.prefixes.as_ref().map_or(0, |prefixes| prefixes.tree.idle() as u32)
+    }
+
+    fn repeated_uses(&self) -> u32 {
+        self.prefixes.as_ref().map_or(0, |prefixes| prefixes.tree.repeated() as u32)
+    }
+}

@@ -1,0 +1,264 @@
+//! Runs random schedules of the real engine: requests arrive, pause and are cancelled between steps, under random
+//! limits and budgets of pages. Every text must have the bits that it has alone, and the rules of the scheduler must
+//! hold.
+//!
+//! `IEC_SCHEDULES=4000 cargo test --release --test it -- schedules::` runs that many per pack.
+
+use crate::common::{fixture, packed_as};
+use iec::iebin::IebinReader;
+use iec::rng::Rng;
+use iec::runtime::generate::{Batch, Event, Finish, Options, Request, Terms, generate};
+use iec::runtime::sampler::Sampling;
+use iec::runtime::speculate::Speculator;
+use iec::runtime::{Engine, EngineOptions, KvType};
+use iec::sched::{self, KeyLimits, SECOND};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Tokens of a text with the bits of their log-probabilities and of those of the two most likely tokens.
+type Trace = Vec<(u32, u64)>;
+
+/// Random numbers from a seed.
+struct Dice(Rng);
+
+impl Dice {
+    /// Returns a number from `from` to `to - 1`.
+    fn between(&mut self, from: usize, to: usize) -> usize {
+        from + self.0.next_u64() as usize % (to - from)
+    }
+
+    fn one_in(&mut self, n: usize) -> bool {
+        self.between(0, n) == 0
+    }
+}
+
+/// Returns requests whose prompts share beginnings. Many end shortly before a page is full, so that they need a new
+/// page while they decode.
+fn requests(count: usize, longest: usize) -> Vec<Request> {
+    let (mut dice, mut requests) = (Dice(Rng::new(23)), Vec::<Request>::new());
+    for i in 0..count {
+        let mut ids = match i % 3 {
+            0 => Vec::new(),
+            _ => {
+                let one = &requests[dice.between(0, requests.len())].ids;
+                one[..dice.between(0, one.len() + 1)].to_vec()
+            }
+        };
+        let len = match dice.between(0, 3) {
+            0 => dice.between(1, 60),
+            1 => 128 - dice.between(1, 8),
+            _ => longest.min(256) - dice.between(1, 8),
+        };
+        ids.truncate(len);
+        ids.resize_with(len, || dice.between(0, 250) as u32);
+        let sampling = match dice.one_in(2) {
+            true => Sampling { temperature: 0.9, ..Sampling::default() },
+            false => Sampling::default(),
+        };
+        let (seed, max_new) = (Some(i as u64), dice.between(1, 14));
+        requests.push(Request { ids, max_new, sampling, seed, logprobs: Some(2), ..Request::default() });
+    }
+    requests
+}
+
+fn options(batch: usize) -> Options<'static> {
+    Options { tokenizer: None, batch, eos: &[7, 8], skip_invalid: true, ..Options::default() }
+}
+
+fn add(trace: &mut Trace, event: &Event<'_>) {
+    let (own, others) = event.likely.unwrap();
+    trace.extend(std::iter::once(own).chain(others).map(|c| (c.id, c.logprob.to_bits())));
+}
+
+/// Returns each text as it is alone, without a prefix cache.
+fn alone(engine: &mut Engine, requests: &[Request]) -> Vec<(Trace, Finish)> {
+    let one = |request: &Request| {
+        let mut trace = Trace::new();
+        let sink = |event: &Event<'_>| {
+            add(&mut trace, event);
+            Ok(())
+        };
+        let outcome = generate(engine, &mut Speculator::off(), vec![request.clone()], &options(1), sink).unwrap();
+        (trace, outcome.completions[0].finish)
+    };
+    requests.iter().map(one).collect()
+}
+
+/// Counts of what the schedules contained.
+#[derive(Debug, Default)]
+struct Seen {
+    preempted: usize,
+    reused: usize,
+    cancelled: usize,
+    accepted: usize,
+    mixed: usize,
+}
+
+/// Runs one schedule.
+fn run(
+    engine: &mut Engine,
+    draft: &mut Speculator,
+    (requests, expected): (&[Request], &[(Trace, Finish)]),
+    seed: u64,
+    seen: &mut Seen,
+) {
+    let mut dice = Dice(Rng::new(seed));
+    let mut other = match dice.between(0, 4) {
+        0 => Some(Speculator::ngram().always(dice.between(1, 4))),
+        1 => None,
+        _ => Some(Speculator::off()),
+    };
+    let speculator = other.as_mut().unwrap_or(draft);
+    let limits = sched::Options {
+        max_seqs: dice.between(1, 9),
+        step: [1, 500, 5_000, SECOND][dice.between(0, 4)],
+        prompts_first: dice.one_in(3),
+        drafts: dice.between(0, 6) as u32,
+        queue_timeout: 1_000_000 * SECOND,
+        ..sched::Options::with_pages(0, 0)
+    };
+    let mut batch = Batch::new(engine, limits);
+    let budget = engine.kv_pages().total;
+    let bounded = batch.pages().free < 1 << 20;
+    let keys = [1.0, 2.5].map(|weight| batch.add_key(KeyLimits { weight, ..KeyLimits::default() }));
+    let (mut traces, mut waiting) = (BTreeMap::new(), dice.between(1, 12));
+    let (mut accepted, mut paused, mut cancelled, mut now) = (0, Vec::new(), Vec::new(), 0);
+    while waiting > 0 || !batch.is_empty() {
+        while waiting > 0 && (batch.is_empty() || dice.one_in(3)) {
+            waiting -= 1;
+            let index = dice.between(0, requests.len());
+            let terms = Terms { key: keys[dice.between(0, 2)], priority: dice.between(0, 3) as i32, deadline: None };
+            let id = batch.arrive(engine, now, traces.len(), requests[index].clone(), terms).unwrap();
+            traces.insert(traces.len(), (index, Trace::new()));
+            accepted = id + 1;
+        }
+        if dice.one_in(12) {
+            let id = dice.between(0, accepted as usize) as u64;
+            cancelled.extend(batch.cancel(id).then_some(id));
+        }
+        if dice.one_in(8) {
+            let id = dice.between(0, accepted as usize) as u64;
+            batch.pause(id, true);
+            paused.push(id);
+        }
+        if dice.one_in(3) {
+            paused.drain(..).for_each(|id| batch.pause(id, false));
+        }
+        let mut sink = |event: &Event<'_>| {
+            add(&mut traces.get_mut(&event.request).unwrap().1, event);
+            Ok(())
+        };
+        let report = batch.step(engine, speculator, now, &options(0), &mut sink).unwrap();
+        batch.check().unwrap_or_else(|rule| panic!("schedule {seed}: {rule}"));
+        let counts = engine.kv_pages();
+        assert!(!bounded || counts.total == budget && counts.used <= budget, "schedule {seed}: {counts:?}");
+        let planned = batch.pages();
+        assert!(counts.used <= (planned.used + planned.cached) as usize, "schedule {seed}: {counts:?}, {planned:?}");
+        let decodes = report.work.iter().filter(|work| work.decodes).count();
+        seen.mixed += usize::from(0 < decodes && decodes < report.work.len());
+        for event in &report.events {
+            match event {
+                sched::Event::Preempted(_) => seen.preempted += 1,
+                sched::Event::Admitted { cached, .. } | sched::Event::Reused { cached, .. } => {
+                    seen.reused += *cached as usize;
+                }
+                sched::Event::Ended { .. } => {}
+            }
+        }
+        for (id, completion) in report.ended {
+            assert!(completion.error.is_none(), "schedule {seed}: {:?}", completion.error);
+            let (index, trace) = &traces[&completion.index];
+            let (text, finish) = &expected[*index];
+            seen.accepted += completion.accepted_tokens;
+            if completion.finish == Finish::Cancelled {
+                assert!(cancelled.contains(&id) && text.starts_with(trace), "schedule {seed}, request {index}");
+                seen.cancelled += 1;
+            } else {
+                assert_eq!((trace, completion.finish), (text, *finish), "schedule {seed}, request {index}");
+            }
+        }
+        now += dice.between(1, 50_000) as u64;
+    }
+    batch.finish(engine);
+    let counts = engine.kv_pages();
+    assert_eq!((counts.used, counts.free + counts.cached), (0, counts.total), "schedule {seed}");
+}
+
+/// Opens the engine with a budget of pages; 0 = none.
+fn open(pack: &Path, kv: KvType, threads: usize, chunk: usize, pages: u64, longest: usize) -> Engine {
+    let options = EngineOptions { kv: Some(kv), threads, prefill_chunk: chunk, ..EngineOptions::default() };
+    let reader = IebinReader::open(pack).unwrap();
+    let bytes = Engine::open(&reader, &EngineOptions { kv_memory: Some(64 << 20), ..options });
+    let page = (64 << 20) / bytes.unwrap().kv_pages().total as u64;
+    let kv_memory = (pages > 0).then_some(pages * page);
+    Engine::open(&reader, &EngineOptions { kv_memory, context: Some(longest), ..options }).unwrap()
+}
+
+fn check(name: &str, kv: KvType) {
+    let pack = packed_as(name, &fixture(name), &[]);
+    let longest = open(&pack, kv, 1, 512, 0, 64).config().max_context.min(270);
+    let requests = requests(40, longest - 14);
+    let expected = alone(&mut open(&pack, kv, 1, 512, 0, longest), &requests);
+    let schedules: u64 = std::env::var("IEC_SCHEDULES").map_or(60, |n| n.parse().unwrap());
+    let mut seen = Seen::default();
+    let forms = [(1, 512, 0, false), (2, 64, 4, false), (1, 33, 5, true), (3, 512, 9, true), (1, 7, 4, true)];
+    for (form, (threads, chunk, pages, prefixes)) in forms.into_iter().enumerate() {
+        let mut engine = open(&pack, kv, threads, chunk, pages, longest);
+        assert!(!prefixes || engine.enable_prefix_cache("pack"));
+        let seeds = (0..schedules).filter(|seed| *seed as usize % forms.len() == form);
+        // The model drafts for itself, so that drafts are accepted.
+        let mut draft = Speculator::draft(open(&pack, kv, threads, 512, 0, longest), &engine).always(3);
+        seeds.for_each(|seed| run(&mut engine, &mut draft, (&requests, &expected), seed, &mut seen));
+    }
+    let Seen { preempted, reused, cancelled, accepted, mixed } = seen;
+    assert!(preempted > 0 && reused > 1000 && cancelled > 5 && mixed > 20 && accepted > 20, "{seen:?}");
+}
+
+#[test]
+fn texts_of_a_plain_model_have_the_bits_that_they_have_alone() {
+    check("llama-gqa", KvType::F16);
+}
+
+#[test]
+fn texts_of_a_model_with_sliding_windows_and_sinks_have_the_bits_that_they_have_alone() {
+    check("gptoss-trained", KvType::Bf16);
+}
+
+#[test]
+fn texts_of_a_mixture_of_experts_have_the_bits_that_they_have_alone() {
+    check("qwen3moe", KvType::Int8);
+}
+
+#[test]
+fn a_request_that_cannot_be_computed_fails_alone_and_one_past_its_deadline_keeps_its_text() {
+    let pack = packed_as("llama-gqa", &fixture("llama-gqa"), &[]);
+    let mut engine = open(&pack, KvType::F16, 1, 512, 8, 270);
+    let requests: Vec<Request> = requests(2, 256).into_iter().map(|one| Request { max_new: 10, ..one }).collect();
+    let expected = alone(&mut engine, &requests);
+    let outside = Request { ids: vec![1, 1 << 20, 2], ..requests[0].clone() };
+    let mut batch = Batch::new(&mut engine, sched::Options::with_pages(0, 0));
+    let key = batch.add_key(KeyLimits::default());
+    let terms = Terms { key, ..Terms::default() };
+    let mut arrive = |index: usize, request: &Request, deadline| {
+        batch.arrive(&engine, 0, index, request.clone(), Terms { deadline, ..terms }).unwrap()
+    };
+    let ids = [arrive(0, &requests[0], None), arrive(1, &outside, None), arrive(2, &requests[1], Some(3 * SECOND))];
+    let (mut traces, mut ended) = (vec![Trace::new(); 3], BTreeMap::new());
+    for now in 0..20 {
+        let mut sink = |event: &Event<'_>| {
+            add(&mut traces[event.request], event);
+            Ok(())
+        };
+        let report = batch.step(&mut engine, &mut Speculator::off(), now * SECOND, &options(0), &mut sink).unwrap();
+        batch.check().unwrap();
+        ended.extend(report.ended);
+    }
+    assert!(batch.is_empty());
+    let error = ended[&ids[1]].error.as_ref().unwrap().to_string();
+    assert!(ended[&ids[1]].finish == Finish::Failed && error.contains("outside the vocabulary"), "{error}");
+    assert_eq!((&traces[0], ended[&ids[0]].finish), (&expected[0].0, expected[0].1));
+    assert_eq!((ended[&ids[2]].finish, ended[&ids[2]].ids.len()), (Finish::Deadline, 3));
+    assert!(expected[1].0.starts_with(&traces[2][..3 * 3]), "three tokens with two others each");
+    batch.finish(&mut engine);
+    assert_eq!(engine.kv_pages().used, 0);
+}
