@@ -46,6 +46,8 @@ pub const COMPANIONS: [&str; 6] = [
 ];
 /// Default name of the signature of a pack.
 pub const SIGNATURE_NAME: &str = "model.sig";
+/// Name of the file with the measured effects of types of the KV cache on the pack.
+pub const KV_VERDICTS_NAME: &str = "model.ie.kv.json";
 /// Name of the format, as the description spells it.
 pub const FORMAT: &str = "iebin_v1";
 /// Version written by this crate, and the highest one that it reads.
@@ -61,7 +63,8 @@ pub const LAYOUT: &str = "tile16";
 
 /// Returns the names of all files that a pack and its store may consist of.
 pub fn members() -> Vec<&'static str> {
-    [&[JSON_NAME, BIN_NAME, DEDUP_JSON_NAME, dependants::LIST_NAME][..], &DEDUP_FILE_NAMES, &COMPANIONS].concat()
+    let own = [JSON_NAME, BIN_NAME, DEDUP_JSON_NAME, dependants::LIST_NAME, KV_VERDICTS_NAME];
+    [&own[..], &DEDUP_FILE_NAMES, &COMPANIONS].concat()
 }
 
 /// The top level of `model.ie.json`, keys in the order in which they are written.

@@ -195,6 +195,35 @@ impl RadixTree {
         (added, replaced)
     }
 
+    /// Adds the full page `i` of a text, which no sequence uses, behind the node of the page before it.
+    pub fn restore(&mut self, key: &Key, before: Option<NodeId>, i: usize, tokens: &[u32], pages: Vec<Page>) -> NodeId {
+        let index = self.add_node(before.map_or(Above::Root(*key), Above::Node), i, tokens, pages);
+        self.touch(index);
+        index
+    }
+
+    /// Calls `visit` with each full page: its key, its node, that of the page before it, its tokens and its parts. The
+    /// page before comes first.
+    ///
+    /// # Errors
+    /// Returns the first error of `visit`.
+    pub fn visit_full<E>(
+        &self,
+        mut visit: impl FnMut(&Key, NodeId, Option<NodeId>, &[u32], &[Page]) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        for (key, first) in &self.roots {
+            let mut open: Vec<(Option<NodeId>, NodeId)> = first.iter().map(|index| (None, *index)).collect();
+            while let Some((before, index)) = open.pop() {
+                let node = self.node(index);
+                if node.tokens.len() == PAGE {
+                    visit(key, index, before, &node.tokens, &node.pages)?;
+                    open.extend(node.children.iter().map(|child| (Some(index), *child)));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Removes the unused leaf of the smallest value; returns false if every node is used.
     pub fn evict(&mut self) -> bool {
         let nodes = self.nodes.iter().enumerate().filter_map(|(i, node)| Some((i, node.as_ref()?)));
@@ -257,9 +286,13 @@ impl RadixTree {
 
     /// Adds a node that no sequence uses, for page `i` of a text.
     fn add(&mut self, above: Above, i: usize, tokens: &[u32], parts: &[Vec<Page>]) -> NodeId {
+        self.add_node(above, i, tokens, parts.iter().map(|pages| pages[i].clone()).collect())
+    }
+
+    fn add_node(&mut self, above: Above, i: usize, tokens: &[u32], pages: Vec<Page>) -> NodeId {
         let node = Node {
             tokens: tokens.to_vec(),
-            pages: parts.iter().map(|pages| pages[i].clone()).collect(),
+            pages,
             above,
             children: Vec::new(),
             position: i * PAGE,

@@ -5,13 +5,16 @@
 //! steps. Keys and values depend on more than the tokens; all of it is in the [`Key`] of the tree that is searched.
 
 use super::engine::Engine;
-use super::kv::{KvCache, Page, PageCounts, PagePool};
+use super::kv::{KvCache, PAGE, Page, PageCounts, PagePool};
+use super::prefix_store::{PageName, Place, PrefixStore, Saved};
 use super::radix::{Hit, Key, RadixTree};
 use super::sequence::Sequence;
 use crate::error::Result;
 use crate::model_config::{Mlp, ModelConfig, RopeScaling};
 use crate::resources::memory_left;
 use crate::sha256::{Digest, Sha256};
+use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Version of the arithmetic that computes keys and values. It increases when the same pack gives other bits.
@@ -30,6 +33,9 @@ pub(super) struct PrefixCache {
     short: Option<usize>,
     /// Largest number of nodes of the tree; `None` = the pool's budget is the only limit.
     pub most: Option<usize>,
+    /// Pages on disk.
+    store: Option<PrefixStore>,
+    pools: Vec<Arc<PagePool>>,
 }
 
 impl PrefixCache {
@@ -46,6 +52,54 @@ impl PrefixCache {
     /// Returns true if a text that grows from `len` to `end` tokens gets other keys and values on the way.
     pub fn changes(&self, len: usize, end: usize) -> bool {
         self.short.is_some_and(|short| len <= short && end > short)
+    }
+
+    /// Reads at most `pages` pages of the beginning of `ids` from disk into the tree. Returns their number.
+    pub fn load(&mut self, key: &Key, ids: &[u32], pages: usize) -> usize {
+        let Some(store) = &mut self.store else { return 0 };
+        let room = self.most.map_or(usize::MAX, |most| most.saturating_sub(self.tree.len()));
+        let known = self.tree.find(key, ids);
+        let known = known.full();
+        let (mut before, mut name, mut loaded, mut damaged) = (known.last().copied(), PageName::default(), 0, false);
+        for (i, tokens) in ids.chunks_exact(PAGE).enumerate() {
+            let place = Place { key, before: name, tokens };
+            name = place.name();
+            if i < known.len() {
+                continue;
+            }
+            if damaged {
+                // It is computed again with the page before it, and written.
+                store.remove(&name);
+                continue;
+            }
+            if loaded == pages.min(room) || !store.has(&name) {
+                break;
+            }
+            // Without memory for a page, the text is computed.
+            let parts = self.pools.iter().map(|pool| pool.page()).collect::<Result<Vec<Page>>>();
+            let Ok(mut parts) = parts else { break };
+            if !store.read(&place, &mut parts) {
+                damaged = true;
+                continue;
+            }
+            before = Some(self.tree.restore(key, before, i, tokens, parts));
+            loaded += 1;
+        }
+        loaded
+    }
+
+    /// Writes all full pages to disk that are not there.
+    fn save(&mut self) -> Result<Saved> {
+        let (mut saved, mut names) = (Saved::default(), HashMap::new());
+        if let Some(store) = &mut self.store {
+            self.tree.visit_full(|key, node, before, tokens, pages| {
+                let before = before.map_or(PageName::default(), |before| names[&before]);
+                let place = Place { key, before, tokens };
+                names.insert(node, place.name());
+                store.write(&place, pages, &mut saved)
+            })?;
+        }
+        Ok(saved)
     }
 }
 
@@ -65,13 +119,14 @@ impl Engine {
         let Some(pools) = self.page_pools() else { return false };
         let bounded = pools.iter().all(|pool| pool.most().is_some());
         let page: u64 = pools.iter().map(|pool| pool.page_bytes()).sum();
-        let bytes = memory_left().map_or(LARGEST, |left| (left / 4).min(LARGEST));
+        let bytes = prefix_cache_bytes(memory_left());
         let (precision, kv) = (self.precision().to_string(), self.kv_type().to_string());
         let mut hash = Sha256::new();
         add_field(&mut hash, "pack", pack.as_bytes());
         add_field(&mut hash, "arithmetic", &ARITHMETIC.to_le_bytes());
         add_field(&mut hash, "precision", precision.as_bytes());
         add_field(&mut hash, "kv", kv.as_bytes());
+        add_field(&mut hash, "isa", self.isa().as_bytes());
         self.prefix_cache = Some(PrefixCache {
             tree: RadixTree::new(attention_cost(self.config())),
             hash,
@@ -80,8 +135,31 @@ impl Engine {
                 _ => None,
             },
             most: (!bounded).then_some((bytes / page.max(1)) as usize),
+            store: None,
+            pools,
         });
         true
+    }
+
+    /// Lets the prefix cache, which must be enabled, read pages from the directory `state`, in which
+    /// [`Engine::save_prefixes`] keeps at most `limit` bytes.
+    ///
+    /// # Errors
+    /// The directory cannot be created or read.
+    pub fn keep_prefixes_in(&mut self, state: &Path, limit: u64) -> Result<()> {
+        if let Some(prefixes) = &mut self.prefix_cache {
+            prefixes.store = Some(PrefixStore::open(state, limit)?);
+        }
+        Ok(())
+    }
+
+    /// Writes the full pages of the prefix cache to the directory of [`Engine::keep_prefixes_in`]. Pages that were used
+    /// least recently leave it when it is full.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn save_prefixes(&mut self) -> Result<Saved> {
+        self.prefix_cache.as_mut().map_or(Ok(Saved::default()), PrefixCache::save)
     }
 
     /// Counts the KV pages of the CPU in each state; all are 0 if layers are on another device. Pages of a running
@@ -125,6 +203,11 @@ impl Sequence {
     pub(super) fn pages(&self) -> Option<Vec<Vec<Page>>> {
         self.caches.iter().map(|cache| Some(cache.get::<KvCache>()?.pages().to_vec())).collect()
     }
+}
+
+/// Returns the largest size in bytes of a prefix cache in a pool without a budget, if `left` bytes of memory are left.
+pub fn prefix_cache_bytes(left: Option<u64>) -> u64 {
+    left.map_or(LARGEST, |left| (left / 4).min(LARGEST))
 }
 
 /// Returns the cost of attention to one position, relative to that of a token's matrix products.

@@ -30,6 +30,12 @@ pub struct Released {
 pub trait PrefixCache {
     /// Finds the cached beginning of a request, at most `most` tokens, without a change of the cache.
     fn peek(&self, id: RequestId, most: u32) -> Hit;
+    /// Adds at most `pages` pages of the first `most` tokens of a request from a slower storage. Returns their number;
+    /// no sequence uses them yet.
+    fn load(&mut self, id: RequestId, most: u32, pages: u32) -> u32 {
+        let _ = (id, most, pages);
+        0
+    }
     /// Takes the pages that `peek` finds for the request; they are not evicted until it releases them.
     fn acquire(&mut self, id: RequestId, most: u32) -> Hit;
     /// Enters the full pages of the first `tokens` computed tokens of the request; the request still uses them.
@@ -143,6 +149,9 @@ impl<C: PrefixCache> Pool<C> {
     /// Gives a sequence `pages` pages, of which the cached beginning is taken from the cache. The caller has compared
     /// the number of available pages.
     pub fn admit(&mut self, id: RequestId, most: u32, pages: u32) -> Hit {
+        let loaded = self.cache.load(id, most, self.counts.free);
+        self.counts.free -= loaded;
+        self.counts.cached += loaded;
         let hit = self.cache.acquire(id, most);
         self.counts.cached -= hit.idle;
         self.counts.used += hit.idle;

@@ -7,6 +7,7 @@
 pub mod chat;
 pub mod dedup;
 pub mod embedded;
+pub mod kv_gate;
 mod memory;
 pub mod metrics;
 pub mod models;
@@ -312,12 +313,14 @@ impl Session {
 
     /// Enables the prefix cache of the engine for the following requests; see [`Engine::enable_prefix_cache`].
     pub fn enable_prefix_cache(&mut self) -> bool {
-        let description = &self.reader.description;
-        let digest = match &description.sha256 {
-            Some(digest) => digest.clone(),
-            None => hex(Sha256::new_with_prefix(description.to_text())),
-        };
+        let digest = self.pack_digest();
         self.engine.enable_prefix_cache(&digest)
+    }
+
+    /// Returns the digest of the pack's description, which contains the hashes of all tensors.
+    fn pack_digest(&self) -> String {
+        let description = &self.reader.description;
+        description.sha256.clone().unwrap_or_else(|| hex(Sha256::new_with_prefix(description.to_text())))
     }
 
     /// Builds a request for [`Session::generate`] that continues `ids`, with the default length and sampling.

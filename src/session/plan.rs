@@ -8,6 +8,7 @@ use crate::runtime::KvType;
 use crate::runtime::device::Devices;
 use crate::runtime::kv::PAGE;
 use crate::runtime::needs::Needs;
+use crate::runtime::prefix_cache_bytes;
 use serde::Serialize;
 use std::path::Path;
 
@@ -32,6 +33,9 @@ pub struct MemoryPlan {
     pub kv_bytes: u64,
     /// Pages of the budget for the KV cache, if there is one.
     pub kv_pool_bytes: Option<u64>,
+    /// Largest size of the prefix cache of several prompts; 0 if it is part of the budget. It is not part of the sum,
+    /// because texts that need memory get its pages.
+    pub prefix_cache_bytes: u64,
     /// Buffers of a step, and logits.
     pub scratch_bytes: u64,
     /// Peak memory of this process when the plan was made: the program and the tokenizer.
@@ -109,6 +113,10 @@ impl MemoryPlan {
             weights_owned_bytes: needs.weights.owned,
             kv_bytes,
             kv_pool_bytes: needs.kv_pool,
+            prefix_cache_bytes: match needs.kv_pool {
+                Some(_) => 0,
+                None => prefix_cache_bytes(left_bytes.map(|left| left.saturating_sub(needs.weights.owned))),
+            },
             scratch_bytes,
             process_bytes,
             total_bytes: new.saturating_add(needs.weights.mapped).saturating_add(process_bytes),

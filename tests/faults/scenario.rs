@@ -42,6 +42,8 @@ const EXPORT: &str = "export-gguf --model-dir pack --out model.gguf";
 const FAMILY: &str = "dedup --even-if-larger --remove-original --base pack out";
 const OUT: &[&str] = &["out"];
 const RUN_SOURCE: &str = "run --model-dir source --prompt Once --max-new 2 --ignore-eos";
+const RUN_STATE: &str = "run --model-dir pack --prompts-file text --max-new 2 --ignore-eos --state-dir state";
+const RUN_STATE_OTHER: &str = "run --model-dir pack --prompts-file more --max-new 2 --ignore-eos --state-dir state";
 /// Entry of the cache for `source`; its name has a hash, which `State` leaves out.
 const ENTRY: &[&str] = &["cache/models/source"];
 
@@ -176,6 +178,11 @@ pub const SCENARIOS: &[Scenario] = &[
             "run --model-dir source --prompt Once --max-new 2 --ignore-eos --precision int8",
             &[],
         )
+    },
+    Scenario { units: &[], ..scenario("run --state-dir", RUN_STATE, &[PACK_ASIDE]) },
+    Scenario {
+        units: &[],
+        ..scenario("run --state-dir with a page of another text", RUN_STATE, &[PACK_ASIDE, RUN_STATE_OTHER])
     },
     Scenario { units: ENTRY, ..scenario("rm", "rm --all", &[RUN_SOURCE]) },
     scenario(

@@ -41,6 +41,7 @@ mod hostile;
 mod hub;
 mod inspect;
 mod irregular;
+mod kv_gate;
 mod layouts;
 mod models;
 #[cfg(feature = "reference")]
@@ -70,6 +71,7 @@ mod schedules;
 mod sign;
 mod signals;
 mod speculate;
+mod state_dir;
 mod synth;
 mod tuning;
 mod typing;

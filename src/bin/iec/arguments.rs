@@ -46,7 +46,11 @@ const GROUPS: [(&str, &str); 3] = [
          text kl_ref hf_dir trace hashes key check compare",
     ),
     ("Measurement", "ref_precision windows loglikelihood choices exact_match few_shot limit regex no_bos"),
-    ("Performance", "precision device gpu_layers speculate draft_model_dir ctx kv kv_memory batch prefix_cache plan"),
+    (
+        "Performance",
+        "precision device gpu_layers speculate draft_model_dir ctx kv kv_memory batch prefix_cache state_dir state_disk \
+         plan",
+    ),
 ];
 
 /// Heading of the other options of these commands.

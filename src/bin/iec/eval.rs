@@ -8,11 +8,12 @@ use iec::eval::divergence::open_reference;
 use iec::eval::stats::Mean;
 use iec::eval::tasks::{Answers, Encoder, TaskOptions, exact_match, loglikelihoods, multiple_choice};
 use iec::eval::windows::WINDOW;
-use iec::eval::{Windows, divergence, perplexity};
+use iec::eval::{Perplexity, Windows, divergence, perplexity};
 use iec::files::{self, TEXT_LIMIT};
 use iec::output::{Rules, Target};
 use iec::report::perplexity as shown;
 use iec::runtime::{EngineOptions, Precision};
+use iec::session::kv_gate::{KvVerdict, LIMIT_PERCENT};
 use iec::session::{Session, Speculation};
 use iec::sha256::{self, Digest, Sha256};
 use iec::units::parse_count;
@@ -32,6 +33,7 @@ the second half of each is scored. The reference of --kl-ref reads the same wind
 Examples:
   iec eval packs/llama-q4 --text heldout.txt
   iec eval packs/llama-q4 --text heldout.txt --kl-ref packs/llama --json
+  iec eval packs/llama-q4 --text heldout.txt --ctx 2048 --kv int4 --kv-gate
   iec eval packs/llama-q4 --choices hellaswag_val.jsonl --limit 1000
   iec eval packs/llama-q4 --exact-match gsm8k_test.jsonl --few-shot five.txt --stop Question: --batch 16
   iec eval packs/llama-q4 --loglikelihood requests.jsonl > answers.jsonl
@@ -51,6 +53,10 @@ pub struct Args {
     /// Score the first N windows only
     #[arg(long, value_name = "N", requires = "text")]
     windows: Option<usize>,
+    /// Measure by how much the type of --kv raises the perplexity over that of the default type, and record it beside
+    /// the pack. Above 0.5 %, exit code 4; run and chat then refuse the type for this pack
+    #[arg(long, requires_all = ["text", "kv"], conflicts_with = "kl_ref")]
+    kv_gate: bool,
     /// Compute log-probabilities of continuations for lm-evaluation-harness: reads JSON lines, prints one JSON line for
     /// each, in order
     #[arg(long, value_name = "FILE")]
@@ -101,9 +107,11 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
     args.target()?;
+    // Measured first, so that only one engine is in memory at a time.
+    let baseline = args.text.as_ref().filter(|_| args.kv_gate).map(|file| args.baseline(file, global)).transpose()?;
     let mut model = args.model.open(global, Speculation::Off)?;
     match (&args.text, &args.loglikelihood, &args.choices, &args.exact_match) {
-        (Some(file), ..) => args.text(file, &mut model, global),
+        (Some(file), ..) => args.text(file, &mut model, baseline.as_ref(), global),
         (_, Some(file), ..) => args.loglikelihood(file, &mut model, global),
         (_, _, Some(file), _) => args.choices(file, &mut model, global),
         (_, _, _, Some(file)) => args.exact_match(file, &mut model, global),
@@ -115,7 +123,25 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
 }
 
 impl Args {
-    fn text(&self, file: &Path, model: &mut Session, global: &Global) -> Result<()> {
+    /// Returns the type of the KV cache without --kv, and the perplexity with it.
+    fn baseline(&self, file: &Path, global: &Global) -> Result<(String, Perplexity)> {
+        let mut model = self.model.open_with_default_kv(global)?;
+        let windows = self.windows(file, &files::read_text(file, TEXT_LIMIT)?, &model)?;
+        Ok((model.engine.kv_type().to_string(), perplexity(&mut model.engine, &windows)?))
+    }
+
+    fn windows(&self, file: &Path, text: &str, model: &Session) -> Result<Windows> {
+        let len = self.model.ctx.unwrap_or(WINDOW.min(model.engine.context()));
+        Windows::of_text(model.tokenizer()?, text, len, self.windows).map_err(|e| e.at(file))
+    }
+
+    fn text(
+        &self,
+        file: &Path,
+        model: &mut Session,
+        baseline: Option<&(String, Perplexity)>,
+        global: &Global,
+    ) -> Result<()> {
         let text = files::read_text(file, TEXT_LIMIT)?;
         let options = EngineOptions {
             precision: self.ref_precision,
@@ -125,8 +151,7 @@ impl Args {
         };
         let reference = self.kl_ref.as_deref().map(|dir| open_reference(dir, model.tokenizer()?, options));
         let mut reference = reference.transpose()?;
-        let len = self.model.ctx.unwrap_or(WINDOW.min(model.engine.context()));
-        let windows = Windows::of_text(model.tokenizer()?, &text, len, self.windows).map_err(|e| e.at(file))?;
+        let windows = self.windows(file, &text, model)?;
         let begin = Instant::now();
         let (own, divergence) = match &mut reference {
             Some(reference) => {
@@ -136,15 +161,28 @@ impl Args {
             None => (perplexity(&mut model.engine, &windows)?, None),
         };
         let seconds = begin.elapsed().as_secs_f64();
+        let sha256 = sha256::hex(Sha256::new_with_prefix(&text));
+        let verdict = baseline.map(|(kv, perplexity)| KvVerdict {
+            kv: model.engine.kv_type().to_string(),
+            baseline_kv: kv.clone(),
+            precision: model.engine.precision().name().to_string(),
+            perplexity: own.perplexity.value,
+            baseline_perplexity: perplexity.perplexity.value,
+            tokens_scored: windows.scored() as u64,
+            text_sha256: sha256.clone(),
+        });
         if self.json {
             let mut line = about(model);
-            let sha256 = sha256::hex(Sha256::new_with_prefix(&text));
             line["text"] = json!({"file": file.display().to_string(), "sha256": sha256});
-            line["ctx"] = len.into();
+            line["ctx"] = windows.window_len().into();
             line["windows"] = windows.count().into();
             line["tokens_scored"] = windows.scored().into();
             line["wall_time_s"] = seconds.into();
             line["perplexity"] = json!(own);
+            if let Some(verdict) = &verdict {
+                line["kv_gate"] = json!({"baseline_kv": verdict.baseline_kv, "passes": verdict.passes(),
+                    "baseline_perplexity": verdict.baseline_perplexity, "increase_percent": verdict.increase_percent()});
+            }
             if let (Some(found), Some(reference), Some(dir)) = (&divergence, &reference, &self.kl_ref) {
                 line["reference"] = shown::reference(found, &dir.display().to_string(), reference.precision());
             }
@@ -152,9 +190,9 @@ impl Args {
         } else {
             console::print(shown::table(&own, divergence.as_ref()))?;
         }
-        let (count, scored) = (windows.count(), windows.scored());
+        let (count, scored, len) = (windows.count(), windows.scored(), windows.window_len());
         global.note(format_args!("{count} windows of {len} tokens, {scored} scored, in {seconds:.1} s"));
-        Ok(())
+        verdict.map_or(Ok(()), |verdict| judge(model, verdict, global))
     }
 
     fn loglikelihood(&self, file: &Path, model: &mut Session, global: &Global) -> Result<()> {
@@ -224,6 +262,20 @@ impl Args {
         shares.iter().for_each(|(key, _, share)| line[*key] = json!(share));
         line["wall_time_s"] = seconds.into();
         console::print_json(&line)
+    }
+}
+
+/// Records the verdict about a type of the KV cache, and fails if it does not pass.
+fn judge(model: &Session, verdict: KvVerdict, global: &Global) -> Result<()> {
+    let KvVerdict { kv, baseline_kv, .. } = &verdict;
+    let found = format!("{:+.3} % perplexity with --kv {kv} instead of {baseline_kv}", verdict.increase_percent());
+    let passes = verdict.passes();
+    let path = model.record_kv_verdict(verdict)?;
+    global.note(format_args!("{found}; recorded in {}", path.display()));
+    match passes {
+        true => Ok(()),
+        false => Err(Error::refused(format!("found {found}, expected at most +{LIMIT_PERCENT} %"))
+            .help("use --kv int8 or the default; `iec run` and `iec chat` refuse the type for this pack now")),
     }
 }
 

@@ -133,6 +133,31 @@ impl ModelArgs {
         self.noted(Session::open(self.path()?, &self.options(global, speculation)?)?, global)
     }
 
+    /// Opens the model for answers to users: with prompt lookup if no option names a speculation, and with the type of
+    /// the KV cache that --kv names only if it was not found to be worse.
+    ///
+    /// # Errors
+    /// The same as for [`ModelArgs::open`]; exit code 4 if `iec eval --kv-gate` found that the type is worse.
+    pub fn open_to_answer(&self, global: &Global) -> Result<Session> {
+        let session = self.open(global, Speculation::Ngram)?;
+        if let Some(kv) = self.kv
+            && session.check_kv()?.is_none()
+            && matches!(kv, KvType::Int4 | KvType::Fp8)
+        {
+            global.note(format_args!(
+                "note: the effect of --kv {kv} on this model was not measured; `iec eval --kv {kv} --kv-gate` does it"
+            ));
+        }
+        Ok(session)
+    }
+
+    /// Opens the model with the KV cache that it has without --kv.
+    pub fn open_with_default_kv(&self, global: &Global) -> Result<Session> {
+        let options = self.options(global, Speculation::Off)?;
+        let engine = EngineOptions { kv: None, ..options.engine };
+        self.noted(Session::open(self.path()?, &SessionOptions { engine, ..options })?, global)
+    }
+
     /// Plans the memory of the model with `batch` sequences, without reading weights.
     ///
     /// # Errors

@@ -121,6 +121,12 @@ impl sched::PrefixCache for Texts {
         }
     }
 
+    fn load(&mut self, id: RequestId, most: u32, pages: u32) -> u32 {
+        let (Some(text), Some(prefixes)) = (self.texts.get(&id), &mut self.prefixes) else { return 0 };
+        let Some(key) = &text.key else { return 0 };
+        prefixes.load(key, &text.ids[..text.ids.len().min(most as usize)], pages as usize) as u32
+    }
+
     fn acquire(&mut self, id: RequestId, most: u32) -> sched::Hit {
         let found = self.peek(id, most);
         let hit = self.find(id, most).map(|(_, hit)| hit).unwrap_or_default();

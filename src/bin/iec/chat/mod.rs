@@ -19,7 +19,7 @@ use iec::runtime::sampler::Sampling;
 use iec::session::chat::defaults::DefaultSampling;
 use iec::session::chat::settings::{Settings, Think};
 use iec::session::chat::{ChatOptions, Conversation, History, TemplateChoice};
-use iec::session::{Session, Speculation, prompts};
+use iec::session::{Session, prompts};
 use iec::units::parse_count;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{BufReader, IsTerminal};
@@ -111,7 +111,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
 pub fn start(start: Start<'_>, global: &Global) -> Result<()> {
     start.check()?;
     let loaded = start.conversation.load.as_deref().map(History::load).transpose()?;
-    let session = start.model.open(global, Speculation::Ngram)?;
+    let session = start.model.open_to_answer(global)?;
     let interactive = std::io::stdin().is_terminal() && !start.json && start.prompt.is_none();
     let mut talk = start.talk(session, loaded, global)?;
     if !start.json && !interactive && talk.settings.sampling.temperature > 0.0 {

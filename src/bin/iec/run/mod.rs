@@ -21,8 +21,8 @@ use iec::runtime::sampler::Sampling;
 use iec::session::chat::ChatOptions;
 use iec::session::request::{PromptRequest, RunSettings};
 use iec::session::trace::Trace;
-use iec::session::{GenerateOptions, MAX_NEW, Session, Speculation, prompts};
-use iec::units::parse_count;
+use iec::session::{GenerateOptions, MAX_NEW, Session, prompts};
+use iec::units::{human_bytes, parse_count, parse_size};
 use output::Printer;
 use serde_json::json;
 use std::io::IsTerminal;
@@ -70,6 +70,13 @@ pub struct Args {
     #[arg(long, value_name = "on|off", value_parser = named(ON_OR_OFF), conflicts_with = "chat")]
     #[arg(action = clap::ArgAction::Set, default_value = "on")]
     prefix_cache: bool,
+    /// Directory that keeps the prefix cache, so that later runs need not compute a beginning that they share with this
+    /// one. It shows what the texts were about; only its owner can read it
+    #[arg(long, value_name = "DIR", conflicts_with = "chat")]
+    state_dir: Option<PathBuf>,
+    /// Largest size of the prefix cache in --state-dir; what was used least recently leaves first
+    #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = parse_size, requires = "state_dir")]
+    state_disk: u64,
     /// End the text where TEXT would appear; repeatable
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
@@ -125,7 +132,7 @@ fn generate(args: &Args, global: &Global) -> Result<()> {
     args.report.prepare()?;
     let trace = args.trace_target()?;
     let source = args.constraint.source()?;
-    let mut session = args.model.open(global, Speculation::Ngram)?;
+    let mut session = args.model.open_to_answer(global)?;
     session.sampling = args.sampling.sampling(&session, Sampling::default())?;
     let requested = args.prompts()?;
     let prompts: Vec<String> = requested.iter().map(|request| request.shown().to_string()).collect();
@@ -149,7 +156,7 @@ fn generate(args: &Args, global: &Global) -> Result<()> {
     let mut likely = vec![Vec::new(); prompts.len()];
     let options = GenerateOptions { batch: args.batch, stop_tokens, skip_invalid, ..args.generate_options() };
     session.engine.profile(args.profile);
-    let _cached = args.prefix_cache && prompts.len() > 1 && session.enable_prefix_cache();
+    args.enable_prefix_cache(&mut session, prompts.len())?;
     printer.start()?;
     let rounds = [session.generate(requests, &options, |event| {
         printer.token(event)?;
@@ -176,6 +183,7 @@ fn generate(args: &Args, global: &Global) -> Result<()> {
     output::show(&measurement.lines[0], &logprobs, args.json, global)?;
     session.note_rebuilds();
     args.report.save(&mut measurement, global)?;
+    args.save_prefixes(&mut session, global)?;
     output::finish(&rounds[0], &session, args.max_new(), global)?;
     // The process ends now, and the system frees all memory at once; dropping the model buffer by buffer takes 5 ms.
     std::mem::forget(session);
@@ -225,6 +233,29 @@ impl Args {
         if self.chat && self.report.is_wanted() {
             return Err(Error::usage("--chat cannot write a report")
                 .help("leave out --report-root, --html and REPORT_ROOT, or set REPORT=0"));
+        }
+        Ok(())
+    }
+
+    /// Enables the prefix cache where texts may have a common beginning.
+    fn enable_prefix_cache(&self, session: &mut Session, prompts: usize) -> Result<()> {
+        let wanted = self.prefix_cache && (prompts > 1 || self.state_dir.is_some());
+        let enabled = wanted && session.enable_prefix_cache();
+        match &self.state_dir {
+            Some(state) if enabled => session.engine.keep_prefixes_in(state, self.state_disk),
+            Some(_) => Err(Error::usage("--state-dir: found a run without a prefix cache")
+                .help("use --device cpu and --prefix-cache on, or leave --state-dir out")),
+            None => Ok(()),
+        }
+    }
+
+    /// Keeps the prefix cache in --state-dir.
+    fn save_prefixes(&self, session: &mut Session, global: &Global) -> Result<()> {
+        let saved =
+            session.engine.save_prefixes().help("the texts are complete; only --state-dir is not up to date")?;
+        if saved.written > 0 {
+            let bytes = human_bytes(saved.bytes);
+            global.note(format_args!("kept {} pages of the prefix cache ({bytes}) on disk", saved.written));
         }
         Ok(())
     }

@@ -37,9 +37,12 @@ fn table(plan: &MemoryPlan) -> Table {
         ("program and tokenizer".to_string(), plan.process_bytes),
         ("sum".to_string(), plan.total_bytes),
     ];
+    let cache = (plan.prefix_cache_bytes > 0).then(|| {
+        ("prefix cache of several prompts, while no text needs the memory".to_string(), plan.prefix_cache_bytes)
+    });
     let left = plan.left_bytes.map(|left| ("left on this machine or in this container".to_string(), left));
     Table::of(
-        rows.into_iter().chain(left),
+        rows.into_iter().chain(cache).chain(left),
         &[("memory", &|(what, _)| what.clone()), (">bytes", &|(_, n)| human_bytes(*n))],
     )
 }

@@ -1,0 +1,277 @@
+//! Measures the scheduler with the real engine, and compares the simulation with it.
+//!
+//! Run with `cargo bench --bench schedule -- PACK [SECONDS]`. `IEC_THREADS` sets the number of threads (default: all).
+//! The load of the comparison takes about `SECONDS` (default: 120). The prompts are random tokens.
+//!
+//! - come and go: 64 requests of different lengths in a batch of at most 16, against the time that their tokens take at
+//!   the speeds of a fixed batch of 16 equal requests
+//! - head: prompt tokens computed for a common beginning of 1024 tokens with 32 endings, against the smallest number
+//! - gap: the longest time between two tokens of a text beside which a prompt of 2048 tokens arrives, against the
+//!   budget of a step
+//! - load: times of requests that arrive at random, measured and simulated
+#![allow(missing_docs, clippy::disallowed_methods, clippy::print_stdout)]
+
+use iec::iebin::IebinReader;
+use iec::rng::Rng;
+use iec::runtime::generate::{Batch, Completion, Options, Request, Terms, generate};
+use iec::runtime::speculate::Speculator;
+use iec::runtime::{Engine, EngineOptions};
+use iec::sched::sim::{Arrival, Arrivals, Histogram, Lengths, Load, Machine, Setup, simulate};
+use iec::sched::{self, KeyLimits, Micros, SECOND};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Largest number of texts in the batch.
+const SEQUENCES: usize = 16;
+/// Budget of a step.
+const STEP: Micros = SECOND / 5;
+/// Longest text.
+const CONTEXT: usize = 2560;
+
+fn main() {
+    let mut words = std::env::args().skip(1).filter(|word| !word.starts_with("--"));
+    let Some(pack) = words.next() else {
+        println!("usage: cargo bench --bench schedule -- PACK [SECONDS]");
+        return;
+    };
+    let seconds: f64 = words.next().and_then(|word| word.parse().ok()).unwrap_or(120.0);
+    let threads = std::env::var("IEC_THREADS").ok().and_then(|t| t.parse().ok());
+    let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    let reader = IebinReader::open(Path::new(&pack)).expect("a pack");
+    let options = EngineOptions { threads, context: Some(CONTEXT), ..EngineOptions::default() };
+    let mut engine = Engine::open(&reader, &options).expect("an engine");
+    println!("{pack}, {threads} threads, {}", engine.precision());
+    let speeds = Speeds::measure(&mut engine);
+    come_and_go(&mut engine, &speeds);
+    gap(&mut engine);
+    load(&mut engine, &speeds, seconds);
+    common_head(&mut engine);
+}
+
+fn ids(rng: &mut Rng, count: usize, vocab: usize) -> Vec<u32> {
+    (0..count).map(|_| (rng.next_u64() % vocab as u64) as u32).collect()
+}
+
+fn request(rng: &mut Rng, engine: &Engine, prompt: usize, answer: usize) -> Request {
+    Request { ids: ids(rng, prompt, engine.config().vocab), max_new: answer, ..Request::default() }
+}
+
+/// Generates all texts in batches of at most `batch`; returns the texts, and the times of prefill and decode.
+fn texts(engine: &mut Engine, requests: Vec<Request>, batch: usize) -> (Vec<Completion>, f64, f64) {
+    let options = Options { tokenizer: None, batch, eos: &[], ..Options::default() };
+    let done = generate(engine, &mut Speculator::off(), requests, &options, |_| Ok(())).expect("texts");
+    (done.completions, done.prefill_time.as_secs_f64(), done.decode_time.as_secs_f64())
+}
+
+/// Speeds of fixed batches.
+struct Speeds {
+    /// Prompt tokens per second.
+    prefill: f64,
+    /// Seconds of a step with one text, and with [`SEQUENCES`].
+    decode: [f64; 2],
+}
+
+impl Speeds {
+    fn measure(engine: &mut Engine) -> Speeds {
+        let mut rng = Rng::new(1);
+        let mut fixed = |count: usize| {
+            let requests = (0..count).map(|_| request(&mut rng, engine, 256, 65)).collect();
+            let (_, prefill, decode) = texts(engine, requests, count);
+            (256.0 * count as f64 / prefill, decode / 64.0)
+        };
+        fixed(SEQUENCES);
+        let ((_, one), (prefill, many)) = (fixed(1), fixed(SEQUENCES));
+        println!(
+            "fixed batches: {prefill:.1} prompt tokens/s; {:.1} ms for a step of 1, {:.1} ms for one of {SEQUENCES}",
+            one * 1e3,
+            many * 1e3
+        );
+        Speeds { prefill, decode: [one, many] }
+    }
+}
+
+fn come_and_go(engine: &mut Engine, speeds: &Speeds) {
+    let mut rng = Rng::new(2);
+    let lengths: Vec<(usize, usize)> =
+        (0..64).map(|_| (64 + rng.next_u64() as usize % 384, 16 + rng.next_u64() as usize % 96)).collect();
+    let requests: Vec<Request> =
+        lengths.iter().map(|(prompt, answer)| request(&mut rng, engine, *prompt, *answer)).collect();
+    let begin = Instant::now();
+    let (done, ..) = texts(engine, requests, SEQUENCES);
+    let seconds = begin.elapsed().as_secs_f64();
+    let prompts: usize = lengths.iter().map(|(prompt, _)| prompt).sum();
+    let answers: usize = done.iter().map(|done| done.ids.len()).sum();
+    // The first token of each answer comes with its prompt.
+    let decoded = (answers - done.len()) as f64;
+    let ideal = prompts as f64 / speeds.prefill + decoded * speeds.decode[1] / SEQUENCES as f64;
+    println!(
+        "come and go: {prompts} prompt and {answers} answer tokens in {seconds:.1} s, {:.1} answer tokens/s; {:.3} of \
+         the speed of fixed batches",
+        answers as f64 / seconds,
+        ideal / seconds
+    );
+}
+
+fn common_head(engine: &mut Engine) {
+    let mut rng = Rng::new(3);
+    let vocab = engine.config().vocab;
+    let head = ids(&mut rng, 1024, vocab);
+    let tails: Vec<Vec<u32>> = (0..32).map(|_| ids(&mut rng, 32, vocab)).collect();
+    let requests = tails
+        .iter()
+        .map(|tail| Request { ids: [&head[..], tail].concat(), max_new: 2, ..Request::default() })
+        .collect();
+    assert!(engine.enable_prefix_cache("benchmark"));
+    let (done, ..) = texts(engine, requests, SEQUENCES);
+    let computed: usize = done.iter().map(|done| done.prompt_tokens - done.reused_tokens).sum();
+    let ideal = 1024 + 32 * 32;
+    println!("head: {computed} prompt tokens computed, {:.3} of {ideal}", computed as f64 / ideal as f64);
+}
+
+/// A batch of the engine in real time.
+struct Live<'a> {
+    engine: &'a mut Engine,
+    batch: Batch,
+    key: usize,
+    begin: Instant,
+    rng: Rng,
+    /// Arrival and last token of each request.
+    times: Vec<(Micros, Option<Micros>)>,
+    first_token: Histogram,
+    gap: Histogram,
+    latency: Histogram,
+}
+
+impl<'a> Live<'a> {
+    fn new(engine: &'a mut Engine, limits: sched::Options) -> Live<'a> {
+        let mut batch = Batch::new(engine, limits);
+        let key = batch.add_key(KeyLimits::default());
+        let [first_token, gap, latency] = [(); 3].map(|()| Histogram::default());
+        let (begin, rng, times) = (Instant::now(), Rng::new(4), Vec::new());
+        Live { engine, batch, key, begin, rng, times, first_token, gap, latency }
+    }
+
+    fn now(&self) -> Micros {
+        self.begin.elapsed().as_micros() as Micros
+    }
+
+    fn arrive(&mut self, time: Micros, prompt: usize, answer: usize) {
+        let request = request(&mut self.rng, self.engine, prompt, answer);
+        let terms = Terms { key: self.key, ..Terms::default() };
+        self.batch.arrive(self.engine, self.now(), self.times.len(), request, terms).expect("room for the request");
+        self.times.push((time, None));
+    }
+
+    fn step(&mut self) {
+        let (now, options) = (self.now(), Options { tokenizer: None, eos: &[], ..Options::default() });
+        let (begin, times) = (self.begin, &mut self.times);
+        let (first_token, gap) = (&mut self.first_token, &mut self.gap);
+        let mut sink = |event: &iec::runtime::generate::Event<'_>| {
+            let now = begin.elapsed().as_micros() as Micros;
+            let (arrival, last) = &mut times[event.request];
+            match last.replace(now) {
+                None => first_token.add(now - *arrival),
+                Some(last) => gap.add(now - last),
+            }
+            Ok(())
+        };
+        let report = self.batch.step(self.engine, &mut Speculator::off(), now, &options, &mut sink).expect("a step");
+        for (_, completion) in report.ended {
+            let (arrival, last) = self.times[completion.index];
+            self.latency.add(last.expect("a token") - arrival);
+        }
+    }
+}
+
+fn limits(engine: &Engine) -> sched::Options {
+    let pages = (SEQUENCES * CONTEXT.div_ceil(sched::PAGE as usize)) as u32;
+    sched::Options { max_seqs: SEQUENCES, step: STEP, ..sched::Options::with_pages(pages, engine.context() as u32) }
+}
+
+fn gap(engine: &mut Engine) {
+    let limits = limits(engine);
+    let mut live = Live::new(engine, limits);
+    live.arrive(0, 32, 200);
+    // The cost of steps with more tokens must be known, as it is in a server that runs for a while.
+    for prompt in [64, 128, 256, 512] {
+        live.arrive(0, prompt, 2);
+    }
+    while live.latency.count() < 4 {
+        live.step();
+    }
+    live.gap = Histogram::default();
+    let now = live.now();
+    live.arrive(now, 2048, 2);
+    while live.latency.count() < 5 {
+        live.step();
+    }
+    let (largest, budget) = (live.gap.largest(), STEP as f64 / 1e6);
+    println!("gap: {:.0} ms beside a prompt of 2048 tokens, {:.2} of the budget", largest * 1e3, largest / budget);
+}
+
+fn load(engine: &mut Engine, speeds: &Speeds, seconds: f64) {
+    let (prompt, answer) = (Lengths { median: 96.0, sigma: 0.5 }, Lengths { median: 32.0, sigma: 0.5 });
+    let row = (speeds.decode[1] - speeds.decode[0]) / (SEQUENCES - 1) as f64;
+    let machine = Machine {
+        prefill_rate: speeds.prefill,
+        step_base: ((speeds.decode[0] - row) * 1e6) as Micros,
+        decode_row: (row * 1e6) as Micros,
+        acceptance: 0.0,
+    };
+    // About 60 % of what the machine can do.
+    let cost = 110.0 / speeds.prefill + 36.0 * speeds.decode[1] / SEQUENCES as f64;
+    let rate = 0.6 / cost;
+    let load = Load {
+        requests: (seconds * rate) as u64,
+        rate,
+        bursts: None,
+        keys: 1,
+        zipf: 0.0,
+        flood: 0.0,
+        background: 0.0,
+        prompt,
+        answer,
+        max_tokens: 256,
+        heads: 0,
+        head_tokens: 0,
+        adapters: 1,
+        giants: 0.0,
+        disconnects: 0.0,
+        slow_readers: 0.0,
+    };
+    let (options, seed) = (limits(engine), 5);
+    let setup = Setup { options: options.clone(), key: KeyLimits::default(), load: load.clone(), machine, seed };
+    let simulated = simulate(&setup, &|| false).expect("the rules of the scheduler");
+    let mut live = Live::new(engine, options.clone());
+    let mut arrivals = Arrivals::new(&load, options.ctx, seed).peekable();
+    while arrivals.peek().is_some() || !live.batch.is_empty() {
+        while let Some(Arrival { time, request, client, .. }) = arrivals.next_if(|next| next.time <= live.now()) {
+            // The real model has no end of its own, so the answer is cut where the simulated one ends.
+            live.arrive(time, request.prompt as usize, client.answer.min(request.max_tokens) as usize);
+        }
+        match arrivals.peek() {
+            Some(next) if live.batch.is_empty() => {
+                let wait = next.time.saturating_sub(live.now());
+                std::thread::sleep(Duration::from_micros(wait.min(10_000)));
+            }
+            _ => live.step(),
+        }
+    }
+    println!(
+        "load: {} requests at {rate:.2} per second, engine busy {:.0} %",
+        load.requests,
+        100.0 * simulated.busy / simulated.seconds
+    );
+    println!("{:<12} {:>22} {:>22}", "seconds", "p50: real, simulated", "p99: real, simulated");
+    for (name, real, simulated) in [
+        ("first token", &live.first_token, &simulated.first_token),
+        ("gap", &live.gap, &simulated.gap),
+        ("whole", &live.latency, &simulated.latency),
+    ] {
+        let columns = [0.5, 0.99].map(|share| {
+            let (real, simulated) = (real.quantile(share), simulated.quantile(share));
+            format!("{real:.3} {simulated:.3} ({:.2})", simulated / real)
+        });
+        println!("{name:<12} {:>22} {:>22}", columns[0], columns[1]);
+    }
+}
