@@ -4,9 +4,11 @@
 //! speed. A [`chat::Conversation`] keeps the history of a chat. The commands `run`, `bench`, `eval` and `verify` are
 //! built on these types.
 
+mod ahead;
 pub mod chat;
 pub mod dedup;
 pub mod embedded;
+mod encoder;
 pub mod kv_gate;
 mod memory;
 pub mod metrics;
@@ -31,11 +33,12 @@ use crate::runtime::cpu::place::physical_cores;
 use crate::runtime::generate::{self, Event, Outcome, Request};
 use crate::runtime::sampler::Sampling;
 use crate::runtime::speculate::Speculator;
-use crate::runtime::text::{ChatTemplate, Message, Tokenizer, chat as template_files, tokenizer};
+use crate::runtime::text::{ChatTemplate, Tokenizer, chat as template_files, tokenizer};
 use crate::runtime::{Engine, EngineOptions, Precision};
 use crate::sha256::{Digest, Sha256, hex};
 use crate::units::human_bytes;
 use dedup::DedupOptions;
+pub use encoder::Encoder;
 pub use metrics::{Latencies, Metrics};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -222,11 +225,7 @@ impl Session {
     /// # Errors
     /// The pack has no tokenizer.
     pub fn tokenizer(&self) -> Result<&Tokenizer> {
-        self.tokenizer.as_ref().ok_or_else(|| {
-            Error::new(Cause::Model(format!("the pack has no {}", tokenizer::FILE_NAME)))
-                .at(&self.reader.dir)
-                .help("name one with --tokenizer FILE")
-        })
+        self.encoder().tokenizer()
     }
 
     /// Reads the chat template of the pack.
@@ -240,50 +239,12 @@ impl Session {
         ChatTemplate::open(&self.reader.dir)
     }
 
-    /// Encodes conversations as prompts for their next assistant turn; returns the token ids of each prompt.
-    ///
-    /// # Errors
-    /// The template fails, refuses a conversation, or exceeds the limits of memory and time for templates.
-    pub fn encode_chats(&self, template: &ChatTemplate, conversations: &[Vec<Message>]) -> Result<Vec<Vec<u32>>> {
-        let tokenizer = self.tokenizer()?;
-        let texts = self.render_chats(template, conversations, tokenizer.longest_prompt(self.engine.context()))?;
-        texts.iter().map(|text| tokenizer.encode_plain(text)).collect()
-    }
-
-    /// Renders conversations as prompts of at most `longest` bytes each.
-    fn render_chats(
-        &self,
-        template: &ChatTemplate,
-        conversations: &[Vec<Message>],
-        longest: usize,
-    ) -> Result<Vec<String>> {
-        match &self.template_process {
-            Some(process) => process.render(template, conversations, longest),
-            None => conversations.iter().map(|messages| template.render(messages, longest)).collect(),
-        }
-    }
-
     /// Encodes a prompt, with the special tokens that the tokenizer adds.
     ///
     /// # Errors
     /// The pack has no tokenizer, or the text is so long that it has more tokens than the context.
     pub fn encode(&self, prompt: &str) -> Result<Vec<u32>> {
-        self.encode_limited(prompt, true)
-    }
-
-    /// Encodes a prompt, with or without the special tokens that the tokenizer adds.
-    fn encode_limited(&self, prompt: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
-        let (tokenizer, context) = (self.tokenizer()?, self.engine.context());
-        let longest = tokenizer.longest_prompt(context);
-        if prompt.len() > longest {
-            let found = format!(
-                "found a prompt of {} bytes, expected at most {longest} for the context of {context} tokens",
-                prompt.len()
-            );
-            return Err(Error::usage(found)
-                .help("shorten the prompt, or raise --ctx if it is below the context length of the model"));
-        }
-        if add_special_tokens { tokenizer.encode(prompt) } else { tokenizer.encode_plain(prompt) }
+        self.encoder().encode(prompt, true)
     }
 
     /// Returns the token that ends a turn of a conversation, if the template names one.
@@ -294,21 +255,12 @@ impl Session {
         template.eos_token().map_or(Ok(None), |token| Ok(self.tokenizer()?.id(token)))
     }
 
-    /// Compiles a constraint for requests to this model. The first call prepares the vocabulary, which takes up to half
-    /// a second for 200 000 tokens.
+    /// Compiles a constraint for requests to this model; see [`Encoder::constraint`].
     ///
     /// # Errors
-    /// The constraint is not valid, not supported or too large, or the tokenizer is of a kind that has no fixed bytes
-    /// for its tokens.
+    /// The same as those of [`Encoder::constraint`].
     pub fn constraint(&self, source: &ConstraintSource) -> Result<Arc<Constraint>> {
-        let vocabulary = match self.vocabulary.get() {
-            Some(vocabulary) => vocabulary,
-            None => {
-                let built = Vocabulary::new(self.tokenizer()?.spelling(self.engine.config().vocab)?)?;
-                self.vocabulary.get_or_init(|| Arc::new(built))
-            }
-        };
-        Constraint::compile(source, vocabulary).map(Arc::new)
+        self.encoder().constraint(source)
     }
 
     /// Enables the prefix cache of the engine for the following requests; see [`Engine::enable_prefix_cache`].
@@ -328,15 +280,6 @@ impl Session {
         Request { ids, max_new: MAX_NEW, sampling: self.sampling.clone(), ..Request::default() }
     }
 
-    /// Checks a request as [`Session::generate`] does before it computes anything.
-    ///
-    /// # Errors
-    /// The prompt is empty or longer than the context, a token is not in the vocabulary, or a parameter is out of
-    /// range.
-    pub fn check(&self, request: &Request) -> Result<()> {
-        generate::check(request, &self.engine)
-    }
-
     /// Continues all requests; `sink` is called with each token as it is generated.
     ///
     /// # Errors
@@ -348,23 +291,31 @@ impl Session {
         options: &GenerateOptions,
         sink: impl FnMut(&Event<'_>) -> Result<()>,
     ) -> Result<Generation> {
-        let eos = match options.ignore_eos {
-            true => Vec::new(),
-            false => [&self.engine.config().eos[..], &options.stop_tokens].concat(),
-        };
-        let run = generate::Options {
+        self.parts()
+            .0
+            .generate(options, |engine, speculator, run| generate::generate(engine, speculator, requests, run, sink))
+    }
+
+    /// Returns the part of the session that encodes texts.
+    pub fn encoder(&self) -> Encoder<'_> {
+        Encoder {
             tokenizer: self.tokenizer.as_ref(),
-            batch: options.batch,
-            eos: &eos,
-            show_special: options.show_special,
-            keep_prefixes: options.keep_prefixes,
-            skip_invalid: options.skip_invalid,
-            keep_interrupted: options.keep_interrupted,
-        };
-        self.engine.take_gpu_time();
-        let begin = Instant::now();
-        let outcome = generate::generate(&mut self.engine, &mut self.speculator, requests, &run, sink)?;
-        Ok(Generation { outcome, wall: begin.elapsed(), gpu: self.engine.take_gpu_time() })
+            template_process: self.template_process.as_ref(),
+            vocabulary: &self.vocabulary,
+            dir: &self.reader.dir,
+            context: self.engine.context(),
+            vocab: self.engine.config().vocab,
+        }
+    }
+
+    /// Returns the parts that compute and those that encode, which may be used at the same time.
+    fn parts(&mut self) -> (Parts<'_>, Encoder<'_>) {
+        let Session { engine, speculator, tokenizer, template_process, vocabulary, reader, .. } = self;
+        let tokenizer = tokenizer.as_ref();
+        let (context, vocab) = (engine.context(), engine.config().vocab);
+        let template_process = template_process.as_ref();
+        let encoder = Encoder { tokenizer, template_process, vocabulary, dir: &reader.dir, context, vocab };
+        (Parts { engine, speculator, tokenizer }, encoder)
     }
 
     /// Continues `prompt` by at most `max_new` tokens; returns the generated text.
@@ -406,6 +357,40 @@ impl Session {
             engine.kv_type(),
             human_bytes(engine.weight_bytes_per_token())
         )
+    }
+}
+
+/// Parts of a session that compute.
+struct Parts<'a> {
+    engine: &'a mut Engine,
+    speculator: &'a mut Speculator,
+    tokenizer: Option<&'a Tokenizer>,
+}
+
+impl Parts<'_> {
+    /// Calls `generate` with the options for the runtime, and measures its time.
+    fn generate(
+        self,
+        options: &GenerateOptions,
+        generate: impl FnOnce(&mut Engine, &mut Speculator, &generate::Options<'_>) -> Result<Outcome>,
+    ) -> Result<Generation> {
+        let eos = match options.ignore_eos {
+            true => Vec::new(),
+            false => [&self.engine.config().eos[..], &options.stop_tokens].concat(),
+        };
+        let run = generate::Options {
+            tokenizer: self.tokenizer,
+            batch: options.batch,
+            eos: &eos,
+            show_special: options.show_special,
+            keep_prefixes: options.keep_prefixes,
+            skip_invalid: options.skip_invalid,
+            keep_interrupted: options.keep_interrupted,
+        };
+        self.engine.take_gpu_time();
+        let begin = Instant::now();
+        let outcome = generate(self.engine, self.speculator, &run)?;
+        Ok(Generation { outcome, wall: begin.elapsed(), gpu: self.engine.take_gpu_time() })
     }
 }
 

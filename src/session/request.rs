@@ -1,16 +1,21 @@
 //! Requests of a prompts file: a prompt with settings of its own, which replace those of the run.
 
-use super::Session;
+use super::ahead::{Ahead, Taken};
 use super::sampling::SamplingTexts;
-use crate::error::{Context, Error, Result};
+use super::{Encoder, GenerateOptions, Generation, Session};
+use crate::error::{Error, Result};
 use crate::runtime::constraint::{Constraint, ConstraintSource};
-use crate::runtime::generate::Request;
+use crate::runtime::generate::{Event, Next, Request, Source, generate_from};
 use crate::runtime::sampler::Sampling;
 use crate::runtime::text::{ChatTemplate, Message, UnicodeForm};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::num::NonZero;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::available_parallelism;
+use std::time::{Duration, Instant};
 
 /// A prompt and the settings of its request. A setting that is absent is that of the run.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -155,7 +160,7 @@ impl PromptRequest {
     }
 
     /// Returns the sampling of the request, over that of the run.
-    fn sampling(&self, session: &Session, plain: Sampling) -> Result<Sampling> {
+    fn sampling(&self, encoder: &Encoder<'_>, plain: Sampling) -> Result<Sampling> {
         let draws = [self.top_p, self.min_p, self.typical_p].iter().any(Option::is_some) || self.top_k.is_some();
         let unnamed = if draws && plain.temperature == 0.0 { 1.0 } else { plain.temperature };
         let sampling = Sampling {
@@ -179,15 +184,10 @@ impl PromptRequest {
         };
         // The sequence breakers of the run stay.
         let breakers = sampling.dry.breakers.clone();
-        let mut sampling = texts.resolve(sampling, || session.tokenizer(), session.engine.config().vocab)?;
+        let mut sampling = texts.resolve(sampling, || encoder.tokenizer(), encoder.vocab())?;
         sampling.dry.breakers = breakers;
         Ok(sampling)
     }
-}
-
-/// Returns the name of a prompt in messages.
-fn name(i: usize) -> String {
-    format!("prompt {i}")
 }
 
 /// Settings of a run that its requests may replace.
@@ -203,79 +203,166 @@ pub struct RunSettings<'a> {
     pub plain: Request,
 }
 
-impl Session {
-    /// Encodes prompts and builds their requests, each with its own settings over those of the run.
+/// Receiver of what [`Session::generate_prompts`] does.
+pub trait Progress {
+    /// Takes a prompt that was encoded or is invalid. Prompts come in their order, each before its first token.
     ///
     /// # Errors
-    /// A prompt has messages but the run has no template, the template fails, a prompt is too long to be encoded, or a
-    /// constraint or a text of the sampling is invalid; the message names the number of the prompt.
-    pub fn requests(&self, prompts: &[PromptRequest], run: &RunSettings<'_>) -> Result<Vec<Request>> {
-        let mut compiled: Vec<(ConstraintSource, Arc<Constraint>)> = Vec::new();
-        let ids = self.encode_requests(prompts, run)?;
-        let build = |(i, (prompt, ids)): (usize, (&PromptRequest, Vec<u32>))| {
-            self.request_of(prompt, ids, run, &mut compiled).tensor(&name(i))
-        };
-        prompts.iter().zip(ids).enumerate().map(build).collect()
-    }
+    /// The generation must end.
+    fn prompt(&mut self, index: usize, request: &Result<Request>) -> Result<()>;
 
-    fn encode_requests(&self, prompts: &[PromptRequest], run: &RunSettings<'_>) -> Result<Vec<Vec<u32>>> {
-        let mut conversations = Vec::new();
-        for (i, prompt) in prompts.iter().enumerate() {
-            conversations.push(match run.template {
-                Some(_) => prompt.conversation(run.system).tensor(&name(i))?,
-                None if prompt.messages.is_empty() => None,
-                None => {
-                    return Err(Error::usage("found `messages`, expected `prompt` in a run without a chat template")
-                        .tensor(name(i))
-                        .help("add --chat-template auto, or the name of a built-in template"));
-                }
-            });
-        }
-        let rendered: Vec<Vec<Message>> = conversations.iter().flatten().cloned().collect();
-        let mut rendered = match run.template {
-            Some(template) if !rendered.is_empty() => self.encode_chats(template, &rendered)?,
-            _ => Vec::new(),
-        }
-        .into_iter();
-        let encode = |(i, prompt): (usize, &PromptRequest)| match &conversations[i] {
-            Some(_) => Ok(rendered.next().expect("tokens for each conversation")),
-            None => self.encode_raw(prompt).tensor(&name(i)),
-        };
-        prompts.iter().enumerate().map(encode).collect()
-    }
+    /// Takes a token that was generated.
+    ///
+    /// # Errors
+    /// The generation must end.
+    fn token(&mut self, event: &Event<'_>) -> Result<()>;
+}
 
-    /// Encodes a prompt that is continued as it is.
-    fn encode_raw(&self, prompt: &PromptRequest) -> Result<Vec<u32>> {
-        let text = prompt.prompt.as_deref().unwrap_or_default();
-        let text = prompt.normalize.map_or_else(|| Ok(text.to_string()), |form| form.of(text))?;
-        self.encode_limited(&text, prompt.add_special_tokens.unwrap_or(true))
-    }
+/// Largest number of prompts that a thread encodes at a time. Chat templates are rendered in a process per piece.
+const PIECE: usize = 16;
+/// Largest number of threads that encode prompts. One of them encodes much faster than an engine computes.
+const THREADS: usize = 4;
+/// Largest number of constraints that are kept for requests with the same one.
+const COMPILED: usize = 64;
 
-    fn request_of(
-        &self,
-        prompt: &PromptRequest,
-        ids: Vec<u32>,
+impl Session {
+    /// Encodes prompts and continues them, each with its own settings over those of the run. The first ones are encoded
+    /// before anything is computed, the others by other threads while the engine computes, at most `ahead` (at least
+    /// one) before they are needed. Returns the texts and the time that encoding took on all threads together.
+    ///
+    /// # Errors
+    /// `progress` fails, a prompt is invalid and `skip_invalid` is not set (the message names the number of the
+    /// prompt), and those of [`Session::generate`].
+    pub fn generate_prompts(
+        &mut self,
+        prompts: &[PromptRequest],
         run: &RunSettings<'_>,
-        compiled: &mut Vec<(ConstraintSource, Arc<Constraint>)>,
-    ) -> Result<Request> {
-        let plain = run.plain.clone();
+        options: &GenerateOptions,
+        ahead: usize,
+        progress: &mut dyn Progress,
+    ) -> Result<(Generation, Duration)> {
+        let pieces: Vec<&[PromptRequest]> = prompts.chunks(ahead.clamp(1, PIECE)).collect();
+        let encoding = Encoding { run, compiled: Mutex::default(), time: Mutex::default() };
+        let (parts, encoder) = self.parts();
+        let first = pieces.first().map_or_else(Vec::new, |piece| encoding.encode(&encoder, piece));
+        let later = pieces.get(1..).unwrap_or_default();
+        let ring = Ahead::new(later.len(), ahead / PIECE);
+        let threads = later.len().min(THREADS).min(available_parallelism().map_or(1, NonZero::get));
+        let progress = RefCell::new(progress);
+        let generation = std::thread::scope(|scope| {
+            let _stop = ring.stop();
+            for _ in 0..threads {
+                scope.spawn(|| ring.work(|i| encoding.encode(&encoder, later[i])));
+            }
+            let mut source = Encoded { piece: first.into_iter(), ring: &ring, taken: 0, progress: &progress };
+            let mut sink = |event: &Event<'_>| progress.borrow_mut().token(event);
+            parts.generate(options, |engine, speculator, run| {
+                generate_from(engine, speculator, &mut source, run, &mut sink)
+            })
+        })?;
+        let time = *encoding.time.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok((generation, time))
+    }
+}
+
+/// Requests of prompts that other threads encode.
+struct Encoded<'a, 'b> {
+    /// Rest of the piece of which requests are taken.
+    piece: std::vec::IntoIter<Result<Request>>,
+    ring: &'a Ahead<Vec<Result<Request>>>,
+    /// Number of requests that were taken.
+    taken: usize,
+    progress: &'a RefCell<&'b mut dyn Progress>,
+}
+
+impl Source for Encoded<'_, '_> {
+    fn next(&mut self, wait: bool) -> Result<Next> {
+        loop {
+            if let Some(request) = self.piece.next() {
+                self.progress.borrow_mut().prompt(self.taken, &request)?;
+                self.taken += 1;
+                return Ok(Next::Request(Box::new(request)));
+            }
+            match self.ring.next(wait) {
+                Taken::Ready(piece) => self.piece = piece.into_iter(),
+                Taken::Pending => return Ok(Next::Later),
+                Taken::End => return Ok(Next::End),
+            }
+        }
+    }
+}
+
+/// State of the threads that encode the prompts of a run.
+struct Encoding<'a> {
+    run: &'a RunSettings<'a>,
+    /// Constraints that were compiled last.
+    compiled: Mutex<VecDeque<(ConstraintSource, Arc<Constraint>)>>,
+    /// Time that all threads took.
+    time: Mutex<Duration>,
+}
+
+impl Encoding<'_> {
+    /// Encodes prompts and builds their requests. An error concerns its prompt only.
+    fn encode(&self, encoder: &Encoder<'_>, prompts: &[PromptRequest]) -> Vec<Result<Request>> {
+        let begin = Instant::now();
+        let ids = self.encode_texts(encoder, prompts);
+        let request = |(prompt, ids): (&PromptRequest, Result<Vec<u32>>)| {
+            let request = self.request(encoder, prompt, ids?)?;
+            encoder.check(&request)?;
+            Ok(request)
+        };
+        let requests = prompts.iter().zip(ids).map(request).collect();
+        *self.time.lock().unwrap_or_else(PoisonError::into_inner) += begin.elapsed();
+        requests
+    }
+
+    fn encode_texts(&self, encoder: &Encoder<'_>, prompts: &[PromptRequest]) -> Vec<Result<Vec<u32>>> {
+        let conversations: Vec<_> = prompts.iter().map(|prompt| self.conversation(prompt)).collect();
+        let rendered: Vec<Vec<Message>> =
+            conversations.iter().flatten().filter_map(|conversation| conversation.clone()).collect();
+        let mut rendered = self.encode_conversations(encoder, &rendered).into_iter();
+        let encode = |(prompt, conversation): (&PromptRequest, Result<Option<Vec<Message>>>)| match conversation? {
+            Some(_) => rendered.next().expect("tokens for each conversation"),
+            None => encode_raw(encoder, prompt),
+        };
+        prompts.iter().zip(conversations).map(encode).collect()
+    }
+
+    /// Returns the conversation that the chat template renders; `None` for a prompt that is continued as it is.
+    fn conversation(&self, prompt: &PromptRequest) -> Result<Option<Vec<Message>>> {
+        match self.run.template {
+            Some(_) => prompt.conversation(self.run.system),
+            None if prompt.messages.is_empty() => Ok(None),
+            None => Err(Error::usage("found `messages`, expected `prompt` in a run without a chat template")
+                .help("add --chat-template auto, or the name of a built-in template")),
+        }
+    }
+
+    /// Encodes conversations together, or each alone if one of them fails.
+    fn encode_conversations(&self, encoder: &Encoder<'_>, conversations: &[Vec<Message>]) -> Vec<Result<Vec<u32>>> {
+        let Some(template) = self.run.template.filter(|_| !conversations.is_empty()) else { return Vec::new() };
+        match encoder.encode_chats(template, conversations) {
+            Ok(ids) => ids.into_iter().map(Ok).collect(),
+            Err(e) if conversations.len() == 1 => vec![Err(e)],
+            Err(_) => {
+                let alone = |one: &Vec<Message>| encoder.encode_chats(template, std::slice::from_ref(one));
+                conversations.iter().map(|one| alone(one).map(|ids| ids.concat())).collect()
+            }
+        }
+    }
+
+    fn request(&self, encoder: &Encoder<'_>, prompt: &PromptRequest, ids: Vec<u32>) -> Result<Request> {
+        let plain = self.run.plain.clone();
         let constraint = match prompt.sources().next() {
             None => plain.constraint,
-            Some(source) => Some(match compiled.iter().find(|(known, _)| *known == source) {
-                Some((_, constraint)) => constraint.clone(),
-                None => {
-                    let constraint = self.constraint(&source)?;
-                    compiled.push((source, constraint.clone()));
-                    constraint
-                }
-            }),
+            Some(source) => Some(self.constraint(encoder, source)?),
         };
         let stop = prompt.stop.as_ref().unwrap_or(&plain.stop);
-        let ends = if prompt.raw { &[] } else { run.ends };
+        let ends = if prompt.raw { &[] } else { self.run.ends };
         Ok(Request {
             ids,
             max_new: prompt.max_new.unwrap_or(plain.max_new),
-            sampling: prompt.sampling(self, plain.sampling)?,
+            sampling: prompt.sampling(encoder, plain.sampling)?,
             seed: prompt.seed,
             stop: stop.iter().chain(ends).cloned().collect(),
             constraint,
@@ -284,4 +371,23 @@ impl Session {
             salt: Vec::new(),
         })
     }
+
+    /// Returns the compiled form of a constraint, which requests with the same one share.
+    fn constraint(&self, encoder: &Encoder<'_>, source: ConstraintSource) -> Result<Arc<Constraint>> {
+        let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, constraint)) = compiled.iter().find(|(known, _)| *known == source) {
+            return Ok(constraint.clone());
+        }
+        let constraint = encoder.constraint(&source)?;
+        compiled.truncate(COMPILED - 1);
+        compiled.push_front((source, constraint.clone()));
+        Ok(constraint)
+    }
+}
+
+/// Encodes a prompt that is continued as it is.
+fn encode_raw(encoder: &Encoder<'_>, prompt: &PromptRequest) -> Result<Vec<u32>> {
+    let text = prompt.prompt.as_deref().unwrap_or_default();
+    let text = prompt.normalize.map_or_else(|| Ok(text.to_string()), |form| form.of(text))?;
+    encoder.encode(&text, prompt.add_special_tokens.unwrap_or(true))
 }

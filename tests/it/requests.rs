@@ -143,6 +143,50 @@ fn a_request_with_a_wrong_value_fails_alone() {
 }
 
 #[test]
+fn prompts_are_encoded_ahead_in_order_and_invalid_ones_fail_alone() {
+    let (pack, dir) = (pack(), tempfile::tempdir().unwrap());
+    // Every 10th prompt cannot be encoded, because its constraint or its text is invalid.
+    let request = |i: usize| match i % 10 {
+        3 => json!({"prompt": "Once", "regex": "("}),
+        7 => json!({"prompt": "Lily ".repeat(9000)}),
+        _ => json!({"prompt": format!("{i} cats"), "max_new": 1 + i % 3, "regex": "[a-z ]*"}),
+    };
+    let requests: Vec<Value> = (0..95).map(request).collect();
+    let path = file(dir.path(), &requests);
+    let run = |options: &[&str]| {
+        let trace = dir.path().join("trace.jsonl");
+        let output = iec()
+            .args(["run", "--overwrite", "--model-dir"])
+            .arg(&pack)
+            .arg("--prompts-file")
+            .arg(&path)
+            .arg("--trace-ids")
+            .arg(&trace)
+            .args(options)
+            .assert()
+            .code(2);
+        let stderr = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+        assert!(stderr.contains("19 of 95 prompts were not continued"), "{stderr}");
+        assert!(["prompt 3:", "prompt 17:", "prompt 53:"].iter().all(|name| stderr.contains(name)), "{stderr}");
+        let trace = std::fs::read_to_string(&trace).unwrap();
+        let prompts = trace.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let prompts: Vec<u64> = prompts
+            .filter(|line| line["kind"] == "prompt")
+            .map(|line| line["prompt_index"].as_u64().unwrap())
+            .collect();
+        assert!(prompts.is_sorted() && prompts.len() == 76, "{prompts:?}");
+        String::from_utf8(output.get_output().stdout.clone()).unwrap()
+    };
+    let whole = run(&["--batch", "1"]);
+    assert_eq!(whole.lines().filter(|line| line.starts_with("== prompt ")).count(), 95);
+    for options in
+        [["--batch", "1", "--prefetch", "1"], ["--batch", "7", "--prefetch", "1"], ["--batch", "7", "--prefetch", "40"]]
+    {
+        assert_eq!(run(&options), whole, "{options:?}");
+    }
+}
+
+#[test]
 fn settings_are_refused_where_they_would_be_ignored() {
     let (pack, dir) = (pack(), tempfile::tempdir().unwrap());
     let path = file(dir.path(), &[json!({"prompt": "Once", "max_new": 4})]);

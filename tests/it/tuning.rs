@@ -18,13 +18,14 @@ fn no_tuning_option_changes_a_token() {
     let dir = packed("stories260k");
     let (plain, notes) = run(dir.path(), &[], &[]);
     assert!(!notes.contains("no effect"), "{notes}");
-    let cases: [&[&str]; 10] = [
+    let cases: [&[&str]; 11] = [
         &["--affinity", "compact"],
         &["--affinity", "scatter", "--threads", "1"],
         &["--affinity", "compact", "--threads", "9"],
         &["--prefetch", "on"],
         &["--prefetch", "off"],
         &["--prefetch", "auto"],
+        &["--prefetch", "4"],
         &["--pin"],
         &["--pretranspose", "all"],
         &["--pretranspose", "woh"],
@@ -83,7 +84,7 @@ fn a_memory_node_that_is_not_there_is_an_engine_error() {
     for wrong in [
         ["--numa", "nodes"],
         ["--prefetch", "maybe"],
-        ["--prefetch", "4"],
+        ["--prefetch", "0"],
         ["--affinity", "near"],
         ["--pretranspose", "some"],
     ] {

@@ -130,6 +130,11 @@ impl ModelArgs {
     /// # Errors
     /// Exit code 3 if there is no valid model, 5 if it cannot run with these options.
     pub fn open(&self, global: &Global, speculation: Speculation) -> Result<Session> {
+        self.note_prompts_ahead(global);
+        self.open_session(global, speculation)
+    }
+
+    fn open_session(&self, global: &Global, speculation: Speculation) -> Result<Session> {
         self.noted(Session::open(self.path()?, &self.options(global, speculation)?)?, global)
     }
 
@@ -139,7 +144,7 @@ impl ModelArgs {
     /// # Errors
     /// The same as for [`ModelArgs::open`]; exit code 4 if `iec eval --kv-gate` found that the type is worse.
     pub fn open_to_answer(&self, global: &Global) -> Result<Session> {
-        let session = self.open(global, Speculation::Ngram)?;
+        let session = self.open_session(global, Speculation::Ngram)?;
         if let Some(kv) = self.kv
             && session.check_kv()?.is_none()
             && matches!(kv, KvType::Int4 | KvType::Fp8)
@@ -149,6 +154,16 @@ impl ModelArgs {
             ));
         }
         Ok(session)
+    }
+
+    /// Prints a note if --prefetch has a number, in a command that does not encode prompts ahead.
+    pub fn note_prompts_ahead(&self, global: &Global) {
+        self.tuning.note_prompts_ahead(global);
+    }
+
+    /// Returns the largest number of prompts that are encoded before they are computed.
+    pub fn prompts_ahead(&self) -> usize {
+        self.tuning.prompts_ahead()
     }
 
     /// Opens the model with the KV cache that it has without --kv.

@@ -27,16 +27,17 @@ pub struct TuningArgs {
     #[arg(help_heading = "Tuning", long, value_name = "POLICY", default_value = "none")]
     pub numa: Numa,
     /// When weights are read: on: all before the first token; auto: when they are used, with read-ahead by the system;
-    /// off: when they are used, without read-ahead
+    /// off: when they are used, without read-ahead. N: as auto, and `iec run --prompts-file` encodes at most N prompts
+    /// ahead of those that are computed (256 otherwise)
     #[arg(
         help_heading = "Tuning",
         long,
-        value_name = "on|off|auto",
+        value_name = "on|off|auto|N",
         env = "PREFETCH",
         default_value = "auto",
         value_parser = parse_prefetch
     )]
-    prefetch: Residency,
+    prefetch: Prefetch,
     /// Keep the weights locked in memory; implies --prefetch on
     #[arg(help_heading = "Tuning", long)]
     pin: bool,
@@ -51,22 +52,55 @@ const AFFINITIES: &[Named<Affinity>] = &[
     (Affinity::Scatter, &["scatter"], "Distribute threads over the memory nodes in turn"),
 ];
 
-fn parse_prefetch(text: &str) -> Result<Residency, String> {
+/// Number of prompts that are encoded ahead unless an option says otherwise.
+const PROMPTS_AHEAD: usize = 256;
+
+/// The value of --prefetch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Prefetch {
+    /// When weights are read.
+    Weights(Residency),
+    /// Number of prompts that are encoded ahead.
+    Prompts(usize),
+}
+
+fn parse_prefetch(text: &str) -> Result<Prefetch, String> {
     match text {
-        "on" => Ok(Residency::Whole),
-        "off" => Ok(Residency::NoReadAhead),
-        "auto" => Ok(Residency::OnDemand),
-        number if number.parse::<usize>().is_ok() => {
-            Err("found a number of prompts to tokenize ahead, which is not supported; expected on, off or auto".into())
-        }
-        _ => Err("expected on, off or auto".into()),
+        "on" => Ok(Prefetch::Weights(Residency::Whole)),
+        "off" => Ok(Prefetch::Weights(Residency::NoReadAhead)),
+        "auto" => Ok(Prefetch::Weights(Residency::OnDemand)),
+        number => match number.parse() {
+            Ok(prompts) if prompts > 0 => Ok(Prefetch::Prompts(prompts)),
+            _ => Err("expected on, off, auto, or a number of prompts of at least 1".into()),
+        },
     }
 }
 
 impl TuningArgs {
     /// Returns when weights are read into memory.
     pub fn residency(&self) -> Residency {
-        if self.pin { Residency::Locked } else { self.prefetch }
+        match self.prefetch {
+            _ if self.pin => Residency::Locked,
+            Prefetch::Weights(residency) => residency,
+            Prefetch::Prompts(_) => Residency::OnDemand,
+        }
+    }
+
+    /// Returns the largest number of prompts that are encoded before they are computed.
+    pub fn prompts_ahead(&self) -> usize {
+        match self.prefetch {
+            Prefetch::Weights(_) => PROMPTS_AHEAD,
+            Prefetch::Prompts(prompts) => prompts,
+        }
+    }
+
+    /// Prints a note in a command that encodes all prompts before it measures.
+    pub fn note_prompts_ahead(&self, global: &Global) {
+        if let Prefetch::Prompts(prompts) = self.prefetch {
+            global.note(format!(
+                "--prefetch {prompts}: only `iec run --prompts-file` encodes prompts ahead, so the number has no effect"
+            ));
+        }
     }
 
     /// Prints a note about each given option that has no effect.

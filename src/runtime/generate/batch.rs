@@ -127,6 +127,16 @@ impl Batch {
         self.scheduler.waiting() + self.scheduler.running() == 0
     }
 
+    /// Returns the number of requests that wait for a slot.
+    pub fn waiting(&self) -> usize {
+        self.scheduler.waiting()
+    }
+
+    /// Returns true if no request is in the batch; some may wait for a slot.
+    pub fn is_idle(&self) -> bool {
+        self.scheduler.running() == 0
+    }
+
     /// Returns the scheduler's count of pages.
     pub fn pages(&self) -> PageCounts {
         self.scheduler.pages()

@@ -242,7 +242,35 @@ pub struct Outcome {
     pub decode_stages: Stages,
 }
 
-/// Generates all texts and calls `sink` with each token as it is generated.
+/// Requests of a run, which may become known while others are computed.
+pub trait Source {
+    /// Returns the next request in their order. With `wait`, [`Next::Later`] is not returned: the call blocks instead.
+    ///
+    /// # Errors
+    /// The whole run must end. A request that is invalid alone is [`Next::Request`] with its error.
+    fn next(&mut self, wait: bool) -> Result<Next>;
+}
+
+/// Next request of a [`Source`].
+#[derive(Debug)]
+pub enum Next {
+    /// The request, or the reason why it is invalid.
+    Request(Box<Result<Request>>),
+    /// The request is not known yet.
+    Later,
+    /// There are no more requests.
+    End,
+}
+
+/// Requests that are known.
+impl Source for std::vec::IntoIter<Request> {
+    fn next(&mut self, _wait: bool) -> Result<Next> {
+        Ok(Iterator::next(self).map_or(Next::End, |request| Next::Request(Box::new(Ok(request)))))
+    }
+}
+
+/// Generates all texts and calls `sink` with each token as it is generated. All requests are checked before anything
+/// is computed.
 ///
 /// # Errors
 /// A request is invalid or fails and `skip_invalid` is not set, the draft model fails, `sink` fails, or the user
@@ -254,7 +282,27 @@ pub fn generate(
     options: &Options<'_>,
     mut sink: impl FnMut(&Event<'_>) -> Result<()>,
 ) -> Result<Outcome> {
-    let completions = invalid_ones(&requests, engine, options)?;
+    if !options.skip_invalid {
+        requests
+            .iter()
+            .enumerate()
+            .try_for_each(|(i, request)| check(request, engine).tensor(&format!("prompt {i}")))?;
+    }
+    generate_from(engine, speculator, &mut requests.into_iter(), options, &mut sink)
+}
+
+/// Generates all texts of a source and calls `sink` with each token as it is generated. A request is checked when it
+/// becomes known.
+///
+/// # Errors
+/// The same as those of [`generate`].
+pub fn generate_from(
+    engine: &mut Engine,
+    speculator: &mut Speculator,
+    source: &mut dyn Source,
+    options: &Options<'_>,
+    sink: &mut dyn FnMut(&Event<'_>) -> Result<()>,
+) -> Result<Outcome> {
     let limits = sched::Options {
         max_seqs: options.batch.max(1),
         step: Micros::MAX,
@@ -266,12 +314,9 @@ pub fn generate(
     };
     let mut batch = Batch::new(engine, limits);
     let key = batch.add_key(sched::KeyLimits::default());
-    for (index, request) in requests.into_iter().enumerate().filter(|(i, _)| completions[*i].is_none()) {
-        let terms = Terms { key, ..Terms::default() };
-        batch.arrive(engine, 0, index, request, terms).expect("a request that was checked, without other limits");
-    }
-    let mut run = Run { completions, prefill: Default::default(), decode: Default::default() };
-    let done = run.steps(&mut batch, engine, speculator, options, &mut sink);
+    let (prefill, decode) = Default::default();
+    let mut run = Run { source, key, more: true, completions: Vec::new(), prefill, decode };
+    let done = run.steps(&mut batch, engine, speculator, options, sink);
     batch.finish(engine);
     done?;
     Ok(Outcome {
@@ -283,14 +328,23 @@ pub fn generate(
     })
 }
 
-/// State of [`generate`].
-struct Run {
+/// Number of requests that wait in the batch for a slot, besides those that the source knows.
+const WAITING: usize = 8;
+
+/// State of [`generate_from`].
+struct Run<'a> {
+    source: &'a mut dyn Source,
+    /// Key of all requests.
+    key: sched::KeyId,
+    /// Whether the source may have more requests.
+    more: bool,
+    /// One element per request that came so far.
     completions: Vec<Option<Completion>>,
     prefill: (Duration, Stages),
     decode: (Duration, Stages),
 }
 
-impl Run {
+impl Run<'_> {
     /// Computes steps until all requests have ended.
     fn steps(
         &mut self,
@@ -301,11 +355,18 @@ impl Run {
         sink: &mut dyn FnMut(&Event<'_>) -> Result<()>,
     ) -> Result<()> {
         engine.profile(engine.profiles());
-        while !batch.is_empty() {
+        loop {
+            self.fill(batch, engine, options)?;
+            if batch.is_empty() {
+                return Ok(());
+            }
             let begin = Instant::now();
             let reads = batch.has_prompts();
             let (reads, ended) = match batch.step(engine, speculator, 0, options, sink) {
-                Err(e) if options.keep_interrupted && e.is_sigint() => (reads, batch.interrupt(options)?),
+                Err(e) if options.keep_interrupted && e.is_sigint() => {
+                    self.more = false;
+                    (reads, batch.interrupt(options)?)
+                }
                 Err(e) => return Err(e),
                 Ok(report) => (report.reads, report.ended.into_iter().map(|(_, completion)| completion).collect()),
             };
@@ -315,6 +376,33 @@ impl Run {
             stages.merge(&engine.take_stages());
             for completion in ended {
                 self.end(completion, options)?;
+            }
+        }
+    }
+
+    /// Takes requests from the source, so that some wait for a slot. While nothing is being computed, waits until there
+    /// is one for each slot.
+    fn fill(&mut self, batch: &mut Batch, engine: &Engine, options: &Options<'_>) -> Result<()> {
+        let slots = options.batch.max(1);
+        while self.more && batch.waiting() < slots.max(WAITING) {
+            let request = match self.source.next(batch.is_idle() && batch.waiting() < slots)? {
+                Next::Later => return Ok(()),
+                Next::End => {
+                    self.more = false;
+                    return Ok(());
+                }
+                Next::Request(request) => *request,
+            };
+            let index = self.completions.len();
+            self.completions.push(None);
+            let tokens = request.as_ref().map_or(0, |request| request.ids.len());
+            let checked = request.and_then(|request| check(&request, engine).map(|()| request));
+            match checked.tensor(&format!("prompt {index}")) {
+                Ok(request) => {
+                    let terms = Terms { key: self.key, ..Terms::default() };
+                    batch.arrive(engine, 0, index, request, terms).expect("a request that was checked, without limits");
+                }
+                Err(e) => self.end(Completion::without_text(index, tokens, Finish::Invalid, Some(e)), options)?,
             }
         }
         Ok(())
@@ -333,31 +421,27 @@ impl Run {
     }
 }
 
-/// Checks all requests. Returns the completion of each invalid one if these are to be skipped.
-fn invalid_ones(requests: &[Request], engine: &Engine, options: &Options<'_>) -> Result<Vec<Option<Completion>>> {
-    let one = |(i, request): (usize, &Request)| match check(request, engine).tensor(&format!("prompt {i}")) {
-        Ok(()) => Ok(None),
-        Err(e) if options.skip_invalid => {
-            Ok(Some(Completion::without_text(i, request.ids.len(), Finish::Invalid, Some(e))))
-        }
-        Err(e) => Err(e),
-    };
-    requests.iter().enumerate().map(one).collect()
-}
-
 /// Checks a request before anything is computed.
 ///
 /// # Errors
-/// The prompt is empty or longer than the context, a token is not in the vocabulary, or a parameter is out of range.
+/// The same as those of [`check_within`].
 pub fn check(request: &Request, engine: &Engine) -> Result<()> {
+    check_within(request, engine.context(), engine.config().vocab)
+}
+
+/// Checks a request for a model whose sequences have at most `context` tokens out of `vocab`.
+///
+/// # Errors
+/// The prompt is empty or longer than the context, a token is not in the vocabulary, or a parameter is out of range.
+pub fn check_within(request: &Request, context: usize, vocab: usize) -> Result<()> {
     request.sampling.validate()?;
-    let (config, tokens) = (engine.config(), request.ids.len());
+    let tokens = request.ids.len();
     if tokens == 0 {
         return Err(Error::usage("the prompt is empty and the tokenizer adds no token to it")
             .help("give at least one character of prompt"));
     }
-    if tokens > engine.context() {
-        let found = format!("{tokens} prompt tokens do not fit the context of {}", engine.context());
+    if tokens > context {
+        let found = format!("{tokens} prompt tokens do not fit the context of {context}");
         return Err(
             Error::usage(found).help("shorten the prompt, or raise --ctx up to the context length of the model")
         );
@@ -365,9 +449,9 @@ pub fn check(request: &Request, engine: &Engine) -> Result<()> {
     if request.max_new == 0 {
         return Err(Error::usage("found 0 tokens to generate, expected at least 1"));
     }
-    match request.ids.iter().find(|id| **id as usize >= config.vocab) {
+    match request.ids.iter().find(|id| **id as usize >= vocab) {
         Some(id) => {
-            let found = format!("token {id} is outside the model's vocabulary of {}", config.vocab);
+            let found = format!("token {id} is outside the model's vocabulary of {vocab}");
             Err(Error::corrupt(found).help("the tokenizer does not belong to this model"))
         }
         None => Ok(()),

@@ -98,7 +98,7 @@ impl Conversation {
     /// fails, or is interrupted before the first text, the history stays as it was.
     ///
     /// # Errors
-    /// The message does not fit the context, and the errors of [`Session::encode_chats`] and [`Session::generate`].
+    /// The message does not fit the context, and the errors of [`Encoder::encode_chats`] and [`Session::generate`].
     pub fn answer(
         &mut self,
         message: impl Into<String>,
@@ -144,7 +144,7 @@ impl Conversation {
     /// the next answer will leave turns out.
     ///
     /// # Errors
-    /// The same as those of [`Session::encode_chats`].
+    /// The same as those of [`Encoder::encode_chats`].
     pub fn prompt_tokens(&self, session: &Session) -> Result<Option<usize>> {
         if self.history.turns.is_empty() && self.history.system.is_none() {
             return Ok(Some(0));
@@ -277,7 +277,7 @@ impl Conversation {
         }
         // The template may add its own text to each message.
         let rendered = longest + TEMPLATE_TEXT * (1 + messages.len());
-        let text = session.render_chats(&self.template.template, &[messages], rendered)?.concat();
+        let text = session.encoder().render_chats(&self.template.template, &[messages], rendered)?.concat();
         if text.len() > longest { Ok(None) } else { tokenizer.encode_plain(&text).map(Some) }
     }
 

@@ -111,6 +111,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
 pub fn start(start: Start<'_>, global: &Global) -> Result<()> {
     start.check()?;
     let loaded = start.conversation.load.as_deref().map(History::load).transpose()?;
+    start.model.note_prompts_ahead(global);
     let session = start.model.open_to_answer(global)?;
     let interactive = std::io::stdin().is_terminal() && !start.json && start.prompt.is_none();
     let mut talk = start.talk(session, loaded, global)?;

@@ -23,11 +23,10 @@ use iec::session::request::{PromptRequest, RunSettings};
 use iec::session::trace::Trace;
 use iec::session::{GenerateOptions, MAX_NEW, Session, prompts};
 use iec::units::{human_bytes, parse_count, parse_size};
-use output::Printer;
+use output::{Live, Printer};
 use serde_json::json;
 use std::io::IsTerminal;
 use std::path::PathBuf;
-use std::time::Instant;
 
 /// Alternatives per token in a trace without `--logprobs`.
 const TRACE_TOP: usize = 5;
@@ -138,7 +137,6 @@ fn generate(args: &Args, global: &Global) -> Result<()> {
     let prompts: Vec<String> = requested.iter().map(|request| request.shown().to_string()).collect();
     let template = args.conversation.chat_template.as_ref().map(|choice| choice.open(&session)).transpose()?;
     let constraint = args.constraint.compile(source.as_ref(), &session)?;
-    let begin = Instant::now();
     let (stop_tokens, ends) = template.as_ref().map_or(Ok(Default::default()), |template| template.ends(&session))?;
     let settings = RunSettings {
         template: template.as_ref().map(|template| &template.template),
@@ -146,26 +144,23 @@ fn generate(args: &Args, global: &Global) -> Result<()> {
         system: args.conversation.system.as_deref(),
         plain: Request { constraint, ..args.request(&session) },
     };
-    let requests = session.requests(&requested, &settings)?;
-    let encoding = begin.elapsed();
-    let mut trace = trace.as_ref().map(Trace::create).transpose()?;
-    trace.as_mut().map_or(Ok(()), |trace| trace_prompts(trace, &prompts, &requests))?;
-    let invalid = invalid_requests(&requests, &session);
-    let skip_invalid = prompts.len() > 1 && invalid.is_some();
-    let mut printer = Printer::new(invalid.unwrap_or_else(|| vec![false; prompts.len()]), !args.json);
-    let mut likely = vec![Vec::new(); prompts.len()];
-    let options = GenerateOptions { batch: args.batch, stop_tokens, skip_invalid, ..args.generate_options() };
+    let options =
+        GenerateOptions { batch: args.batch, stop_tokens, skip_invalid: prompts.len() > 1, ..args.generate_options() };
     session.engine.profile(args.profile);
     args.enable_prefix_cache(&mut session, prompts.len())?;
-    printer.start()?;
-    let rounds = [session.generate(requests, &options, |event| {
-        printer.token(event)?;
-        likely[event.request].extend(event.likely.filter(|_| args.logprobs.is_some()).cloned());
-        trace.as_mut().map_or(Ok(()), |trace| trace.step(event))
-    })?];
-    printer.end()?;
-    trace.map_or(Ok(()), Trace::commit)?;
-    let logprobs = output::logprobs(&likely, args.logprobs.is_some(), session.tokenizer.as_ref());
+    let mut live = Live {
+        prompts: &prompts,
+        printer: Printer::new(prompts.len(), !args.json),
+        trace: trace.as_ref().map(Trace::create).transpose()?,
+        likely: args.logprobs.map(|_| vec![Vec::new(); prompts.len()]),
+    };
+    let (generation, encoding) =
+        session.generate_prompts(&requested, &settings, &options, args.model.prompts_ahead(), &mut live)?;
+    let generation = output::refuse_invalid(generation)?;
+    let rounds = [generation];
+    live.printer.end()?;
+    live.trace.map_or(Ok(()), Trace::commit)?;
+    let logprobs = output::logprobs(live.likely, prompts.len(), session.tokenizer.as_ref());
     let measured = Measured {
         session: &session,
         prompts: &prompts,
@@ -188,19 +183,6 @@ fn generate(args: &Args, global: &Global) -> Result<()> {
     // The process ends now, and the system frees all memory at once; dropping the model buffer by buffer takes 5 ms.
     std::mem::forget(session);
     Ok(())
-}
-
-/// Writes the prompts and their tokens into a trace.
-fn trace_prompts(trace: &mut Trace, prompts: &[String], requests: &[Request]) -> Result<()> {
-    let mut texts = (0..).zip(prompts.iter().zip(requests));
-    texts.try_for_each(|(i, (text, request))| trace.prompt(i, text, &request.ids))
-}
-
-/// Returns, for each request, whether it is invalid and must be skipped. If all requests are invalid, returns `None`,
-/// so that generation fails with the error of the first one.
-fn invalid_requests(requests: &[Request], session: &Session) -> Option<Vec<bool>> {
-    let invalid: Vec<bool> = requests.iter().map(|request| session.check(request).is_err()).collect();
-    invalid.contains(&false).then_some(invalid)
 }
 
 impl Args {

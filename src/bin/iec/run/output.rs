@@ -4,9 +4,11 @@ use crate::console;
 use crate::global::Global;
 use iec::error::{Error, Result};
 use iec::report::measurement::Line;
-use iec::runtime::generate::{Event, Finish};
+use iec::runtime::generate::{Event, Finish, Request};
 use iec::runtime::sampler::Candidate;
 use iec::runtime::text::Tokenizer;
+use iec::session::request::Progress;
+use iec::session::trace::Trace;
 use iec::session::{Generation, Metrics, Session};
 use iec::units::human_bytes;
 use serde_json::{Value, json};
@@ -16,25 +18,62 @@ pub struct Printer {
     waiting: Vec<String>,
     finished: Vec<bool>,
     current: usize,
+    /// Whether the heading of the first text was printed.
+    started: bool,
     visible: bool,
 }
 
-impl Printer {
-    /// Creates a printer of one text per element of `finished`. An element is true for a text that gets no token. A
-    /// printer that is not `visible` prints nothing.
-    pub fn new(finished: Vec<bool>, visible: bool) -> Printer {
-        Printer { waiting: vec![String::new(); finished.len()], finished, current: 0, visible }
+/// The token of each step of a text with the most likely ones.
+pub type Likely = Vec<(Candidate, Vec<Candidate>)>;
+
+/// Shows what is generated: text on stdout, and tokens in a trace.
+pub struct Live<'a> {
+    /// Prompts for people.
+    pub prompts: &'a [String],
+    pub printer: Printer,
+    pub trace: Option<Trace>,
+    /// The tokens of each prompt, if they are wanted.
+    pub likely: Option<Vec<Likely>>,
+}
+
+impl Progress for Live<'_> {
+    fn prompt(&mut self, index: usize, request: &Result<Request>) -> Result<()> {
+        match (request, &mut self.trace) {
+            (Err(_), _) => self.printer.skip(index),
+            (Ok(request), Some(trace)) => trace.prompt(index, &self.prompts[index], &request.ids)?,
+            (Ok(_), None) => {}
+        }
+        Ok(())
     }
 
-    /// Prints the heading of the first text.
-    pub fn start(&mut self) -> Result<()> {
-        let first = self.heading();
-        self.print(&first)?;
-        self.advance()
+    fn token(&mut self, event: &Event<'_>) -> Result<()> {
+        self.printer.token(event)?;
+        if let Some(likely) = &mut self.likely {
+            likely[event.request].extend(event.likely.cloned());
+        }
+        self.trace.as_mut().map_or(Ok(()), |trace| trace.step(event))
+    }
+}
+
+impl Printer {
+    /// Creates a printer of `texts` texts. A printer that is not `visible` prints nothing.
+    pub fn new(texts: usize, visible: bool) -> Printer {
+        Printer {
+            waiting: vec![String::new(); texts],
+            finished: vec![false; texts],
+            current: 0,
+            started: false,
+            visible,
+        }
+    }
+
+    /// Takes a text that gets no token.
+    fn skip(&mut self, text: usize) {
+        self.finished[text] = true;
     }
 
     /// Adds a token to its text.
-    pub fn token(&mut self, event: &Event<'_>) -> Result<()> {
+    fn token(&mut self, event: &Event<'_>) -> Result<()> {
         self.waiting[event.request].push_str(event.text);
         self.finished[event.request] = event.finish.is_some();
         self.advance()
@@ -48,7 +87,8 @@ impl Printer {
 
     /// Prints what can be printed in the order of the prompts.
     fn advance(&mut self) -> Result<()> {
-        let mut out = String::new();
+        let mut out = if self.started { String::new() } else { self.heading() };
+        self.started = true;
         while let Some(text) = self.waiting.get_mut(self.current) {
             out += &std::mem::take(text);
             if !self.finished[self.current] {
@@ -74,12 +114,9 @@ impl Printer {
     }
 }
 
-/// Returns, for each text, the chosen token of each step and the most likely ones as JSON; `None` unless `wanted`.
-pub fn logprobs(
-    texts: &[Vec<(Candidate, Vec<Candidate>)>],
-    wanted: bool,
-    tokenizer: Option<&Tokenizer>,
-) -> Vec<Option<Value>> {
+/// Returns, for each of `texts` texts, the chosen token of each step and the most likely ones as JSON; `None` if they
+/// are not wanted.
+pub fn logprobs(likely: Option<Vec<Likely>>, texts: usize, tokenizer: Option<&Tokenizer>) -> Vec<Option<Value>> {
     let spelled =
         |c: &Candidate| json!({"id": c.id, "token": tokenizer.and_then(|t| t.token(c.id)), "logprob": c.logprob});
     let token = |(chosen, top): &(Candidate, Vec<Candidate>)| {
@@ -87,7 +124,10 @@ pub fn logprobs(
         token["top"] = top.iter().map(spelled).collect();
         token
     };
-    texts.iter().map(|steps| wanted.then(|| steps.iter().map(token).collect())).collect()
+    match likely {
+        Some(likely) => likely.iter().map(|steps| Some(steps.iter().map(token).collect())).collect(),
+        None => vec![None; texts],
+    }
 }
 
 /// Prints the JSON line with `json`, and otherwise the probabilities for people, if there are any; then notes the
@@ -111,6 +151,19 @@ fn print_logprobs(lists: &[Option<Value>]) {
             let top: Vec<String> = token["top"].as_array().into_iter().flatten().map(word).collect();
             console::note(format_args!("prompt {prompt} token {step}: {} | {}", word(token), top.join(", ")));
         }
+    }
+}
+
+/// Fails with the error of the first prompt if all prompts are invalid.
+///
+/// # Errors
+/// All prompts are invalid.
+pub fn refuse_invalid(mut generation: Generation) -> Result<Generation> {
+    let completions = &mut generation.outcome.completions;
+    let all = completions.iter().all(|done| done.finish == Finish::Invalid);
+    match completions.first_mut().and_then(|done| done.error.take_if(|_| all)) {
+        Some(error) => Err(error),
+        None => Ok(generation),
     }
 }
 
