@@ -63,12 +63,15 @@ fn texts(engine: &mut Engine, requests: Vec<Request>, batch: usize) -> (Vec<Comp
     (done.completions, done.prefill_time.as_secs_f64(), done.decode_time.as_secs_f64())
 }
 
+/// Numbers of texts whose steps are measured.
+const ROWS: [usize; 5] = [1, 2, 4, 8, SEQUENCES];
+
 /// Speeds of fixed batches.
 struct Speeds {
     /// Prompt tokens per second.
     prefill: f64,
-    /// Seconds of a step with one text, and with [`SEQUENCES`].
-    decode: [f64; 2],
+    /// Seconds of a step with each number of texts in [`ROWS`].
+    steps: [f64; ROWS.len()],
 }
 
 impl Speeds {
@@ -80,13 +83,16 @@ impl Speeds {
             (256.0 * count as f64 / prefill, decode / 64.0)
         };
         fixed(SEQUENCES);
-        let ((_, one), (prefill, many)) = (fixed(1), fixed(SEQUENCES));
-        println!(
-            "fixed batches: {prefill:.1} prompt tokens/s; {:.1} ms for a step of 1, {:.1} ms for one of {SEQUENCES}",
-            one * 1e3,
-            many * 1e3
-        );
-        Speeds { prefill, decode: [one, many] }
+        let all = ROWS.map(&mut fixed);
+        let (prefill, steps) = (all[ROWS.len() - 1].0, all.map(|(_, step)| step));
+        let times: Vec<String> = ROWS.iter().zip(&steps).map(|(n, step)| format!("{n}: {:.1}", step * 1e3)).collect();
+        println!("fixed batches: {prefill:.1} prompt tokens/s; ms of a step with {}", times.join(", "));
+        Speeds { prefill, steps }
+    }
+
+    /// Returns the seconds of a step with [`SEQUENCES`] texts.
+    fn full(&self) -> f64 {
+        self.steps[ROWS.len() - 1]
     }
 }
 
@@ -103,7 +109,7 @@ fn come_and_go(engine: &mut Engine, speeds: &Speeds) {
     let answers: usize = done.iter().map(|done| done.ids.len()).sum();
     // The first token of each answer comes with its prompt.
     let decoded = (answers - done.len()) as f64;
-    let ideal = prompts as f64 / speeds.prefill + decoded * speeds.decode[1] / SEQUENCES as f64;
+    let ideal = prompts as f64 / speeds.prefill + decoded * speeds.full() / SEQUENCES as f64;
     println!(
         "come and go: {prompts} prompt and {answers} answer tokens in {seconds:.1} s, {:.1} answer tokens/s; {:.3} of \
          the speed of fixed batches",
@@ -211,15 +217,10 @@ fn gap(engine: &mut Engine) {
 
 fn load(engine: &mut Engine, speeds: &Speeds, seconds: f64) {
     let (prompt, answer) = (Lengths { median: 96.0, sigma: 0.5 }, Lengths { median: 32.0, sigma: 0.5 });
-    let row = (speeds.decode[1] - speeds.decode[0]) / (SEQUENCES - 1) as f64;
-    let machine = Machine {
-        prefill_rate: speeds.prefill,
-        step_base: ((speeds.decode[0] - row) * 1e6) as Micros,
-        decode_row: (row * 1e6) as Micros,
-        acceptance: 0.0,
-    };
+    let steps = ROWS.iter().zip(&speeds.steps).map(|(rows, step)| (*rows as u32, (step * 1e6) as Micros));
+    let machine = Machine { prefill_rate: speeds.prefill, steps: steps.collect(), acceptance: 0.0 };
     // About 60 % of what the machine can do.
-    let cost = 110.0 / speeds.prefill + 36.0 * speeds.decode[1] / SEQUENCES as f64;
+    let cost = 110.0 / speeds.prefill + 36.0 * speeds.full() / SEQUENCES as f64;
     let rate = 0.6 / cost;
     let load = Load {
         requests: (seconds * rate) as u64,

@@ -1,7 +1,9 @@
 //! Read-only bytes that tensors borrow for as long as they live: ranges of memory-mapped files, or owned memory.
 
+mod slab;
 mod table;
 
+pub use slab::Part;
 pub use table::file_at;
 
 use crate::error::{Cause, Context, Error, Result};

@@ -126,6 +126,7 @@ const MODULES: &[Module] = &[
 const UNSAFE: &[&str] = &[
     "src/bin/iec/fatal/",
     "src/mapped.rs",
+    "src/mapped/slab.rs",
     "src/runtime/cpu/",
     "src/runtime/cuda/context.rs",
     "src/runtime/cuda/driver.rs",

@@ -173,6 +173,8 @@ fn keys(results: &Results) -> String {
 
 fn setup_table(setup: &Setup) -> String {
     let (options, load, machine) = (&setup.options, &setup.load, &setup.machine);
+    let steps: Vec<String> =
+        machine.steps.iter().map(|(rows, time)| format!("{:.1} ms for {rows}", *time as f64 / 1e3)).collect();
     let row = |name: &str, value: String| [name.to_string(), value];
     let seconds = |time: u64| format!("{} s", number(time as f64 / 1e6));
     let lengths = |lengths: Lengths| format!("median {}, sigma {}", lengths.median, lengths.sigma);
@@ -188,7 +190,7 @@ fn setup_table(setup: &Setup) -> String {
         row("answers", format!("{}, at most {}", lengths(load.answer), load.max_tokens)),
         row("clients", format!("disconnects {}, slow readers {}", load.disconnects, load.slow_readers)),
         row("prefill", format!("{} tokens/s", machine.prefill_rate)),
-        row("step cost", format!("{} + {} per decoded token", seconds(machine.step_base), seconds(machine.decode_row))),
+        row("step", steps.join(", ")),
     ];
     html::table(&["setting", "value"], rows.into_iter())
 }
@@ -219,7 +221,7 @@ mod tests {
             disconnects: 0.0,
             slow_readers: 0.0,
         };
-        let machine = Machine { prefill_rate: 2000.0, step_base: 5000, decode_row: 500, acceptance: 0.0 };
+        let machine = Machine { prefill_rate: 2000.0, steps: vec![(1, 5500), (9, 9500)], acceptance: 0.0 };
         Setup { options: Options::with_pages(200, 2048), key: KeyLimits::default(), load, machine, seed: 3 }
     }
 

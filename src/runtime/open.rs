@@ -124,6 +124,8 @@ pub struct OpenedModel {
     pub(super) context: usize,
     pub(super) prefill_chunk: usize,
     kv_memory: Option<u64>,
+    /// Whether KV pages are locked in memory, like the weights.
+    kv_locked: bool,
     /// Reason why no GPU is in use although [`Devices::Auto`] was requested.
     pub(super) without_gpu: Option<String>,
 }
@@ -166,6 +168,7 @@ impl OpenedModel {
             context,
             prefill_chunk: options.prefill_chunk.clamp(1, most_rows),
             kv_memory: options.kv_memory,
+            kv_locked: options.residency == Residency::Locked,
             without_gpu,
         };
         if cpu_layers > 0 || gpu_parts.is_empty() {
@@ -186,7 +189,7 @@ impl OpenedModel {
             config: self.config.clone(),
             weights: self.weights.clone(),
             kv_layout,
-            pool: PagePool::new(kv_layout, self.kv_memory)?,
+            pool: PagePool::placed(kv_layout, self.kv_memory, self.kv_locked)?,
             cpu: self.cpu.clone(),
             arithmetic,
             forms: self.weights.forms(arithmetic),

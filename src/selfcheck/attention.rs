@@ -1,6 +1,6 @@
 //! Checks attention over paged caches: row by row as in decoding, and by tiles as in prefilling.
 
-use super::positions::{Pages, half_step, round};
+use super::positions::{Pages, half_step, round, round_codes};
 use super::random::normals;
 use super::rig::{Expected, Rig, rounding, sum};
 use crate::error::Result;
@@ -46,7 +46,7 @@ pub fn check(rig: &mut Rig<'_>) -> Result<()> {
     let decode = [vec![(0, 1)], vec![(63, 1), (127, 1), (128, 1)], vec![(400, 1), (130, 5), (16, 3)], vec![(700, 1)]];
     let prefill = [vec![(0, 20)], vec![(0, 65), (129, 9), (200, 1)], vec![(100, 40)], vec![(0, 130)]];
     let mut i = 0;
-    for kind in [KvType::F32, KvType::F16, KvType::Bf16] {
+    for kind in [KvType::F32, KvType::F16, KvType::Bf16, KvType::Int8] {
         for dim in [6, 16, 64, 80, 128, 256] {
             for group in [1, 4, 8, 16] {
                 i += 1;
@@ -89,7 +89,12 @@ fn data(rig: &mut Rig<'_>, s: &Shape) -> Data {
     let scale = s.spread / (s.dim as f32).sqrt();
     let q = normals(&mut rig.rng, rows.len() * s.heads * s.dim, scale);
     let mut cached = |len: usize| -> Vec<f32> {
-        normals(&mut rig.rng, len * s.dim, 1.0).into_iter().map(|x| round(s.kind, x)).collect()
+        let mut numbers: Vec<f32> =
+            normals(&mut rig.rng, len * s.dim, 1.0).into_iter().map(|x| round(s.kind, x)).collect();
+        if s.kind == KvType::Int8 {
+            numbers.chunks_mut(s.dim).for_each(round_codes);
+        }
+        numbers
     };
     let texts = s.runs.iter().flat_map(|run| (0..s.kv_heads).map(|_| length(run)));
     let kv = texts.map(|len| [cached(len), cached(len)]).collect();
@@ -183,7 +188,8 @@ fn attend(rig: &mut Rig<'_>, s: &Shape) -> Result<()> {
     let data = data(rig, s);
     let launches = Launches::new(rig, &layout, s.heads, &s.runs, &data.q)?;
     let tiles = launches.tiles.view().len() > 0;
-    let fast = s.kind != KvType::F32 && s.dim.is_multiple_of(8) && rig.context.info.has_tensor_cores();
+    let fast =
+        matches!(s.kind, KvType::F16 | KvType::Bf16) && s.dim.is_multiple_of(8) && rig.context.info.has_tensor_cores();
     let kernel = format!(
         "attention, {}, {}",
         if tiles { "prefill" } else { "decode" },

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::runtime::cuda::args::{self, Row};
 use crate::runtime::cuda::array::Array;
 use crate::runtime::cuda::context::Buffer;
-use crate::runtime::cuda::kv::Pool;
+use crate::runtime::cuda::kv::{KV_BLOCK, Pool};
 use crate::runtime::cuda::ops::Rope;
 use crate::runtime::kv::{KvLayout, KvType, PAGE};
 use half::{bf16, f16};
@@ -43,7 +43,7 @@ const NORM_EPS: f32 = 1e-6;
 
 /// Checks rotation and writing to the cache.
 pub fn check(rig: &mut Rig<'_>) -> Result<()> {
-    for (i, kind) in [KvType::F32, KvType::F16, KvType::Bf16].into_iter().enumerate() {
+    for (i, kind) in [KvType::F32, KvType::F16, KvType::Bf16, KvType::Int8].into_iter().enumerate() {
         for (j, (dim, rotary_dim)) in
             [(6, 6), (16, 4), (64, 64), (80, 32), (128, 128), (256, 256), (320, 160)].into_iter().enumerate()
         {
@@ -150,9 +150,20 @@ pub fn half_step(kind: KvType) -> (f64, f64) {
     }
 }
 
+/// Returns the largest error with which a cache stores number `column` of a head.
+fn storing_error(kind: KvType, head: &[Expected], column: usize) -> f64 {
+    let (step, smallest) = half_step(kind);
+    if kind == KvType::Int8 {
+        let block = &head[column / KV_BLOCK * KV_BLOCK..];
+        let largest = block.iter().take(KV_BLOCK).fold(0f64, |m, of| m.max(of.value.abs()));
+        return 0.501 / 127.0 * largest;
+    }
+    // Values are rounded, but not computed with, so they must be exact.
+    if head[column].tolerance == 0.0 { 0.0 } else { step * head[column].value.abs() + smallest }
+}
+
 /// Compares the keys and values that were written to the pages, and checks that the rest of the pages is still NaN.
 fn compare_pages(rig: &mut Rig<'_>, case: &Case, s: &Shape, pages: &Pages, written: [&[Expected]; 2]) -> Result<()> {
-    let (step, smallest) = half_step(s.kind);
     for sequence in 0..pages.sequences {
         for page in 0..pages.per_sequence {
             let found = pages.read(sequence, page)?;
@@ -163,10 +174,9 @@ fn compare_pages(rig: &mut Rig<'_>, case: &Case, s: &Shape, pages: &Pages, writt
                 let Some((head, row)) = head.zip(ROWS.iter().position(|row| *row == at)) else {
                     return Expected::exact(f64::NAN);
                 };
-                let Expected { value, tolerance } = written[head % 2][(row * s.kv_heads + head / 2) * s.dim + column];
-                // Values are rounded, but not computed with, so they must be exact.
-                let rounding = if tolerance == 0.0 { 0.0 } else { step * value.abs() + smallest };
-                Expected { value, tolerance: tolerance + rounding }
+                let head = &written[head % 2][(row * s.kv_heads + head / 2) * s.dim..][..s.dim];
+                let Expected { value, tolerance } = head[column];
+                Expected { value, tolerance: tolerance + storing_error(s.kind, head, column) }
             });
         }
     }
@@ -217,17 +227,56 @@ impl Pages {
 
     /// Writes all numbers of a page.
     pub fn write(&self, sequence: usize, page: usize, numbers: &[f32]) -> Result<()> {
+        let layout = self.pool.layout();
         let mut bytes = Vec::new();
-        encode_floats(stored(self.pool.layout().kind), numbers, &mut bytes)?;
+        match layout.kind {
+            KvType::Int8 => {
+                numbers.chunks(PAGE * layout.head_dim).for_each(|head| code(head, layout.head_dim, &mut bytes))
+            }
+            kind => encode_floats(stored(kind), numbers, &mut bytes)?,
+        }
         self.buffers[sequence * self.per_sequence + page].write(&bytes)
     }
 
     /// Reads all numbers of a page: for each layer and head the keys position by position, then the values.
     fn read(&self, sequence: usize, page: usize) -> Result<Vec<f32>> {
-        let (bytes, dtype) =
-            (self.buffers[sequence * self.per_sequence + page].read()?, stored(self.pool.layout().kind));
+        let layout = self.pool.layout();
+        let bytes = self.buffers[sequence * self.per_sequence + page].read()?;
+        if layout.kind == KvType::Int8 {
+            let head_bytes = PAGE * (layout.head_dim + 4 * layout.head_dim.div_ceil(KV_BLOCK));
+            return Ok(bytes.chunks(head_bytes).flat_map(|head| decoded(head, layout.head_dim)).collect());
+        }
+        let dtype = stored(layout.kind);
         let mut numbers = vec![0.0; bytes.len() / dtype.size()];
         decode_floats(dtype, &bytes, &mut numbers)?;
         Ok(numbers)
+    }
+}
+
+/// Appends the keys or values `(PAGE, dim)` of a head as codes and scales of a cache of int8. The scale of numbers that
+/// are NaN is NaN.
+fn code(head: &[f32], dim: usize, bytes: &mut Vec<u8>) {
+    let blocks = || head.chunks(dim).flat_map(|row| row.chunks(KV_BLOCK));
+    let scale = |block: &[f32]| match block[0].is_nan() {
+        true => f32::NAN,
+        false => block.iter().fold(0f32, |m, x| m.max(x.abs())) / 127.0,
+    };
+    bytes.extend(blocks().flat_map(|block| block.iter().map(move |x| (x / scale(block)).round() as i8 as u8)));
+    bytes.extend(blocks().flat_map(|block| scale(block).to_le_bytes()));
+}
+
+/// Returns the numbers of a head that [`code`] wrote.
+fn decoded(head: &[u8], dim: usize) -> Vec<f32> {
+    let (codes, scales) = head.split_at(PAGE * dim);
+    let scales: Vec<f32> = scales.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    let scale = |i: usize| scales[i / dim * dim.div_ceil(KV_BLOCK) + i % dim / KV_BLOCK];
+    codes.iter().enumerate().map(|(i, code)| f32::from(*code as i8) * scale(i)).collect()
+}
+
+/// Rounds each block of numbers of a head to what a cache of int8 stores.
+pub fn round_codes(head: &mut [f32]) {
+    for block in head.chunks_mut(KV_BLOCK) {
+        let scale = block.iter().fold(0f32, |m, x| m.max(x.abs())) / 127.0;
+        block.iter_mut().for_each(|x| *x = (*x / scale).round() * scale);
     }
 }

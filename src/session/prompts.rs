@@ -30,10 +30,10 @@ or, if it begins with `\"` or `{`, JSON lines: strings or objects with `prompt`.
 
 /// Description of the settings of a request for `--help`.
 pub const SETTINGS_HELP: &str = "\
-An object may also have settings of its request, which replace those of the options: max_new, stop, seed, temperature,
-top_k, top_p, min_p, typical_p, repeat_penalty, presence_penalty, frequency_penalty, logit_bias, bad_words,
-json_schema, grammar, regex, choice, add_special_tokens, normalize (nfc, nfd, nfkc, nfkd), raw (no chat template), and
-messages (a conversation) instead of prompt.";
+An object may also have settings of its request, which replace those of the options: max_new, stop, seed, priority
+(lower values are computed first), temperature, top_k, top_p, min_p, typical_p, repeat_penalty, presence_penalty,
+frequency_penalty, logit_bias, bad_words, json_schema, grammar, regex, choice, add_special_tokens, normalize (nfc, nfd,
+nfkc, nfkd), raw (no chat template), and messages (a conversation) instead of prompt.";
 
 /// Advice for a prompts file of another form.
 const FORM_HELP: &str = "`iec run --help` describes the forms of a prompts file";

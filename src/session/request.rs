@@ -40,6 +40,8 @@ pub struct PromptRequest {
     pub stop: Option<Vec<String>>,
     /// Seed of this request. The seed of the run is that of its first request; request number i draws from seed + i.
     pub seed: Option<u64>,
+    /// Order of computation, 0 by default: of the next 64 prompts, those with the lowest value are computed first.
+    pub priority: i32,
     /// Divisor of the logits; 0 = greedy.
     pub temperature: Option<f64>,
     /// Number of most likely tokens to sample from; 0 = all.
@@ -368,6 +370,7 @@ impl Encoding<'_> {
             constraint,
             logprobs: plain.logprobs,
             prefix: None,
+            priority: prompt.priority,
             salt: Vec::new(),
         })
     }

@@ -126,6 +126,23 @@ fn quantized_weights_give_the_logits_of_the_cpu() {
 }
 
 #[test]
+fn an_int8_kv_cache_gives_the_logits_of_the_cpu() {
+    // Heads of half a block and of one; windows in the last.
+    for name in ["llama-gqa", "qwen3", "mistral-swa"] {
+        let case = Case::fixture(name);
+        let text = text_of(&case, 200);
+        let options = |kv| EngineOptions { kv: Some(kv), ..fp32() };
+        let mut exact = case.engine(options(KvType::F32));
+        let mut cpu = case.engine(options(KvType::Int8));
+        let mut gpu = case.engine(on_gpu(options(KvType::Int8)));
+        let rounded = distance(&mut exact, &mut cpu, &text);
+        let apart = distance(&mut cpu, &mut gpu, &text);
+        // The CPU rounds queries and probabilities to bf16, the GPU computes them in f32.
+        assert!(apart < 2.0 * rounded && apart < 0.1, "{name}: logits {apart} apart, rounded by {rounded}");
+    }
+}
+
+#[test]
 fn company_chunks_clones_and_taking_back_change_no_more_than_rounding() {
     let case = Case::fixture("gptoss-trained");
     let text = text_of(&case, 300);

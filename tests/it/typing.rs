@@ -279,6 +279,26 @@ fn the_memory_plan_agrees_with_the_measured_peak() {
 }
 
 #[test]
+fn memory_stays_within_the_plan_of_a_budget_for_the_kv_cache() {
+    let dir = tempfile::tempdir().unwrap();
+    // Texts with and without a common beginning need several times the budget of 8 MiB, which then preempts them.
+    let prompts: String = (0..60).map(|i| format!("{} {i} cats\n", ["Once upon a time", "Lily"][i % 2])).collect();
+    std::fs::write(dir.path().join("prompts.txt"), prompts).unwrap();
+    let options = "--batch 24 --kv f32 --precision fp32 --kv-memory 8M";
+    let (code, line, notes) = said(&format!("run PACK {options} --plan --json"));
+    assert_eq!(code, 0, "{notes}");
+    let plan: Value = serde_json::from_str(&line).unwrap();
+    assert!(plan["kv_bytes"].as_u64().is_some_and(|bytes| bytes <= 8 << 20), "{line}");
+    let run = format!("run PACK {options} --prompts-file prompts.txt -n 400 --ignore-eos --json --threads 2");
+    let (code, line, notes) = typed(&run, dir.path());
+    assert_eq!(code, 0, "{notes}");
+    let measured = serde_json::from_str::<Value>(&line).unwrap()["rss_peak_mb"].as_f64().unwrap() * 1e6;
+    // The stacks of threads and the tokens, texts and reports of all prompts are not part of the plan.
+    let planned = plan["total_bytes"].as_f64().unwrap() + 8e6;
+    assert!(measured <= planned, "measured {measured:.3e}, planned {planned:.3e}");
+}
+
+#[test]
 fn the_memory_plan_says_what_fits_and_reads_no_weights() {
     let (code, table, notes) = said("run PACK --plan -c 256");
     assert_eq!(code, 0, "{notes}");

@@ -88,7 +88,7 @@ const SHOWN: &[(&str, &str)] = &[
     (
         "simulate",
         "requests rate bursts keys flood prompt_tokens answer_tokens max_tokens seed max_seqs step_ms max_queue \
-         queue_timeout ctx pages prefill_rate step_base_ms decode_row_ms out overwrite json",
+         queue_timeout ctx pages prefill_rate step_times out overwrite json",
     ),
 ];
 

@@ -26,7 +26,7 @@ minute, and the same options and seed give the same results.\n\n\
 Examples:\n  \
 iec simulate --rate 0.7 --out page.html\n  \
 iec simulate --rate 2 --bursts 60:240 --keys 20 --flood 0.3 --json\n  \
-iec simulate --prefill-rate 8000 --step-base-ms 6 --decode-row-ms 0.2 --rate 12 --max-seqs 64 --pages 4096\n  \
+iec simulate --prefill-rate 8000 --step-times 1=6,64=19 --rate 12 --max-seqs 64 --pages 4096\n  \
 iec simulate --heads 4 --head-tokens 1024 --disconnects 0.1 --seed 7 --out page.html --overwrite"
 )]
 pub struct Args {
@@ -133,12 +133,15 @@ pub struct Args {
     /// Prompt tokens per second in large chunks
     #[arg(long, value_name = "X", default_value_t = 576.0, help_heading = MACHINE, value_parser = positive)]
     prefill_rate: f64,
-    /// Time of a step that does not depend on its tokens, in milliseconds
-    #[arg(long, value_name = "MS", default_value_t = 12.9, help_heading = MACHINE, value_parser = positive)]
-    step_base_ms: f64,
-    /// Additional time for each decoded token of a step, in milliseconds
-    #[arg(long, value_name = "MS", default_value_t = 2.0, help_heading = MACHINE, value_parser = positive)]
-    decode_row_ms: f64,
+    /// Times of steps that decode ROWS sequences, in milliseconds; those in between are on a straight line
+    #[arg(
+        long,
+        value_name = "ROWS=MS,...",
+        default_value = "1=14.9,16=44.9",
+        help_heading = MACHINE,
+        value_parser = step_times
+    )]
+    step_times: StepTimes,
     /// Largest number of draft tokens per sequence and step
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = MACHINE, value_parser = number::<0, 64>)]
     drafts: usize,
@@ -190,6 +193,24 @@ fn micros(value: f64, unit: f64) -> Micros {
     (value * unit).round().max(1.0) as Micros
 }
 
+/// Number of rows and time of some steps.
+#[derive(Debug, Clone)]
+struct StepTimes(Vec<(u32, Micros)>);
+
+/// Parses a list such as `1=15,16=45`.
+fn step_times(text: &str) -> std::result::Result<StepTimes, String> {
+    let expected =
+        || format!("found `{text}`, expected a list such as 1=15,16=45, with more rows and time at each entry");
+    let one = |entry: &str| {
+        let (rows, time) = entry.split_once('=')?;
+        let (rows, time): (u32, f64) = (rows.trim().parse().ok()?, time.trim().parse().ok()?);
+        (time > 0.0 && time < 1e9 && rows <= 1 << 20).then(|| (rows, micros(time, 1e3)))
+    };
+    let times: Vec<(u32, Micros)> = text.split(',').map(one).collect::<Option<_>>().ok_or_else(expected)?;
+    let rises = times.is_sorted_by(|a, b| a.0 < b.0 && a.1 <= b.1);
+    if rises { Ok(StepTimes(times)) } else { Err(expected()) }
+}
+
 impl Args {
     fn setup(&self) -> Setup {
         let options = Options {
@@ -221,12 +242,8 @@ impl Args {
             disconnects: self.disconnects,
             slow_readers: self.slow_readers,
         };
-        let machine = Machine {
-            prefill_rate: self.prefill_rate,
-            step_base: micros(self.step_base_ms, 1e3),
-            decode_row: micros(self.decode_row_ms, 1e3),
-            acceptance: self.acceptance,
-        };
+        let machine =
+            Machine { prefill_rate: self.prefill_rate, steps: self.step_times.0.clone(), acceptance: self.acceptance };
         let key = KeyLimits { rpm: self.rpm, tpm: self.tpm, concurrent: self.concurrent, ..KeyLimits::default() };
         Setup { options, key, load, machine, seed: self.seed }
     }

@@ -38,7 +38,7 @@ pub struct TuningArgs {
         value_parser = parse_prefetch
     )]
     prefetch: Prefetch,
-    /// Keep the weights locked in memory; implies --prefetch on
+    /// Keep the weights and the KV cache locked in memory; implies --prefetch on
     #[arg(help_heading = "Tuning", long)]
     pin: bool,
     #[command(flatten)]

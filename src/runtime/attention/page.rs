@@ -9,7 +9,7 @@ use super::fold::FoldGroup;
 use super::scores::{mask, row_probabilities};
 use super::{GROUP, Item, STATE, Task, Tile};
 use crate::runtime::cpu::{SumType, WeightedSum};
-use crate::runtime::kv::{Element, Head, KvLayout, MAX_HEAD, PAGE, pair, rotate, weights};
+use crate::runtime::kv::{Element, Head, KvLayout, MAX_HEAD, PAGE, pair, panel, rotate, weights};
 use crate::runtime::ops::LANES;
 use std::ops::Range;
 
@@ -99,8 +99,11 @@ impl ItemKernel<'_> {
         for page in item.pages.clone() {
             let (next_keys, next_values) = upcoming::<T>(task, tile, item, page, then);
             let head = layout.head::<T>(&task.caches[tile.sequence].pages()[page], task.layer, item.head);
-            let panels =
-                Panels { keys: T::panel(head.keys, &mut *keys), values: T::panel(head.values, &mut *values), head };
+            let panels = Panels {
+                keys: panel(task.cpu, head.keys, &mut *keys),
+                values: panel(task.cpu, head.values, &mut *values),
+                head,
+            };
             for (first, folded) in (0..).step_by(GROUP).zip(folded.chunks_mut(GROUP * row_len)) {
                 let next = if first == 0 { [next_keys, next_values] } else { [&[] as &[u8]; 2] };
                 let group = RowGroup { task, tile, page, first, rows: folded.len() / row_len, panels: &panels, next };

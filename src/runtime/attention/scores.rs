@@ -32,9 +32,7 @@ pub(super) fn row_probabilities(
     scores: &[f32],
     words: &mut [u32],
 ) -> (f32, [f32; LANES]) {
-    if sum_type == SumType::Bf16
-        && let Some(done) = cpu.probabilities(scores, words)
-    {
+    if let Some(done) = cpu.probabilities(sum_type, scores, words) {
         return done;
     }
     let m = reference(max(&peaks(scores)));
@@ -86,6 +84,12 @@ mod tests {
                 assert_eq!(m, reference, "{isa}, case {case}");
                 assert_eq!(sum.map(|s| half(s.to_bits())), lanes.map(|s| half(s.to_bits())), "{isa}, case {case}");
                 assert_eq!(halves(&ours), halves(&scalar), "{isa}, case {case}");
+                let (mut ours, mut scalar) = ([1u32; PAGE], [1u32; PAGE]);
+                let (m, sum) = row_probabilities(&cpu, SumType::F32, &scores, &mut ours);
+                let lanes = probabilities(SumType::F32, &scores, reference, &mut scalar);
+                assert_eq!(m, reference, "{isa}, case {case}");
+                assert_eq!(sum.map(|s| half(s.to_bits())), lanes.map(|s| half(s.to_bits())), "{isa}, case {case}");
+                assert_eq!(ours.map(half), scalar.map(half), "{isa}, case {case}");
             }
         }
     }

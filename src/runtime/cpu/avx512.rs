@@ -5,6 +5,7 @@
 //! subnormal number occurs: it treats subnormal operands as zeros, and subnormal results become zeros.
 #![allow(unsafe_code)]
 
+mod nibbles;
 mod probabilities;
 
 use super::generic::{self, IntegerShape, Isa, PanelShape, Routine, memory, registers};
@@ -12,8 +13,12 @@ use super::kernels::{KernelTable, kind};
 use crate::simd::Level;
 use std::arch::x86_64::*;
 
-pub(super) const TABLE: KernelTable =
-    KernelTable { probabilities: Some(probabilities::probabilities), ..generic::table::<Avx512<false>>() };
+pub(super) const TABLE: KernelTable = KernelTable {
+    probabilities: Some(probabilities::probabilities),
+    wide_probabilities: Some(probabilities::wide_probabilities),
+    nibbles: Some(nibbles::nibbles),
+    ..generic::table::<Avx512<false>>()
+};
 
 /// Kernel table with AVX512_BF16.
 pub(super) const TABLE_BF16: KernelTable = generic::with_bf16::<Avx512<true>>(TABLE);

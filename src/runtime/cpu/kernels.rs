@@ -246,6 +246,11 @@ pub(super) struct KernelTable {
     pub sum_bf16: WeightedSumFn,
     /// Function that computes attention probabilities as pairs of BF16, if the instruction set has its own.
     pub probabilities: Option<ProbabilitiesFn>,
+    /// Function that computes attention probabilities as F32, if the instruction set has its own.
+    pub wide_probabilities: Option<ProbabilitiesFn>,
+    /// Function that widens the two integers of each byte to a word of two BF16, if the instruction set has its own.
+    /// Safety: the CPU has the instruction set.
+    pub nibbles: Option<unsafe fn(&[u8], &mut [u32])>,
     /// Function that rounds whole groups to int8. Safety: the CPU has the instruction set.
     pub quantize: unsafe fn(&[[f32; GROUP]], &mut [Q8Group]),
 }

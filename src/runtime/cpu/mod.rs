@@ -171,18 +171,32 @@ impl Cpu {
         unsafe { self.table.weighted_sum(kind)(sum, out, out_row) }
     }
 
-    /// Turns attention scores into probabilities and writes them to `words`, as weights for sums of
-    /// [`SumType::Bf16`]. Returns the score that the probabilities are relative to (see [`reference()`]) and the sum of
-    /// the probabilities, split into 16 lanes; or `None`, without writing, if the instruction set has no function of
-    /// its own for this.
+    /// Turns attention scores into probabilities and writes them to `words`, as weights for sums of `kind`. Returns the
+    /// score that the probabilities are relative to (see [`reference()`]) and the sum of the probabilities, split into
+    /// 16 lanes; or `None`, without writing, if the instruction set has no function of its own for this.
     ///
     /// # Panics
-    /// `words` holds less than one word per two scores, or the number of scores is not a multiple of 16.
-    pub fn probabilities(&self, scores: &[f32], words: &mut [u32]) -> Option<(f32, [f32; 16])> {
-        assert!(scores.len().is_multiple_of(16) && words.len() >= scores.len() / 2, "a word for each two scores");
+    /// `words` holds less than one word per step of a sum, or the number of scores is not a multiple of 16.
+    pub fn probabilities(&self, kind: SumType, scores: &[f32], words: &mut [u32]) -> Option<(f32, [f32; 16])> {
+        let (function, words_of) = match kind {
+            SumType::Bf16 => (self.table.probabilities, scores.len() / 2),
+            SumType::F32 | SumType::F16 => (self.table.wide_probabilities, scores.len()),
+        };
+        assert!(scores.len().is_multiple_of(16) && words.len() >= words_of, "a word for each step");
         let mut sum = [0f32; 16];
         // SAFETY: a table is returned only if this CPU has its instruction set, and the lengths were just checked.
-        self.table.probabilities.map(|f| (unsafe { f(scores, words, &mut sum) }, sum))
+        function.map(|f| (unsafe { f(scores, words, &mut sum) }, sum))
+    }
+
+    /// Widens pairs of 4-bit integers in two's complement to bf16: each byte becomes a word, the low halves first. Returns
+    /// false, without writing, if the instruction set has no function of its own for this.
+    ///
+    /// # Panics
+    /// The lengths differ.
+    pub fn widen_nibbles(&self, bytes: &[u8], words: &mut [u32]) -> bool {
+        assert_eq!(bytes.len(), words.len(), "a word for each byte");
+        // SAFETY: a table is returned only if this CPU has its instruction set.
+        self.table.nibbles.map(|f| unsafe { f(bytes, words) }).is_some()
     }
 
     /// Calls `f(i, row)` for each row of `row_len` values of `out`. Uses as many threads as are worth starting when

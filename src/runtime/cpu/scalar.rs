@@ -36,6 +36,8 @@ pub(super) const TABLE: KernelTable = KernelTable {
     sum_f16: weighted_sum::scalar::<{ weighted_sum::F16 }>,
     sum_bf16: weighted_sum::scalar::<{ weighted_sum::BF16 }>,
     probabilities: None,
+    wide_probabilities: None,
+    nibbles: None,
     quantize,
 };
 

@@ -96,7 +96,7 @@ impl Kernels {
             kv_heads: layout.kv_heads,
             head_dim: dim,
         };
-        if kind == "f32" || !tensor_cores || !dim.is_multiple_of(8) {
+        if ["f32", "int8"].contains(&kind) || !tensor_cores || !dim.is_multiple_of(8) {
             return Ok(usual);
         }
         Ok(Kernels {

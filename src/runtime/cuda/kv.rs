@@ -78,12 +78,14 @@ pub fn kind(kind: KvType) -> Result<(u32, &'static str)> {
         KvType::F32 => Ok((0, "f32")),
         KvType::F16 => Ok((1, "f16")),
         KvType::Bf16 => Ok((2, "bf16")),
-        KvType::Int8 | KvType::Fp8 | KvType::Int4 => {
-            Err(Error::engine(format!("a KV cache of {kind} is not available on a GPU"))
-                .help("use --kv bf16, or --device cpu"))
-        }
+        KvType::Int8 => Ok((3, "int8")),
+        KvType::Fp8 | KvType::Int4 => Err(Error::engine(format!("a KV cache of {kind} is not available on a GPU"))
+            .help("use --kv int8 or bf16, or --device cpu")),
     }
 }
+
+/// Numbers of a key or value that share a scale in a cache of int8.
+pub const KV_BLOCK: usize = 32;
 
 impl Pool {
     /// Creates a pool without pages. `layout` is that of the layers on this device.
@@ -93,7 +95,12 @@ impl Pool {
 
     /// Returns the bytes of the keys, or of the values, of one head of one layer in a page.
     fn head_bytes(layout: &KvLayout) -> usize {
-        PAGE * layout.head_dim * if layout.kind == KvType::F32 { 4 } else { 2 }
+        let dim = layout.head_dim;
+        PAGE * match layout.kind {
+            KvType::F32 => 4 * dim,
+            KvType::Int8 => dim + 4 * dim.div_ceil(KV_BLOCK),
+            _ => 2 * dim,
+        }
     }
 
     /// Returns the bytes of a page.
@@ -154,8 +161,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn types_with_scales_are_refused_by_name() {
-        for refused in [KvType::Int8, KvType::Fp8, KvType::Int4] {
+    fn types_without_kernels_are_refused_by_name() {
+        for refused in [KvType::Fp8, KvType::Int4] {
             let error = kind(refused).unwrap_err();
             assert_eq!(error.cause().exit_code(), 5);
             assert!(error.to_string().contains(&format!("KV cache of {refused}")), "{error}");

@@ -45,6 +45,8 @@ pub struct Request {
     pub constraint: Option<Arc<Constraint>>,
     /// Prefix cache: tokens read before. Those at the beginning of the prompt are not computed again.
     pub prefix: Option<CachedPrefix>,
+    /// Order of computation: of the requests that wait, those with the lowest value are computed first.
+    pub priority: i32,
     /// Divides the prefix cache of the engine: texts reuse the computation of texts with the same salt only.
     pub salt: Vec<u8>,
 }
@@ -313,7 +315,7 @@ pub fn generate_from(
         ..sched::Options::with_pages(0, 0)
     };
     let mut batch = Batch::new(engine, limits);
-    let key = batch.add_key(sched::KeyLimits::default());
+    let key = batch.add_key(sched::KeyLimits { max_priority: i32::MIN, ..sched::KeyLimits::default() });
     let (prefill, decode) = Default::default();
     let mut run = Run { source, key, more: true, completions: Vec::new(), prefill, decode };
     let done = run.steps(&mut batch, engine, speculator, options, sink);
@@ -328,8 +330,8 @@ pub fn generate_from(
     })
 }
 
-/// Number of requests that wait in the batch for a slot, besides those that the source knows.
-const WAITING: usize = 8;
+/// Smallest number of requests that wait for a slot, if the source has them: priorities order these.
+const WAITING: usize = 64;
 
 /// State of [`generate_from`].
 struct Run<'a> {
@@ -399,7 +401,7 @@ impl Run<'_> {
             let checked = request.and_then(|request| check(&request, engine).map(|()| request));
             match checked.tensor(&format!("prompt {index}")) {
                 Ok(request) => {
-                    let terms = Terms { key: self.key, ..Terms::default() };
+                    let terms = Terms { key: self.key, priority: request.priority, deadline: None };
                     batch.arrive(engine, 0, index, request, terms).expect("a request that was checked, without limits");
                 }
                 Err(e) => self.end(Completion::without_text(index, tokens, Finish::Invalid, Some(e)), options)?,

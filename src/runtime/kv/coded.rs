@@ -166,6 +166,7 @@ impl Element for Int4Pair {
 mod tests {
     use super::*;
     use crate::rng::Rng;
+    use crate::runtime::cpu::Cpu;
     use half::bf16;
 
     /// Returns the numbers that products read.
@@ -239,6 +240,17 @@ mod tests {
             assert_eq!(numbers(&pairs), [-1.0, -1.0, a, b, -1.0, -1.0]);
         }
         assert_eq!((stored::<Int4Pair>(1e9), stored::<Int4Pair>(-1e9)), (7.0, -8.0));
+    }
+
+    #[test]
+    fn every_instruction_set_widens_int4_to_the_same_words() {
+        let pairs: Vec<Int4Pair> = (0..=255).chain([7, 200, 31]).map(Int4Pair).collect();
+        let expected: Vec<u32> = pairs.iter().map(|pair| pair.widened()).collect();
+        for isa in Cpu::isas() {
+            let mut room = vec![0; pairs.len()];
+            let words = crate::runtime::kv::panel(&Cpu::with_isa(1, Some(isa)).unwrap(), &pairs, &mut room);
+            assert_eq!(bytemuck::cast_slice::<u8, u32>(words), expected, "{isa}");
+        }
     }
 
     #[test]

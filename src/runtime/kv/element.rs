@@ -4,7 +4,7 @@
 //! instruction set.
 
 use crate::error::{Error, Result};
-use crate::runtime::cpu::{SMALLEST_POWER, SumType};
+use crate::runtime::cpu::{Cpu, SMALLEST_POWER, SumType};
 use crate::runtime::ops::{LANES, exp2, exp2_from};
 use std::fmt;
 use std::str::FromStr;
@@ -74,6 +74,15 @@ pub trait Element: bytemuck::Pod + Send + Sync {
     /// Returns the numbers in the form that products read: the stored bytes, or a conversion in `room`, which must have
     /// at least one word for two numbers.
     fn panel<'a>(stored: &'a [Self], room: &'a mut [u32]) -> &'a [u8];
+}
+
+/// [`Element::panel`], by the function of the instruction set where it has one for the type.
+#[inline(always)]
+pub fn panel<'a, T: Element>(cpu: &Cpu, stored: &'a [T], room: &'a mut [u32]) -> &'a [u8] {
+    if T::NUMBERS == 2 && cpu.widen_nibbles(bytemuck::cast_slice(stored), &mut room[..stored.len()]) {
+        return bytemuck::cast_slice(&room[..stored.len()]);
+    }
+    T::panel(stored, room)
 }
 
 /// Evaluates `$call` with `$T` standing for the element type of `$kind`.

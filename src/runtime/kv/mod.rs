@@ -14,7 +14,7 @@ mod pool;
 
 pub(super) use coded::{Fp8, Int4Pair, Int8};
 pub use element::KvType;
-pub(super) use element::{Bf16, Element, F16, by_type, pair, probabilities, weights};
+pub(super) use element::{Bf16, Element, F16, by_type, pair, panel, probabilities, weights};
 pub(super) use hadamard::rotate;
 pub use pool::{Page, PageCounts, PagePool, pages_within};
 

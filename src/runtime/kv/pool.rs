@@ -1,22 +1,29 @@
 //! Pool of KV cache pages: hands out pages of [`PAGE`] positions and takes them back when their last owner drops them.
 //!
-//! With a budget, the pool has a fixed number of pages. Without one, it grows while the machine has memory left. In
-//! both cases a page is allocated at its first use and is then handed out again and again, so a long run neither
-//! allocates nor returns memory. The pool knows the size of a page only, not what the page holds.
+//! With a budget, the pool has a fixed number of pages, whose memory is mapped at once. Without one, it grows while the
+//! machine has memory left. In both cases a page takes memory from its first use on and is then handed out again and
+//! again, so a long run neither allocates nor returns memory. The memory is backed by huge pages: a long text is read in
+//! full for each token, and translating the addresses of small pages takes longer than reading them. The pool knows the
+//! size of a page only, not what the page holds.
 
 use super::{KvLayout, Line, PAGE};
 use crate::error::{Cause, Error, Result};
-use crate::resources::{is_left, try_reserve};
+use crate::mapped::Part;
+use crate::resources::is_left;
 use crate::units::human_bytes;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Largest number of bytes that a pool without a budget maps at once, unless a page is larger.
+const SLAB: usize = 64 << 20;
 
 /// Pages of one size under a common budget.
 #[derive(Debug)]
 pub struct PagePool {
     layout: KvLayout,
-    /// Length of a page in [`Line`]s.
-    page_lines: usize,
+    page_bytes: usize,
+    /// Whether the memory is locked, so that it is never paged out.
+    locked: bool,
     /// Largest number of pages; `None` = as many as the machine has memory for.
     most: Option<usize>,
     state: Mutex<State>,
@@ -25,7 +32,9 @@ pub struct PagePool {
 #[derive(Debug, Default)]
 struct State {
     /// Pages that were used before and have no owner.
-    returned: Vec<Vec<Line>>,
+    returned: Vec<Part>,
+    /// Memory that was mapped and never used; it holds zeros.
+    fresh: Vec<Part>,
     /// Number of pages that have an owner.
     owned: usize,
 }
@@ -49,16 +58,17 @@ pub struct Page(Arc<Owned>);
 
 #[derive(Debug)]
 struct Owned {
-    lines: Vec<Line>,
+    /// Memory of the page; `None` only while it is dropped.
+    memory: Option<Part>,
     pool: Arc<PagePool>,
 }
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        let lines = std::mem::take(&mut self.lines);
+        let memory = self.memory.take();
         let mut state = self.pool.state();
         state.owned -= 1;
-        state.returned.push(lines);
+        state.returned.extend(memory);
     }
 }
 
@@ -66,7 +76,7 @@ impl Deref for Page {
     type Target = [Line];
 
     fn deref(&self) -> &[Line] {
-        &self.0.lines
+        self.0.memory.as_deref().map_or(&[], bytemuck::cast_slice)
     }
 }
 
@@ -78,7 +88,7 @@ impl Page {
 
     /// Returns the memory for writing; `None` if the page has another owner.
     pub fn get_mut(&mut self) -> Option<&mut [Line]> {
-        Arc::get_mut(&mut self.0).map(|owned| owned.lines.as_mut_slice())
+        Arc::get_mut(&mut self.0)?.memory.as_deref_mut().map(bytemuck::cast_slice_mut)
     }
 }
 
@@ -86,13 +96,24 @@ impl PagePool {
     /// Creates a pool of pages for `layout`. `budget` limits the bytes of all pages.
     ///
     /// # Errors
-    /// A page does not fit the address space, or the budget is smaller than a page.
+    /// A page or the budget does not fit the address space, or the budget is smaller than a page.
     pub fn new(layout: KvLayout, budget: Option<u64>) -> Result<Arc<PagePool>> {
-        let bytes = layout.page_bytes().ok_or_else(|| {
+        PagePool::placed(layout, budget, false)
+    }
+
+    /// Creates a pool as [`PagePool::new`] does. If it is `locked`, its memory is never paged out; that of a budget is
+    /// then allocated at once.
+    ///
+    /// # Errors
+    /// The same as for [`PagePool::new`], and the limit of locked memory does not suffice.
+    pub fn placed(layout: KvLayout, budget: Option<u64>, locked: bool) -> Result<Arc<PagePool>> {
+        let page_bytes = layout.page_bytes().ok_or_else(|| {
             Error::new(Cause::OutOfMemory("a page of the KV cache does not fit the address space".into()))
         })?;
         let most = budget.map(|budget| pages_within(&layout, budget)).transpose()?;
-        Ok(Arc::new(PagePool { layout, page_lines: bytes / size_of::<Line>(), most, state: Mutex::default() }))
+        let fresh = most.map_or(Ok(Vec::new()), |most| Part::map(page_bytes, most, locked))?;
+        let state = Mutex::new(State { fresh, ..State::default() });
+        Ok(Arc::new(PagePool { layout, page_bytes, locked, most, state }))
     }
 
     /// Returns the sizes of the keys and values that the pages hold.
@@ -107,7 +128,7 @@ impl PagePool {
 
     /// Returns the bytes of a page.
     pub fn page_bytes(&self) -> u64 {
-        (self.page_lines * size_of::<Line>()) as u64
+        self.page_bytes as u64
     }
 
     /// Counts the pages; the owners of `cached` of them are only the prefix cache.
@@ -122,11 +143,12 @@ impl PagePool {
     /// # Errors
     /// All pages of the budget have owners, or the machine has no memory left.
     pub fn page(self: &Arc<PagePool>) -> Result<Page> {
-        let mut lines = self.take()?;
-        lines.clear();
-        // Zeros, so that no number of an earlier text can reach a product, not even multiplied by zero.
-        lines.resize(self.page_lines, Line::default());
-        Ok(self.owned(lines))
+        let (mut memory, fresh) = self.take()?;
+        if !fresh {
+            // Zeros, so that no number of an earlier text can reach a product, not even multiplied by zero.
+            memory.fill(0);
+        }
+        Ok(self.owned(memory))
     }
 
     /// Returns a copy of a page of this size.
@@ -134,35 +156,45 @@ impl PagePool {
     /// # Errors
     /// The same as for [`PagePool::page`].
     pub fn copy(self: &Arc<PagePool>, page: &Page) -> Result<Page> {
-        let mut lines = self.take()?;
-        lines.clear();
-        lines.extend_from_slice(page);
-        Ok(self.owned(lines))
+        let (mut memory, _) = self.take()?;
+        memory.copy_from_slice(bytemuck::cast_slice::<Line, u8>(page));
+        Ok(self.owned(memory))
     }
 
-    fn owned(self: &Arc<PagePool>, lines: Vec<Line>) -> Page {
-        Page(Arc::new(Owned { lines, pool: self.clone() }))
+    fn owned(self: &Arc<PagePool>, memory: Part) -> Page {
+        Page(Arc::new(Owned { memory: Some(memory), pool: self.clone() }))
     }
 
-    /// Takes memory for a page, which counts as owned from now on.
-    fn take(&self) -> Result<Vec<Line>> {
+    /// Takes memory for a page, which counts as owned from now on. The second value is true if it was never used.
+    fn take(&self) -> Result<(Part, bool)> {
         let mut state = self.state();
-        let lines = match state.returned.pop() {
-            Some(lines) => lines,
-            None => {
-                if self.most.is_some_and(|most| state.owned >= most) {
-                    return Err(self.exhausted(state.owned));
-                }
-                let mut lines = Vec::new();
-                let left = self.most.is_some() || is_left(self.page_lines * size_of::<Line>());
-                if !left || try_reserve(&mut lines, self.page_lines).is_err() {
-                    return Err(out_of_memory(state.owned, self.page_bytes()));
-                }
-                lines
-            }
+        let memory = match state.returned.pop() {
+            Some(memory) => (memory, false),
+            None => (self.fresh(&mut state)?, true),
         };
         state.owned += 1;
-        Ok(lines)
+        Ok(memory)
+    }
+
+    /// Takes memory that was never used. Without a budget, each mapping doubles the number of pages, up to [`SLAB`].
+    fn fresh(&self, state: &mut State) -> Result<Part> {
+        if self.most.is_none() && !is_left(self.page_bytes) {
+            return Err(out_of_memory(state.owned, self.page_bytes()));
+        }
+        if state.fresh.is_empty() {
+            if self.most.is_some() {
+                return Err(self.exhausted(state.owned));
+            }
+            let count = state.owned.clamp(1, (SLAB / self.page_bytes.max(1)).max(1));
+            let mapped = Part::map(self.page_bytes, count, self.locked);
+            let mapped =
+                if count > 1 { mapped.or_else(|_| Part::map(self.page_bytes, 1, self.locked)) } else { mapped };
+            state.fresh = match (mapped, self.locked) {
+                (Err(_), false) => return Err(out_of_memory(state.owned, self.page_bytes())),
+                (mapped, _) => mapped?,
+            };
+        }
+        state.fresh.pop().ok_or_else(|| out_of_memory(state.owned, self.page_bytes()))
     }
 
     fn exhausted(&self, owned: usize) -> Error {

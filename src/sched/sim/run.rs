@@ -17,14 +17,13 @@ use std::collections::{BinaryHeap, VecDeque};
 const SLOW_READER: Micros = 30 * SECOND;
 
 /// Speed of the engine.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Machine {
     /// Prompt tokens per second in large chunks.
     pub prefill_rate: f64,
-    /// Time of a step that does not depend on its rows, mostly for reading the weights.
-    pub step_base: Micros,
-    /// Additional time for each decoding sequence or draft token.
-    pub decode_row: Micros,
+    /// Times of steps that decode some rows (sequences and draft tokens), by ascending number of rows; at least one. Times
+    /// in between, and beyond the ends, are on the straight line through the nearest two.
+    pub steps: Vec<(u32, Micros)>,
     /// Share of the draft tokens that are accepted, one after another.
     pub acceptance: f64,
 }
@@ -35,7 +34,16 @@ impl Machine {
         let rows = |decodes| work.iter().filter(move |work| work.decodes == decodes).map(Work::rows).sum::<u32>();
         let (decode, prefill) = (rows(true), rows(false));
         let prefill = f64::from(prefill) / self.prefill_rate * SECOND as f64;
-        (self.step_base + u64::from(decode) * self.decode_row + prefill as Micros).max(1)
+        (self.decode_time(decode) + prefill as Micros).max(1)
+    }
+
+    /// Returns the time of a step that decodes this number of rows, or that reads the weights only for 0.
+    fn decode_time(&self, rows: u32) -> Micros {
+        let after = self.steps.partition_point(|(known, _)| *known < rows).clamp(1, self.steps.len().max(2) - 1);
+        let point = |i: usize| self.steps.get(i).map_or((0.0, 0.0), |(rows, time)| (f64::from(*rows), *time as f64));
+        let ((from, time), (until, later)) = (point(after - 1), point(after));
+        let slope = if until > from { (later - time) / (until - from) } else { 0.0 };
+        (time + slope * (f64::from(rows) - from)).max(0.0) as Micros
     }
 }
 
@@ -103,7 +111,7 @@ pub fn simulate(setup: &Setup, stop: &dyn Fn() -> bool) -> Result<Results, Strin
     let keys = setup.load.keys.max(1) + usize::from(setup.load.flood > 0.0);
     (0..keys).for_each(|_| _ = scheduler.add_key(setup.key.clone()));
     let mut simulation = Simulation {
-        machine: setup.machine,
+        machine: setup.machine.clone(),
         scheduler,
         arrivals: Arrivals::new(&setup.load, setup.options.ctx, setup.seed).peekable(),
         live: VecDeque::new(),

@@ -28,7 +28,7 @@ fn setup() -> Setup {
             disconnects: 0.0,
             slow_readers: 0.0,
         },
-        machine: Machine { prefill_rate: 4000.0, step_base: 5_000, decode_row: 500, acceptance: 0.6 },
+        machine: Machine { prefill_rate: 4000.0, steps: vec![(0, 5_000), (8, 9_000)], acceptance: 0.6 },
         seed: 1,
     }
 }

@@ -22,12 +22,7 @@ static UPPER: [u16; 32] = {
 pub(super) fn probabilities(scores: &[f32], words: &mut [u32], sum: &mut [f32; 16]) -> f32 {
     let (chunks, words) = (scores.as_chunks::<16>().0, words.as_chunks_mut::<8>().0);
     let chunks = &chunks[..chunks.len().min(words.len())];
-    let mut peaks = _mm512_set1_ps(f32::NEG_INFINITY);
-    for chunk in chunks {
-        // NaN is skipped: the result is then the second operand.
-        peaks = _mm512_max_ps(loaded(chunk), peaks);
-    }
-    let m = reference(_mm512_reduce_max_ps(peaks));
+    let m = reference(largest(chunks));
     // SAFETY: 64 readable bytes; the load has no alignment demand.
     let upper = unsafe { _mm512_loadu_si512(UPPER.as_ptr().cast()) };
     let mut sums = _mm512_setzero_ps();
@@ -50,6 +45,38 @@ pub(super) fn probabilities(scores: &[f32], words: &mut [u32], sum: &mut [f32; 1
     // SAFETY: 16 writable floats; the store has no alignment demand.
     unsafe { _mm512_storeu_ps(sum.as_mut_ptr(), sums) };
     m
+}
+
+/// Computes the same probabilities as f32, one per word.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(super) fn wide_probabilities(scores: &[f32], words: &mut [u32], sum: &mut [f32; 16]) -> f32 {
+    let (chunks, words) = (scores.as_chunks::<16>().0, words.as_chunks_mut::<16>().0);
+    let chunks = &chunks[..chunks.len().min(words.len())];
+    let m = reference(largest(chunks));
+    let mut sums = _mm512_setzero_ps();
+    let mut i = 0;
+    while i < chunks.len() {
+        let p = power(loaded(&chunks[i]), m);
+        sums = _mm512_add_ps(sums, p);
+        // SAFETY: 16 writable words; the store has no alignment demand.
+        unsafe { _mm512_storeu_ps(words.as_mut_ptr().add(i).cast(), p) };
+        i += 1;
+    }
+    // SAFETY: 16 writable floats; the store has no alignment demand.
+    unsafe { _mm512_storeu_ps(sum.as_mut_ptr(), sums) };
+    m
+}
+
+/// Returns the largest score; NaN is skipped.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn largest(chunks: &[[f32; 16]]) -> f32 {
+    let mut peaks = _mm512_set1_ps(f32::NEG_INFINITY);
+    for chunk in chunks {
+        // If one operand is NaN, the result is the second.
+        peaks = _mm512_max_ps(loaded(chunk), peaks);
+    }
+    _mm512_reduce_max_ps(peaks)
 }
 
 #[inline]

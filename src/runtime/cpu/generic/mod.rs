@@ -39,6 +39,8 @@ pub(super) const fn table<I: Isa>() -> KernelTable {
         sum_f16: weighted_sum::sum::<I, { sums::F16 }>,
         sum_bf16: weighted_sum::sum::<I, { sums::BF16 }>,
         probabilities: None,
+        wide_probabilities: None,
+        nibbles: None,
         quantize: quantize::quantize::<I>,
     }
 }

@@ -109,7 +109,7 @@ struct Few {
     uint32_t* tickets;  // if gate and up are two products: one counter per 16 rows, 0 before the first launch and after each
 };
 
-enum KvKind : uint32_t { KV_F32 = 0, KV_F16 = 1, KV_BF16 = 2 };
+enum KvKind : uint32_t { KV_F32 = 0, KV_F16 = 1, KV_BF16 = 2, KV_INT8 = 3 };
 
 // Positions in a page of the cache.
 #define PAGE 128
@@ -120,8 +120,7 @@ struct Row {
     uint32_t position;
 };
 
-// The cache of one layer. A page holds for each layer and key/value head PAGE keys of head_dim numbers, then PAGE
-// values.
+// The cache of one layer; cache.cuh describes what a page holds.
 struct Cache {
     const uint64_t* pages;  // (sequences, table_stride): addresses of pages, in the order of positions
     uint64_t layer_offset;  // bytes of a page before this layer
@@ -132,10 +131,10 @@ struct Cache {
 };
 
 // Normalizes the heads of queries and keys if there are weights, rotates them, scales queries, and stores keys and
-// values.
+// values. For a cache of KV_INT8, the keys are also changed in place.
 struct Rope {
     float* q;             // (n, n_heads * head_dim), in place
-    const float* k;       // (n, kv_heads * head_dim)
+    float* k;             // (n, kv_heads * head_dim)
     const float* v;       // (n, kv_heads * head_dim)
     const float* angles;  // (n, rotary_dim): cosines, then sines
     const float* q_norm;  // (head_dim), or null

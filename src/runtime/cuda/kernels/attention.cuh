@@ -9,6 +9,7 @@
 // Positions are cut into steps at multiples of the step, which divides PAGE: a step never crosses the border of a page.
 #pragma once
 #include "acts.cuh"
+#include "cache.cuh"
 #include "tensor.cuh"
 
 // Range of positions, such as those that a row sees: `first` .. `last`, both included.
@@ -29,13 +30,6 @@ __device__ __forceinline__ Visible visible_at(uint32_t position, uint32_t window
 // 2^31.
 __device__ __forceinline__ bool sees(uint32_t row, uint32_t position, uint32_t window) {
     return row - position < (window != 0 ? window : 0x80000000u);
-}
-
-// Address of the keys of one head in the page that holds `position`; its values follow PAGE * head_dim numbers later.
-// `bytes` is the size of a number.
-__device__ __forceinline__ uint64_t page_of(const Cache& cache, uint32_t bytes, uint32_t sequence, uint32_t head, uint32_t position) {
-    const uint64_t page = cache.pages[uint64_t(sequence) * cache.table_stride + position / PAGE];
-    return page + cache.layer_offset + uint64_t(head) * (2 * PAGE * bytes * cache.head_dim);
 }
 
 // 2^x within 2 units in the last place; 0 below -126.
@@ -164,35 +158,63 @@ __device__ __forceinline__ uint32_t plain_stride(uint32_t dim) {
     return ((dim + 3) & ~3u) + 4;
 }
 
+// Keys or values of one head in a page, without scales.
+template <typename T>
+struct PlainRows {
+    const typename T::Element* numbers;  // (PAGE, dim)
+    uint32_t dim;
+
+    __device__ __forceinline__ float2 two(uint32_t slot, uint32_t column) const {
+        return T::two(numbers + slot * dim + column);
+    }
+};
+
+// Keys or values of one head in a page of KV_INT8.
+struct CodedRows {
+    const int8_t* codes;   // (PAGE, dim)
+    const float* scales;   // (PAGE, blocks)
+    uint32_t dim;
+    uint32_t blocks;
+
+    __device__ __forceinline__ float2 two(uint32_t slot, uint32_t column) const {
+        const uint32_t both = *reinterpret_cast<const uint16_t*>(codes + slot * dim + column);
+        const float scale = scales[slot * blocks + column / KV_BLOCK];
+        return make_float2(float(int8_t(both)) * scale, float(int8_t(both >> 8)) * scale);
+    }
+};
+
 // Loads the keys or values of a step as floats to `out`, with all threads of the block; positions that are not visible
 // and the columns after the last dimension become zero.
-template <typename T>
-__device__ __forceinline__ void load_as(const Visible& visible, const typename T::Element* rows, uint32_t start, uint32_t dim,
-                                        float* out) {
-    const uint32_t stride = plain_stride(dim), warps = blockDim.x / 32;
+template <typename Rows>
+__device__ __forceinline__ void load_step(const Visible& visible, const Rows& rows, uint32_t start, float* out) {
+    const uint32_t dim = rows.dim, stride = plain_stride(dim), warps = blockDim.x / 32;
 #pragma unroll 1
     for (uint32_t column = 2 * (threadIdx.x % 32); column < stride; column += 64) {
 #pragma unroll 4
         for (uint32_t slot = threadIdx.x / 32; slot < PLAIN_STEP; slot += warps) {
             float2 two = make_float2(0.0f, 0.0f);
             if (visible.has(start + slot) && column < dim) {
-                two = T::two(rows + (start % PAGE + slot) * dim + column);
+                two = rows.two(start % PAGE + slot, column);
             }
             *reinterpret_cast<float2*>(out + slot * stride + column) = two;
         }
     }
 }
 
-// `load_as` for the element type of the cache; `head` is the result of `page_of`.
-__device__ __forceinline__ void load_rows(const Cache& cache, uint64_t head, bool values, const Visible& visible, uint32_t start,
-                                          float* out) {
-    const uint32_t skipped = values ? PAGE * cache.head_dim : 0;
+// `load_step` for the keys (part 0) or values (part 1) of a head in a cache of any type.
+__device__ __forceinline__ void load_rows(const Cache& cache, uint32_t sequence, uint32_t head, uint32_t part, const Visible& visible,
+                                          uint32_t start, float* out) {
+    const uint32_t dim = cache.head_dim;
+    const uint64_t from = kv_address(cache, kv_head_bytes(cache.kind, dim), sequence, head, part, start);
     if (cache.kind == KV_F32) {
-        load_as<KvF32>(visible, reinterpret_cast<const float*>(head) + skipped, start, cache.head_dim, out);
+        load_step(visible, PlainRows<KvF32>{reinterpret_cast<const float*>(from), dim}, start, out);
     } else if (cache.kind == KV_F16) {
-        load_as<KvF16>(visible, reinterpret_cast<const uint16_t*>(head) + skipped, start, cache.head_dim, out);
+        load_step(visible, PlainRows<KvF16>{reinterpret_cast<const uint16_t*>(from), dim}, start, out);
+    } else if (cache.kind == KV_BF16) {
+        load_step(visible, PlainRows<KvBf16>{reinterpret_cast<const uint16_t*>(from), dim}, start, out);
     } else {
-        load_as<KvBf16>(visible, reinterpret_cast<const uint16_t*>(head) + skipped, start, cache.head_dim, out);
+        const float* scales = reinterpret_cast<const float*>(from + PAGE * dim);
+        load_step(visible, CodedRows{reinterpret_cast<const int8_t*>(from), scales, dim, kv_blocks(dim)}, start, out);
     }
 }
 

@@ -93,7 +93,7 @@ __device__ __forceinline__ void add_rows(uint32_t heads, const float* weights, c
 // = (head_dim rounded up to a multiple of 4) + 4. Resident thread blocks per multiprocessor: 5.
 KERNEL __launch_bounds__(DECODE_THREADS, 5) attention_decode(Attention a) {
     const DecodePart part(a, PLAIN_STEP);
-    const uint32_t dim = a.cache.head_dim, stride = plain_stride(dim), bytes = a.cache.kind == KV_F32 ? 4 : 2;
+    const uint32_t dim = a.cache.head_dim, stride = plain_stride(dim);
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, pair = threadIdx.x;
     float* queries = reinterpret_cast<float*>(dynamic_shared());  // (DECODE_HEADS, stride): zeros where there is no head
     float* rows = queries + DECODE_HEADS * stride;                // (PLAIN_STEP, stride): keys, then values
@@ -111,9 +111,8 @@ KERNEL __launch_bounds__(DECODE_THREADS, 5) attention_decode(Attention a) {
 
     for (uint32_t step = part.begin; step < part.end; step++) {
         const uint32_t start = step * PLAIN_STEP;
-        const uint64_t page = page_of(a.cache, bytes, part.sequence, part.kv_head, start);
         __syncthreads();
-        load_rows(a.cache, page, false, part.visible, start, rows);
+        load_rows(a.cache, part.sequence, part.kv_head, 0, part.visible, start, rows);
         __syncthreads();
         if (own < part.heads) {
             float scores[2];
@@ -125,7 +124,7 @@ KERNEL __launch_bounds__(DECODE_THREADS, 5) attention_decode(Attention a) {
             }
         }
         __syncthreads();
-        load_rows(a.cache, page, true, part.visible, start, rows);
+        load_rows(a.cache, part.sequence, part.kv_head, 1, part.visible, start, rows);
         __syncthreads();
         if (2 * pair < dim) {
             add_rows(part.heads, weights, rows + 2 * pair, stride, sums);

@@ -46,7 +46,7 @@ __device__ __forceinline__ void load_queries(const Attention& a, const DecodePar
 }
 
 __device__ __forceinline__ const uint16_t* page_at(const Attention& a, const DecodePart& part, uint32_t step) {
-    return reinterpret_cast<const uint16_t*>(page_of(a.cache, 2, part.sequence, part.kv_head, step * DECODE_STEP));
+    return reinterpret_cast<const uint16_t*>(kv_address(a.cache, PAGE * 2 * a.cache.head_dim, part.sequence, part.kv_head, 0, step * DECODE_STEP));
 }
 
 // Loads 16 bytes of a row of the page, or zeros. In assembly, so that there is no branch and the load starts before the

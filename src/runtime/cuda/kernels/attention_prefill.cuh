@@ -108,7 +108,7 @@ KERNEL __launch_bounds__(256, 2) attention_prefill(Attention a) {
     if (part.pairs == 0) {
         return;
     }
-    const uint32_t dim = a.cache.head_dim, stride = plain_stride(dim), bytes = a.cache.kind == KV_F32 ? 4 : 2;
+    const uint32_t dim = a.cache.head_dim, stride = plain_stride(dim);
     // The warp's queries, and later its results.
     float* queries = reinterpret_cast<float*>(dynamic_shared()) + warp * PREFILL_PAIRS * stride;  // (PREFILL_PAIRS, stride)
     float* rows = reinterpret_cast<float*>(dynamic_shared()) + most * stride;  // (PLAIN_STEP, stride): keys, then values
@@ -137,9 +137,8 @@ KERNEL __launch_bounds__(256, 2) attention_prefill(Attention a) {
 
     for (uint32_t step = part.begin; step < part.end; step++) {
         const uint32_t start = step * PLAIN_STEP;
-        const uint64_t page = page_of(a.cache, bytes, part.sequence, part.kv_head, start);
         __syncthreads();
-        load_rows(a.cache, page, false, part.visible, start, rows);
+        load_rows(a.cache, part.sequence, part.kv_head, 0, part.visible, start, rows);
         __syncthreads();
         float scores[PREFILL_PAIRS];
         dots<PREFILL_PAIRS>(queries, rows + lane * stride, stride, scores);
@@ -153,7 +152,7 @@ KERNEL __launch_bounds__(256, 2) attention_prefill(Attention a) {
         }
         *reinterpret_cast<float4*>(weights + lane * PREFILL_PAIRS) = make_float4(scores[0], scores[1], scores[2], scores[3]);
         __syncthreads();
-        load_rows(a.cache, page, true, part.visible, start, rows);
+        load_rows(a.cache, part.sequence, part.kv_head, 1, part.visible, start, rows);
         __syncthreads();
 #pragma unroll 2
         for (uint32_t slot = 0; slot < PLAIN_STEP; slot++) {

@@ -41,7 +41,7 @@ struct PrefillPairs {
 };
 
 __device__ __forceinline__ const uint16_t* page_at(const Attention& a, const PrefillPart& part, uint32_t position) {
-    return reinterpret_cast<const uint16_t*>(page_of(a.cache, 2, part.sequence, part.kv_head, position));
+    return reinterpret_cast<const uint16_t*>(kv_address(a.cache, PAGE * 2 * a.cache.head_dim, part.sequence, part.kv_head, 0, position));
 }
 
 // Starts to copy 64 rows of keys or values; positions that no row of the tile sees and columns after the last dimension

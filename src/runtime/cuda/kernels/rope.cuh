@@ -1,6 +1,7 @@
 // Rotary position embedding, and storing of keys and values in the cache.
 #pragma once
 #include "acts.cuh"
+#include "cache.cuh"
 #include "reduce.cuh"
 
 // Number of pairs that a lane loads before it stores any: all of its pairs for heads of up to 256 numbers.
@@ -79,13 +80,31 @@ __device__ __forceinline__ void turn(const HeadWork& work, uint32_t head_dim, fl
     }
 }
 
-// Returns the address in the cache of the key or value of a row. In a page, the PAGE keys of each head are followed by
-// its PAGE values; `run` is 2 * head for the key and 2 * head + 1 for the value.
-__device__ __forceinline__ uint8_t* kv_place(const Cache& cache, Row row, uint32_t run) {
-    const uint32_t bytes = cache.kind == KV_F32 ? 4 : 2;
-    const uint64_t page = cache.pages[uint64_t(row.sequence) * cache.table_stride + row.position / PAGE];
-    const uint64_t before = uint64_t(run) * PAGE + row.position % PAGE;
-    return reinterpret_cast<uint8_t*>(page) + cache.layer_offset + before * cache.head_dim * bytes;
+// Stores a head in a cache of KV_INT8 with one warp: for each block, the scale is the largest magnitude divided by 127,
+// and the codes are the numbers divided by it. NaN counts as zero.
+__device__ __forceinline__ void store_codes(const float* from, uint64_t to, uint32_t slot, uint32_t head_dim) {
+    const uint32_t lane = threadIdx.x % WARP, blocks = kv_blocks(head_dim);
+    int8_t* codes = reinterpret_cast<int8_t*>(to) + slot * head_dim;
+    float* scales = reinterpret_cast<float*>(to + PAGE * head_dim) + slot * blocks;
+#pragma unroll 1
+    for (uint32_t block = 0; block < blocks; block++) {
+        const uint32_t column = block * KV_BLOCK + lane;
+        const float value = column < head_dim ? from[column] : 0.0f;
+        float largest = fmaxf(0.0f, fabsf(value));
+#pragma unroll
+        for (int step = WARP / 2; step > 0; step /= 2) {
+            largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, step));
+        }
+        const float scale = largest / 127.0f, inverse = 1.0f / scale;
+        // The inverse of zero, or of a number near it, is not finite.
+        const float scaled = inverse <= 3.402823466e38f ? value * inverse : 0.0f;
+        if (column < head_dim) {
+            codes[column] = int8_t(scaled == scaled ? __float2int_rn(fminf(fmaxf(scaled, -127.0f), 127.0f)) : 0);
+        }
+        if (lane == 0) {
+            scales[block] = scale;
+        }
+    }
 }
 
 // For each row: queries are normalized (with `q_norm`), rotated and scaled in place; keys are normalized and rotated,
@@ -110,12 +129,27 @@ KERNEL rope(Rope a) {
     } else {
         const bool is_value = unit >= a.n_heads + cache.kv_heads;
         const uint32_t head = unit - a.n_heads - (is_value ? cache.kv_heads : 0);
-        work.from = (is_value ? a.v : a.k) + uint64_t(row) * a.kv_stride + uint64_t(head) * cache.head_dim;
+        const uint64_t own = uint64_t(row) * a.kv_stride + uint64_t(head) * cache.head_dim;
+        const Row at = a.rows[row];
+        const uint32_t head_bytes = kv_head_bytes(cache.kind, cache.head_dim), slot = at.position % PAGE;
+        const uint64_t place = kv_address(cache, head_bytes, at.sequence, head, is_value ? 1 : 0, at.position);
+        if (cache.kind == KV_INT8) {
+            if (!is_value) {
+                float* k = a.k + own;
+                work.from = k, work.norm = a.k_norm, work.half = a.rotary_dim / 2, work.scale = 1.0f;
+                work.kind = KV_F32, work.to = k;
+                turn(work, cache.head_dim, a.eps);
+                __syncwarp();
+            }
+            store_codes((is_value ? a.v : a.k) + own, place, slot, cache.head_dim);
+            return;
+        }
+        work.from = (is_value ? a.v : a.k) + own;
         work.norm = is_value ? nullptr : a.k_norm;
         work.half = is_value ? 0 : a.rotary_dim / 2;
         work.scale = 1.0f;
         work.kind = cache.kind;
-        work.to = kv_place(cache, a.rows[row], is_value ? 2 * head + 1 : 2 * head);
+        work.to = reinterpret_cast<uint8_t*>(place) + uint64_t(slot) * cache.head_dim * (cache.kind == KV_F32 ? 4 : 2);
     }
     turn(work, cache.head_dim, a.eps);
 }
