@@ -4,7 +4,7 @@
 //!
 //! | module | question it answers | may import |
 //! |---|---|---|
-//! | ground: `calibration dtype error files iebin interrupt job manifest mapped model_config output progress provenance quant_spec resources rng role scheme sha256 simd strict_json tokenizer_limits units windowed` | what is an artifact, a tensor, a number? | only ground |
+//! | ground: `adapter calibration dtype error files iebin interrupt job manifest mapped model_config output progress provenance quant_spec resources rng role scheme sha256 simd strict_json tokenizer_limits units windowed` | what is an artifact, a tensor, a number? | only ground |
 //! | `quant` | how do floats become blocks, and was it good enough? | ground |
 //! | `dedup` | which bytes are stored twice? | ground |
 //! | `convert` | how does a Hugging Face checkpoint become an artifact? | ground, `quant` |
@@ -25,6 +25,7 @@
 
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
 
+pub mod adapter;
 pub mod calibration;
 pub mod convert;
 pub mod dedup;

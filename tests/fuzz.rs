@@ -165,7 +165,7 @@ fn has_structure(target: &Target, input: &[u8]) -> bool {
             let refused = iec::convert::shard::list(&input, 0).err().map(|e| e.to_string());
             !refused.is_some_and(|why| why.contains("zip archive"))
         }
-        "safetensors" => {
+        "safetensors" | "adapter" => {
             let length = input.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
             let header = usize::try_from(length).ok().and_then(|n| input.get(8..n.checked_add(8)?));
             serde_json::from_slice::<serde_json::Value>(header.unwrap_or(input)).is_ok()

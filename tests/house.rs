@@ -37,6 +37,7 @@ struct Module {
 
 /// Ground modules: basic modules that every other module may import.
 const GROUND: &[&str] = &[
+    "adapter",
     "calibration",
     "dtype",
     "error",

@@ -4,6 +4,7 @@
 //! A target calls the same functions as the program and then uses what the parser accepted: for example, it reads
 //! every accepted byte range.
 
+use iec::convert::adapter;
 use iec::convert::arch::{Arch, Fields, expected_tensors};
 use iec::convert::gguf::Gguf;
 use iec::convert::gguf::config::config_json;
@@ -41,6 +42,8 @@ const PATTERNS: usize = 8 << 20;
 /// Allowance for the deduplication target: its first input creates the store, whose three files are written through
 /// buffers of 1 MiB.
 const WRITERS: usize = 4 << 20;
+/// Allowance for adapters: the compiled patterns of a configuration, and the tensors that are read at once.
+const ADAPTERS: usize = 16 << 20;
 /// Allowance for tokenizers: a tokenizer compiles several patterns and has caches of fixed size.
 const PIPELINES: usize = 96 << 20;
 /// Steps of a chat template: one twentieth of what the program allows, because further steps only repeat.
@@ -64,6 +67,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "gguf", allowance: LISTS, limit_ms: SECOND, run: gguf },
     Target { name: "manifest", allowance: PATTERNS, limit_ms: SECOND, run: manifest },
     Target { name: "config", allowance: LISTS, limit_ms: SECOND, run: config },
+    Target { name: "adapter", allowance: ADAPTERS, limit_ms: SECOND, run: adapter },
+    Target { name: "adapter_config", allowance: ADAPTERS, limit_ms: SECOND, run: adapter_config },
     Target { name: "tokenizer", allowance: PIPELINES, limit_ms: SECOND, run: tokenizer },
     Target { name: "template", allowance: STEPPED, limit_ms: SECOND, run: template },
     Target { name: "constraint", allowance: MATCHERS.0, limit_ms: MATCHERS.1, run: constraint },
@@ -225,6 +230,52 @@ fn config(data: &[u8]) {
             let _ = arch.views(&model, &tensor);
         }
     }
+}
+
+/// Models for which adapters are read: small, dense and with experts.
+const MODELS: [&str; 2] = [
+    r#"{"architectures":["LlamaForCausalLM"],"hidden_size":8,"intermediate_size":16,"num_attention_heads":2,
+        "num_key_value_heads":1,"num_hidden_layers":2,"vocab_size":16}"#,
+    r#"{"architectures":["MixtralForCausalLM"],"hidden_size":8,"intermediate_size":16,"num_attention_heads":2,
+        "num_key_value_heads":1,"num_hidden_layers":1,"vocab_size":16,"num_local_experts":2}"#,
+];
+
+/// Configurations with which the tensors of adapters are read.
+const ADAPTER_CONFIGS: [&str; 2] = [
+    r#"{"peft_type":"LORA","r":2,"lora_alpha":4,"lora_bias":true,"target_parameters":["gate_up_proj","down_proj"]}"#,
+    r#"{"peft_type":"LORA","r":2,"lora_alpha":4,"use_dora":true,"use_rslora":true}"#,
+];
+
+fn adapter(data: &[u8]) {
+    let dir = place();
+    std::fs::write(dir.join(adapter::FILE), data).expect("a small file");
+    for config in ADAPTER_CONFIGS {
+        std::fs::write(dir.join(adapter::CONFIG), config).expect("a small file");
+        let _ = adapter::describe(&dir);
+        for model in MODELS {
+            let Ok(serde_json::Value::Object(map)) = serde_json::from_str(model) else { unreachable!("valid JSON") };
+            let fields = Fields::new(&map);
+            let arch = Arch::of(&fields).expect("a family that is known");
+            let model = arch.model_config(&fields, None).expect("a valid description");
+            let Ok(adapter) = adapter::read(&dir, &model) else { continue };
+            let mut row = vec![1.0; 8];
+            for change in adapter.changes.values().flatten() {
+                if let Some(low_rank) =
+                    change.low_rank.as_ref().filter(|low_rank| low_rank.a.len() / low_rank.rank == 8)
+                {
+                    assert!(low_rank.b.len().is_multiple_of(low_rank.rank));
+                    change.merge_row(0, 1.0, &mut row);
+                }
+            }
+        }
+    }
+}
+
+fn adapter_config(data: &[u8]) {
+    let dir = place();
+    std::fs::write(dir.join(adapter::FILE), []).expect("a small file");
+    std::fs::write(dir.join(adapter::CONFIG), data).expect("a small file");
+    let _ = adapter::describe(&dir);
 }
 
 /// Number of bytes that are encoded and of tokens that are decoded: enough for the allowance to be exceeded if steps

@@ -20,6 +20,7 @@
 //! | [`crate::iebin::PlannedTensor`], then [`crate::iebin::Entry`] | a tensor of a pack before and after its offset is fixed | these plans, [`crate::iebin::writer`] |
 //! | [`crate::manifest::TensorEntry`] | the decision about a tensor and what was measured | [`quantize`] |
 
+pub mod adapter;
 pub mod arch;
 mod checkpoint;
 pub mod checksum;

@@ -8,6 +8,7 @@ use super::executor::TaskOutput;
 use super::gguf::blocks;
 use super::gguf::types::GgmlType;
 use super::rounding::round_into;
+use crate::adapter::Change;
 use crate::dtype::{DType, decode_floats};
 use crate::error::{Context, Error, Result};
 use crate::iebin::Store;
@@ -88,6 +89,39 @@ pub(super) struct RowSource<'a> {
     first: usize,
     /// The row that was decoded last.
     values: Vec<f32>,
+    /// Index of the matrix that was loaded last.
+    matrix: usize,
+    /// Changes by adapters.
+    merged: Vec<Merged<'a>>,
+}
+
+/// Change of a tensor by an adapter, with the factor of the adapter.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Merged<'a> {
+    /// Changes of a matrix, or of each matrix of a stack.
+    Matrix(&'a [Change], f32),
+    /// Change of the bias of a matrix.
+    Bias(&'a Change, f32),
+}
+
+impl Merged<'_> {
+    /// Changes a row of a matrix, or a whole bias.
+    fn apply(&self, matrix: usize, row: usize, values: &mut [f32]) {
+        match self {
+            Merged::Matrix(changes, factor) => {
+                if let Some(change) = changes.get(matrix) {
+                    change.merge_row(row, *factor, values);
+                }
+            }
+            Merged::Bias(change, factor) => {
+                if let Some(bias) = &change.bias {
+                    values.copy_from_slice(bias);
+                }
+                let added = change.added.iter().flatten();
+                values.iter_mut().zip(added).for_each(|(value, added)| *value += factor * added);
+            }
+        }
+    }
 }
 
 impl<'a> RowSource<'a> {
@@ -99,11 +133,30 @@ impl<'a> RowSource<'a> {
         read: impl Fn(usize, &mut [u8]) -> Result<()> + 'a,
     ) -> Result<RowSource<'a>> {
         let (read, tiles) = (Box::new(read), tiles(form, rows, cols)?);
-        Ok(RowSource { name, form, rows, cols, tiles, read, bytes: Vec::new(), first: 0, values: Vec::new() })
+        Ok(RowSource {
+            name,
+            form,
+            rows,
+            cols,
+            tiles,
+            read,
+            bytes: Vec::new(),
+            first: 0,
+            values: Vec::new(),
+            matrix: 0,
+            merged: Vec::new(),
+        })
+    }
+
+    /// Adds changes by adapters to the rows that are decoded.
+    pub(super) fn merge(mut self, merged: Vec<Merged<'a>>) -> RowSource<'a> {
+        self.merged = merged;
+        self
     }
 
     /// Reads rows of a matrix into `bytes`; from tiles, all rows of the tiles that contain them.
     pub(super) fn load(&mut self, matrix: usize, rows: Range<usize>) -> Result<()> {
+        self.matrix = matrix;
         let (start, length) = match &self.tiles {
             Some((layout, _)) => {
                 let tiles = rows.start / TILE_ROWS..rows.end.div_ceil(TILE_ROWS);
@@ -160,6 +213,7 @@ impl<'a> RowSource<'a> {
                 coded.dequantize(layout, &mut values);
             }
         }
+        self.merged.iter().for_each(|merged| merged.apply(self.matrix, row, &mut values));
         self.values = values;
         Ok(())
     }
@@ -228,7 +282,7 @@ impl RowTarget {
 
     /// Returns true if rows are copied, because they have the same bytes in the source.
     fn keeps_bytes(&self, source: &RowSource) -> bool {
-        matches!(self.form, Form::Plain(_)) && self.form == source.form && self.add == 0.0
+        matches!(self.form, Form::Plain(_)) && self.form == source.form && self.add == 0.0 && source.merged.is_empty()
     }
 
     /// Appends one row that is not in a tile.

@@ -3,6 +3,7 @@
 //! [`describe`] detects the format at a path. Checkpoints, packs and single weight files become one `Container`,
 //! which is described by sums over its tensors for each role; GGUF files and manifests have descriptions of their own.
 
+mod adapter;
 mod container;
 mod dedup;
 mod gguf;
@@ -62,6 +63,9 @@ pub fn describe(options: &Options) -> Result<String> {
     }
     if Gguf::is_at(&options.path) {
         return describe_gguf(options);
+    }
+    if adapter::is_at(&options.path)? {
+        return adapter::describe(options);
     }
     match Container::open(&options.path)? {
         Some(container) => describe_container(options, &container),

@@ -5,6 +5,7 @@
 //! the residual stream by the output of its last layer, and the last part, which holds the output matrix, returns the
 //! [`Answer`]. The keys and values that a part holds for a sequence are an opaque [`Cache`].
 
+use super::adapters::Group;
 use super::observe::ObserverRef;
 use super::profile::Profile;
 use crate::error::Result;
@@ -118,6 +119,8 @@ pub struct Step<'a> {
     pub angles: &'a [Vec<f32>],
     /// Sequence and position of each row.
     pub runs: &'a [Run],
+    /// Adapters of the rows that have any.
+    pub groups: &'a [Group],
     /// Rows whose logits are wanted, ascending.
     pub wanted: &'a [usize],
     /// First layer to compute; `x` is the residual stream at its input.

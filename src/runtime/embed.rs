@@ -1,5 +1,6 @@
 //! Input of a step: the embeddings of its tokens and the rotary angles of their positions.
 
+use super::adapters::Group;
 use super::device::Run;
 use super::rope::Rotary;
 use super::weights::Weights;
@@ -39,16 +40,22 @@ impl Embedder {
         }
     }
 
-    /// Writes the embeddings of the tokens to `x`.
+    /// Writes the embeddings of the tokens to `x`, changed by the adapters of their rows.
     ///
     /// # Errors
     /// A row cannot be read.
-    pub fn embed(&mut self, tokens: &[u32]) -> Result<()> {
+    pub fn embed(&mut self, tokens: &[u32], groups: &[Group]) -> Result<()> {
         self.x.resize(tokens.len() * self.hidden, 0.0);
         for (token, row) in tokens.iter().zip(self.x.chunks_exact_mut(self.hidden)) {
             self.weights.embedding.read_row(*token as usize, row)?;
-            row.iter_mut().for_each(|x| *x *= self.scale);
         }
+        for group in groups {
+            let rows = &mut self.x[group.rows.start * self.hidden..group.rows.end * self.hidden];
+            for (token, row) in tokens[group.rows.clone()].iter().zip(rows.chunks_exact_mut(self.hidden)) {
+                group.set.embed(*token as usize, row);
+            }
+        }
+        self.x.iter_mut().for_each(|x| *x *= self.scale);
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 //! Engine: the entry point of the runtime. It opens a pack, creates sequences, reads tokens and returns logits.
 
+use super::adapters::{self, AdapterSet, Base, BoundAdapter};
 use super::cache::Rebuilds;
 use super::cpu::place::Placement;
 use super::device::{self, Answer, PartInfo, Run, Step};
@@ -11,10 +12,12 @@ use super::precision::Precision;
 use super::profile::{Profile, Stage, Stages};
 use super::reuse::PrefixCache;
 use super::sequence::{Feed, Output, Sequence, Want};
+use crate::adapter::Adapter;
 use crate::error::{Cause, Context, Error, Result};
 use crate::iebin::IebinReader;
 use crate::interrupt;
 use crate::model_config::{ModelConfig, RopeScaling};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// An opened model, ready to compute.
@@ -25,6 +28,8 @@ pub struct Engine {
     batch: Batch,
     profile: Profile,
     pub(super) prefix_cache: Option<PrefixCache>,
+    /// Adapters of new sequences.
+    adapters: AdapterSet,
 }
 
 /// The rows of one step of the engine.
@@ -53,6 +58,7 @@ impl Engine {
             profile: Profile::new(model.cpu.clone()),
             batch: Batch::default(),
             prefix_cache: None,
+            adapters: AdapterSet::default(),
             model,
         }
     }
@@ -63,7 +69,7 @@ impl Engine {
     /// The keys and values of one page do not fit the address space.
     pub fn new_sequence(&self) -> Result<Sequence> {
         let caches = self.model.parts.iter().map(|part| part.new_cache()).collect::<Result<_>>()?;
-        Ok(Sequence { len: 0, caches, long: false, expected: 0, tokens: Vec::new() })
+        Ok(Sequence { len: 0, caches, long: false, expected: 0, tokens: Vec::new(), adapters: self.adapters.clone() })
     }
 
     /// Computes one step: passes the tokens of all feeds, at most [`Engine::step_rows`], through the model once and
@@ -193,7 +199,8 @@ impl Engine {
         for (i, feed) in feeds.iter_mut().enumerate() {
             let long = (feed.sequence.len() + feed.tokens.len()).max(feed.sequence.expected) > limit;
             if feed.sequence.long != long {
-                let empty = Sequence { long, expected: feed.sequence.expected, ..self.new_sequence()? };
+                let adapters = feed.sequence.adapters.clone();
+                let empty = Sequence { long, expected: feed.sequence.expected, adapters, ..self.new_sequence()? };
                 let old = std::mem::replace(feed.sequence, empty);
                 let tokens = old.tokens.clone();
                 replaced.push((i, old));
@@ -303,10 +310,11 @@ impl Engine {
         mut answer: Answer<'_>,
     ) -> Result<()> {
         self.profile.lap(Stage::Other);
+        let groups = adapters::groups(&batch.runs, |sequence| &sequences[sequence].adapters);
         let first_layer = start.as_ref().map_or(0, |(layer, _)| *layer);
         match start {
             Some((_, stream)) => self.embedder.x = stream,
-            None => self.embedder.embed(&batch.tokens)?,
+            None => self.embedder.embed(&batch.tokens, &groups)?,
         }
         self.profile.lap(Stage::Embedding);
         self.embedder.rotate(&batch.runs, |sequence| sequences[sequence].long);
@@ -316,6 +324,7 @@ impl Engine {
                 x: &mut self.embedder.x,
                 angles: &self.embedder.angles,
                 runs: &batch.runs,
+                groups: &groups,
                 wanted: &batch.wanted,
                 first_layer,
                 caches: sequences.iter_mut().map(|sequence| &mut sequence.caches[i]).collect(),
@@ -325,6 +334,33 @@ impl Engine {
             part.run(step, answer.rows(0..batch.wanted.len(), self.model.config.vocab))?;
         }
         Ok(())
+    }
+
+    /// Binds an adapter to the model of the engine. For DoRA, all rows of the changed matrices are read.
+    ///
+    /// # Errors
+    /// A change has other sizes than its matrix, a weight cannot be read, or layers are on a GPU.
+    pub fn bind_adapter(&self, adapter: &Adapter) -> Result<Arc<BoundAdapter>> {
+        if self.parts().iter().any(|part| part.device.is_some()) {
+            return Err(Error::engine("adapters are computed on the CPU only, but layers are on a GPU")
+                .help("use --device cpu, or merge the adapter into the model"));
+        }
+        let base = Base {
+            config: &self.model.config,
+            weights: &self.model.weights,
+            exact: self.model.precision == Precision::Fp32,
+        };
+        BoundAdapter::bind(adapter, &base).map(Arc::new)
+    }
+
+    /// Sets the adapters of sequences that are created from now on, unless [`Sequence::adapt`] sets others.
+    pub fn set_adapters(&mut self, adapters: AdapterSet) {
+        self.adapters = adapters;
+    }
+
+    /// Returns the adapters of new sequences.
+    pub fn adapters(&self) -> &AdapterSet {
+        &self.adapters
     }
 
     /// Describes the parts in the order of layers.

@@ -4,6 +4,7 @@
 //! read once per chunk. The results of a token's experts are added in the order of choice, so that the sum does not
 //! depend on other tokens.
 
+use super::adapters::{Changed, Group, Target};
 use super::cpu::{Acts, Form};
 use super::forward::{Model, Product, product};
 use super::layer::Moe;
@@ -62,21 +63,27 @@ impl Experts {
         &mut self,
         mixture: &Mixture<'_>,
         x: &Acts,
+        groups: &[Group],
         branch: &mut Vec<f32>,
         mut observer: ObserverRef<'_>,
     ) -> Result<()> {
         let Mixture { model, layer, op } = *mixture;
-        self.route(model, op, x)?;
+        self.route(mixture, x, groups)?;
         let site = Site { layer, part: Part::Experts };
         let row = |i: usize| &x.row(self.tokens[i] as usize)[..x.k()];
         see_experts(observer.as_deref_mut(), site, 0, &self.starts, row);
-        self.inputs.gather(&model.cpu, x, &self.tokens, &forms(model, &op.gate_up));
+        let mut needed = forms(model, &op.gate_up);
+        if !groups.is_empty() && !needed.contains(&Form::F32) {
+            // Factors of adapters are multiplied by f32.
+            needed.push(Form::F32);
+        }
+        self.inputs.gather(&model.cpu, x, &self.tokens, &needed);
         self.outputs.resize(self.tokens.len() * model.config.hidden, 0.0);
         let mut first = 0;
         while first + 1 < self.starts.len() {
             let fits = |until: &usize| self.starts[*until] - self.starts[first] <= ROWS;
             let until = (first + 2..self.starts.len()).take_while(fits).last().unwrap_or(first + 1);
-            self.compute(mixture, first..until, observer.as_deref_mut())?;
+            self.compute(mixture, first..until, groups, observer.as_deref_mut())?;
             first = until;
         }
         self.scatter(model, x.n(), branch);
@@ -84,10 +91,12 @@ impl Experts {
     }
 
     /// Chooses experts and sorts the tokens by expert.
-    fn route(&mut self, model: &Model, op: &Moe<Host>, x: &Acts) -> Result<()> {
+    fn route(&mut self, mixture: &Mixture<'_>, x: &Acts, groups: &[Group]) -> Result<()> {
+        let Mixture { model, layer, op } = *mixture;
         let Moe { experts, top_k, softmax, .. } = *op;
         self.logits.resize(x.n() * experts, 0.0);
-        model.multiply(vec![product(&op.router, x, &mut self.logits)], model.arithmetic.for_routers())?;
+        let product = product(&op.router, x, &mut self.logits).changed_by(groups, layer, Target::Router);
+        model.multiply(vec![product], model.arithmetic.for_routers())?;
         self.choices.resize(x.n() * top_k, (0, 0.0));
         for (logits, choices) in self.logits.chunks_exact(experts).zip(self.choices.chunks_exact_mut(top_k)) {
             model.cpu.level().run(Route { logits, softmax, choices });
@@ -112,13 +121,20 @@ impl Experts {
     }
 
     /// Computes each of these experts once for all its tokens.
-    fn compute(&mut self, mixture: &Mixture<'_>, experts: Range<usize>, observer: ObserverRef<'_>) -> Result<()> {
+    fn compute(
+        &mut self,
+        mixture: &Mixture<'_>,
+        experts: Range<usize>,
+        groups: &[Group],
+        observer: ObserverRef<'_>,
+    ) -> Result<()> {
         let Mixture { model, layer, op } = *mixture;
         let Moe { intermediate, activation, .. } = *op;
         let starts = &self.starts[experts.start..=experts.end];
         let (first, until) = (starts[0], starts[experts.len()]);
         self.gate_up.resize((until - first) * 2 * intermediate, 0.0);
-        products(model, &op.gate_up[experts.clone()], &self.inputs, starts, 0, &mut self.gate_up)?;
+        let rows = Rows { starts, tokens: &self.tokens, experts: experts.clone(), layer, groups };
+        products(model, &op.gate_up[experts.clone()], &self.inputs, &rows, (0, 0), &mut self.gate_up)?;
         self.middle.reset(until - first, intermediate);
         let (out, stride) = self.middle.rows_mut();
         let gate_up = &self.gate_up;
@@ -131,7 +147,7 @@ impl Experts {
         let down = &op.down[experts];
         forms(model, down).into_iter().for_each(|form| model.cpu.prepare(&mut self.middle, form));
         let outputs = &mut self.outputs[first * model.config.hidden..until * model.config.hidden];
-        products(model, down, &self.middle, starts, first, outputs)
+        products(model, down, &self.middle, &rows, (1, first), outputs)
     }
 
     /// Writes the weighted sum of each token's results, added in the order of choice.
@@ -148,20 +164,49 @@ impl Experts {
     }
 }
 
-/// Computes one product per expert that has tokens, all in one parallel region. Expert `i` reads rows
-/// `starts[i] - first` to `starts[i + 1] - first` of `x`; `y` is sorted by expert.
+/// Rows of some experts, sorted by expert and then by token.
+struct Rows<'a> {
+    /// First row of each expert, and the end of the last.
+    starts: &'a [usize],
+    /// Token of each row.
+    tokens: &'a [u32],
+    experts: Range<usize>,
+    layer: usize,
+    groups: &'a [Group],
+}
+
+impl<'a> Rows<'a> {
+    /// Returns the changes of an expert's first or second matrix by the adapters of its rows, whose numbers are counted
+    /// from `first`. Tokens with the same adapters follow one another, so their rows do as well.
+    fn changed(&self, matrix: usize, expert: usize, rows: &Range<usize>, first: usize) -> Vec<Changed<'a>> {
+        let tokens = &self.tokens[rows.clone()];
+        let changes = self.groups.iter().flat_map(|group| {
+            let before = |token: usize| rows.start - first + tokens.partition_point(|t| (*t as usize) < token);
+            let own = before(group.rows.start)..before(group.rows.end);
+            let changes = group.set.of_expert(self.layer, matrix, expert, &own);
+            changes.into_iter().filter(|changed| !changed.rows.is_empty())
+        });
+        changes.collect()
+    }
+}
+
+/// Computes one product per expert that has tokens, all in one parallel region: with its first or second `matrix`. Row
+/// `i` of the experts is row `i - first` of `x`; `y` is sorted by expert.
 fn products(
     model: &Model,
     experts: &[Linear],
     x: &Acts,
-    starts: &[usize],
-    first: usize,
+    rows: &Rows<'_>,
+    (matrix, first): (usize, usize),
     mut y: &mut [f32],
 ) -> Result<()> {
     let mut list: Vec<Product<'_>> = Vec::with_capacity(experts.len());
-    for (linear, rows) in experts.iter().zip(starts.windows(2)).filter(|(_, rows)| rows[0] < rows[1]) {
-        let (own, rest) = y.split_at_mut((rows[1] - rows[0]) * linear.matrix.rows());
-        list.push(Product { tokens: rows[0] - first..rows[1] - first, ..product(linear, x, own) });
+    let own = experts.iter().zip(rows.experts.clone()).zip(rows.starts.windows(2).map(|ends| ends[0]..ends[1]));
+    for ((linear, expert), range) in own.filter(|(_, range)| !range.is_empty()) {
+        let (own, rest) = y.split_at_mut(range.len() * linear.matrix.rows());
+        let changed = rows.changed(matrix, expert, &range, first);
+        let tokens = range.start - first..range.end - first;
+        list.push(Product { tokens, changed, ..product(linear, x, own) });
         y = rest;
     }
     model.multiply(list, model.arithmetic)

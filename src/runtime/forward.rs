@@ -3,6 +3,7 @@
 //! Every operation handles one token at a time or is a product with independent columns, so a token's result does not
 //! depend on the other tokens of the chunk.
 
+use super::adapters::{self, Changed, Group, Target};
 use super::attention::{Attend, Task};
 use super::cpu::{Acts, Arithmetic, Cpu, Form, Job, Matrix};
 use super::device::{Answer, Cache, DevicePart, PartCache, PartInfo, Run, Step};
@@ -57,6 +58,8 @@ pub struct Model {
 struct Scratch {
     /// Sequence and position of each row.
     runs: Vec<Run>,
+    /// Adapters of the rows that have any.
+    groups: Vec<Group>,
     /// Normalized inputs: `(n, hidden)`.
     normed: Acts,
     /// Queries: `(n, n_heads * head_dim)`.
@@ -124,6 +127,8 @@ impl DevicePart for CpuPart {
     fn run(&mut self, mut step: Step<'_>, answer: Answer<'_>) -> Result<()> {
         self.scratch.runs.clear();
         self.scratch.runs.extend_from_slice(step.runs);
+        self.scratch.groups.clear();
+        self.scratch.groups.extend_from_slice(step.groups);
         let caches = std::mem::take(&mut step.caches).into_iter().map(Cache::get_mut).collect();
         let layers = self.model.layers.clone();
         let first = step.first_layer.max(layers.start);
@@ -184,7 +189,7 @@ impl Model {
                 Operation::Moe(op) => {
                     let mixture = Mixture { model: self, layer: index, op };
                     let s = &mut *w.scratch;
-                    s.experts.run(&mixture, &s.normed, &mut s.branch, w.step.observer.as_deref_mut())?;
+                    s.experts.run(&mixture, &s.normed, &s.groups, &mut s.branch, w.step.observer.as_deref_mut())?;
                     w.step.profile.lap(Stage::Mlp);
                 }
             }
@@ -219,7 +224,9 @@ impl Model {
             return Ok(());
         }
         let tokens = 0..s.normed.n();
-        let product = Product { weight: &self.weights.lm_head, bias: None, x: &s.normed, tokens, y: &mut *logits };
+        let changed = s.groups.iter().flat_map(|group| group.set.of_lm_head(&group.rows)).collect();
+        let product =
+            Product { weight: &self.weights.lm_head, bias: None, x: &s.normed, tokens, y: &mut *logits, changed };
         self.multiply(vec![product], self.arithmetic)?;
         if let Some(cap) = self.config.logit_softcap {
             self.cpu.for_rows(logits, self.config.vocab, |_, x| self.cpu.level().run(SoftCap { x, cap }));
@@ -237,9 +244,13 @@ impl Model {
             if self.weights.cache.as_ref().is_some_and(|cache| cache.is_bounded()) { 1 } else { products.len() };
         for products in products.chunks_mut(at_once.max(1)) {
             let held = products.iter().map(|product| product.weight.hold()).collect::<Result<Vec<Held<'_>>>>()?;
+            let mut factors = adapters::Factors::of(products.iter().map(|product| &product.changed[..]));
+            factors.begin(&self.cpu, &products.iter().map(|product| product.x).collect::<Vec<_>>());
             let jobs = products.iter_mut().zip(&held).map(|(product, matrix)| product.job(matrix));
             self.cpu.matmul(&mut jobs.collect::<Vec<_>>(), arithmetic);
             held.iter().try_for_each(|matrix| matrix.check()).map_err(Error::while_opening_model)?;
+            let products = products.iter_mut().map(|product| (product.x, product.tokens.start, &mut *product.y));
+            factors.finish(&self.cpu, products, arithmetic);
         }
         Ok(())
     }
@@ -253,9 +264,9 @@ impl Model {
             buffer.resize(s.normed.n() * width, 0.0);
         }
         let products = vec![
-            product(&op.q, &s.normed, &mut s.q),
-            product(&op.k, &s.normed, &mut s.k),
-            product(&op.v, &s.normed, &mut s.v),
+            product(&op.q, &s.normed, &mut s.q).changed_by(&s.groups, index, Target::Q),
+            product(&op.k, &s.normed, &mut s.k).changed_by(&s.groups, index, Target::K),
+            product(&op.v, &s.normed, &mut s.v).changed_by(&s.groups, index, Target::V),
         ];
         self.multiply(products, self.arithmetic)?;
         w.step.profile.lap(Stage::Projections);
@@ -290,6 +301,11 @@ impl Model {
             }
         }
         buffers.into_iter().for_each(|(buffer, width)| buffer.truncate(w.step.wanted.len() * width));
+        for group in &mut s.groups {
+            let kept = |row: usize| w.step.wanted.partition_point(|wanted| *wanted < row);
+            group.rows = kept(group.rows.start)..kept(group.rows.end);
+        }
+        s.groups.retain(|group| !group.rows.is_empty());
     }
 
     /// Computes attention for the queries of all rows and writes the projected result to `branch`.
@@ -313,7 +329,8 @@ impl Model {
         self.prepare(&mut s.attended);
         w.step.profile.lap(Stage::Attention);
         s.branch.resize(n * self.config.hidden, 0.0);
-        self.multiply(vec![product(&op.o, &s.attended, &mut s.branch)], self.arithmetic)
+        let product = product(&op.o, &s.attended, &mut s.branch).changed_by(&s.groups, index, Target::O);
+        self.multiply(vec![product], self.arithmetic)
     }
 
     fn mlp(&self, index: usize, op: &Mlp<Host>, w: &mut Walk<'_>) -> Result<()> {
@@ -322,7 +339,10 @@ impl Model {
         let n = s.normed.n();
         s.gate.resize(n * width, 0.0);
         s.up.resize(n * width, 0.0);
-        let products = vec![product(&op.gate, &s.normed, &mut s.gate), product(&op.up, &s.normed, &mut s.up)];
+        let products = vec![
+            product(&op.gate, &s.normed, &mut s.gate).changed_by(&s.groups, index, Target::Gate),
+            product(&op.up, &s.normed, &mut s.up).changed_by(&s.groups, index, Target::Up),
+        ];
         self.multiply(products, self.arithmetic)?;
         s.middle.reset(n, width);
         let (out, stride) = s.middle.rows_mut();
@@ -335,7 +355,8 @@ impl Model {
         see(w.step.observer.as_deref_mut(), index, Part::MlpMiddle, &s.middle);
         self.prepare(&mut s.middle);
         s.branch.resize(n * self.config.hidden, 0.0);
-        self.multiply(vec![product(&op.down, &s.middle, &mut s.branch)], self.arithmetic)
+        let product = product(&op.down, &s.middle, &mut s.branch).changed_by(&s.groups, index, Target::Down);
+        self.multiply(vec![product], self.arithmetic)
     }
 
     fn norm(&self, x: &[f32], weight: &[f32], out: &mut [f32]) {
@@ -387,9 +408,17 @@ pub(super) struct Product<'a> {
     pub tokens: Range<usize>,
     /// Output: `(tokens, rows)`.
     pub y: &'a mut [f32],
+    /// Rows of `x` whose results adapters change.
+    pub changed: Vec<Changed<'a>>,
 }
 
-impl Product<'_> {
+impl<'p> Product<'p> {
+    /// Adds the changes of a target of a layer.
+    pub fn changed_by(mut self, groups: &'p [Group], layer: usize, target: Target) -> Product<'p> {
+        self.changed = adapters::changes(groups, layer, target);
+        self
+    }
+
     fn job<'a>(&'a mut self, matrix: &'a Matrix) -> Job<'a> {
         Job { matrix, bias: self.bias, x: self.x, tokens: self.tokens.clone(), y: self.y }
     }
@@ -397,7 +426,7 @@ impl Product<'_> {
 
 /// Returns the product of all rows of `x` with a linear layer.
 pub(super) fn product<'a>(linear: &'a Linear, x: &'a Acts, y: &'a mut [f32]) -> Product<'a> {
-    Product { weight: &linear.matrix, bias: linear.bias.as_deref(), x, tokens: 0..x.n(), y }
+    Product { weight: &linear.matrix, bias: linear.bias.as_deref(), x, tokens: 0..x.n(), y, changed: Vec::new() }
 }
 
 /// Normalization, rotation and scaling of the heads of queries or keys.

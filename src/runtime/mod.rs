@@ -16,6 +16,7 @@
 //! activations to [`calibrate`], which collects statistics, and to [`prefix`], which shares activations between models
 //! that differ in one layer.
 
+pub mod adapters;
 pub mod attention;
 pub mod cache;
 pub mod calibrate;

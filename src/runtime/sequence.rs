@@ -1,5 +1,6 @@
 //! Sequences, the state of texts, and what one call of the engine reads into them and returns.
 
+use super::adapters::AdapterSet;
 use super::device::Cache;
 
 /// State of one text: the KV caches of the tokens read so far. A clone shares memory until one of the two reads more
@@ -15,12 +16,23 @@ pub struct Sequence {
     pub(super) expected: usize,
     /// All tokens read; kept only for models whose rotation depends on the text's length.
     pub(super) tokens: Vec<u32>,
+    /// Adapters with which all tokens are computed.
+    pub(super) adapters: AdapterSet,
 }
 
 impl Sequence {
     /// Returns the number of tokens read.
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// Computes all tokens with these adapters.
+    ///
+    /// # Panics
+    /// The sequence has read tokens already.
+    pub fn adapt(&mut self, adapters: AdapterSet) {
+        assert!(self.is_empty(), "adapters are chosen before the first token");
+        self.adapters = adapters;
     }
 
     /// Returns true before the first token.

@@ -1,6 +1,7 @@
 //! Encodes texts and compiles constraints for a model without its engine, so that other threads can do so while the
 //! engine computes.
 
+use super::adapters::Adapters;
 use super::template::RenderProcess;
 use crate::error::{Cause, Error, Result};
 use crate::runtime::constraint::{Constraint, ConstraintSource, Vocabulary};
@@ -16,6 +17,7 @@ pub struct Encoder<'a> {
     pub(super) template_process: Option<&'a RenderProcess>,
     /// Tokens of the model, prepared for constraints when the first one is compiled.
     pub(super) vocabulary: &'a OnceLock<Arc<Vocabulary>>,
+    pub(super) adapters: &'a Adapters,
     /// Directory of the pack.
     pub(super) dir: &'a Path,
     /// Largest number of tokens of a sequence.
@@ -35,6 +37,11 @@ impl<'a> Encoder<'a> {
                 .at(self.dir)
                 .help("name one with --tokenizer FILE")
         })
+    }
+
+    /// Returns the adapters that requests may name.
+    pub fn adapters(&self) -> &'a Adapters {
+        self.adapters
     }
 
     /// Returns the number of tokens of the model's vocabulary.

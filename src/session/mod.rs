@@ -4,6 +4,7 @@
 //! speed. A [`chat::Conversation`] keeps the history of a chat. The commands `run`, `bench`, `eval` and `verify` are
 //! built on these types.
 
+pub mod adapters;
 mod ahead;
 pub mod chat;
 pub mod dedup;
@@ -37,6 +38,7 @@ use crate::runtime::text::{ChatTemplate, Tokenizer, chat as template_files, toke
 use crate::runtime::{Engine, EngineOptions, Precision};
 use crate::sha256::{Digest, Sha256, hex};
 use crate::units::human_bytes;
+use adapters::Adapters;
 use dedup::DedupOptions;
 pub use encoder::Encoder;
 pub use metrics::{Latencies, Metrics};
@@ -67,6 +69,8 @@ pub struct SessionOptions {
     pub dedup: DedupOptions,
     /// Default sampling of requests.
     pub sampling: Sampling,
+    /// Adapters to load. Requests that name none use all of them.
+    pub adapters: Vec<adapters::Source>,
     /// Command line of a process of limited memory that renders chat templates; `None` = render in this process,
     /// whose memory a hostile template can exhaust.
     pub template_process: Option<RenderProcess>,
@@ -84,6 +88,7 @@ impl Default for SessionOptions {
             speculation: Speculation::default(),
             dedup: DedupOptions::default(),
             sampling: Sampling::default(),
+            adapters: Vec::new(),
             template_process: None,
         }
     }
@@ -150,6 +155,8 @@ pub struct Session {
     pub engine_options: EngineOptions,
     /// Default sampling of requests.
     pub sampling: Sampling,
+    /// Loaded adapters.
+    pub adapters: Adapters,
     template_process: Option<RenderProcess>,
     /// Tokens of the model, prepared for constraints when the first one is compiled.
     vocabulary: OnceLock<Arc<Vocabulary>>,
@@ -198,9 +205,11 @@ impl Session {
             name: options.name.clone().unwrap_or_else(|| dir.display().to_string()),
             engine_options,
             sampling: options.sampling.clone(),
+            adapters: Adapters::default(),
             template_process: options.template_process.clone(),
             vocabulary: OnceLock::new(),
         };
+        let session = session.with_adapters(&options.adapters)?;
         progress::detail(1, || session.describe());
         Ok(session)
     }
@@ -302,6 +311,7 @@ impl Session {
             tokenizer: self.tokenizer.as_ref(),
             template_process: self.template_process.as_ref(),
             vocabulary: &self.vocabulary,
+            adapters: &self.adapters,
             dir: &self.reader.dir,
             context: self.engine.context(),
             vocab: self.engine.config().vocab,
@@ -310,11 +320,11 @@ impl Session {
 
     /// Returns the parts that compute and those that encode, which may be used at the same time.
     fn parts(&mut self) -> (Parts<'_>, Encoder<'_>) {
-        let Session { engine, speculator, tokenizer, template_process, vocabulary, reader, .. } = self;
+        let Session { engine, speculator, tokenizer, template_process, vocabulary, adapters, reader, .. } = self;
         let tokenizer = tokenizer.as_ref();
         let (context, vocab) = (engine.context(), engine.config().vocab);
         let template_process = template_process.as_ref();
-        let encoder = Encoder { tokenizer, template_process, vocabulary, dir: &reader.dir, context, vocab };
+        let encoder = Encoder { tokenizer, template_process, vocabulary, adapters, dir: &reader.dir, context, vocab };
         (Parts { engine, speculator, tokenizer }, encoder)
     }
 

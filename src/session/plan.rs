@@ -2,13 +2,14 @@
 
 use super::memory::peak_bytes;
 use super::{SessionOptions, Speculation};
+use crate::convert::adapter;
 use crate::error::{Error, Result};
 use crate::resources::memory_left;
-use crate::runtime::KvType;
 use crate::runtime::device::Devices;
 use crate::runtime::kv::PAGE;
 use crate::runtime::needs::Needs;
 use crate::runtime::prefix_cache_bytes;
+use crate::runtime::{KvType, Precision};
 use serde::Serialize;
 use std::path::Path;
 
@@ -27,7 +28,7 @@ pub struct MemoryPlan {
     pub batch: usize,
     /// Weights that are read from the mapped file; the system can drop them and read them again.
     pub weights_mapped_bytes: u64,
-    /// Weights that are converted or rebuilt and stay in memory.
+    /// Weights that are converted or rebuilt and stay in memory, and the factors of adapters.
     pub weights_owned_bytes: u64,
     /// KV cache of all sequences at full length, or the pages of the budget if there is one.
     pub kv_bytes: u64,
@@ -75,7 +76,11 @@ impl SessionOptions {
         if matches!(self.speculation, Speculation::Draft(_)) {
             return Err(Error::usage("a memory plan does not include a draft model").help("plan each pack alone"));
         }
-        let needs = Needs::of(&self.open_pack(path)?, &self.engine)?;
+        let mut needs = Needs::of(&self.open_pack(path)?, &self.engine)?;
+        for source in &self.adapters {
+            let numbers = adapter::describe(&source.dir)?.parameters;
+            needs.weights.owned += numbers * if needs.precision == Precision::Fp32 { 4 } else { 2 };
+        }
         // It is part of the memory of the process.
         let _tokenizer = self.open_tokenizer(path).ok();
         Ok(MemoryPlan::new(&needs, batch.max(1), peak_bytes().unwrap_or(0), memory_left()))

@@ -42,6 +42,9 @@ pub struct PromptRequest {
     pub seed: Option<u64>,
     /// Order of computation, 0 by default: of the next 64 prompts, those with the lowest value are computed first.
     pub priority: i32,
+    /// Adapters of this request by their names in the run, with their scales; none = `[]`, absent = all of the run.
+    #[serde(deserialize_with = "adapters")]
+    pub adapters: Option<Vec<(String, f32)>>,
     /// Divisor of the logits; 0 = greedy.
     pub temperature: Option<f64>,
     /// Number of most likely tokens to sample from; 0 = all.
@@ -85,6 +88,32 @@ fn one_or_several<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Opt
         Texts::One(text) => vec![text],
         Texts::Several(texts) => texts,
     }))
+}
+
+/// Reads a list of names, or of objects with `name` and `scale`.
+fn adapters<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Option<Vec<(String, f32)>>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Scaled {
+        name: String,
+        #[serde(default = "one")]
+        scale: f32,
+    }
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "expected names of adapters, or objects with `name` and `scale`")]
+    enum Entry {
+        Name(String),
+        Scaled(Scaled),
+    }
+    let entries = Vec::<Entry>::deserialize(from)?.into_iter().map(|entry| match entry {
+        Entry::Name(name) => (name, 1.0),
+        Entry::Scaled(Scaled { name, scale }) => (name, scale),
+    });
+    Ok(Some(entries.collect()))
+}
+
+fn one() -> f32 {
+    1.0
 }
 
 impl From<String> for PromptRequest {
@@ -371,6 +400,10 @@ impl Encoding<'_> {
             logprobs: plain.logprobs,
             prefix: None,
             priority: prompt.priority,
+            adapters: match &prompt.adapters {
+                Some(named) => Some(encoder.adapters().set(named)?),
+                None => Some(encoder.adapters().together()?),
+            },
             salt: Vec::new(),
         })
     }

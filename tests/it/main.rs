@@ -9,6 +9,7 @@ mod pty;
 mod schemas;
 mod torch_file;
 
+mod adapters;
 mod answers;
 mod arguments;
 mod bench;

@@ -278,6 +278,7 @@ fn unpacked(reader: &IebinReader) -> tempfile::TempDir {
     let options = UnpackOptions {
         model_dir: reader.dir.clone(),
         out_dir: out.path().to_path_buf(),
+        adapters: Vec::new(),
         dtype: Some(DType::F32),
         max_shard_bytes: 1 << 40,
         overwrite: true,

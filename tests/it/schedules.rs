@@ -1,12 +1,14 @@
 //! Runs random schedules of the real engine: requests arrive, pause and are cancelled between steps, under random
 //! limits and budgets of pages. Every text must have the bits that it has alone, and the rules of the scheduler must
-//! hold.
+//! hold. Requests use different adapters.
 //!
 //! `IEC_SCHEDULES=4000 cargo test --release --test it -- schedules::` runs that many per pack.
 
 use crate::common::{fixture, packed_as};
+use iec::convert::adapter;
 use iec::iebin::IebinReader;
 use iec::rng::Rng;
+use iec::runtime::adapters::AdapterSet;
 use iec::runtime::generate::{Batch, Event, Finish, Options, Request, Terms, generate};
 use iec::runtime::sampler::Sampling;
 use iec::runtime::speculate::Speculator;
@@ -194,10 +196,22 @@ fn open(pack: &Path, kv: KvType, threads: usize, chunk: usize, pages: u64, longe
     Engine::open(&reader, &EngineOptions { kv_memory, context: Some(longest), ..options }).unwrap()
 }
 
-fn check(name: &str, kv: KvType) {
+/// Returns sets of adapters: none, each alone, and the first two together with factors.
+fn sets(engine: &Engine, adapters: &[&str]) -> Vec<AdapterSet> {
+    let bind = |name: &&str| engine.bind_adapter(&adapter::read(&fixture(name), engine.config()).unwrap()).unwrap();
+    let bound: Vec<_> = adapters.iter().map(bind).collect();
+    let together = bound.iter().take(2).cloned().zip([0.5, 1.5]);
+    let alone = bound.iter().map(|adapter| AdapterSet::new([(adapter.clone(), 1.0)]).unwrap());
+    [AdapterSet::default()].into_iter().chain(alone).chain([AdapterSet::new(together).unwrap()]).collect()
+}
+
+fn check(name: &str, kv: KvType, adapters: &[&str]) {
     let pack = packed_as(name, &fixture(name), &[]);
-    let longest = open(&pack, kv, 1, 512, 0, 64).config().max_context.min(270);
-    let requests = requests(40, longest - 14);
+    let plain = open(&pack, kv, 1, 512, 0, 64);
+    let longest = plain.config().max_context.min(270);
+    let mut requests = requests(40, longest - 14);
+    let sets = sets(&plain, adapters);
+    requests.iter_mut().enumerate().for_each(|(i, one)| one.adapters = Some(sets[i / 2 % sets.len()].clone()));
     let expected = alone(&mut open(&pack, kv, 1, 512, 0, longest), &requests);
     let schedules: u64 = std::env::var("IEC_SCHEDULES").map_or(60, |n| n.parse().unwrap());
     let mut seen = Seen::default();
@@ -216,17 +230,17 @@ fn check(name: &str, kv: KvType) {
 
 #[test]
 fn texts_of_a_plain_model_have_the_bits_that_they_have_alone() {
-    check("llama-gqa", KvType::F16);
+    check("llama-gqa", KvType::F16, &["lora-llama-gqa/r16-all", "lora-llama-gqa/r8-qv", "lora-llama-gqa/r32-dora"]);
 }
 
 #[test]
 fn texts_of_a_model_with_sliding_windows_and_sinks_have_the_bits_that_they_have_alone() {
-    check("gptoss-trained", KvType::Bf16);
+    check("gptoss-trained", KvType::Bf16, &[]);
 }
 
 #[test]
 fn texts_of_a_mixture_of_experts_have_the_bits_that_they_have_alone() {
-    check("qwen3moe", KvType::Int8);
+    check("qwen3moe", KvType::Int8, &["adapters/qwen3moe-experts", "adapters/qwen3moe-modules"]);
 }
 
 #[test]

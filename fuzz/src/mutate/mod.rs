@@ -17,7 +17,7 @@ use std::ops::Range;
 /// the input does not have the outer structure of its format, or when the result would be longer than `limit` bytes.
 pub fn mutate(target: &str, input: &[u8], other: &[u8], rng: &mut Rng, limit: usize) -> Option<Vec<u8>> {
     let mutate = match target {
-        "safetensors" => safetensors::mutate,
+        "safetensors" | "adapter" => safetensors::mutate,
         "pickle" => pickle::mutate,
         "gguf" => gguf::mutate,
         "template" => template::mutate,

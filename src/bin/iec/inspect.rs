@@ -15,8 +15,8 @@ use std::path::PathBuf;
     iec inspect --strict reports/20261122T101500Z-tinyllama-int4.jsonl\n  \
     iec inspect --stats --json model | jq '.tensors[] | select(.stats.nan > 0)'")]
 pub struct Args {
-    /// Pack or checkpoint directory, model.ie.json, .safetensors or GGUF file, quantization manifest, or .jsonl
-    /// report of `iec bench`
+    /// Pack or checkpoint directory, model.ie.json, .safetensors or GGUF file, adapter directory, quantization
+    /// manifest, or .jsonl report of `iec bench`
     path: PathBuf,
     /// List every tensor
     #[arg(long)]

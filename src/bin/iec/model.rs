@@ -69,6 +69,10 @@ pub struct ModelArgs {
     /// text; texts that need more end the command with exit code 6 [default: what the machine has left]
     #[arg(long, value_name = "SIZE", value_parser = iec::units::parse_size)]
     kv_memory: Option<u64>,
+    /// Adapter (LoRA, DoRA) in a directory of PEFT, by the name that prompts files use, with a scale; repeatable, all
+    /// are added for prompts that choose none. Only on the CPU
+    #[arg(long, value_name = "NAME=DIR[:SCALE]")]
+    lora: Vec<iec::session::adapters::Source>,
     #[command(flatten)]
     dedup: DedupArgs,
     #[command(flatten)]
@@ -131,7 +135,9 @@ impl ModelArgs {
     /// Exit code 3 if there is no valid model, 5 if it cannot run with these options.
     pub fn open(&self, global: &Global, speculation: Speculation) -> Result<Session> {
         self.note_prompts_ahead(global);
-        self.open_session(global, speculation)
+        let session = self.open_session(global, speculation)?;
+        session.adapters.together()?;
+        Ok(session)
     }
 
     fn open_session(&self, global: &Global, speculation: Speculation) -> Result<Session> {
@@ -283,6 +289,7 @@ impl ModelArgs {
                 ..EngineOptions::default()
             },
             speculation: self.speculation(speculation)?,
+            adapters: self.lora.clone(),
             template_process: Some(RenderProcess {
                 program: std::env::current_exe()?,
                 arguments: vec![crate::RENDER_TEMPLATE.into()],

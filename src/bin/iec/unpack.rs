@@ -7,6 +7,7 @@ use crate::pack_arg::PackArg;
 use iec::convert::unpack::{UnpackOptions, UnpackSummary, unpack};
 use iec::dtype::DType;
 use iec::error::{Error, Result};
+use iec::session::adapters::Source;
 use iec::session::dedup::DedupOptions;
 use iec::units::{human_bytes, parse_size};
 use std::path::{Path, PathBuf};
@@ -16,6 +17,7 @@ use std::path::{Path, PathBuf};
 #[command(after_help = "Examples:
   iec unpack packs/tinyllama --out-dir models/tinyllama-again
   iec unpack packs/gpt-oss-20b --out-dir models/gpt-oss-20b-again --max-shard-size 2GB
+  iec unpack packs/tinyllama --lora adapters/poems:0.5 --out-dir models/tinyllama-poems
   iec unpack packs/tinyllama-q4 --out-dir models/tinyllama-rounded --dtype fp16 --json
 
 Floats and MXFP4 tensors get the names and bytes that they have in the source. Tensors with other quantization
@@ -29,6 +31,9 @@ pub struct Args {
     /// Float type of decoded tensors [default: the most frequent float type of the pack]
     #[arg(long, value_parser = named(FLOAT))]
     dtype: Option<DType>,
+    /// Merge an adapter (LoRA, DoRA) in a directory of PEFT into the weights, in f32; repeatable, all are added
+    #[arg(long, value_name = "DIR[:SCALE]")]
+    lora: Vec<Source>,
     /// Largest size of a weight file
     #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = parse_size)]
     max_shard_size: u64,
@@ -50,6 +55,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         model_dir,
         out_dir: args.out_dir.clone(),
         dtype: args.dtype,
+        adapters: args.lora.iter().map(|source| (source.dir.clone(), source.scale)).collect(),
         max_shard_bytes: args.max_shard_size,
         overwrite: args.overwrite,
         run: args.job.options()?,

@@ -115,6 +115,11 @@ impl Arch {
         Err(config.unsupported(key, &format!("expected one of {known}")))
     }
 
+    /// Finds the family of a class, such as `LlamaForCausalLM`.
+    pub fn of_class(class: &str) -> Option<&'static Arch> {
+        ARCHS.iter().find(|arch| arch.class == class)
+    }
+
     /// Returns true when `architectures` lists the class, or is absent and `model_type` is the family's.
     fn is_named(&self, config: &Fields) -> Result<bool> {
         match config.words_opt("architectures")? {

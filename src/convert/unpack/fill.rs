@@ -1,7 +1,9 @@
 //! Writes one tensor of the checkpoint from the entries of a pack, in bands of rows. The pack is read by position, so
 //! memory does not grow with its size.
 
+use super::merged;
 use super::plan::{PartForm, TargetPart, UnpackedTensor};
+use crate::adapter::Adapter;
 use crate::convert::executor::{OnlyBytes, TaskOutput};
 use crate::convert::rows::{Form, RowSource, RowStack, RowTarget};
 use crate::error::{Context, Result};
@@ -15,13 +17,19 @@ use std::ops::Range;
 const BAND_BYTES: usize = 8 << 20;
 
 /// Writes a tensor of the checkpoint: each of its parts, the rows of one entry of the pack, into its section.
-pub(super) fn fill(reader: &IebinReader, target: &UnpackedTensor, out: &mut TaskOutput<'_>) -> Result<OnlyBytes> {
+pub(super) fn fill(
+    reader: &IebinReader,
+    adapters: &[(Adapter, f32)],
+    target: &UnpackedTensor,
+    out: &mut TaskOutput<'_>,
+) -> Result<OnlyBytes> {
     for (section, part) in target.content.iter().enumerate() {
         let entry = &reader.entries()[part.entry];
         // A vector is one row; shapes were checked when the pack was opened.
         let (count, rows, cols) = entry.matrices().unwrap_or((1, 1, entry.elements()));
         let read = |at: usize, out: &mut [u8]| reader.read(entry, at, out);
-        let mut source = RowSource::new(&entry.name, entry.store.into(), RowStack { count, rows, cols }, read)?;
+        let source = RowSource::new(&entry.name, entry.store.into(), RowStack { count, rows, cols }, read)?;
+        let mut source = source.merge(merged::of(adapters, &entry.name));
         let (form, rows) = (Form::Plain(target.dtype), rows / part.step);
         let to = RowTarget { form, matrices: part.matrices.clone(), rows, cols, add: 0.0, section };
         match (part.form, entry.store) {

@@ -4,6 +4,7 @@
 //! written byte for byte as in the source; tensors of other quantization schemes are decoded.
 
 mod fill;
+mod merged;
 mod plan;
 
 use super::arch::{Arch, Fields};
@@ -12,6 +13,7 @@ use super::executor::{Conversion, Task, TaskOutput};
 use super::json::{read_json, read_limited};
 use super::pack_input;
 use super::sharding::{self, Shard, divide};
+use crate::adapter::Adapter;
 use crate::dtype::DType;
 use crate::error::{Cause, Context, Error, Result};
 use crate::files;
@@ -40,6 +42,8 @@ pub struct UnpackOptions {
     pub out_dir: PathBuf,
     /// Float type of tensors that are decoded; `None` is the most frequent float type of the pack.
     pub dtype: Option<DType>,
+    /// Adapters to merge into the weights: directories of PEFT with their factors.
+    pub adapters: Vec<(PathBuf, f32)>,
     /// Largest number of bytes of weights in a file.
     pub max_shard_bytes: u64,
     /// True to replace an existing checkpoint.
@@ -93,14 +97,15 @@ pub fn unpack(reader: &IebinReader, options: &UnpackOptions) -> Result<UnpackSum
     let arch = Arch::of(&fields).at(&config_path)?;
     let model = arch.model_config(&fields, None).at(&config_path)?;
     let dtype = options.dtype.unwrap_or_else(|| float_type(reader));
+    let adapters = merged::read(reader, &options.adapters, &model)?;
     let plan = plan::plan(reader, arch, &model, &fields, dtype).at(&options.model_dir)?;
     let UnpackPlan { targets, dequantized, all_floats } = plan;
     let beside = companions(reader, &config, all_floats)?;
 
     let shards = divide(targets, options.max_shard_bytes);
     let targets: Vec<&UnpackedTensor> = shards.iter().flat_map(|shard| &shard.tensors).collect();
-    let make = |item: usize, out: &mut TaskOutput<'_>| fill::fill(reader, targets[item], out);
-    let finished = conversion(reader, &shards, options)?.run(make, |job, files, _| {
+    let make = |item: usize, out: &mut TaskOutput<'_>| fill::fill(reader, &adapters, targets[item], out);
+    let finished = conversion(reader, &adapters, &shards, options)?.run(make, |job, files, _| {
         let small = sharding::index(&shards).into_iter().chain(beside);
         let small = small.map(|(name, content)| job.small_file(name, &content)).collect::<Result<Vec<_>>>()?;
         job.commit_begins()?;
@@ -124,11 +129,15 @@ pub fn unpack(reader: &IebinReader, options: &UnpackOptions) -> Result<UnpackSum
 
 fn conversion<'a>(
     reader: &'a IebinReader,
+    adapters: &[(Adapter, f32)],
     shards: &'a [Shard<Vec<TargetPart>>],
     options: &'a UnpackOptions,
 ) -> Result<Conversion<'a>> {
     let mut fingerprint = Fingerprint::new(COMMAND);
     pack_input::fingerprint(reader, &mut fingerprint)?;
+    adapters
+        .iter()
+        .for_each(|(adapter, factor)| fingerprint.field("adapter", format_args!("{} {factor}", adapter.hash)));
     let mut tasks: Vec<Task<'_>> = pack_input::check_tasks(reader, |_| true).collect();
     let mut item = 0;
     for (file, shard) in shards.iter().enumerate() {
@@ -144,7 +153,8 @@ fn conversion<'a>(
         sharding::refuse_checkpoint(&options.out_dir, options.overwrite)?;
     }
     let mut repeatable = options.clone();
-    make_absolute([Some(&mut repeatable.model_dir)])?;
+    let adapters = repeatable.adapters.iter_mut().map(|(dir, _)| Some(dir));
+    make_absolute([Some(&mut repeatable.model_dir)].into_iter().chain(adapters))?;
     Ok(Conversion {
         command: Command::new(COMMAND, &repeatable),
         out_dir: &options.out_dir,

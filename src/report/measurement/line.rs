@@ -4,6 +4,7 @@ use super::stages::StageTimes;
 use crate::runtime::cpu::topology::{SYSTEM_ROOT, Topology};
 use crate::runtime::generate::{Completion, Outcome};
 use crate::runtime::{Engine, Stage, Stages};
+use crate::session::adapters::Named;
 use crate::session::metrics::rate;
 use crate::session::{Generation, Metrics, Session};
 use serde::Serialize;
@@ -75,6 +76,31 @@ pub struct Line {
     /// GPUs of the run, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     gpu: Option<Value>,
+    /// Loaded adapters.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    adapters: Vec<AdapterLine>,
+}
+
+/// Entry of an adapter in the line.
+#[derive(Debug, Serialize)]
+struct AdapterLine {
+    name: String,
+    scale: f32,
+    /// SHA-256 digest of its files.
+    sha256: String,
+    /// Bytes of its factors in memory.
+    bytes: usize,
+}
+
+/// Returns the loaded adapters of a session.
+fn adapters(session: &Session) -> Vec<AdapterLine> {
+    let line = |named: &Named| AdapterLine {
+        name: named.name.clone(),
+        scale: named.scale,
+        sha256: named.adapter.hash.clone(),
+        bytes: named.adapter.bytes,
+    };
+    session.adapters.all().iter().map(line).collect()
 }
 
 /// Entry of a prompt in the line.
@@ -178,6 +204,7 @@ impl Measured<'_> {
                 "nodes": Topology::probe(Path::new(SYSTEM_ROOT)).nodes,
             }),
             gpu: gpu_line(engine, self.rounds.iter().map(|round| round.gpu).sum::<Duration>().as_secs_f64()),
+            adapters: adapters(self.session),
         }
     }
 

@@ -248,12 +248,14 @@ pub(super) struct KernelTable {
     pub probabilities: Option<ProbabilitiesFn>,
     /// Function that computes attention probabilities as F32, if the instruction set has its own.
     pub wide_probabilities: Option<ProbabilitiesFn>,
-    /// Function that widens the two integers of each byte to a word of two BF16, if the instruction set has its own.
-    /// Safety: the CPU has the instruction set.
-    pub nibbles: Option<unsafe fn(&[u8], &mut [u32])>,
+    /// Function that widens 4-bit integers, if the instruction set has its own.
+    pub nibbles: Option<NibblesFn>,
     /// Function that rounds whole groups to int8. Safety: the CPU has the instruction set.
     pub quantize: unsafe fn(&[[f32; GROUP]], &mut [Q8Group]),
 }
+
+/// Function that widens the two integers of each byte to a word of two BF16. Safety: the CPU has the instruction set.
+pub(super) type NibblesFn = unsafe fn(&[u8], &mut [u32]);
 
 impl KernelTable {
     /// Returns the kernel for plain rows and activations of this form.

@@ -13,6 +13,8 @@ mod avx2;
 mod avx512;
 mod generic;
 mod kernels;
+mod low_rank;
+mod low_rank_input;
 mod matrix;
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -30,6 +32,8 @@ pub mod topology;
 mod weighted_sum;
 
 pub use acts::{Acts, GROUP, Q8Group, Q16Group};
+pub use low_rank::{LowRankJob, LowRankPart, Panels};
+pub use low_rank_input::{LowRankInput, LowRankInputJob};
 pub use matrix::{Arithmetic, Form, Matrix, MatrixStore};
 pub use region::Job;
 pub use tables::ISA_VARIABLE;
@@ -188,8 +192,8 @@ impl Cpu {
         function.map(|f| (unsafe { f(scores, words, &mut sum) }, sum))
     }
 
-    /// Widens pairs of 4-bit integers in two's complement to bf16: each byte becomes a word, the low halves first. Returns
-    /// false, without writing, if the instruction set has no function of its own for this.
+    /// Widens pairs of 4-bit integers in two's complement to bf16: each byte becomes a word, the low halves first.
+    /// Returns false, without writing, if the instruction set has no function of its own for this.
     ///
     /// # Panics
     /// The lengths differ.

@@ -102,7 +102,7 @@ impl Batch {
         let queued = sched::Request { key, priority, prompt: count(prompt), max_tokens: count(most), deadline };
         let id = self.scheduler.arrive(now, queued)?;
         let known = request.known();
-        self.scheduler.cache().add(id, &request.ids, &request.salt, known, prompt + most);
+        self.scheduler.cache().add(id, &request.ids, &request.owner(engine), known, prompt + most);
         self.waiting.insert(id, (index, request));
         Ok(id)
     }
@@ -181,6 +181,10 @@ impl Batch {
                 Err(completion) => _ = failed.insert(work.id, *completion),
             }
         }
+        if active.iter().any(|(_, slot)| !slot.sequence.adapters.is_empty()) {
+            // Texts with the same adapters share the products with their factors if they follow one another.
+            active.sort_by_cached_key(|(_, slot)| slot.sequence.adapters.key());
+        }
         let done = self.compute(engine, speculator, &mut active, options, sink);
         let outcomes: HashMap<RequestId, Outcome> = match &done {
             Ok((_, outcomes)) => active.iter().map(|(work, _)| work.id).zip(outcomes.iter().copied()).collect(),
@@ -248,7 +252,7 @@ impl Batch {
             match *event {
                 sched::Event::Preempted(id) => {
                     if let Some(slot) = self.slots.get_mut(&id) {
-                        slot.sequence = engine.new_sequence()?;
+                        slot.replace(engine.new_sequence()?);
                     }
                     if let Some((_, request)) = self.waiting.get_mut(&id) {
                         request.prefix = None;
@@ -290,7 +294,7 @@ impl Batch {
             if let Some((hit, parts)) = self.scheduler.cache().take_hit(work.id)
                 && slot.sequence.len() < start
             {
-                slot.sequence = engine.sequence_of(&hit, parts, &slot.ids)?;
+                slot.replace(engine.sequence_of(&hit, parts, &slot.ids)?);
             }
             if slot.sequence.len() != start {
                 let found = format!("found {} computed tokens, expected {start}", slot.sequence.len());

@@ -14,6 +14,7 @@ mod texts;
 
 pub use batch::{Batch, StepReport, Terms};
 
+use super::adapters::AdapterSet;
 use super::constraint::Constraint;
 use super::engine::Engine;
 use super::profile::{Stage, Stages};
@@ -47,16 +48,27 @@ pub struct Request {
     pub prefix: Option<CachedPrefix>,
     /// Order of computation: of the requests that wait, those with the lowest value are computed first.
     pub priority: i32,
+    /// Adapters with which the text is computed; `None` = those of the engine.
+    pub adapters: Option<AdapterSet>,
     /// Divides the prefix cache of the engine: texts reuse the computation of texts with the same salt only.
     pub salt: Vec<u8>,
 }
 
 impl Request {
+    /// Returns what divides the prefix cache: the adapters by their content, and the salt. No two pairs have the same
+    /// bytes.
+    fn owner(&self, engine: &Engine) -> Vec<u8> {
+        let key = self.adapters.as_ref().unwrap_or(engine.adapters()).key();
+        [&(key.len() as u64).to_le_bytes(), &key[..], &self.salt].concat()
+    }
+
     /// Returns the number of tokens at the beginning of the prompt that the given sequence has read. The last token is
     /// read again because its logits are needed.
     fn known(&self) -> usize {
         let common = |prefix: &CachedPrefix| prefix.ids.iter().zip(&self.ids).take_while(|(a, b)| a == b).count();
-        self.prefix.as_ref().map_or(0, common).min(self.ids.len().saturating_sub(1))
+        let same = |prefix: &&CachedPrefix| self.adapters.as_ref().is_none_or(|set| prefix.sequence.adapters.is(set));
+        let usable = self.prefix.as_ref().filter(same);
+        usable.map_or(0, common).min(self.ids.len().saturating_sub(1))
     }
 }
 

@@ -58,7 +58,7 @@ impl Slot {
         let prompt_tokens = request.ids.len();
         let mut memory = Memory::default();
         let known = request.known();
-        let sequence = match request.prefix {
+        let mut sequence = match request.prefix {
             Some(CachedPrefix { mut sequence, draft, .. }) => {
                 memory.sequence = draft;
                 sequence.truncate(known);
@@ -67,6 +67,9 @@ impl Slot {
             }
             None => engine.new_sequence()?,
         };
+        if let Some(adapters) = request.adapters.filter(|_| known == 0) {
+            sequence.adapt(adapters);
+        }
         let mut sampler = match request.seed {
             Some(seed) => Sampler::new(Sampling { seed, ..request.sampling }, 0),
             None => Sampler::new(request.sampling, index),
@@ -105,6 +108,12 @@ impl Slot {
     /// Returns how many of the largest logits are needed; `None` when all are.
     pub(super) fn suffices(&self) -> Option<usize> {
         self.sampler.suffices().filter(|_| self.logprobs.is_none() && self.constraint.is_none())
+    }
+
+    /// Continues the text with another sequence, which has read a beginning of it with the same adapters.
+    pub(super) fn replace(&mut self, sequence: Sequence) {
+        let adapters = std::mem::take(&mut self.sequence.adapters);
+        self.sequence = Sequence { adapters, ..sequence };
     }
 
     /// Prepares the sequence for the next tokens of the text, and counts those of the prompt that it had read at first.

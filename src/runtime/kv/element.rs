@@ -76,7 +76,7 @@ pub trait Element: bytemuck::Pod + Send + Sync {
     fn panel<'a>(stored: &'a [Self], room: &'a mut [u32]) -> &'a [u8];
 }
 
-/// [`Element::panel`], by the function of the instruction set where it has one for the type.
+/// Returns what [`Element::panel`] does, by the function of the instruction set where it has one for the type.
 #[inline(always)]
 pub fn panel<'a, T: Element>(cpu: &Cpu, stored: &'a [T], room: &'a mut [u32]) -> &'a [u8] {
     if T::NUMBERS == 2 && cpu.widen_nibbles(bytemuck::cast_slice(stored), &mut room[..stored.len()]) {

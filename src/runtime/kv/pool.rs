@@ -2,9 +2,9 @@
 //!
 //! With a budget, the pool has a fixed number of pages, whose memory is mapped at once. Without one, it grows while the
 //! machine has memory left. In both cases a page takes memory from its first use on and is then handed out again and
-//! again, so a long run neither allocates nor returns memory. The memory is backed by huge pages: a long text is read in
-//! full for each token, and translating the addresses of small pages takes longer than reading them. The pool knows the
-//! size of a page only, not what the page holds.
+//! again, so a long run neither allocates nor returns memory. The memory is backed by huge pages: a long text is read
+//! in full for each token, and translating the addresses of small pages takes longer than reading them. The pool knows
+//! the size of a page only, not what the page holds.
 
 use super::{KvLayout, Line, PAGE};
 use crate::error::{Cause, Error, Result};

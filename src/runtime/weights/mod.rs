@@ -13,6 +13,7 @@ mod widen;
 pub use held::HeldBytes;
 pub(super) use shape::Shape;
 
+use super::adapters::Target;
 use super::cache::{Cache, too_small};
 use super::cpu::{Arithmetic, Form, Matrix, MatrixStore, scalar};
 use super::layer::{Block, Layer, Operation, Storage};
@@ -83,6 +84,14 @@ impl Weight {
         match self {
             Weight::Here(matrix) => matrix.rows,
             Weight::Rebuilt(rebuilt) => rebuilt.shape.rows,
+        }
+    }
+
+    /// Returns the number of columns, the input features.
+    pub fn cols(&self) -> usize {
+        match self {
+            Weight::Here(matrix) => matrix.cols,
+            Weight::Rebuilt(rebuilt) => rebuilt.shape.cols,
         }
     }
 
@@ -165,6 +174,29 @@ impl Operation<Host> {
             Operation::Attention(op) => vec![&op.q, &op.k, &op.v, &op.o],
             Operation::Mlp(op) => vec![&op.gate, &op.up, &op.down],
             Operation::Moe(op) => [&op.router].into_iter().chain(&op.gate_up).chain(&op.down).collect(),
+        }
+    }
+
+    /// Returns the matrix that an adapter changes as this [`Target`].
+    pub(super) fn target(&self, target: Target) -> Option<&Linear> {
+        match (self, target) {
+            (Operation::Attention(op), Target::Q) => Some(&op.q),
+            (Operation::Attention(op), Target::K) => Some(&op.k),
+            (Operation::Attention(op), Target::V) => Some(&op.v),
+            (Operation::Attention(op), Target::O) => Some(&op.o),
+            (Operation::Mlp(op), Target::Gate) => Some(&op.gate),
+            (Operation::Mlp(op), Target::Up) => Some(&op.up),
+            (Operation::Mlp(op), Target::Down) => Some(&op.down),
+            (Operation::Moe(op), Target::Router) => Some(&op.router),
+            _ => None,
+        }
+    }
+
+    /// Returns the first or second matrices of all experts.
+    pub(super) fn experts(&self, matrix: usize) -> Option<&[Linear]> {
+        match self {
+            Operation::Moe(op) => Some(if matrix == 0 { &op.gate_up } else { &op.down }),
+            _ => None,
         }
     }
 
@@ -293,7 +325,7 @@ impl Weights {
 }
 
 /// Writes row `row` of a matrix, widened or dequantized, to `out` (`cols` values).
-fn read_row(matrix: &Matrix, row: usize, out: &mut [f32]) -> Result<()> {
+pub(super) fn read_row(matrix: &Matrix, row: usize, out: &mut [f32]) -> Result<()> {
     if let Some(bytes) = matrix.unpacked_row(row) {
         return decode_floats(DType::BF16, &bytes?, out);
     }

@@ -21,8 +21,8 @@ const SLOW_READER: Micros = 30 * SECOND;
 pub struct Machine {
     /// Prompt tokens per second in large chunks.
     pub prefill_rate: f64,
-    /// Times of steps that decode some rows (sequences and draft tokens), by ascending number of rows; at least one. Times
-    /// in between, and beyond the ends, are on the straight line through the nearest two.
+    /// Times of steps that decode some rows (sequences and draft tokens), by ascending number of rows; at least one.
+    /// Times in between, and beyond the ends, are on the straight line through the nearest two.
     pub steps: Vec<(u32, Micros)>,
     /// Share of the draft tokens that are accepted, one after another.
     pub acceptance: f64,

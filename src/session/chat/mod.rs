@@ -98,7 +98,7 @@ impl Conversation {
     /// fails, or is interrupted before the first text, the history stays as it was.
     ///
     /// # Errors
-    /// The message does not fit the context, and the errors of [`Encoder::encode_chats`] and [`Session::generate`].
+    /// The message does not fit the context, and the errors of [`Encoder::encode_chats`](super::Encoder::encode_chats) and [`Session::generate`].
     pub fn answer(
         &mut self,
         message: impl Into<String>,
@@ -144,7 +144,7 @@ impl Conversation {
     /// the next answer will leave turns out.
     ///
     /// # Errors
-    /// The same as those of [`Encoder::encode_chats`].
+    /// The same as those of [`Encoder::encode_chats`](super::Encoder::encode_chats).
     pub fn prompt_tokens(&self, session: &Session) -> Result<Option<usize>> {
         if self.history.turns.is_empty() && self.history.system.is_none() {
             return Ok(Some(0));
@@ -265,8 +265,8 @@ impl Conversation {
         Ok(self.history.turns.len() - self.history.turns.iter().rev().take_while(fits).count())
     }
 
-    /// Returns the tokens of the prompt without the `skipped` oldest turns; `None` if its text is longer than any prompt
-    /// that fits the context.
+    /// Returns the tokens of the prompt without the `skipped` oldest turns; `None` if its text is longer than any
+    /// prompt that fits the context.
     fn prompt_without(&self, skipped: usize, session: &Session) -> Result<Option<Vec<u32>>> {
         let tokenizer = session.tokenizer()?;
         let longest = tokenizer.longest_prompt(session.engine.context());

@@ -113,6 +113,7 @@ pub fn start(start: Start<'_>, global: &Global) -> Result<()> {
     let loaded = start.conversation.load.as_deref().map(History::load).transpose()?;
     start.model.note_prompts_ahead(global);
     let session = start.model.open_to_answer(global)?;
+    session.adapters.together()?;
     let interactive = std::io::stdin().is_terminal() && !start.json && start.prompt.is_none();
     let mut talk = start.talk(session, loaded, global)?;
     if !start.json && !interactive && talk.settings.sampling.temperature > 0.0 {

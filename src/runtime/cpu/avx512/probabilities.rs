@@ -5,6 +5,9 @@ use super::super::weighted_sum::{SMALLEST_POWER, reference};
 use crate::runtime::ops::{EXP2_TERMS, ROUNDER};
 use std::arch::x86_64::*;
 
+/// Exponent below which a probability in bf16 is zero.
+const LEAST: f32 = SMALLEST_POWER as f32;
+
 /// Permutation that selects the upper halves of the words of two vectors, those of the first vector first.
 static UPPER: [u16; 32] = {
     let mut places = [1; 32];
@@ -28,7 +31,7 @@ pub(super) fn probabilities(scores: &[f32], words: &mut [u32], sum: &mut [f32; 1
     let mut sums = _mm512_setzero_ps();
     let mut i = 0;
     while i + 1 < chunks.len() {
-        let (first, second) = (power(loaded(&chunks[i]), m), power(loaded(&chunks[i + 1]), m));
+        let (first, second) = (power(LEAST, loaded(&chunks[i]), m), power(LEAST, loaded(&chunks[i + 1]), m));
         sums = _mm512_add_ps(_mm512_add_ps(sums, first), second);
         let both = _mm512_permutex2var_epi16(near(first), upper, near(second));
         // SAFETY: chunks `i` and `i + 1` are 16 writable words; the store has no alignment demand.
@@ -36,7 +39,7 @@ pub(super) fn probabilities(scores: &[f32], words: &mut [u32], sum: &mut [f32; 1
         i += 2;
     }
     if i < chunks.len() {
-        let last = power(loaded(&chunks[i]), m);
+        let last = power(LEAST, loaded(&chunks[i]), m);
         sums = _mm512_add_ps(sums, last);
         let halves = _mm512_castsi512_si256(_mm512_permutexvar_epi16(upper, near(last)));
         // SAFETY: 8 writable words; the store has no alignment demand.
@@ -56,7 +59,7 @@ pub(super) fn wide_probabilities(scores: &[f32], words: &mut [u32], sum: &mut [f
     let mut sums = _mm512_setzero_ps();
     let mut i = 0;
     while i < chunks.len() {
-        let p = power(loaded(&chunks[i]), m);
+        let p = power(-126.0, loaded(&chunks[i]), m);
         sums = _mm512_add_ps(sums, p);
         // SAFETY: 16 writable words; the store has no alignment demand.
         unsafe { _mm512_storeu_ps(words.as_mut_ptr().add(i).cast(), p) };
@@ -86,11 +89,10 @@ fn loaded(chunk: &[f32; 16]) -> __m512 {
     unsafe { _mm512_loadu_ps(chunk.as_ptr()) }
 }
 
-/// Returns `exp2_from(SMALLEST_POWER, score - m)`. No such power is subnormal, so `vscalefps` equals the
-/// multiplication.
+/// Returns `exp2_from(least, score - m)`. `vscalefps` equals the multiplication by a power of two.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn power(score: __m512, m: f32) -> __m512 {
+fn power(least: f32, score: __m512, m: f32) -> __m512 {
     let x = _mm512_sub_ps(score, _mm512_set1_ps(m));
     let n = _mm512_sub_ps(_mm512_add_ps(x, _mm512_set1_ps(ROUNDER)), _mm512_set1_ps(ROUNDER));
     let r = _mm512_sub_ps(x, n);
@@ -98,7 +100,7 @@ fn power(score: __m512, m: f32) -> __m512 {
     for i in 1..EXP2_TERMS.len() {
         p = _mm512_fmadd_ps(r, p, _mm512_set1_ps(EXP2_TERMS[i]));
     }
-    let large = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(SMALLEST_POWER as f32));
+    let large = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(least));
     _mm512_maskz_scalef_ps(large, p, n)
 }
 

@@ -202,8 +202,8 @@ __device__ __forceinline__ void load_step(const Visible& visible, const Rows& ro
 }
 
 // `load_step` for the keys (part 0) or values (part 1) of a head in a cache of any type.
-__device__ __forceinline__ void load_rows(const Cache& cache, uint32_t sequence, uint32_t head, uint32_t part, const Visible& visible,
-                                          uint32_t start, float* out) {
+__device__ __forceinline__ void load_rows(const Cache& cache, uint32_t sequence, uint32_t head, uint32_t part,
+                                          const Visible& visible, uint32_t start, float* out) {
     const uint32_t dim = cache.head_dim;
     const uint64_t from = kv_address(cache, kv_head_bytes(cache.kind, dim), sequence, head, part, start);
     if (cache.kind == KV_F32) {

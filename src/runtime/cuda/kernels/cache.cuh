@@ -20,8 +20,8 @@ __device__ __forceinline__ uint32_t kv_head_bytes(uint32_t kind, uint32_t head_d
 }
 
 // Address of the keys (part 0) or values (part 1) of one head in the page that holds `position`.
-__device__ __forceinline__ uint64_t kv_address(const Cache& cache, uint32_t head_bytes, uint32_t sequence, uint32_t head, uint32_t part,
-                                               uint32_t position) {
+__device__ __forceinline__ uint64_t kv_address(const Cache& cache, uint32_t head_bytes, uint32_t sequence, uint32_t head,
+                                               uint32_t part, uint32_t position) {
     const uint64_t page = cache.pages[uint64_t(sequence) * cache.table_stride + position / PAGE];
     return page + cache.layer_offset + uint64_t(2 * head + part) * head_bytes;
 }

@@ -1,0 +1,130 @@
+//! Reads adapters of the PEFT library: LoRA, rsLoRA and DoRA, as `adapter_config.json` and
+//! `adapter_model.safetensors`, for any family that the converter knows.
+//!
+//! Formulas and names are those of PEFT 0.21 (`peft/tuners/lora`). A module is mapped to canonical tensors by the views
+//! of its family ([`View`](super::arch::View)), so a fused projection, for example, becomes changes of several
+//! matrices that share A. No tensor is left out silently.
+
+mod config;
+mod experts;
+mod map;
+mod modules;
+
+use crate::adapter::Adapter;
+use crate::convert::arch::Arch;
+use crate::error::{Cause, Context, Error, Result};
+use crate::files;
+use crate::model_config::ModelConfig;
+use crate::sha256::{Digest, Sha256, hex, of_file};
+use config::AdapterConfig;
+use modules::{Part, Values};
+use serde::Serialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Name of the configuration of an adapter.
+pub const CONFIG: &str = "adapter_config.json";
+/// Name of the tensors of an adapter.
+pub const FILE: &str = "adapter_model.safetensors";
+
+/// Largest accepted configuration in bytes.
+const CONFIG_LIMIT: u64 = 1 << 20;
+
+/// Content of an adapter, without the model that it changes.
+#[derive(Debug, Clone, Serialize)]
+pub struct Summary {
+    /// `LoRA`, `rsLoRA` or `DoRA`.
+    pub method: &'static str,
+    /// Name or path of the model for which it was trained, as the configuration says.
+    pub base: Option<String>,
+    /// Number of changed modules.
+    pub modules: usize,
+    /// Largest rank.
+    pub rank: usize,
+    /// Number of all numbers.
+    pub parameters: u64,
+    /// Bytes of the tensors in the file.
+    pub bytes: u64,
+    /// Number of modules with each last name, such as `q_proj`.
+    pub targets: BTreeMap<String, usize>,
+}
+
+/// Returns true if `dir` is the directory of an adapter.
+///
+/// # Errors
+/// The directory cannot be read.
+pub fn is_at(dir: &Path) -> Result<bool> {
+    Ok(files::is_dir(dir)? && files::exists(&dir.join(CONFIG))?)
+}
+
+/// Describes the adapter in the directory `dir`.
+///
+/// # Errors
+/// There is no adapter, it is of another method than LoRA, or a file is damaged.
+pub fn describe(dir: &Path) -> Result<Summary> {
+    let (text, settings) = settings(dir)?;
+    let modules = modules::read(&dir.join(FILE))?;
+    let base = match crate::strict_json::parse(&text)? {
+        Value::Object(map) => map.get("base_model_name_or_path").and_then(Value::as_str).map(String::from),
+        _ => None,
+    };
+    let mut targets = BTreeMap::new();
+    for name in modules.keys() {
+        let last = name.rsplit('.').find(|part| *part != "base_layer").unwrap_or(name);
+        *targets.entry(last.to_string()).or_insert(0) += 1;
+    }
+    let parts = || modules.values().flat_map(BTreeMap::iter);
+    let rank = |(part, values): (&Part, &Values)| matches!(part, Part::A | Part::EmbeddingA).then(|| values.shape[0]);
+    Ok(Summary {
+        method: settings.method(),
+        base,
+        modules: modules.len(),
+        rank: parts().filter_map(rank).max().unwrap_or(0),
+        parameters: parts().map(|(_, values)| values.values.len() as u64).sum(),
+        bytes: parts().map(|(_, values)| (values.values.len() * values.dtype.size()) as u64).sum(),
+        targets,
+    })
+}
+
+/// Reads the adapter in the directory `dir` for a model.
+///
+/// # Errors
+/// There is no adapter, it is of another method than LoRA, its tensors do not fit the model, or it changes something
+/// that cannot be computed; the message names the field or the tensor.
+pub fn read(dir: &Path, model: &ModelConfig) -> Result<Adapter> {
+    let (text, settings) = settings(dir)?;
+    let Some(arch) = Arch::of_class(&model.architecture) else {
+        return Err(Error::unsupported(format!(
+            "found a model of `{}`, for which no names are known",
+            model.architecture
+        ))
+        .at(dir));
+    };
+    let tensors = dir.join(FILE);
+    let modules = modules::read(&tensors)?;
+    let changes = map::Mapper { settings: &settings, arch, model, modules: &modules, used: Default::default() }
+        .map()
+        .at(&tensors)?;
+    let mut hash = Sha256::new_with_prefix(&text);
+    hash.update(of_file(&tensors, |_| ())?);
+    Ok(Adapter { hash: hex(hash), changes })
+}
+
+/// Reads the configuration; returns its text as well.
+fn settings(dir: &Path) -> Result<(Vec<u8>, AdapterConfig)> {
+    let (config, tensors) = (dir.join(CONFIG), dir.join(FILE));
+    if !files::exists(&tensors)? && files::exists(&dir.join("adapter_model.bin"))? {
+        return Err(Error::unsupported("found adapter_model.bin, a file that can contain programs")
+            .at(dir)
+            .help(format!("save the adapter again with `safe_serialization=True`, as {FILE}")));
+    }
+    if !files::exists(&config)? {
+        return Err(Error::new(Cause::Model(format!("found no {CONFIG}, expected an adapter of PEFT")))
+            .at(dir)
+            .help("name the directory that `save_pretrained` of PEFT wrote"));
+    }
+    let text = files::read_limited(&config, CONFIG_LIMIT)?;
+    let settings = AdapterConfig::parse(&text).at(&config)?;
+    Ok((text, settings))
+}

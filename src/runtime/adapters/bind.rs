@@ -1,0 +1,232 @@
+//! Binds adapters to the matrices of an opened model.
+
+use super::{BoundAdapter, BoundChange, BoundEmbedding, LayerChanges, TARGETS};
+use crate::adapter::{Adapter, Change, LowRank, transposed};
+use crate::dtype::{DType, encode_floats};
+use crate::error::{Error, Result};
+use crate::mapped::Bytes;
+use crate::model_config::ModelConfig;
+use crate::runtime::cpu::{LowRankInput, Matrix, MatrixStore, Panels};
+use crate::runtime::weights::{Linear, Weight, Weights};
+use rayon::prelude::*;
+
+/// Inputs of [`BoundAdapter::bind`].
+pub(in crate::runtime) struct Base<'a> {
+    pub config: &'a ModelConfig,
+    pub weights: &'a Weights,
+    /// Whether factors stay exact: the precision is fp32.
+    pub exact: bool,
+}
+
+impl BoundAdapter {
+    /// Converts an adapter to the form that products read. Factors are f32 if the computation is exact; otherwise they
+    /// stay f16 or bf16, and f32 becomes f16 where it fits. For DoRA, all rows of the changed matrices are read.
+    ///
+    /// # Errors
+    /// A change has other sizes than its matrix, or a weight cannot be read.
+    pub(in crate::runtime) fn bind(adapter: &Adapter, base: &Base<'_>) -> Result<BoundAdapter> {
+        let mut bound = BoundAdapter {
+            hash: adapter.hash.clone(),
+            bytes: 0,
+            layers: (0..base.config.n_layers).map(|_| LayerChanges::default()).collect(),
+            embedding: None,
+            lm_head: None,
+            is_dora: adapter.changes.values().flatten().any(|change| change.magnitude.is_some()),
+        };
+        for (name, changes) in &adapter.changes {
+            bound.bind_tensor(name, changes, base).map_err(|e| e.tensor(name))?;
+        }
+        Ok(bound)
+    }
+
+    fn bind_tensor(&mut self, name: &str, changes: &[Change], base: &Base<'_>) -> Result<()> {
+        let unknown = || Error::unsupported("found a change of a tensor that cannot be changed");
+        let first = changes.first().ok_or_else(unknown)?;
+        if name == "lm_head.weight" {
+            let change = bind_change(first, &base.weights.lm_head, None, base)?;
+            self.bytes += change.nbytes();
+            self.lm_head = Some(change);
+            return Ok(());
+        }
+        if name == "model.embed_tokens.weight" {
+            let change = bind_embedding(first, base)?;
+            self.bytes += change.nbytes();
+            self.embedding = Some(change);
+            return Ok(());
+        }
+        let place = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+        let (layer, part) = place.ok_or_else(unknown)?;
+        let layer: usize = layer.parse().map_err(|_| unknown())?;
+        let operations = &base.weights.layers.get(layer).ok_or_else(unknown)?.blocks;
+        if let Some((target, _)) = TARGETS.iter().find(|(_, name)| *name == part) {
+            let linear = operations.iter().find_map(|block| block.operation.target(*target)).ok_or_else(unknown)?;
+            let change = bind_change(first, &linear.matrix, linear.bias.as_deref(), base)?;
+            self.bytes += change.nbytes();
+            self.layers[layer].targets[*target as usize] = Some(change);
+            return Ok(());
+        }
+        let matrix = match part {
+            "mlp.experts.gate_up_proj" => 0,
+            "mlp.experts.down_proj" => 1,
+            _ => return Err(unknown()),
+        };
+        let stack = operations.iter().find_map(|block| block.operation.experts(matrix)).ok_or_else(unknown)?;
+        if stack.len() != changes.len() {
+            return Err(unknown());
+        }
+        let bind = |(change, linear): (&Change, &Linear)| match change.is_empty() {
+            true => Ok(None),
+            false => bind_change(change, &linear.matrix, linear.bias.as_deref(), base).map(Some),
+        };
+        let experts = changes.iter().zip(stack).map(bind).collect::<Result<Vec<_>>>()?;
+        self.bytes += experts.iter().flatten().map(BoundChange::nbytes).sum::<usize>();
+        self.layers[layer].experts[matrix] = experts;
+        Ok(())
+    }
+}
+
+/// Binds the change of a matrix with a bias, `(rows)`.
+fn bind_change(change: &Change, weight: &Weight, bias: Option<&[f32]>, base: &Base<'_>) -> Result<BoundChange> {
+    let (rows, cols) = (weight.rows(), weight.cols());
+    let low_rank = change.low_rank.as_ref().map(|factors| bind_factors(factors, rows, cols, base)).transpose()?;
+    let replaced = match &change.replaced {
+        Some(values) if !equals(values, weight)? => {
+            Some(matrix(rows, cols, values, storage(DType::BF16, values, base))?)
+        }
+        _ => None,
+    };
+    let gain = match &change.magnitude {
+        Some(magnitude) => Some(gain(magnitude, change, weight)?),
+        None => None,
+    };
+    // The product has added the bias already, and `gain` multiplies it, too.
+    let own = |i: usize| bias.map_or(0.0, |bias| bias[i]);
+    let number = |i: usize| {
+        let scaled = gain.as_ref().map_or(1.0, |gain| gain[i]);
+        let bias = change.bias.as_ref().map_or(own(i), |bias| bias[i]);
+        bias - scaled * own(i) + change.added.as_ref().map_or(0.0, |added| added[i])
+    };
+    let adds = change.bias.is_some() || change.added.is_some() || gain.is_some() && bias.is_some();
+    let add = adds.then(|| (0..rows).map(number).collect());
+    Ok(BoundChange { rows, low_rank, gain, add, add_scales: change.bias.is_none(), replaced })
+}
+
+/// Binds the change of the embedding, whose A has a row per token.
+fn bind_embedding(change: &Change, base: &Base<'_>) -> Result<BoundEmbedding> {
+    let weight = &base.weights.embedding;
+    let (vocab, hidden) = (weight.rows(), weight.cols());
+    let low_rank = match &change.low_rank {
+        None => None,
+        Some(LowRank { rank, scale, a, b, dtype }) => {
+            // As a product: B of the embedding has a row per token, A a column per number of an embedding.
+            let (by_token, by_number) = (b, transposed(a, *rank, hidden));
+            let dtype = storage(*dtype, by_token, base);
+            Some((matrix(vocab, *rank, by_token, dtype)?, Panels::new(&by_number, hidden, *rank, dtype), *scale))
+        }
+    };
+    let replaced = match &change.replaced {
+        Some(values) if !equals(values, weight)? => {
+            Some(matrix(vocab, hidden, values, storage(DType::BF16, values, base))?)
+        }
+        _ => None,
+    };
+    let gain = match &change.magnitude {
+        Some(magnitude) => Some(column_gain(magnitude, change, weight)?),
+        None => None,
+    };
+    Ok(BoundEmbedding { low_rank, gain, replaced })
+}
+
+/// Binds low-rank factors of a matrix `(rows, cols)`.
+fn bind_factors(factors: &LowRank, rows: usize, cols: usize, base: &Base<'_>) -> Result<(LowRankInput, Panels, f32)> {
+    let LowRank { rank, scale, a, b, dtype } = factors;
+    if a.len() != rank * cols || b.len() != rows * rank {
+        return Err(Error::corrupt(format!(
+            "found factors of another size, expected those of a matrix {rows} x {cols}"
+        )));
+    }
+    let (of_a, of_b) = (storage(*dtype, a, base), storage(*dtype, b, base));
+    Ok((LowRankInput::new(a, *rank, cols, of_a), Panels::new(b, rows, *rank, of_b), *scale))
+}
+
+/// Returns the type in which factors are stored.
+fn storage(dtype: DType, values: &[f32], base: &Base<'_>) -> DType {
+    let fits = |x: &f32| x.abs() < half::f16::MAX.to_f32();
+    match dtype {
+        _ if base.exact => DType::F32,
+        DType::F32 if values.iter().all(fits) => DType::F16,
+        DType::F32 => DType::BF16,
+        narrow => narrow,
+    }
+}
+
+/// Makes a matrix of floats.
+fn matrix(rows: usize, cols: usize, values: &[f32], dtype: DType) -> Result<Matrix> {
+    let mut bytes = Vec::new();
+    encode_floats(dtype, values, &mut bytes)?;
+    let data = Bytes::build(bytes.len(), |out| {
+        out.copy_from_slice(&bytes);
+        Ok(())
+    })?;
+    Matrix::new(rows, cols, MatrixStore::Plain(dtype), data)
+}
+
+/// Returns true if a weight has these values.
+fn equals(values: &[f32], weight: &Weight) -> Result<bool> {
+    let cols = weight.cols();
+    let same = |row: usize| -> Result<bool> {
+        let mut own = vec![0.0; cols];
+        weight.read_row(row, &mut own)?;
+        Ok(own == values[row * cols..][..cols])
+    };
+    // Usually the first row tells.
+    Ok(same(0)? && (1..weight.rows()).into_par_iter().map(same).try_reduce(|| true, |a, b| Ok(a && b))?)
+}
+
+/// Adds the low-rank change of a row to the row.
+fn add_row(row: &mut [f64], number: usize, change: &Change) {
+    let Some(LowRank { rank, scale, a, b, .. }) = &change.low_rank else { return };
+    let cols = row.len();
+    for k in 0..*rank {
+        let factor = f64::from(*scale) * f64::from(b[number * rank + k]);
+        row.iter_mut().zip(&a[k * cols..]).for_each(|(x, a)| *x += factor * f64::from(*a));
+    }
+}
+
+/// Reads a row of a matrix with its change.
+fn changed_row(number: usize, change: &Change, weight: &Weight) -> Result<Vec<f64>> {
+    let cols = weight.cols();
+    let mut row = vec![0.0; cols];
+    match &change.replaced {
+        Some(values) => row.copy_from_slice(&values[number * cols..][..cols]),
+        None => weight.read_row(number, &mut row)?,
+    }
+    let mut row: Vec<f64> = row.into_iter().map(f64::from).collect();
+    add_row(&mut row, number, change);
+    Ok(row)
+}
+
+/// Returns the gain of each row for DoRA.
+fn gain(magnitude: &[f32], change: &Change, weight: &Weight) -> Result<Vec<f32>> {
+    let one = |number: usize| {
+        let norm = changed_row(number, change, weight)?.iter().map(|x| x * x).sum::<f64>().sqrt();
+        Ok((f64::from(magnitude[number]) / norm) as f32)
+    };
+    finite((0..weight.rows()).into_par_iter().map(one).collect::<Result<_>>()?)
+}
+
+/// Returns the gain of each column of an embedding for DoRA.
+fn column_gain(magnitude: &[f32], change: &Change, weight: &Weight) -> Result<Vec<f32>> {
+    let mut squares = vec![0f64; weight.cols()];
+    for number in 0..weight.rows() {
+        squares.iter_mut().zip(changed_row(number, change, weight)?).for_each(|(sum, x)| *sum += x * x);
+    }
+    finite(squares.iter().zip(magnitude).map(|(sum, m)| (f64::from(*m) / sum.sqrt()) as f32).collect())
+}
+
+fn finite(gain: Vec<f32>) -> Result<Vec<f32>> {
+    match gain.iter().all(|gain| gain.is_finite()) {
+        true => Ok(gain),
+        false => Err(Error::corrupt("found a changed matrix with a row of zeros, expected a norm for each magnitude")),
+    }
+}

@@ -1,0 +1,372 @@
+//! Adapters that are bound to an opened model: factors in the form that products read, and the sets of adapters that
+//! sequences use.
+//!
+//! The product of a row with a changed matrix is that of the base matrix, which all rows of a step share, plus
+//! `scale * B (A x)`. Rows with the same adapters are consecutive in a step ([`Group`]). A is multiplied before the
+//! base matrix ([`super::cpu::LowRankInputJob`]), B afterwards ([`super::cpu::LowRankJob`]). Sums are f32 in a fixed order, so the
+//! bits of a row depend on no other row.
+
+mod bind;
+
+pub(super) use bind::Base;
+
+use super::cpu::{Acts, Arithmetic, Cpu, Job, LowRankInput, LowRankInputJob, LowRankJob, LowRankPart, Matrix, Panels};
+use super::device::Run;
+use crate::error::{Error, Result};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Largest number of adapters of a sequence.
+pub const MOST: usize = 4;
+
+/// Adapters of a sequence with their factors, in the order in which they are added. The same adapters with the same
+/// factors give the same results in any order of the request.
+#[derive(Debug, Clone, Default)]
+pub struct AdapterSet(Option<Arc<Vec<Scaled>>>);
+
+/// An adapter with its factor.
+pub type Scaled = (Arc<BoundAdapter>, f32);
+
+/// An adapter that is bound to a model.
+#[derive(Debug)]
+pub struct BoundAdapter {
+    /// Digest of the files.
+    pub hash: String,
+    /// Bytes of all factors in memory.
+    pub bytes: usize,
+    /// Changes of each layer.
+    layers: Vec<LayerChanges>,
+    embedding: Option<BoundEmbedding>,
+    pub(super) lm_head: Option<BoundChange>,
+    /// Whether it has magnitudes of DoRA.
+    is_dora: bool,
+}
+
+/// Matrices of a layer that an adapter may change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// Query projection.
+    Q,
+    /// Key projection.
+    K,
+    /// Value projection.
+    V,
+    /// Output projection of attention.
+    O,
+    /// Gate of the MLP.
+    Gate,
+    /// Up projection of the MLP.
+    Up,
+    /// Down projection of the MLP.
+    Down,
+    /// Router of the experts.
+    Router,
+}
+
+/// All targets with the ends of their canonical names.
+const TARGETS: [(Target, &str); 8] = [
+    (Target::Q, "self_attn.q_proj.weight"),
+    (Target::K, "self_attn.k_proj.weight"),
+    (Target::V, "self_attn.v_proj.weight"),
+    (Target::O, "self_attn.o_proj.weight"),
+    (Target::Gate, "mlp.gate_proj.weight"),
+    (Target::Up, "mlp.up_proj.weight"),
+    (Target::Down, "mlp.down_proj.weight"),
+    (Target::Router, "mlp.router.weight"),
+];
+
+/// Changes of a layer.
+#[derive(Debug, Default)]
+pub struct LayerChanges {
+    targets: [Option<BoundChange>; TARGETS.len()],
+    /// Changes of the first and of the second matrix of each expert; empty if there are none.
+    experts: [Vec<Option<BoundChange>>; 2],
+}
+
+/// Change of a matrix in the form that products read.
+#[derive(Debug)]
+pub(super) struct BoundChange {
+    rows: usize,
+    /// A, B and their scale.
+    low_rank: Option<(LowRankInput, Panels, f32)>,
+    /// Factors of the outputs: `(rows)`.
+    gain: Option<Vec<f32>>,
+    /// Numbers added to the outputs: `(rows)`.
+    add: Option<Vec<f32>>,
+    /// Whether the factor of the adapter multiplies `add`: it is the bias of B, not one in place of the model's.
+    add_scales: bool,
+    /// Matrix in place of that of the model.
+    replaced: Option<Matrix>,
+}
+
+/// Change of the embedding.
+#[derive(Debug)]
+struct BoundEmbedding {
+    /// The factor with a row per token, `(vocab, rank)`, the one with a row per number of an embedding, and their
+    /// scale.
+    low_rank: Option<(Matrix, Panels, f32)>,
+    /// Factors of the numbers: `(hidden)`.
+    gain: Option<Vec<f32>>,
+    /// Matrix in place of that of the model.
+    replaced: Option<Matrix>,
+}
+
+/// Consecutive rows of a step that use the same adapters.
+#[derive(Debug, Clone)]
+pub struct Group {
+    /// Rows of the step.
+    pub rows: Range<usize>,
+    /// Their adapters; at least one.
+    pub set: AdapterSet,
+}
+
+/// Rows of a product whose result an adapter changes.
+#[derive(Debug, Clone)]
+pub(super) struct Changed<'a> {
+    /// Rows of the input.
+    pub rows: Range<usize>,
+    pub change: &'a BoundChange,
+    /// Factor of the adapter.
+    pub factor: f32,
+}
+
+impl AdapterSet {
+    /// Creates a set of adapters with factors; those with the factor 0 are left out.
+    ///
+    /// # Errors
+    /// There are more than [`MOST`], a factor is not finite, or an adapter of DoRA is not alone with the factor 1.
+    pub fn new(adapters: impl IntoIterator<Item = Scaled>) -> Result<AdapterSet> {
+        let mut all: Vec<Scaled> = Vec::new();
+        for (adapter, factor) in adapters {
+            if !factor.is_finite() {
+                return Err(Error::usage(format!("found {factor} as the scale of an adapter, expected a number")));
+            }
+            match all.iter_mut().find(|(known, _)| known.hash == adapter.hash) {
+                Some((_, sum)) => *sum += factor,
+                None => all.push((adapter, factor)),
+            }
+        }
+        all.retain(|(_, factor)| *factor != 0.0);
+        // Sums of f32 depend on the order.
+        all.sort_by(|a, b| a.0.hash.cmp(&b.0.hash));
+        if all.len() > MOST {
+            return Err(Error::usage(format!("found {} adapters for one text, expected at most {MOST}", all.len())));
+        }
+        if all.iter().any(|(adapter, factor)| adapter.is_dora && (all.len() > 1 || *factor != 1.0)) {
+            return Err(Error::usage(
+                "found an adapter of DoRA with others or with a scale, expected it alone with scale 1",
+            )
+            .help("DoRA normalizes the rows of the changed matrices, which is not defined for sums of adapters"));
+        }
+        Ok(AdapterSet((!all.is_empty()).then(|| Arc::new(all))))
+    }
+
+    /// Returns true if there is no adapter.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// Returns the adapters with their factors.
+    pub fn adapters(&self) -> &[Scaled] {
+        self.0.as_deref().map_or(&[], Vec::as_slice)
+    }
+
+    /// Returns true if both sets are the same adapters with the same factors.
+    pub fn is(&self, other: &AdapterSet) -> bool {
+        let same = |(a, b): (&Scaled, &Scaled)| a.0.hash == b.0.hash && a.1.to_bits() == b.1.to_bits();
+        self.adapters().len() == other.adapters().len() && self.adapters().iter().zip(other.adapters()).all(same)
+    }
+
+    /// Returns bytes that identify the adapters by their content, for keys of the prefix cache.
+    pub fn key(&self) -> Vec<u8> {
+        let one = |(adapter, factor): &Scaled| [adapter.hash.as_bytes(), &factor.to_le_bytes()].concat();
+        self.adapters().iter().flat_map(one).collect()
+    }
+
+    /// Returns the changes of a target in a layer, for the given rows.
+    pub(super) fn changes(&self, layer: usize, target: Target, rows: &Range<usize>) -> Vec<Changed<'_>> {
+        self.pick(rows, |adapter| adapter.layers[layer].targets[target as usize].as_ref())
+    }
+
+    /// Returns the changes of the first or second matrix of an expert, for the given rows.
+    pub(super) fn of_expert(
+        &self,
+        layer: usize,
+        matrix: usize,
+        expert: usize,
+        rows: &Range<usize>,
+    ) -> Vec<Changed<'_>> {
+        self.pick(rows, |adapter| adapter.layers[layer].experts[matrix].get(expert)?.as_ref())
+    }
+
+    pub(super) fn of_lm_head(&self, rows: &Range<usize>) -> Vec<Changed<'_>> {
+        self.pick(rows, |adapter| adapter.lm_head.as_ref())
+    }
+
+    fn pick<'a>(
+        &'a self,
+        rows: &Range<usize>,
+        of: impl Fn(&'a BoundAdapter) -> Option<&'a BoundChange>,
+    ) -> Vec<Changed<'a>> {
+        let changed =
+            |(adapter, factor): &'a Scaled| Some(Changed { rows: rows.clone(), change: of(adapter)?, factor: *factor });
+        self.adapters().iter().filter_map(changed).collect()
+    }
+
+    /// Changes the embedding of a token, `(hidden)`, before it is scaled.
+    pub(super) fn embed(&self, token: usize, x: &mut [f32]) {
+        for (adapter, factor) in self.adapters() {
+            if let Some(change) = &adapter.embedding {
+                change.embed(token, *factor, x);
+            }
+        }
+    }
+}
+
+/// Returns the consecutive rows of `runs` that use the same adapters, of which there is at least one.
+pub(super) fn groups<'a>(runs: &[Run], set: impl Fn(usize) -> &'a AdapterSet) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    for run in runs {
+        let (set, rows) = (set(run.sequence), run.first..run.first + run.tokens);
+        match groups.last_mut() {
+            _ if set.is_empty() => {}
+            Some(last) if last.rows.end == rows.start && last.set.is(set) => last.rows.end = rows.end,
+            _ => groups.push(Group { rows, set: set.clone() }),
+        }
+    }
+    groups
+}
+
+/// Returns the changes of a target in a layer for all groups.
+pub(super) fn changes(groups: &[Group], layer: usize, target: Target) -> Vec<Changed<'_>> {
+    groups.iter().flat_map(|group| group.set.changes(layer, target, &group.rows)).collect()
+}
+
+/// Results of the factors A of the changes of some products.
+pub(super) struct Factors<'a> {
+    changed: Vec<(usize, Changed<'a>)>,
+    /// Results of A for each of them: `(rows, rank)`.
+    results: Vec<Vec<f32>>,
+}
+
+impl<'a> Factors<'a> {
+    /// Lists the changes of products.
+    pub fn of<'b>(products: impl Iterator<Item = &'b [Changed<'a>]>) -> Factors<'a>
+    where
+        'a: 'b,
+    {
+        let changed: Vec<(usize, Changed<'a>)> =
+            products.enumerate().flat_map(|(i, changed)| changed.iter().map(move |one| (i, one.clone()))).collect();
+        let result =
+            |(_, one): &(usize, Changed<'a>)| vec![0.0; one.change.a().map_or(0, |a| a.rank() * one.rows.len())];
+        Factors { results: changed.iter().map(result).collect(), changed }
+    }
+
+    /// Computes the products with A. `inputs` are those of each product.
+    pub fn begin(&mut self, cpu: &Cpu, inputs: &[&Acts]) {
+        let jobs = self.changed.iter().zip(&mut self.results).filter_map(|((product, one), h)| {
+            let (x, tokens) = (inputs[*product], one.rows.clone());
+            Some(LowRankInputJob { a: one.change.a()?, x, tokens, h })
+        });
+        let mut jobs: Vec<_> = jobs.collect();
+        if !jobs.is_empty() {
+            cpu.low_rank_inputs(&mut jobs);
+        }
+    }
+
+    /// Changes the results of the products: for each its input, the first row of the input that it has multiplied, and
+    /// its output. Changes of the same rows follow one another.
+    pub fn finish<'b>(
+        self,
+        cpu: &Cpu,
+        products: impl Iterator<Item = (&'b Acts, usize, &'b mut [f32])>,
+        arithmetic: Arithmetic,
+    ) {
+        if self.changed.is_empty() {
+            return;
+        }
+        let mut products: Vec<_> = products.collect();
+        for (product, one) in &self.changed {
+            let (x, first, y) = &mut products[*product];
+            if let Some(matrix) = one.change.replaced() {
+                let y = one.outputs(*first, y);
+                cpu.matmul(&mut [Job { matrix, bias: None, x, tokens: one.rows.clone(), y }], arithmetic);
+            }
+        }
+        // Changes of the same rows by several adapters follow one another.
+        let same = |a: &(usize, Changed<'_>), b: &(usize, Changed<'_>)| (a.0, &a.1.rows) == (b.0, &b.1.rows);
+        let (mut jobs, mut results) = (Vec::new(), &self.results[..]);
+        let mut products = products.into_iter().enumerate();
+        let (mut number, mut rest, mut at) = (usize::MAX, &mut [] as &mut [f32], 0);
+        for group in self.changed.chunk_by(same) {
+            let (product, Changed { rows, change, .. }) = &group[0];
+            while number != *product {
+                let (next, (_, first, y)) = products.next().expect("changes in the order of the products");
+                (number, rest, at) = (next, y, first);
+            }
+            let (_, after) = std::mem::take(&mut rest).split_at_mut((rows.start - at) * change.rows);
+            let (y, after) = after.split_at_mut(rows.len() * change.rows);
+            (rest, at) = (after, rows.end);
+            let (own, others) = results.split_at(group.len());
+            results = others;
+            let parts = group.iter().zip(own).map(|((_, one), h)| one.change.part(one.factor, h)).collect();
+            jobs.push(LowRankJob { parts, rows: change.rows, y });
+        }
+        cpu.add_low_rank(&mut jobs);
+    }
+}
+
+impl Changed<'_> {
+    /// Returns the outputs of these rows of a product whose first row is `first`.
+    fn outputs<'y>(&self, first: usize, y: &'y mut [f32]) -> &'y mut [f32] {
+        &mut y[(self.rows.start - first) * self.change.rows..][..self.rows.len() * self.change.rows]
+    }
+}
+
+impl BoundChange {
+    /// Returns A, if there is a low-rank change.
+    pub fn a(&self) -> Option<&LowRankInput> {
+        self.low_rank.as_ref().map(|(a, ..)| a)
+    }
+
+    /// Returns the matrix in place of that of the model.
+    pub fn replaced(&self) -> Option<&Matrix> {
+        self.replaced.as_ref()
+    }
+
+    /// Returns the change of outputs whose results of A are `h`, `(n, rank)`.
+    pub fn part<'a>(&'a self, factor: f32, h: &'a [f32]) -> LowRankPart<'a> {
+        let (b, scale) = self.low_rank.as_ref().map_or((None, 0.0), |(_, b, scale)| (Some(b), scale * factor));
+        let add = self.add.as_deref().map(|add| (add, if self.add_scales { factor } else { 1.0 }));
+        LowRankPart { b, h, scale, gain: self.gain.as_deref(), add }
+    }
+
+    fn nbytes(&self) -> usize {
+        let vectors = [&self.gain, &self.add].into_iter().flatten().map(|values| size_of_val(values.as_slice()));
+        let factors = self.low_rank.as_ref().map_or(0, |(a, b, _)| a.nbytes() + b.nbytes());
+        factors + vectors.sum::<usize>() + self.replaced.as_ref().map_or(0, Matrix::nbytes)
+    }
+}
+
+impl BoundEmbedding {
+    /// Changes the embedding of a token.
+    fn embed(&self, token: usize, factor: f32, x: &mut [f32]) {
+        if let Some(replaced) = &self.replaced {
+            super::weights::read_row(replaced, token, x).expect("a matrix in memory");
+        }
+        if let Some((a, b, scale)) = &self.low_rank {
+            let mut h = vec![0.0; b.rank()];
+            super::weights::read_row(a, token, &mut h).expect("a matrix in memory");
+            b.add_to(&h, scale * factor, x);
+        }
+        if let Some(gain) = &self.gain {
+            x.iter_mut().zip(gain).for_each(|(x, gain)| *x *= gain);
+        }
+    }
+
+    fn nbytes(&self) -> usize {
+        let factors = self.low_rank.as_ref().map_or(0, |(a, b, _)| a.nbytes() + b.nbytes());
+        let gain = self.gain.as_ref().map_or(0, |gain| size_of_val(gain.as_slice()));
+        factors + gain + self.replaced.as_ref().map_or(0, Matrix::nbytes)
+    }
+}
