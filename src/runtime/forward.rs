@@ -245,12 +245,12 @@ impl Model {
         for products in products.chunks_mut(at_once.max(1)) {
             let held = products.iter().map(|product| product.weight.hold()).collect::<Result<Vec<Held<'_>>>>()?;
             let mut factors = adapters::Factors::of(products.iter().map(|product| &product.changed[..]));
-            factors.begin(&self.cpu, &products.iter().map(|product| product.x).collect::<Vec<_>>());
+            factors.begin(&self.cpu, |product| products[product].x);
             let jobs = products.iter_mut().zip(&held).map(|(product, matrix)| product.job(matrix));
             self.cpu.matmul(&mut jobs.collect::<Vec<_>>(), arithmetic);
             held.iter().try_for_each(|matrix| matrix.check()).map_err(Error::while_opening_model)?;
             let products = products.iter_mut().map(|product| (product.x, product.tokens.start, &mut *product.y));
-            factors.finish(&self.cpu, products, arithmetic);
+            factors.finish(&self.cpu, products);
         }
         Ok(())
     }

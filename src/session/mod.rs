@@ -391,6 +391,7 @@ impl Parts<'_> {
         let run = generate::Options {
             tokenizer: self.tokenizer,
             batch: options.batch,
+            waiting: 0,
             eos: &eos,
             show_special: options.show_special,
             keep_prefixes: options.keep_prefixes,

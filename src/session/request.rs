@@ -5,7 +5,7 @@ use super::sampling::SamplingTexts;
 use super::{Encoder, GenerateOptions, Generation, Session};
 use crate::error::{Error, Result};
 use crate::runtime::constraint::{Constraint, ConstraintSource};
-use crate::runtime::generate::{Event, Next, Request, Source, generate_from};
+use crate::runtime::generate::{self, Event, Next, Request, Source, generate_from};
 use crate::runtime::sampler::Sampling;
 use crate::runtime::text::{ChatTemplate, Message, UnicodeForm};
 use serde::{Deserialize, Deserializer};
@@ -277,7 +277,9 @@ impl Session {
         let (parts, encoder) = self.parts();
         let first = pieces.first().map_or_else(Vec::new, |piece| encoding.encode(&encoder, piece));
         let later = pieces.get(1..).unwrap_or_default();
-        let ring = Ahead::new(later.len(), ahead / PIECE);
+        // Half of the prompts ahead wait in the batch, where priorities order them.
+        let waiting = (ahead / 2).max(1);
+        let ring = Ahead::new(later.len(), (ahead - waiting.min(ahead)) / PIECE);
         let threads = later.len().min(THREADS).min(available_parallelism().map_or(1, NonZero::get));
         let progress = RefCell::new(progress);
         let generation = std::thread::scope(|scope| {
@@ -288,7 +290,8 @@ impl Session {
             let mut source = Encoded { piece: first.into_iter(), ring: &ring, taken: 0, progress: &progress };
             let mut sink = |event: &Event<'_>| progress.borrow_mut().token(event);
             parts.generate(options, |engine, speculator, run| {
-                generate_from(engine, speculator, &mut source, run, &mut sink)
+                let run = generate::Options { waiting, ..*run };
+                generate_from(engine, speculator, &mut source, &run, &mut sink)
             })
         })?;
         let time = *encoding.time.lock().unwrap_or_else(PoisonError::into_inner);

@@ -124,6 +124,10 @@ impl Mapper<'_> {
         if added.is_some() && !self.settings.lora_bias {
             return Err(Error::corrupt("found a bias of lora_B, but `lora_bias` is not true").tensor(name));
         }
+        if part(Part::Weight).is_some() && !["embed_tokens", "lm_head"].iter().any(|last| name.ends_with(last)) {
+            let found = "found a whole weight, which is supported for embed_tokens and lm_head only";
+            return Err(Error::unsupported(found).tensor(name));
+        }
         let vector = |values: &Values| values.values[rows.first..][..rows.count].to_vec();
         let magnitude = match is_embedding {
             true => sized(Part::Magnitude, &[cols])?.map(|values| values.values.clone()),

@@ -91,7 +91,7 @@ fn bind_change(change: &Change, weight: &Weight, bias: Option<&[f32]>, base: &Ba
     let low_rank = change.low_rank.as_ref().map(|factors| bind_factors(factors, rows, cols, base)).transpose()?;
     let replaced = match &change.replaced {
         Some(values) if !equals(values, weight)? => {
-            Some(matrix(rows, cols, values, storage(DType::BF16, values, base))?)
+            Some(matrix(rows, cols, values, storage(DType::F32, values, base))?)
         }
         _ => None,
     };
@@ -126,7 +126,7 @@ fn bind_embedding(change: &Change, base: &Base<'_>) -> Result<BoundEmbedding> {
     };
     let replaced = match &change.replaced {
         Some(values) if !equals(values, weight)? => {
-            Some(matrix(vocab, hidden, values, storage(DType::BF16, values, base))?)
+            Some(matrix(vocab, hidden, values, storage(DType::F32, values, base))?)
         }
         _ => None,
     };

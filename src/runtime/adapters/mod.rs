@@ -262,10 +262,10 @@ impl<'a> Factors<'a> {
         Factors { results: changed.iter().map(result).collect(), changed }
     }
 
-    /// Computes the products with A. `inputs` are those of each product.
-    pub fn begin(&mut self, cpu: &Cpu, inputs: &[&Acts]) {
+    /// Computes the products with A. `input` returns that of a product.
+    pub fn begin<'x>(&mut self, cpu: &Cpu, input: impl Fn(usize) -> &'x Acts) {
         let jobs = self.changed.iter().zip(&mut self.results).filter_map(|((product, one), h)| {
-            let (x, tokens) = (inputs[*product], one.rows.clone());
+            let (x, tokens) = (input(*product), one.rows.clone());
             Some(LowRankInputJob { a: one.change.a()?, x, tokens, h })
         });
         let mut jobs: Vec<_> = jobs.collect();
@@ -276,12 +276,7 @@ impl<'a> Factors<'a> {
 
     /// Changes the results of the products: for each its input, the first row of the input that it has multiplied, and
     /// its output. Changes of the same rows follow one another.
-    pub fn finish<'b>(
-        self,
-        cpu: &Cpu,
-        products: impl Iterator<Item = (&'b Acts, usize, &'b mut [f32])>,
-        arithmetic: Arithmetic,
-    ) {
+    pub fn finish<'b>(self, cpu: &Cpu, products: impl Iterator<Item = (&'b Acts, usize, &'b mut [f32])>) {
         if self.changed.is_empty() {
             return;
         }
@@ -290,7 +285,8 @@ impl<'a> Factors<'a> {
             let (x, first, y) = &mut products[*product];
             if let Some(matrix) = one.change.replaced() {
                 let y = one.outputs(*first, y);
-                cpu.matmul(&mut [Job { matrix, bias: None, x, tokens: one.rows.clone(), y }], arithmetic);
+                // Inputs always have their f32 form.
+                cpu.matmul(&mut [Job { matrix, bias: None, x, tokens: one.rows.clone(), y }], Arithmetic::Float);
             }
         }
         // Changes of the same rows by several adapters follow one another.

@@ -101,6 +101,8 @@ pub struct Options<'a> {
     pub tokenizer: Option<&'a Tokenizer>,
     /// Largest number of texts decoded together; 0 is treated as 1.
     pub batch: usize,
+    /// Largest number of requests that wait in the batch while all its slots are in use; at most 64, 0 = 64.
+    pub waiting: usize,
     /// Tokens that end a text.
     pub eos: &'a [u32],
     /// Whether special tokens are shown in the text.
@@ -398,7 +400,8 @@ impl Run<'_> {
     /// is one for each slot.
     fn fill(&mut self, batch: &mut Batch, engine: &Engine, options: &Options<'_>) -> Result<()> {
         let slots = options.batch.max(1);
-        while self.more && batch.waiting() < slots.max(WAITING) {
+        let waiting = if options.waiting == 0 { WAITING } else { options.waiting.min(WAITING) };
+        while self.more && batch.waiting() < slots.max(waiting) {
             let request = match self.source.next(batch.is_idle() && batch.waiting() < slots)? {
                 Next::Later => return Ok(()),
                 Next::End => {
