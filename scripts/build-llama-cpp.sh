@@ -18,9 +18,10 @@ package=llama_cpp_python-$version
 [ -d "$package" ] || tar xzf "$package.tar.gz"
 export PATH="$dest/venv/bin:$PATH"
 cmake -S "$package/vendor/llama.cpp" -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DLLAMA_CURL=OFF \
-  -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=OFF \
+  -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON \
+  -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF \
   "$@" > configure.log
-ninja -C build llama-bench llama-batched-bench llama-quantize llama-completion > build.log
+ninja -C build llama-bench llama-batched-bench llama-quantize llama-completion llama-server > build.log
 mkdir -p bin
-cp build/bin/llama-{bench,batched-bench,quantize,completion} bin/
+cp build/bin/llama-{bench,batched-bench,quantize,completion,server} bin/
 echo "$dest/bin"

@@ -8,7 +8,7 @@ use iec::runtime::KvType;
 use iec::runtime::attention::{Attend, Task};
 use iec::runtime::cpu::Cpu;
 use iec::runtime::device::Run;
-use iec::runtime::kv::{KvCache, KvLayout, PagePool};
+use iec::runtime::kv::{KvCache, KvHeads, KvLayout, PagePool};
 use iec::runtime::layer::AttentionShape;
 use iec::runtime::moe::route;
 use iec::runtime::ops::{Gated, RmsNorm, SoftCap};
@@ -73,8 +73,8 @@ fn once(cpu: &Cpu, mut f: impl FnMut()) -> f64 {
 /// Measures attention of one layer: `tokens` queries, the first of which is at `position`, attend to all earlier
 /// tokens.
 fn attention(cpu: &Cpu, kind: KvType, tokens: usize, position: usize) -> f64 {
-    let layout = KvLayout { layers: 1, kv_heads: KV_HEADS, head_dim: HEAD_DIM, kind };
-    let mut cache = KvCache::new(&PagePool::new(layout, None).expect("a small page"));
+    let layout = KvLayout::new(kind, [KvHeads::new(KV_HEADS, HEAD_DIM)]);
+    let mut cache = KvCache::new(&PagePool::new(layout.clone(), None).expect("a small page"));
     let len = position + tokens;
     cache.grow(len).expect("memory for a small cache");
     let stored = values(len * KV_HEADS * HEAD_DIM);
@@ -83,8 +83,7 @@ fn attention(cpu: &Cpu, kind: KvType, tokens: usize, position: usize) -> f64 {
     let mut attend = Attend::default();
     let task = Task {
         cpu,
-        layout: &layout,
-        layer: 0,
+        layer: &layout.layers()[0],
         shape: &AttentionShape {
             n_heads: HEADS,
             n_kv_heads: KV_HEADS,

@@ -314,8 +314,7 @@ impl Model {
         let n = w.step.x.len() / self.config.hidden;
         let task = Task {
             cpu: &self.cpu,
-            layout: &self.kv_layout,
-            layer: index - self.layers.start,
+            layer: &self.kv_layout.layers()[index - self.layers.start],
             shape,
             sinks: op.sinks.as_deref(),
             runs: &s.runs,

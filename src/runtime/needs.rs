@@ -52,7 +52,7 @@ impl Needs {
 
     /// Returns the bytes of the KV cache of one sequence of `tokens` tokens with elements of type `kind`.
     pub fn kv_bytes(&self, kind: KvType, tokens: usize) -> u64 {
-        KvLayout { kind, ..self.kv_layout }.bytes(tokens)
+        self.kv_layout.with_kind(kind).bytes(tokens)
     }
 
     /// Returns the bytes of the buffers of a step and of the logits of `sequences` sequences of `context` tokens.

@@ -97,9 +97,9 @@ impl Choice {
                 .help("make the pack again with `iec pack`")
         })?;
         let precision = Precision::resolve(options.precision, reader)?;
-        let kv_layout = KvLayout::new(&config, options.kv.unwrap_or(precision.kv_type()));
+        let kv_layout = KvLayout::of(&config, options.kv.unwrap_or(precision.kv_type()));
         let context = context(options, &config, &kv_layout)?;
-        if kv_layout.value_stride() > MAX_HEAD {
+        if config.head_dim > MAX_HEAD {
             let found = format!("found heads of {} values, expected at most {MAX_HEAD}", config.head_dim);
             return Err(Error::engine(found).tensor("head_dim").at(&json));
         }
@@ -148,7 +148,7 @@ impl OpenedModel {
         let source = Source {
             config: &config,
             weights: &weights,
-            kv: kv_layout,
+            kv: kv_layout.clone(),
             arithmetic: precision.arithmetic(),
             positions: options.context.unwrap_or(context.min(USUAL_CONTEXT)),
             rows: options.prefill_chunk.clamp(1, PREFILL_CHUNK),
@@ -184,12 +184,12 @@ impl OpenedModel {
     /// A page does not fit the address space or the budget.
     pub fn cpu_part(&self, layers: Range<usize>) -> Result<Box<dyn DevicePart>> {
         let arithmetic = self.precision.arithmetic();
-        let kv_layout = KvLayout { layers: layers.len(), ..self.kv_layout };
+        let kv_layout = self.kv_layout.part(layers.clone());
         Ok(Box::new(CpuPart::new(Model {
             config: self.config.clone(),
             weights: self.weights.clone(),
+            pool: PagePool::placed(kv_layout.clone(), self.kv_memory, self.kv_locked)?,
             kv_layout,
-            pool: PagePool::placed(kv_layout, self.kv_memory, self.kv_locked)?,
             cpu: self.cpu.clone(),
             arithmetic,
             forms: self.weights.forms(arithmetic),

@@ -231,10 +231,12 @@ fn page_of(path: &Path) -> Option<PageName> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::kv::{KvLayout, KvType, PAGE, PagePool};
+    use crate::runtime::kv::{KvHeads, KvLayout, KvType, PAGE, PagePool};
     use std::sync::Arc;
 
-    const LAYOUT: KvLayout = KvLayout { layers: 1, kv_heads: 1, head_dim: 2, kind: KvType::F16 };
+    fn layout() -> KvLayout {
+        KvLayout::new(KvType::F16, [KvHeads::new(1, 2)])
+    }
     const KEY: Key = [3; 32];
     const LIMIT: u64 = 1 << 30;
 
@@ -264,7 +266,7 @@ mod tests {
 
     #[test]
     fn a_page_is_read_where_it_was_written_and_nowhere_else() {
-        let (dir, pool) = (tempfile::tempdir().unwrap(), PagePool::new(LAYOUT, None).unwrap());
+        let (dir, pool) = (tempfile::tempdir().unwrap(), PagePool::new(layout(), None).unwrap());
         let (first, second) = (tokens(1), tokens(500));
         let root = Place { key: &KEY, before: PageName::default(), tokens: &first };
         let next = Place { key: &KEY, before: root.name(), tokens: &second };
@@ -293,7 +295,7 @@ mod tests {
 
     #[test]
     fn every_flipped_byte_and_every_other_length_makes_the_file_disappear() {
-        let (dir, pool) = (tempfile::tempdir().unwrap(), PagePool::new(LAYOUT, None).unwrap());
+        let (dir, pool) = (tempfile::tempdir().unwrap(), PagePool::new(layout(), None).unwrap());
         let ids = tokens(9);
         let place = Place { key: &KEY, before: PageName::default(), tokens: &ids };
         let mut store = PrefixStore::open(dir.path(), LIMIT).unwrap();
@@ -321,7 +323,7 @@ mod tests {
 
     #[test]
     fn pages_that_were_used_least_recently_leave_and_other_files_stay() {
-        let (dir, pool) = (tempfile::tempdir().unwrap(), PagePool::new(LAYOUT, None).unwrap());
+        let (dir, pool) = (tempfile::tempdir().unwrap(), PagePool::new(layout(), None).unwrap());
         let texts: Vec<Vec<u32>> = (0..5).map(|i| tokens(1000 * i)).collect();
         let place = |i: usize| Place { key: &KEY, before: PageName::default(), tokens: &texts[i] };
         let mut one = Saved::default();

@@ -338,10 +338,12 @@ impl RadixTree {
 mod tests {
     use super::*;
     use crate::rng::Rng;
-    use crate::runtime::kv::{KvLayout, KvType, PagePool};
+    use crate::runtime::kv::{KvHeads, KvLayout, KvType, PagePool};
     use std::sync::Arc;
 
-    const LAYOUT: KvLayout = KvLayout { layers: 1, kv_heads: 1, head_dim: 2, kind: KvType::F16 };
+    fn layout() -> KvLayout {
+        KvLayout::new(KvType::F16, [KvHeads::new(1, 2)])
+    }
     const KEY: Key = [1; 32];
 
     fn pages(pool: &Arc<PagePool>, tokens: usize) -> Vec<Vec<Page>> {
@@ -354,7 +356,7 @@ mod tests {
 
     #[test]
     fn the_longest_known_beginning_is_found_whatever_was_added() {
-        let pool = PagePool::new(LAYOUT, None).unwrap();
+        let pool = PagePool::new(layout(), None).unwrap();
         let (mut tree, mut rng, mut texts) = (RadixTree::new(0.01), Rng::new(5), Vec::<Vec<u32>>::new());
         for round in 0..300 {
             let mut text: Vec<u32> = match texts.is_empty() || round % 5 == 0 {
@@ -384,7 +386,7 @@ mod tests {
 
     #[test]
     fn the_cheapest_leaf_that_was_not_used_lately_leaves_first() {
-        let pool = PagePool::new(LAYOUT, None).unwrap();
+        let pool = PagePool::new(layout(), None).unwrap();
         let mut tree = RadixTree::new(0.0);
         let (short, old, used, in_use) = (text(1000, 10), text(2000, 100), text(3000, 100), text(4000, PAGE));
         let mut held = Vec::new();
@@ -409,7 +411,7 @@ mod tests {
 
     #[test]
     fn uses_are_counted_for_each_sequence_and_known_pages_are_not_added_twice() {
-        let pool = PagePool::new(LAYOUT, None).unwrap();
+        let pool = PagePool::new(layout(), None).unwrap();
         let mut tree = RadixTree::new(0.0);
         let ids = text(0, 3 * PAGE + 10);
         let [mut first, mut second] = [Vec::new(), Vec::new()];

@@ -123,7 +123,7 @@ pub struct Step {
 }
 
 /// Measured cost of a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Cost {
     /// Rows that the engine computed, draft tokens included.
     pub rows: u32,

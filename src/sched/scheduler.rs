@@ -307,6 +307,11 @@ impl<C: PrefixCache> Scheduler<C> {
         self.options.max_step_tokens = tokens.max(1);
     }
 
+    /// Returns the limits in force.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
     /// Returns the number of sequences that may still enter the batch.
     pub fn vacancies(&self) -> usize {
         self.options.max_seqs - self.running.len()

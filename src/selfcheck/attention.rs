@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::runtime::cuda::args::{Row, Tile};
 use crate::runtime::cuda::array::{Acts, Array, View};
 use crate::runtime::cuda::attend::{Attend, Kernels, tiles};
-use crate::runtime::kv::{KvLayout, KvType, PAGE};
+use crate::runtime::kv::{KvHeads, KvLayout, KvType, PAGE};
 use rayon::prelude::*;
 use std::f64::consts::LN_2;
 
@@ -135,7 +135,7 @@ impl Launches {
     /// Prepares attention for the queries of all rows of `runs`, the first position and the number of rows of each
     /// sequence.
     pub fn new(rig: &Rig<'_>, layout: &KvLayout, heads: usize, runs: &[(usize, usize)], q: &[f32]) -> Result<Launches> {
-        let kernels = Kernels::new(&rig.context.info, layout, heads)?;
+        let kernels = Kernels::new(&rig.context.info, &layout.layers()[0], heads)?;
         let longest = runs.iter().map(length).max().unwrap_or(1);
         let pages = Pages::new(rig, layout, runs.len(), longest.div_ceil(PAGE))?;
         let (mut rows, mut firsts) = (Vec::new(), Vec::new());
@@ -184,7 +184,7 @@ impl Launches {
 }
 
 fn attend(rig: &mut Rig<'_>, s: &Shape) -> Result<()> {
-    let layout = KvLayout { layers: LAYERS, kv_heads: s.kv_heads, head_dim: s.dim, kind: s.kind };
+    let layout = KvLayout::new(s.kind, [KvHeads::new(s.kv_heads, s.dim); LAYERS]);
     let data = data(rig, s);
     let launches = Launches::new(rig, &layout, s.heads, &s.runs, &data.q)?;
     let tiles = launches.tiles.view().len() > 0;

@@ -10,7 +10,7 @@ use crate::runtime::cuda::array::Array;
 use crate::runtime::cuda::context::Buffer;
 use crate::runtime::cuda::kv::{KV_BLOCK, Pool};
 use crate::runtime::cuda::ops::Rope;
-use crate::runtime::kv::{KvLayout, KvType, PAGE};
+use crate::runtime::kv::{KvHeads, KvLayer, KvLayout, KvType, PAGE};
 use half::{bf16, f16};
 use std::sync::Arc;
 
@@ -77,7 +77,7 @@ fn rope(rig: &mut Rig<'_>, s: &Shape) -> Result<()> {
         angles: angles.collect(),
         norms: [normals(&mut rig.rng, s.dim, 1.0), normals(&mut rig.rng, s.dim, 1.0)],
     };
-    let layout = KvLayout { layers: LAYERS, kv_heads: s.kv_heads, head_dim: s.dim, kind: s.kind };
+    let layout = KvLayout::new(s.kind, [KvHeads::new(s.kv_heads, s.dim); LAYERS]);
     let pages = Pages::new(rig, &layout, 3, 3)?;
     let (q, k, v) = (rig.array(&data.q)?, rig.array(&data.k)?, rig.array(&data.v)?);
     let (angles, q_norm, k_norm) = (rig.array(&data.angles)?, rig.array(&data.norms[0])?, rig.array(&data.norms[1])?);
@@ -216,7 +216,7 @@ impl Pages {
         for (i, buffer) in buffers.iter().enumerate() {
             tables[i / per_sequence * stride + i % per_sequence] = buffer.address();
         }
-        let pool = Pool::new(rig.context, *layout);
+        let pool = Pool::new(rig.context, layout.clone());
         Ok(Pages { pool, buffers, tables: rig.array(&tables)?, sequences, per_sequence })
     }
 
@@ -227,12 +227,10 @@ impl Pages {
 
     /// Writes all numbers of a page.
     pub fn write(&self, sequence: usize, page: usize, numbers: &[f32]) -> Result<()> {
-        let layout = self.pool.layout();
+        let KvLayer { kind, heads, .. } = self.pool.layout().layers()[0];
         let mut bytes = Vec::new();
-        match layout.kind {
-            KvType::Int8 => {
-                numbers.chunks(PAGE * layout.head_dim).for_each(|head| code(head, layout.head_dim, &mut bytes))
-            }
+        match kind {
+            KvType::Int8 => numbers.chunks(PAGE * heads.key).for_each(|head| code(head, heads.key, &mut bytes)),
             kind => encode_floats(stored(kind), numbers, &mut bytes)?,
         }
         self.buffers[sequence * self.per_sequence + page].write(&bytes)
@@ -240,13 +238,13 @@ impl Pages {
 
     /// Reads all numbers of a page: for each layer and head the keys position by position, then the values.
     fn read(&self, sequence: usize, page: usize) -> Result<Vec<f32>> {
-        let layout = self.pool.layout();
+        let KvLayer { kind, heads, .. } = self.pool.layout().layers()[0];
         let bytes = self.buffers[sequence * self.per_sequence + page].read()?;
-        if layout.kind == KvType::Int8 {
-            let head_bytes = PAGE * (layout.head_dim + 4 * layout.head_dim.div_ceil(KV_BLOCK));
-            return Ok(bytes.chunks(head_bytes).flat_map(|head| decoded(head, layout.head_dim)).collect());
+        if kind == KvType::Int8 {
+            let head_bytes = PAGE * (heads.key + 4 * heads.key.div_ceil(KV_BLOCK));
+            return Ok(bytes.chunks(head_bytes).flat_map(|head| decoded(head, heads.key)).collect());
         }
-        let dtype = stored(layout.kind);
+        let dtype = stored(kind);
         let mut numbers = vec![0.0; bytes.len() / dtype.size()];
         decode_floats(dtype, &bytes, &mut numbers)?;
         Ok(numbers)

@@ -14,7 +14,7 @@ use crate::rng::Rng;
 use crate::runtime::cpu::Arithmetic;
 use crate::runtime::cuda::kv::Pool;
 use crate::runtime::cuda::weights::{DeviceLinear, DeviceMatrix, How};
-use crate::runtime::kv::{KvLayout, KvType, PAGE};
+use crate::runtime::kv::{KvHeads, KvLayout, KvType, PAGE};
 use crate::scheme::{Granularity, QuantSpec, Scheme};
 
 /// Number of measurements of which the median is reported.
@@ -126,8 +126,9 @@ const DIM: usize = 128;
 /// number of tokens.
 fn attention(rig: &Rig<'_>, runs: &[(usize, usize)]) -> Result<f64> {
     let pages: usize = runs.iter().map(|(position, tokens)| (position + tokens).div_ceil(PAGE)).sum();
-    let mut layout = KvLayout { layers: 1, kv_heads: KV_HEADS, head_dim: DIM, kind: KvType::Bf16 };
-    layout.layers = (BEYOND_CACHE / (Pool::page_bytes(&layout) * pages)).clamp(1, 64);
+    let of_layers = |count| KvLayout::new(KvType::Bf16, vec![KvHeads::new(KV_HEADS, DIM); count]);
+    let layers = (BEYOND_CACHE / (Pool::page_bytes(&of_layers(1)) * pages)).clamp(1, 64);
+    let layout = of_layers(layers);
     let rows: usize = runs.iter().map(|(_, tokens)| tokens).sum();
     let q = normals(&mut Rng::new(9), rows * HEADS * DIM, 0.1);
     let launches = Launches::new(rig, &layout, HEADS, runs, &q)?;
@@ -135,7 +136,7 @@ fn attention(rig: &Rig<'_>, runs: &[(usize, usize)]) -> Result<f64> {
     let per_text = launches.pages.per_sequence;
     (0..pages).try_for_each(|i| launches.pages.write(i / per_text, i % per_text, &numbers))?;
     let layer = |layer| launches.attend(rig, layer, None, None, None);
-    Ok(median(rig, || (0..layout.layers).try_for_each(layer))? / layout.layers as f64)
+    Ok(median(rig, || (0..layers).try_for_each(layer))? / layers as f64)
 }
 
 fn decode(rig: &Rig<'_>, count: usize, length: usize, out: &mut Vec<Measured>) -> Result<()> {

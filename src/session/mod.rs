@@ -15,6 +15,7 @@ mod memory;
 pub mod metrics;
 pub mod models;
 pub mod plan;
+pub mod prompt_request;
 pub mod prompts;
 pub mod request;
 pub mod sampling;

@@ -6,7 +6,7 @@
 //!
 //! For `iec run`, an object may also have the settings of its request ([`PromptRequest`]).
 
-use super::request::PromptRequest;
+use super::prompt_request::PromptRequest;
 use crate::error::{Context, Error, Result};
 use crate::files;
 use serde_json::Value;

@@ -49,6 +49,20 @@ impl SamplingTexts {
     /// tokens, or there is no tokenizer.
     pub fn resolve<'a>(
         &self,
+        sampling: Sampling,
+        tokenizer: impl Fn() -> Result<&'a Tokenizer>,
+        vocab: usize,
+    ) -> Result<Sampling> {
+        let mut sampling = self.resolve_tokens(sampling, &tokenizer, vocab)?;
+        if sampling.dry.is_active() {
+            sampling.dry.breakers = dry_breakers(self.dry_breakers.as_deref(), tokenizer, vocab)?;
+        }
+        Ok(sampling)
+    }
+
+    /// Returns `sampling` with the tokens of these texts except the sequence breakers of DRY.
+    pub(super) fn resolve_tokens<'a>(
+        &self,
         mut sampling: Sampling,
         tokenizer: impl Fn() -> Result<&'a Tokenizer>,
         vocab: usize,
@@ -66,12 +80,34 @@ impl SamplingTexts {
             let spellings = self.banned.iter().map(|text| spellings(text, tokenizer));
             sampling.banned = spellings.collect::<Result<Vec<_>>>()?.concat().into();
         }
-        if sampling.dry.is_active() {
-            let texts = self.dry_breakers.clone().unwrap_or_else(|| DRY_BREAKERS.map(String::from).to_vec());
-            sampling.dry.breakers = Arc::new(breakers(&texts, tokenizer, vocab)?);
-        }
         Ok(sampling)
     }
+}
+
+/// Returns the tokens of DRY's sequence breakers; `None` = [`DRY_BREAKERS`].
+pub(super) fn dry_breakers<'a>(
+    texts: Option<&[String]>,
+    tokenizer: impl Fn() -> Result<&'a Tokenizer>,
+    vocab: usize,
+) -> Result<Arc<Breakers>> {
+    let texts = SamplingTexts {
+        dry_breakers: Some(texts.map_or_else(|| DRY_BREAKERS.map(String::from).to_vec(), <[String]>::to_vec)),
+        ..SamplingTexts::default()
+    };
+    texts.check()?;
+    breakers(texts.dry_breakers.as_deref().unwrap_or_default(), tokenizer, vocab).map(Arc::new)
+}
+
+/// Reads a number of last tokens, given as the option or field `name`; `None` for -1, which is all.
+///
+/// # Errors
+/// The number is below -1.
+pub fn last_n(name: &str, value: i64) -> Result<Option<usize>> {
+    if value == -1 {
+        return Ok(None);
+    }
+    let expected = || Error::usage(format!("{name}: found {value}, expected 0 or more, or -1 for all"));
+    usize::try_from(value).map(Some).map_err(|_| expected())
 }
 
 /// Splits a logit bias at the first sign that a number follows; returns the token and the number.

@@ -45,6 +45,41 @@ fn settings_of_a_request_are_those_of_the_options_whatever_the_batch() {
         (json!({"top_p": 0.7, "seed": 8}), vec!["--top-p", "0.7", "--seed", "8"]),
         (json!({"top_k": 5, "min_p": 0.1, "seed": 9}), vec!["--top-k", "5", "--min-p", "0.1", "--seed", "9"]),
         (json!({"typical_p": 0.5, "seed": 1}), vec!["--typical", "0.5", "--seed", "1"]),
+        (
+            json!({"xtc_probability": 1, "xtc_threshold": 0.05, "seed": 2}),
+            vec!["--xtc-probability", "1", "--xtc-threshold", "0.05", "--seed", "2"],
+        ),
+        (
+            json!({"mirostat": 2, "mirostat_tau": 3, "mirostat_eta": 0.2, "seed": 3}),
+            vec!["--mirostat", "2", "--mirostat-tau", "3", "--mirostat-eta", "0.2", "--seed", "3"],
+        ),
+        (
+            json!({"temperature": 1.5, "top_k": 3, "samplers": "temperature,top_k", "seed": 4}),
+            vec!["--temperature", "1.5", "--top-k", "3", "--samplers", "temperature,top_k", "--seed", "4"],
+        ),
+        (
+            json!({"dry_multiplier": 3, "dry_base": 2, "dry_allowed_length": 1, "dry_sequence_breakers": [" the"],
+                "dry_penalty_last_n": 5, "max_new": 30}),
+            vec![
+                "--dry-multiplier",
+                "3",
+                "--dry-base",
+                "2",
+                "--dry-allowed-length",
+                "1",
+                "--dry-sequence-breaker",
+                " the",
+                "--dry-penalty-last-n",
+                "5",
+                "-n",
+                "30",
+            ],
+        ),
+        (
+            json!({"dry_multiplier": 4, "dry_allowed_length": 1, "max_new": 40}),
+            vec!["--dry-multiplier", "4", "--dry-allowed-length", "1", "-n", "40"],
+        ),
+        (json!({"repeat_penalty": 2, "repeat_last_n": 3}), vec!["--repeat-penalty", "2", "--repeat-last-n", "3"]),
         (json!({"repetition_penalty": 1.5}), vec!["--repeat-penalty", "1.5"]),
         (
             json!({"presence_penalty": 1, "frequency_penalty": 2.5}),
@@ -119,6 +154,70 @@ fn prompts_are_normalized_and_encoded_as_the_request_says() {
     let refused = run(&words[..3], &file(dir.path(), &requests)).code(2);
     let said = String::from_utf8_lossy(&refused.get_output().stderr).into_owned();
     assert!(said.contains("prompt 4") && said.contains("--chat-template auto"), "{said}");
+}
+
+#[test]
+fn a_chat_template_reads_the_variables_of_the_run_and_of_the_request() {
+    let (pack, dir) = (pack(), tempfile::tempdir().unwrap());
+    let template = dir.path().join("template.jinja");
+    std::fs::write(&template, "{{ messages[0].content }}{{ '!' if enable_thinking }}{{ tail }}").unwrap();
+    let requests = [
+        json!({"prompt": "Hi"}),
+        json!({"prompt": "Hi", "chat_template_kwargs": {"enable_thinking": true}}),
+        json!({"prompt": "Hi", "chat_template_kwargs": {"tail": "?"}}),
+        json!({"prompt": "Hi! you", "raw": true, "add_special_tokens": false}),
+        json!({"prompt": "Hi you", "raw": true, "add_special_tokens": false}),
+        json!({"prompt": "Hi?", "raw": true, "add_special_tokens": false}),
+    ];
+    let (path, trace) = (file(dir.path(), &requests), dir.path().join("trace.jsonl"));
+    let run = |path: &Path, options: &[&str]| {
+        let mut command = iec();
+        command.args(["run", "-n", "1", "--overwrite", "--model-dir"]).arg(&pack).arg("--prompts-file").arg(path);
+        command.arg("--trace-ids").arg(&trace).args(options).assert()
+    };
+    let template = template.to_str().unwrap();
+    run(&path, &["--chat-template", template, "--chat-template-kwargs", r#"{"tail": " you"}"#]).success();
+    let text = std::fs::read_to_string(&trace).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let ids: Vec<Value> =
+        lines.filter(|line| line["kind"] == "prompt").map(|line| line["prompt_token_ids"].clone()).collect();
+    assert_eq!((&ids[0], &ids[1], &ids[2]), (&ids[4], &ids[3], &ids[5]));
+    // Variables without a template that reads them are refused, and so are those that the conversation sets.
+    let alone = file(dir.path(), &[requests[1].clone()]);
+    let reserved = file(dir.path(), &[json!({"prompt": "Hi", "chat_template_kwargs": {"messages": []}})]);
+    let cases: [(&Path, &[&str], &str); 3] = [
+        (&alone, &[], "`chat_template_kwargs`"),
+        (&alone, &["--chat-template-kwargs", "{}"], "--chat-template-kwargs cannot be used with a raw prompt"),
+        (&reserved, &["--chat-template", template], "`messages`"),
+    ];
+    for (path, options, said) in cases {
+        let refused = run(path, options).code(2);
+        let stderr = String::from_utf8_lossy(&refused.get_output().stderr).into_owned();
+        assert!(stderr.contains(said), "{options:?}: {stderr}");
+    }
+}
+
+#[test]
+fn settings_of_steps_that_are_off_are_refused_by_name() {
+    let (pack, dir) = (pack(), tempfile::tempdir().unwrap());
+    for (field, value) in [
+        ("repeat_last_n", json!(3)),
+        ("dry_base", json!(2)),
+        ("dry_allowed_length", json!(2)),
+        ("dry_penalty_last_n", json!(2)),
+        ("dry_sequence_breakers", json!(["."])),
+        ("xtc_threshold", json!(0.2)),
+        ("mirostat_tau", json!(2)),
+        ("mirostat_eta", json!(0.2)),
+        ("mirostat", json!(3)),
+        ("sampler `top_z`", json!("top_z")),
+    ] {
+        let name = if field.starts_with("sampler") { "samplers" } else { field };
+        let path = file(dir.path(), &[json!({"prompt": "Hi", name: value})]);
+        let output = iec().args(["run", "-n", "1", "--model-dir"]).arg(&pack).arg("--prompts-file").arg(path).assert();
+        let stderr = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+        assert!(!output.get_output().status.success() && stderr.contains(field), "{field}: {stderr}");
+    }
 }
 
 #[test]

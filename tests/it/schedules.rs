@@ -1,6 +1,7 @@
 //! Runs random schedules of the real engine: requests arrive, pause and are cancelled between steps, under random
 //! limits and budgets of pages. Every text must have the bits that it has alone, and the rules of the scheduler must
-//! hold. Requests use different adapters.
+//! hold. Requests use different adapters. Without a prefix cache, a scheduler without an engine gets the same calls and
+//! the measured times, and must decide the same, as in a simulation.
 //!
 //! `IEC_SCHEDULES=4000 cargo test --release --test it -- schedules::` runs that many per pack.
 
@@ -9,11 +10,11 @@ use iec::convert::adapter;
 use iec::iebin::IebinReader;
 use iec::rng::Rng;
 use iec::runtime::adapters::AdapterSet;
-use iec::runtime::generate::{Batch, Event, Finish, Options, Request, Terms, generate};
+use iec::runtime::generate::{Batch, Event, Finish, Options, Request, StepReport, Terms, generate};
 use iec::runtime::sampler::Sampling;
 use iec::runtime::speculate::Speculator;
 use iec::runtime::{Engine, EngineOptions, KvType};
-use iec::sched::{self, KeyLimits, SECOND};
+use iec::sched::{self, KeyLimits, NoCache, SECOND, Scheduler};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -94,6 +95,28 @@ struct Seen {
     cancelled: usize,
     accepted: usize,
     mixed: usize,
+    /// Steps that the scheduler without an engine repeated.
+    repeated: usize,
+}
+
+/// Scheduler without an engine, which repeats what a batch did.
+struct Twin(Scheduler<NoCache>);
+
+impl Twin {
+    fn arrive(&mut self, now: u64, request: &Request, Terms { key, priority, deadline }: Terms) -> u64 {
+        let room = self.0.options().ctx as usize + 1 - request.ids.len();
+        let (prompt, max_tokens) = (request.ids.len() as u32, request.max_new.min(room) as u32);
+        self.0.arrive(now, sched::Request { key, priority, prompt, max_tokens, deadline }).unwrap()
+    }
+
+    /// Plans and ends a step with the cost and the outcomes of the batch; returns the work and the changes of requests.
+    fn step(&mut self, now: u64, report: &StepReport) -> (Vec<sched::Work>, Vec<sched::Event>) {
+        let sched::Step { work, mut events } = self.0.plan(now);
+        if !work.is_empty() {
+            events.extend(self.0.done(report.cost, &report.outcomes));
+        }
+        (work, events)
+    }
 }
 
 /// Runs one schedule.
@@ -101,7 +124,7 @@ fn run(
     engine: &mut Engine,
     draft: &mut Speculator,
     (requests, expected): (&[Request], &[(Trace, Finish)]),
-    seed: u64,
+    (seed, prefixes): (u64, bool),
     seen: &mut Seen,
 ) {
     let mut dice = Dice(Rng::new(seed));
@@ -122,7 +145,12 @@ fn run(
     let mut batch = Batch::new(engine, limits);
     let budget = engine.kv_pages().total;
     let bounded = batch.pages().free < 1 << 20;
-    let keys = [1.0, 2.5].map(|weight| batch.add_key(KeyLimits { weight, ..KeyLimits::default() }));
+    let mut twin = (!prefixes).then(|| Twin(Scheduler::new(batch.limits().clone(), NoCache)));
+    let keys = [1.0, 2.5].map(|weight| {
+        let limits = KeyLimits { weight, ..KeyLimits::default() };
+        twin.iter_mut().for_each(|twin| _ = twin.0.add_key(limits.clone()));
+        batch.add_key(limits)
+    });
     let (mut traces, mut waiting) = (BTreeMap::new(), dice.between(1, 12));
     let (mut accepted, mut paused, mut cancelled, mut now) = (0, Vec::new(), Vec::new(), 0);
     while waiting > 0 || !batch.is_empty() {
@@ -131,20 +159,27 @@ fn run(
             let index = dice.between(0, requests.len());
             let terms = Terms { key: keys[dice.between(0, 2)], priority: dice.between(0, 3) as i32, deadline: None };
             let id = batch.arrive(engine, now, traces.len(), requests[index].clone(), terms).unwrap();
+            twin.iter_mut().for_each(|twin| assert_eq!(twin.arrive(now, &requests[index], terms), id));
             traces.insert(traces.len(), (index, Trace::new()));
             accepted = id + 1;
         }
         if dice.one_in(12) {
             let id = dice.between(0, accepted as usize) as u64;
-            cancelled.extend(batch.cancel(id).then_some(id));
+            let done = batch.cancel(id);
+            twin.iter_mut().for_each(|twin| assert_eq!(twin.0.cancel(id), done));
+            cancelled.extend(done.then_some(id));
         }
         if dice.one_in(8) {
             let id = dice.between(0, accepted as usize) as u64;
             batch.pause(id, true);
+            twin.iter_mut().for_each(|twin| twin.0.pause(id, true));
             paused.push(id);
         }
         if dice.one_in(3) {
-            paused.drain(..).for_each(|id| batch.pause(id, false));
+            for id in paused.drain(..) {
+                batch.pause(id, false);
+                twin.iter_mut().for_each(|twin| twin.0.pause(id, false));
+            }
         }
         let mut sink = |event: &Event<'_>| {
             add(&mut traces.get_mut(&event.request).unwrap().1, event);
@@ -152,6 +187,10 @@ fn run(
         };
         let report = batch.step(engine, speculator, now, &options(0), &mut sink).unwrap();
         batch.check().unwrap_or_else(|rule| panic!("schedule {seed}: {rule}"));
+        if let Some(twin) = &mut twin {
+            assert_eq!(twin.step(now, &report), (report.work.clone(), report.events.clone()), "schedule {seed}");
+            seen.repeated += 1;
+        }
         let counts = engine.kv_pages();
         assert!(!bounded || counts.total == budget && counts.used <= budget, "schedule {seed}: {counts:?}");
         let planned = batch.pages();
@@ -222,10 +261,11 @@ fn check(name: &str, kv: KvType, adapters: &[&str]) {
         let seeds = (0..schedules).filter(|seed| *seed as usize % forms.len() == form);
         // The model drafts for itself, so that drafts are accepted.
         let mut draft = Speculator::draft(open(&pack, kv, threads, 512, 0, longest), &engine).always(3);
-        seeds.for_each(|seed| run(&mut engine, &mut draft, (&requests, &expected), seed, &mut seen));
+        seeds.for_each(|seed| run(&mut engine, &mut draft, (&requests, &expected), (seed, prefixes), &mut seen));
     }
-    let Seen { preempted, reused, cancelled, accepted, mixed } = seen;
+    let Seen { preempted, reused, cancelled, accepted, mixed, repeated } = seen;
     assert!(preempted > 0 && reused > 1000 && cancelled > 5 && mixed > 20 && accepted > 20, "{seen:?}");
+    assert!(repeated > 100, "{seen:?}");
 }
 
 #[test]

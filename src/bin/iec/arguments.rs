@@ -42,8 +42,8 @@ const ONE_DASH: [(&str, &str); 8] = [
 const GROUPS: [(&str, &str); 3] = [
     (
         "Input",
-        "model_dir model_json model_bin tokenizer prompt prompts_file prompt_len chat system raw chat_template load \
-         text kl_ref hf_dir trace hashes key check compare",
+        "model_dir model_json model_bin tokenizer prompt prompts_file prompt_len chat system raw chat_template \
+         chat_template_kwargs load text kl_ref hf_dir trace hashes key check compare",
     ),
     ("Measurement", "ref_precision windows loglikelihood choices exact_match few_shot limit regex no_bos"),
     (

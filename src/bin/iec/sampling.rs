@@ -3,7 +3,7 @@
 use iec::error::{Error, Result};
 use iec::runtime::sampler::{Dry, Mirostat, Order, Sampling, Version, Xtc};
 use iec::session::Session;
-use iec::session::sampling::SamplingTexts;
+use iec::session::sampling::{SamplingTexts, last_n};
 
 /// Heading of these options in the help.
 const SAMPLING: &str = "Sampling (default: greedy; in a conversation as generation_config.json says)";
@@ -166,7 +166,7 @@ impl SamplingArgs {
             repeat_penalty: self.repeat_penalty.unwrap_or(plain.repeat_penalty),
             presence_penalty: self.more.presence_penalty.unwrap_or(plain.presence_penalty),
             frequency_penalty: self.more.frequency_penalty.unwrap_or(plain.frequency_penalty),
-            repeat_last_n: last_n("--repeat-last-n", self.more.repeat_last_n)?.or(plain.repeat_last_n),
+            repeat_last_n: option(self.more.repeat_last_n, "--repeat-last-n")?.unwrap_or(plain.repeat_last_n),
             dry: self.dry()?,
             mirostat: self.mirostat()?,
             order: self.more.samplers.as_deref().map_or(Ok(plain.order), Order::parse)?,
@@ -181,7 +181,7 @@ impl SamplingArgs {
             multiplier: self.more.dry_multiplier.unwrap_or(plain.multiplier),
             base: self.more.dry_base.unwrap_or(plain.base),
             allowed_length: self.more.dry_allowed_length.unwrap_or(plain.allowed_length),
-            last_n: last_n("--dry-penalty-last-n", self.more.dry_penalty_last_n)?,
+            last_n: option(self.more.dry_penalty_last_n, "--dry-penalty-last-n")?.unwrap_or(plain.last_n),
             ..plain
         })
     }
@@ -198,12 +198,7 @@ impl SamplingArgs {
     }
 }
 
-/// Returns a number of last tokens; `None` for -1, which is all.
-fn last_n(option: &str, value: Option<i64>) -> Result<Option<usize>> {
-    match value {
-        None | Some(-1) => Ok(None),
-        Some(n) => usize::try_from(n)
-            .map(Some)
-            .map_err(|_| Error::usage(format!("{option}: found {n}, expected 0 or more, or -1 for all"))),
-    }
+/// Reads a number of last tokens, if the option is given.
+fn option(value: Option<i64>, name: &str) -> Result<Option<Option<usize>>> {
+    value.map(|value| last_n(name, value)).transpose()
 }

@@ -12,7 +12,7 @@ mod scores;
 
 use super::cpu::Cpu;
 use super::device::Run;
-use super::kv::{Element, KvCache, KvLayout, Line, PAGE, by_type};
+use super::kv::{Element, KvCache, KvLayer, Line, PAGE, by_type};
 use super::layer::AttentionShape;
 use super::ops::LANES;
 use crate::simd::Kernel;
@@ -76,15 +76,15 @@ pub struct Attend {
 impl Attend {
     /// Computes attention for all tokens of a batch, whose keys and values are already in the caches.
     ///
-    /// `out` is `(n, out_stride)`; the first `n_heads * head_dim` values of each row are written.
+    /// `out` is `(n, out_stride)`; the first `n_heads * heads.value` numbers of each row are written.
     pub fn run(&mut self, task: &Task<'_>, out: &mut [f32], out_stride: usize) {
         self.plan(task);
-        let (layout, group) = (task.layout, task.group());
+        let (layer, group) = (task.layer, task.group());
         let rows = self.tiles.iter().map(|tile| tile.tokens).max().unwrap_or(0) * group;
-        let row_len = layout.value_stride() + STATE;
+        let row_len = layer.value_stride() + STATE;
         let shares = self.deal(task, rows);
         let per_share = self.items.len().div_ceil(shares);
-        let workspace = Workspace::len(layout, rows);
+        let workspace = Workspace::len(layer, rows);
         let share_len = per_share * rows * row_len + workspace;
         for (i, item) in self.dealt.iter().enumerate() {
             self.places[*item as usize] = i / per_share * share_len + i % per_share * rows * row_len;
@@ -103,12 +103,12 @@ impl Attend {
         });
         let memory: &[f32] = bytemuck::cast_slice(&self.memory);
         let (places, tile_of_row) = (&self.places, &self.tile_of_row);
-        let rotated = by_type!(layout.kind, T, T::ROTATED);
+        let rotated = by_type!(layer.kind, T, T::ROTATED);
+        let value = layer.heads.value;
         task.cpu.for_rows(out, out_stride, |row, out| {
             let tile = &tiles[tile_of_row[row] as usize];
             let pieces = tile.pieces(items);
-            for (head, out) in out[..task.shape.n_heads * layout.head_dim].chunks_exact_mut(layout.head_dim).enumerate()
-            {
+            for (head, out) in out[..task.shape.n_heads * value].chunks_exact_mut(value).enumerate() {
                 let first = tile.first_item + head / group * pieces;
                 let at = ((row - tile.first) * group + head % group) * row_len;
                 let states = places[first..first + pieces].iter().map(|place| &memory[place + at..][..row_len]);
@@ -133,7 +133,7 @@ impl Attend {
                 self.tiles.push(Tile { sequence, first, tokens, position, pages, first_item: 0 });
             }
         }
-        let (heads, threads) = (task.layout.kv_heads, task.cpu.threads());
+        let (heads, threads) = (task.layer.heads.count, task.cpu.threads());
         // If a small number of items does not divide evenly among the threads, each page becomes an item.
         let items = self.tiles.len() * heads;
         let split = threads > 1 && items < 8 * threads && !items.is_multiple_of(threads);
@@ -156,7 +156,7 @@ impl Attend {
     fn deal(&mut self, task: &Task<'_>, rows: usize) -> usize {
         let items = &self.items;
         let pages: usize = items.iter().map(|item| item.pages.len()).sum();
-        let work = pages * PAGE * rows * 2 * task.layout.head_dim;
+        let work = pages * PAGE * rows * (task.layer.heads.key + task.layer.heads.value);
         let shares = (work / MIN_WORK).clamp(1, task.cpu.threads()).min(items.len().max(1));
         let per_share = items.len().div_ceil(shares);
         let mut order: Vec<u32> = (0..items.len() as u32).collect();
@@ -188,10 +188,8 @@ impl Tile {
 pub struct Task<'a> {
     /// Threads and kernels.
     pub cpu: &'a Cpu,
-    /// Sizes of the caches.
-    pub layout: &'a KvLayout,
-    /// Index of the layer in the caches.
-    pub layer: usize,
+    /// Sizes and place of the keys and values of the layer in the caches.
+    pub layer: &'a KvLayer,
     /// Heads, window and softcap.
     pub shape: &'a AttentionShape,
     /// Attention sinks, if any: one extra logit per query head.
@@ -200,14 +198,14 @@ pub struct Task<'a> {
     pub runs: &'a [Run],
     /// KV cache of each sequence; it already holds the keys and values of this batch.
     pub caches: &'a [&'a mut KvCache],
-    /// Rotated queries, `(n, n_heads * head_dim)`, scaled such that scores are exponents of 2.
+    /// Rotated queries, `(n, n_heads * heads.key)`, scaled such that scores are exponents of 2.
     pub queries: &'a [f32],
 }
 
 impl Task<'_> {
     /// Returns the number of query heads that share a key/value head.
     fn group(&self) -> usize {
-        self.shape.n_heads / self.layout.kv_heads
+        self.shape.n_heads / self.layer.heads.count
     }
 
     /// Returns the positions that a query at `position` attends to.
@@ -220,6 +218,6 @@ impl Task<'_> {
 impl Kernel for ItemKernel<'_> {
     #[inline(always)]
     fn run(self) {
-        by_type!(self.task.layout.kind, T, self.over::<T>());
+        by_type!(self.task.layer.kind, T, self.over::<T>());
     }
 }

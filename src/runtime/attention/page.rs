@@ -9,7 +9,7 @@ use super::fold::FoldGroup;
 use super::scores::{mask, row_probabilities};
 use super::{GROUP, Item, STATE, Task, Tile};
 use crate::runtime::cpu::{SumType, WeightedSum};
-use crate::runtime::kv::{Element, Head, KvLayout, MAX_HEAD, PAGE, pair, panel, rotate, weights};
+use crate::runtime::kv::{Element, Head, KvLayer, MAX_HEAD, PAGE, pair, panel, rotate, weights};
 use crate::runtime::ops::LANES;
 use std::ops::Range;
 
@@ -33,21 +33,21 @@ pub(super) struct Workspace<'a> {
 }
 
 impl<'a> Workspace<'a> {
-    fn lengths(layout: &KvLayout, rows: usize) -> [usize; 7] {
+    fn lengths(layer: &KvLayer, rows: usize) -> [usize; 7] {
         let group = GROUP * PAGE;
-        let (keys, values) = (PAGE * layout.key_stride() / 2, PAGE * layout.value_stride() / 2);
-        let queries = (rows * layout.key_stride()).next_multiple_of(LANES);
-        [queries, keys, values, group, group, group, GROUP * layout.value_stride()]
+        let (keys, values) = (PAGE * layer.key_stride() / 2, PAGE * layer.value_stride() / 2);
+        let queries = (rows * layer.key_stride()).next_multiple_of(LANES);
+        [queries, keys, values, group, group, group, GROUP * layer.value_stride()]
     }
 
     /// Returns the length of the workspace for items of this many rows: a number of f32 values, divisible by [`LANES`].
-    pub(super) fn len(layout: &KvLayout, rows: usize) -> usize {
-        Self::lengths(layout, rows).iter().sum()
+    pub(super) fn len(layer: &KvLayer, rows: usize) -> usize {
+        Self::lengths(layer, rows).iter().sum()
     }
 
     #[inline(always)]
-    fn new(layout: &KvLayout, memory: &'a mut [f32], rows: usize) -> Workspace<'a> {
-        let [queries, keys, values, scores, products, weights, sums] = Self::lengths(layout, rows);
+    fn new(layer: &KvLayer, memory: &'a mut [f32], rows: usize) -> Workspace<'a> {
+        let [queries, keys, values, scores, products, weights, sums] = Self::lengths(layer, rows);
         let (queries, rest) = memory.split_at_mut(queries);
         let (keys, rest) = rest.split_at_mut(keys);
         let (values, rest) = rest.split_at_mut(values);
@@ -81,8 +81,8 @@ impl ItemKernel<'_> {
     #[inline(always)]
     pub(super) fn over<T: Element>(self) {
         let ItemKernel { task, tile, item, then, folded, workspace } = self;
-        let layout = task.layout;
-        let row_len = layout.value_stride() + STATE;
+        let layer = task.layer;
+        let row_len = layer.value_stride() + STATE;
         let rows = tile.tokens * task.group();
         let folded = &mut folded[..rows * row_len];
         for row in folded.chunks_exact_mut(row_len) {
@@ -90,15 +90,15 @@ impl ItemKernel<'_> {
             row[row_len - LANES] = f32::NEG_INFINITY;
         }
         let Workspace { queries, keys, values, scores, products, weights, sums } =
-            Workspace::new(layout, workspace, rows);
-        let query_words = layout.key_stride() / pair(T::SUM);
+            Workspace::new(layer, workspace, rows);
+        let query_words = layer.key_stride() / pair(T::SUM);
         for (row, words) in queries[..rows * query_words].chunks_exact_mut(query_words).enumerate() {
             words[query_words - 1] = 0;
             query_weights::<T>(task, tile, item, row, words);
         }
         for page in item.pages.clone() {
             let (next_keys, next_values) = upcoming::<T>(task, tile, item, page, then);
-            let head = layout.head::<T>(&task.caches[tile.sequence].pages()[page], task.layer, item.head);
+            let head = layer.head::<T>(&task.caches[tile.sequence].pages()[page], item.head);
             let panels = Panels {
                 keys: panel(task.cpu, head.keys, &mut *keys),
                 values: panel(task.cpu, head.values, &mut *values),
@@ -145,18 +145,18 @@ fn upcoming<'a, T: Element>(
         Some((tile, item)) => (tile, item, item.pages.start),
         None => return (&[], &[]),
     };
-    let layout = task.layout;
-    let head = layout.head::<T>(&task.caches[tile.sequence].pages()[page], task.layer, item.head);
+    let layer = task.layer;
+    let head = layer.head::<T>(&task.caches[tile.sequence].pages()[page], item.head);
     let visible = (tile.position + tile.tokens - page * PAGE).min(PAGE).next_multiple_of(LANES);
     let elements = |stride: usize| visible * stride / T::NUMBERS;
-    let (keys, values) = (elements(layout.key_stride()), elements(layout.value_stride()));
+    let (keys, values) = (elements(layer.key_stride()), elements(layer.value_stride()));
     (bytemuck::cast_slice(&head.keys[..keys]), bytemuck::cast_slice(&head.values[..values]))
 }
 
 /// Writes the query of a row of a tile to `words`, as the weights of a [`WeightedSum`].
 #[inline(always)]
 fn query_weights<T: Element>(task: &Task<'_>, tile: &Tile, item: &Item, row: usize, words: &mut [u32]) {
-    let (group, dim) = (task.group(), task.layout.head_dim);
+    let (group, dim) = (task.group(), task.layer.heads.key);
     let (token, head) = (tile.first + row / group, item.head * group + row % group);
     let query = &task.queries[(token * task.shape.n_heads + head) * dim..][..dim];
     if T::ROTATED {
@@ -270,7 +270,7 @@ impl<T: Element> RowGroup<'_, T> {
     /// `probabilities`, multiplied by the scales of the values and written to `words` first.
     #[inline(always)]
     fn weighted_sums(&self, range: &Range<usize>, probabilities: &[u32], words: &mut [u32], sums: &mut [f32]) {
-        let (pair, stride) = (pair(T::SUM), self.task.layout.value_stride());
+        let (pair, stride) = (pair(T::SUM), self.task.layer.value_stride());
         let vector = T::SUM.vector_bytes();
         let sum = WeightedSum {
             values: &self.panels.values[range.start / pair * (stride / LANES * vector)..],

@@ -7,7 +7,7 @@ use super::kv;
 use super::ops::{GRID, Ops};
 use crate::error::{Error, Result};
 use crate::runtime::device::DeviceInfo;
-use crate::runtime::kv::KvLayout;
+use crate::runtime::kv::KvLayer;
 
 /// A step is computed row by row, as in decoding, if no sequence has more than this number of tokens in it.
 const DECODE_RUN: usize = 8;
@@ -62,13 +62,13 @@ pub struct Attend<'a> {
 }
 
 impl Kernels {
-    /// Selects the kernels for a cache on a device.
+    /// Selects the kernels for the cache of a layer on a device.
     ///
     /// # Errors
     /// No kernels exist for the element type or the head size.
-    pub fn new(info: &DeviceInfo, layout: &KvLayout, n_heads: usize) -> Result<Kernels> {
-        let (_, kind) = kv::kind(layout.kind)?;
-        let dim = layout.head_dim;
+    pub fn new(info: &DeviceInfo, layer: &KvLayer, n_heads: usize) -> Result<Kernels> {
+        let (_, kind) = kv::kind(layer.kind)?;
+        let dim = layer.heads.key;
         if dim > HEAD {
             let found = format!("found heads of {dim} values, expected at most {HEAD} on a GPU");
             return Err(Error::engine(found).help("use --device cpu"));
@@ -93,7 +93,7 @@ impl Kernels {
             tile_rows: threads / 8,
             multiprocessors: info.multiprocessors as usize,
             n_heads,
-            kv_heads: layout.kv_heads,
+            kv_heads: layer.heads.count,
             head_dim: dim,
         };
         if ["f32", "int8"].contains(&kind) || !tensor_cores || !dim.is_multiple_of(8) {

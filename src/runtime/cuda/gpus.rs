@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::model_config::Mlp;
 use crate::progress;
 use crate::runtime::device::{DeviceInfo, Devices, Parts};
-use crate::runtime::kv::{KvLayout, PAGE};
+use crate::runtime::kv::PAGE;
 use std::ops::Range;
 
 /// Bytes of device memory that are left free for the driver and for other programs.
@@ -103,7 +103,7 @@ fn plan(source: &Source<'_>, free: &[u64], asked: Option<usize>) -> Result<Vec<R
     if wanted == 0 {
         return Err(Error::usage("--gpu-layers: found 0, expected at least 1").help("use --device cpu"));
     }
-    let kv = Pool::page_bytes(&KvLayout { layers: 1, ..source.kv }) as u64 * source.positions.div_ceil(PAGE) as u64;
+    let kv = Pool::page_bytes(&source.kv.part(0..1)) as u64 * source.positions.div_ceil(PAGE) as u64;
     let cost = |layer: usize| layer_bytes(&source.weights.layers[layer]) + kv;
     let head = source.weights.lm_head.nbytes() as u64;
     let fixed = scratch_bytes(source) + MARGIN;

@@ -8,7 +8,7 @@ use super::args;
 use super::context::{Buffer, Context};
 use crate::error::{Error, Result};
 use crate::runtime::device::{Cache, PartCache};
-use crate::runtime::kv::{KvLayout, KvType, PAGE};
+use crate::runtime::kv::{KvLayer, KvLayout, KvType, PAGE};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
@@ -93,19 +93,19 @@ impl Pool {
         Arc::new(Pool { context: context.clone(), layout, free: Mutex::default() })
     }
 
-    /// Returns the bytes of the keys, or of the values, of one head of one layer in a page.
-    fn head_bytes(layout: &KvLayout) -> usize {
-        let dim = layout.head_dim;
-        PAGE * match layout.kind {
+    /// Returns the bytes of the keys and values of a layer in a page.
+    fn layer_bytes(layer: &KvLayer) -> usize {
+        let head = |dim: usize| match layer.kind {
             KvType::F32 => 4 * dim,
             KvType::Int8 => dim + 4 * dim.div_ceil(KV_BLOCK),
             _ => 2 * dim,
-        }
+        };
+        PAGE * layer.heads.count * (head(layer.heads.key) + head(layer.heads.value))
     }
 
     /// Returns the bytes of a page.
     pub fn page_bytes(layout: &KvLayout) -> usize {
-        layout.layers * layout.kv_heads * 2 * Pool::head_bytes(layout)
+        layout.layers().iter().map(Pool::layer_bytes).sum()
     }
 
     /// Makes room for positions that will be written. Pages that are shared with clones are copied first.
@@ -139,14 +139,14 @@ impl Pool {
     /// Returns the arguments for kernels that use the cache of layer `index`, counted from the first layer on this
     /// device. `pages` is the device address of the page tables, which have `table_stride` entries per sequence.
     pub fn cache(&self, index: usize, pages: u64, table_stride: usize) -> args::Cache {
-        let layout = &self.layout;
+        let layer = &self.layout.layers()[index];
         args::Cache {
             pages,
-            layer_offset: (index * layout.kv_heads * 2 * Pool::head_bytes(layout)) as u64,
+            layer_offset: self.layout.layers()[..index].iter().map(Pool::layer_bytes).sum::<usize>() as u64,
             table_stride: table_stride as u32,
-            kind: kind(layout.kind).map_or(0, |(kind, _)| kind),
-            kv_heads: layout.kv_heads as u32,
-            head_dim: layout.head_dim as u32,
+            kind: kind(layer.kind).map_or(0, |(kind, _)| kind),
+            kv_heads: layer.heads.count as u32,
+            head_dim: layer.heads.key as u32,
         }
     }
 

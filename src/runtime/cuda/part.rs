@@ -18,7 +18,7 @@ use crate::interrupt;
 use crate::model_config::{ModelConfig, RouterSoftmax};
 use crate::progress::ProgressBar;
 use crate::runtime::device::{Answer, Cache, DevicePart, PartInfo, Step};
-use crate::runtime::kv::{KvLayout, PAGE};
+use crate::runtime::kv::PAGE;
 use crate::runtime::layer::{Attention, Layer, Mlp, Moe, Operation};
 use crate::runtime::profile::Stage;
 use std::collections::HashMap;
@@ -107,7 +107,7 @@ impl CudaPart {
             false => None,
         };
         context.synchronize()?;
-        let kernels = Kernels::new(&context.info, &source.kv, config.n_heads)?;
+        let kernels = Kernels::new(&context.info, &source.kv.layers()[0], config.n_heads)?;
         let partial = kernels.partial_len(rows);
         let scratch = Scratch::new(source, context, &uploaded, head.as_ref(), partial)?;
         let output = match &head {
@@ -120,7 +120,7 @@ impl CudaPart {
             ops,
             kernels,
             config: config.clone(),
-            pool: Pool::new(context, KvLayout { layers: layers.len(), ..source.kv }),
+            pool: Pool::new(context, source.kv.part(layers.clone())),
             layers,
             weights: uploaded,
             head,

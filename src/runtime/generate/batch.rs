@@ -48,6 +48,10 @@ pub struct Batch {
 pub struct StepReport {
     /// Work of the step; empty if there was nothing to compute.
     pub work: Vec<Work>,
+    /// Result of each work item.
+    pub outcomes: Vec<Outcome>,
+    /// Rows and time of the step.
+    pub cost: Cost,
     /// Whether the step computed parts of prompts.
     pub reads: bool,
     /// Requests that ended, with their texts.
@@ -76,6 +80,11 @@ impl Batch {
             choices: Choices::default(),
             bar: None,
         }
+    }
+
+    /// Returns the limits in force.
+    pub fn limits(&self) -> &sched::Options {
+        self.scheduler.options()
     }
 
     /// Adds a key.
@@ -200,7 +209,9 @@ impl Batch {
         let outcome = |work: &Work| outcomes.get(&work.id).copied().unwrap_or(Outcome::Failed);
         let outcomes: Vec<Outcome> = report.work.iter().map(outcome).collect();
         let time = Micros::try_from(begin.elapsed().as_micros()).unwrap_or(Micros::MAX);
-        let events = self.scheduler.done(Cost { rows: count(rows), time }, &outcomes);
+        report.cost = Cost { rows: count(rows), time };
+        let events = self.scheduler.done(report.cost, &outcomes);
+        report.outcomes = outcomes;
         report.work.iter().for_each(|work| self.scheduler.cache().drop_pages(work.id));
         report.ended.extend(failed);
         self.apply(engine, &events, options, &mut report)?;

@@ -239,13 +239,15 @@ fn out_of_memory(owned: usize, page_bytes: u64) -> Error {
 mod tests {
     use super::*;
     use crate::rng::Rng;
-    use crate::runtime::kv::{KvCache, KvType};
+    use crate::runtime::kv::{KvCache, KvHeads, KvType};
 
-    const LAYOUT: KvLayout = KvLayout { layers: 1, kv_heads: 1, head_dim: 2, kind: KvType::F16 };
+    fn layout() -> KvLayout {
+        KvLayout::new(KvType::F16, [KvHeads::new(1, 2)])
+    }
 
     #[test]
     fn every_page_is_free_used_or_refused_and_never_lost() {
-        let pool = PagePool::new(LAYOUT, Some(LAYOUT.bytes(PAGE) * 7 + 5)).unwrap();
+        let pool = PagePool::new(layout(), Some(layout().bytes(PAGE) * 7 + 5)).unwrap();
         let mut rng = Rng::new(3);
         let mut caches: Vec<KvCache> = Vec::new();
         let mut refused = 0;
@@ -276,9 +278,9 @@ mod tests {
 
     #[test]
     fn a_budget_below_one_page_is_out_of_memory_and_tells_both_sizes() {
-        let error = PagePool::new(LAYOUT, Some(LAYOUT.bytes(PAGE) - 1)).unwrap_err();
+        let error = PagePool::new(layout(), Some(layout().bytes(PAGE) - 1)).unwrap_err();
         assert_eq!(error.cause().exit_code(), 6, "{error}");
-        let pool = PagePool::new(LAYOUT, Some(LAYOUT.bytes(PAGE))).unwrap();
+        let pool = PagePool::new(layout(), Some(layout().bytes(PAGE))).unwrap();
         let _page = pool.page().unwrap();
         let error = pool.page().unwrap_err();
         assert!(error.cause().exit_code() == 6 && error.to_string().contains("all 1 pages of 128"), "{error}");
@@ -286,7 +288,7 @@ mod tests {
 
     #[test]
     fn a_page_that_was_used_before_holds_zeros() {
-        let pool = PagePool::new(LAYOUT, Some(LAYOUT.bytes(PAGE))).unwrap();
+        let pool = PagePool::new(layout(), Some(layout().bytes(PAGE))).unwrap();
         let mut page = pool.page().unwrap();
         bytemuck::cast_slice_mut::<Line, u8>(page.get_mut().unwrap()).fill(7);
         drop(page);

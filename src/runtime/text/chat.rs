@@ -67,7 +67,16 @@ pub struct ChatTemplate {
     source: String,
     tokens: Vec<(String, String)>,
     path: PathBuf,
+    /// Values of further variables, such as `enable_thinking`.
+    #[serde(default)]
+    variables: Variables,
 }
+
+/// Variables of a template with their values, the `chat_template_kwargs` of servers.
+pub type Variables = serde_json::Map<String, serde_json::Value>;
+
+/// Variables of a template that have other sources.
+const RESERVED: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
 
 impl ChatTemplate {
     /// Reads the template of a directory with a checkpoint or a pack.
@@ -91,7 +100,7 @@ impl ChatTemplate {
                 ));
             }
         };
-        Ok(ChatTemplate { source, tokens: special_tokens(&config), path })
+        Ok(ChatTemplate { source, tokens: special_tokens(&config), path, variables: Variables::new() })
     }
 
     /// Creates a template from a source that does not come from `dir`, with the special tokens that the configuration
@@ -101,7 +110,12 @@ impl ChatTemplate {
     /// The configuration cannot be read.
     pub fn with_source(dir: &Path, source: String, path: &Path) -> Result<ChatTemplate> {
         let config = read_config(&member(dir, CONFIG_NAME))?;
-        Ok(ChatTemplate { source, tokens: special_tokens(&config), path: path.to_path_buf() })
+        Ok(ChatTemplate {
+            source,
+            tokens: special_tokens(&config),
+            path: path.to_path_buf(),
+            variables: Variables::new(),
+        })
     }
 
     /// Reads the template of a file, with the special tokens that the configuration in `dir` names.
@@ -115,7 +129,27 @@ impl ChatTemplate {
 
     /// Creates a template from its source, without a file.
     pub fn from_source(source: &str) -> ChatTemplate {
-        ChatTemplate { source: source.into(), tokens: Vec::new(), path: TEMPLATE_NAME.into() }
+        ChatTemplate {
+            source: source.into(),
+            tokens: Vec::new(),
+            path: TEMPLATE_NAME.into(),
+            variables: Variables::new(),
+        }
+    }
+
+    /// Sets variables that the template may read, such as `enable_thinking`; a template ignores those that it does not
+    /// read. Variables that were set before keep their values unless `variables` names them.
+    ///
+    /// # Errors
+    /// A variable has another source: `messages`, `tools`, `documents` or `add_generation_prompt`.
+    pub fn with_variables(mut self, variables: Variables) -> Result<ChatTemplate> {
+        if let Some(name) = variables.keys().find(|name| RESERVED.contains(&name.as_str())) {
+            return Err(Error::usage(format!(
+                "found `{name}` among the variables of the chat template, which sets it"
+            )));
+        }
+        self.variables.extend(variables);
+        Ok(self)
     }
 
     /// Returns the path of the file that the template was read from.
@@ -147,6 +181,7 @@ impl ChatTemplate {
         environment.set_fuel(Some(steps));
         let mut context: Vec<(&str, Value)> =
             self.tokens.iter().map(|(name, text)| (name.as_str(), Value::from(text.as_str()))).collect();
+        context.extend(self.variables.iter().map(|(name, value)| (name.as_str(), Value::from(Serde(value)))));
         context.push(("messages", Value::from(Serde(messages))));
         // `transformers` always passes `tools` and `documents`, and templates test whether they are none.
         context.extend([("tools", Value::from(())), ("documents", Value::from(()))]);
@@ -431,6 +466,23 @@ mod tests {
         ];
         for (template, expected) in cases {
             assert_eq!(render(template).unwrap(), expected, "{template}");
+        }
+    }
+
+    #[test]
+    fn variables_replace_earlier_ones_and_special_tokens_but_no_reserved_name() {
+        let of = |json: &str| serde_json::from_str::<Variables>(json).unwrap();
+        let source = "{{ bos_token }}{{ messages[0].content }}{{ '-' if enable_thinking == false }}\
+                      {{ depth.a | tojson }}";
+        let template = open(&[(TEMPLATE_NAME, source), (CONFIG_NAME, r#"{"bos_token": "<s>"}"#)]).unwrap();
+        let render = |template: &ChatTemplate| template.render(&[Message::new("user", "x")], 99).unwrap();
+        let template = template.with_variables(of(r#"{"enable_thinking": true, "depth": {"a": [1, "b"]}}"#)).unwrap();
+        assert_eq!(render(&template), r#"<s>x[1, "b"]"#);
+        let template = template.with_variables(of(r#"{"enable_thinking": false, "bos_token": "B"}"#)).unwrap();
+        assert_eq!(render(&template), r#"Bx-[1, "b"]"#);
+        for name in RESERVED {
+            let error = template.clone().with_variables(of(&format!("{{\"{name}\": 1}}"))).unwrap_err();
+            assert!(error.to_string().contains(name), "{error}");
         }
     }
 

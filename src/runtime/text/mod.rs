@@ -12,7 +12,7 @@ pub mod stream;
 pub mod tokenizer;
 mod unicode;
 
-pub use chat::{ChatTemplate, Message};
+pub use chat::{ChatTemplate, Message, Variables};
 pub use datetime::{strftime, strftime_now};
 pub use spelling::Spelling;
 pub use stop::StopMatcher;

@@ -16,9 +16,10 @@ use iec::error::{Context, Error, Result};
 use iec::files::Stream;
 use iec::interrupt;
 use iec::runtime::sampler::Sampling;
+use iec::runtime::text::Variables;
 use iec::session::chat::defaults::DefaultSampling;
 use iec::session::chat::settings::{Settings, Think};
-use iec::session::chat::{ChatOptions, Conversation, History, TemplateChoice};
+use iec::session::chat::{ChatOptions, Conversation, History, Template, TemplateChoice};
 use iec::session::{Session, prompts};
 use iec::units::parse_count;
 use std::hash::{BuildHasher, RandomState};
@@ -66,6 +67,9 @@ pub struct ConversationArgs {
     /// gemma, zephyr, phi3, harmony, deepseek, command-r, vicuna or alpaca) [default: auto]
     #[arg(long, alias = "template", value_name = "auto|NAME|FILE")]
     pub chat_template: Option<TemplateChoice>,
+    /// Variables of the chat template, such as '{"enable_thinking": false}'
+    #[arg(long, value_name = "JSON", value_parser = variables)]
+    pub chat_template_kwargs: Option<Variables>,
     /// Continue the conversation of a file that /save wrote
     #[arg(long, value_name = "FILE")]
     pub load: Option<PathBuf>,
@@ -75,6 +79,25 @@ pub struct ConversationArgs {
     /// Do not read or write the history of typed lines (iec/history in XDG_STATE_HOME or ~/.local/state)
     #[arg(long)]
     pub no_history: bool,
+}
+
+/// Reads variables of a chat template.
+fn variables(json: &str) -> std::result::Result<Variables, String> {
+    serde_json::from_str(json).map_err(|e| format!("expected an object of JSON: {e}"))
+}
+
+impl ConversationArgs {
+    /// Opens a chat template, with the variables of the options.
+    ///
+    /// # Errors
+    /// The template cannot be read, or a variable has another source.
+    pub fn open_template(&self, choice: &TemplateChoice, session: &Session) -> Result<Template> {
+        let mut template = choice.open(session)?;
+        if let Some(variables) = &self.chat_template_kwargs {
+            template.template = template.template.with_variables(variables.clone())?;
+        }
+        Ok(template)
+    }
 }
 
 /// A conversation to be held, from the arguments of `iec chat` or `iec run --chat`.
@@ -167,7 +190,8 @@ impl Start<'_> {
     /// Returns the conversation with its settings.
     fn talk(&self, session: Session, loaded: Option<History>, global: &Global) -> Result<Talk> {
         let choice = self.conversation.chat_template.clone().unwrap_or_default();
-        let mut conversation = Conversation::new(choice.open(&session)?, None);
+        let template = self.conversation.open_template(&choice, &session)?;
+        let mut conversation = Conversation::new(template, None);
         conversation.load(loaded.unwrap_or_default());
         if let Some(system) = &self.conversation.system {
             conversation.set_system(Some(system.clone()));

@@ -19,7 +19,8 @@ use iec::report::measurement::{Measured, Measurement};
 use iec::runtime::generate::Request;
 use iec::runtime::sampler::Sampling;
 use iec::session::chat::ChatOptions;
-use iec::session::request::{PromptRequest, RunSettings};
+use iec::session::prompt_request::PromptRequest;
+use iec::session::request::RunSettings;
 use iec::session::trace::Trace;
 use iec::session::{GenerateOptions, MAX_NEW, Session, prompts};
 use iec::units::{human_bytes, parse_count, parse_size};
@@ -135,7 +136,9 @@ fn generate(args: &Args, global: &Global) -> Result<()> {
     session.sampling = args.sampling.sampling(&session, Sampling::default())?;
     let requested = args.prompts()?;
     let prompts: Vec<String> = requested.iter().map(|request| request.shown().to_string()).collect();
-    let template = args.conversation.chat_template.as_ref().map(|choice| choice.open(&session)).transpose()?;
+    let conversation = &args.conversation;
+    let open = |choice| conversation.open_template(choice, &session);
+    let template = conversation.chat_template.as_ref().map(open).transpose()?;
     let constraint = args.constraint.compile(source.as_ref(), &session)?;
     let (stop_tokens, ends) = template.as_ref().map_or(Ok(Default::default()), |template| template.ends(&session))?;
     let settings = RunSettings {
@@ -197,10 +200,14 @@ impl Args {
             );
         }
         let conversation = &self.conversation;
-        if conversation.system.is_some() && !self.chat && conversation.chat_template.is_none() {
-            return Err(
-                Error::usage("--system cannot be used with a raw prompt").help("add --chat or --chat-template auto")
-            );
+        let of_template = [
+            ("--system", conversation.system.is_some()),
+            ("--chat-template-kwargs", conversation.chat_template_kwargs.is_some()),
+        ];
+        let raw = !self.chat && conversation.chat_template.is_none();
+        if let Some((name, _)) = of_template.iter().find(|(_, given)| *given && raw) {
+            return Err(Error::usage(format!("{name} cannot be used with a raw prompt"))
+                .help("add --chat or --chat-template auto"));
         }
         let of_chat = [
             ("--load", conversation.load.is_some()),

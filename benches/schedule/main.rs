@@ -1,7 +1,8 @@
 //! Measures the scheduler with the real engine, and compares the simulation with it.
 //!
-//! Run with `cargo bench --bench schedule -- PACK [SECONDS]`. `IEC_THREADS` sets the number of threads (default: all).
-//! The load of the comparison takes about `SECONDS` (default: 120). The prompts are random tokens.
+//! Run with `cargo bench --bench schedule -- PACK [SECONDS [HOST:PORT]]`. `IEC_THREADS` sets the number of threads
+//! (default: all). The load of the comparison takes about `SECONDS` (default: 120). The prompts are random tokens. With
+//! the address of a `llama-server` that runs the same model, the same loads are sent to it, while the engine waits.
 //!
 //! - come and go: 64 requests of different lengths in a batch of at most 16, against the time that their tokens take at
 //!   the speeds of a fixed batch of 16 equal requests
@@ -11,6 +12,8 @@
 //! - load: times of requests that arrive at random, measured and simulated
 #![allow(missing_docs, clippy::disallowed_methods, clippy::print_stdout)]
 
+mod server;
+
 use iec::iebin::IebinReader;
 use iec::rng::Rng;
 use iec::runtime::generate::{Batch, Completion, Options, Request, Terms, generate};
@@ -18,6 +21,7 @@ use iec::runtime::speculate::Speculator;
 use iec::runtime::{Engine, EngineOptions};
 use iec::sched::sim::{Arrival, Arrivals, Histogram, Lengths, Load, Machine, Setup, simulate};
 use iec::sched::{self, KeyLimits, Micros, SECOND};
+use server::Server;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -27,11 +31,47 @@ const SEQUENCES: usize = 16;
 const STEP: Micros = SECOND / 5;
 /// Longest text.
 const CONTEXT: usize = 2560;
+/// Tokens of the prompt that arrives beside a text.
+const GAP_PROMPT: usize = 2048;
+
+/// Prompts, and the tokens of their answers.
+struct Loads {
+    come_and_go: Vec<(Vec<u32>, usize)>,
+    heads: Vec<(Vec<u32>, usize)>,
+    /// The text beside which the long prompt arrives.
+    stream: Vec<u32>,
+    long: Vec<u32>,
+}
+
+impl Loads {
+    fn new(vocab: usize) -> Loads {
+        let mut rng = Rng::new(2);
+        let mut random = |least: usize, count: usize| least + rng.next_u64() as usize % count;
+        let lengths: Vec<(usize, usize)> = (0..64).map(|_| (random(64, 384), random(16, 96))).collect();
+        let come_and_go = lengths.iter().map(|(prompt, answer)| (ids(&mut rng, *prompt, vocab), *answer)).collect();
+        let head = ids(&mut rng, 1024, vocab);
+        let heads = (0..32).map(|_| ([&head[..], &ids(&mut rng, 32, vocab)].concat(), 2)).collect();
+        let [stream, long] = [32, GAP_PROMPT].map(|count| ids(&mut rng, count, vocab));
+        Loads { come_and_go, heads, stream, long }
+    }
+}
+
+/// Times of requests.
+#[derive(Default)]
+struct Times {
+    first_token: Histogram,
+    gap: Histogram,
+    whole: Histogram,
+}
+
+fn requests(load: &[(Vec<u32>, usize)]) -> Vec<Request> {
+    load.iter().map(|(ids, count)| Request { ids: ids.clone(), max_new: *count, ..Request::default() }).collect()
+}
 
 fn main() {
     let mut words = std::env::args().skip(1).filter(|word| !word.starts_with("--"));
     let Some(pack) = words.next() else {
-        println!("usage: cargo bench --bench schedule -- PACK [SECONDS]");
+        println!("usage: cargo bench --bench schedule -- PACK [SECONDS [HOST:PORT]]");
         return;
     };
     let seconds: f64 = words.next().and_then(|word| word.parse().ok()).unwrap_or(120.0);
@@ -41,11 +81,15 @@ fn main() {
     let options = EngineOptions { threads, context: Some(CONTEXT), ..EngineOptions::default() };
     let mut engine = Engine::open(&reader, &options).expect("an engine");
     println!("{pack}, {threads} threads, {}", engine.precision());
+    let (server, loads) = (words.next().map(Server), Loads::new(engine.config().vocab));
     let speeds = Speeds::measure(&mut engine);
-    come_and_go(&mut engine, &speeds);
-    gap(&mut engine);
-    load(&mut engine, &speeds, seconds);
-    common_head(&mut engine);
+    come_and_go(&mut engine, &speeds, &loads);
+    gap(&mut engine, &loads);
+    load(&mut engine, &speeds, seconds, server.as_ref());
+    common_head(&mut engine, &loads);
+    if let Some(server) = server {
+        server.measure(&loads);
+    }
 }
 
 fn ids(rng: &mut Rng, count: usize, vocab: usize) -> Vec<u32> {
@@ -96,16 +140,11 @@ impl Speeds {
     }
 }
 
-fn come_and_go(engine: &mut Engine, speeds: &Speeds) {
-    let mut rng = Rng::new(2);
-    let lengths: Vec<(usize, usize)> =
-        (0..64).map(|_| (64 + rng.next_u64() as usize % 384, 16 + rng.next_u64() as usize % 96)).collect();
-    let requests: Vec<Request> =
-        lengths.iter().map(|(prompt, answer)| request(&mut rng, engine, *prompt, *answer)).collect();
+fn come_and_go(engine: &mut Engine, speeds: &Speeds, loads: &Loads) {
     let begin = Instant::now();
-    let (done, ..) = texts(engine, requests, SEQUENCES);
+    let (done, ..) = texts(engine, requests(&loads.come_and_go), SEQUENCES);
     let seconds = begin.elapsed().as_secs_f64();
-    let prompts: usize = lengths.iter().map(|(prompt, _)| prompt).sum();
+    let prompts: usize = loads.come_and_go.iter().map(|(prompt, _)| prompt.len()).sum();
     let answers: usize = done.iter().map(|done| done.ids.len()).sum();
     // The first token of each answer comes with its prompt.
     let decoded = (answers - done.len()) as f64;
@@ -118,20 +157,15 @@ fn come_and_go(engine: &mut Engine, speeds: &Speeds) {
     );
 }
 
-fn common_head(engine: &mut Engine) {
-    let mut rng = Rng::new(3);
-    let vocab = engine.config().vocab;
-    let head = ids(&mut rng, 1024, vocab);
-    let tails: Vec<Vec<u32>> = (0..32).map(|_| ids(&mut rng, 32, vocab)).collect();
-    let requests = tails
-        .iter()
-        .map(|tail| Request { ids: [&head[..], tail].concat(), max_new: 2, ..Request::default() })
-        .collect();
+fn common_head(engine: &mut Engine, loads: &Loads) {
     assert!(engine.enable_prefix_cache("benchmark"));
-    let (done, ..) = texts(engine, requests, SEQUENCES);
+    let begin = Instant::now();
+    let (done, ..) = texts(engine, requests(&loads.heads), SEQUENCES);
+    let seconds = begin.elapsed().as_secs_f64();
     let computed: usize = done.iter().map(|done| done.prompt_tokens - done.reused_tokens).sum();
     let ideal = 1024 + 32 * 32;
-    println!("head: {computed} prompt tokens computed, {:.3} of {ideal}", computed as f64 / ideal as f64);
+    let share = computed as f64 / ideal as f64;
+    println!("head: {computed} prompt tokens computed, {share:.3} of {ideal}, {seconds:.1} s");
 }
 
 /// A batch of the engine in real time.
@@ -140,51 +174,45 @@ struct Live<'a> {
     batch: Batch,
     key: usize,
     begin: Instant,
-    rng: Rng,
     /// Arrival and last token of each request.
-    times: Vec<(Micros, Option<Micros>)>,
-    first_token: Histogram,
-    gap: Histogram,
-    latency: Histogram,
+    arrived: Vec<(Micros, Option<Micros>)>,
+    times: Times,
 }
 
 impl<'a> Live<'a> {
     fn new(engine: &'a mut Engine, limits: sched::Options) -> Live<'a> {
         let mut batch = Batch::new(engine, limits);
         let key = batch.add_key(KeyLimits::default());
-        let [first_token, gap, latency] = [(); 3].map(|()| Histogram::default());
-        let (begin, rng, times) = (Instant::now(), Rng::new(4), Vec::new());
-        Live { engine, batch, key, begin, rng, times, first_token, gap, latency }
+        Live { engine, batch, key, begin: Instant::now(), arrived: Vec::new(), times: Times::default() }
     }
 
     fn now(&self) -> Micros {
         self.begin.elapsed().as_micros() as Micros
     }
 
-    fn arrive(&mut self, time: Micros, prompt: usize, answer: usize) {
-        let request = request(&mut self.rng, self.engine, prompt, answer);
+    fn arrive(&mut self, time: Micros, ids: &[u32], max_new: usize) {
+        let request = Request { ids: ids.to_vec(), max_new, ..Request::default() };
         let terms = Terms { key: self.key, ..Terms::default() };
-        self.batch.arrive(self.engine, self.now(), self.times.len(), request, terms).expect("room for the request");
-        self.times.push((time, None));
+        self.batch.arrive(self.engine, self.now(), self.arrived.len(), request, terms).expect("room for the request");
+        self.arrived.push((time, None));
     }
 
     fn step(&mut self) {
         let (now, options) = (self.now(), Options { tokenizer: None, eos: &[], ..Options::default() });
-        let (begin, times) = (self.begin, &mut self.times);
-        let (first_token, gap) = (&mut self.first_token, &mut self.gap);
+        let (begin, arrived, times) = (self.begin, &mut self.arrived, &mut self.times);
         let mut sink = |event: &iec::runtime::generate::Event<'_>| {
             let now = begin.elapsed().as_micros() as Micros;
-            let (arrival, last) = &mut times[event.request];
+            let (arrival, last) = &mut arrived[event.request];
             match last.replace(now) {
-                None => first_token.add(now - *arrival),
-                Some(last) => gap.add(now - last),
+                None => times.first_token.add(now - *arrival),
+                Some(last) => times.gap.add(now - last),
             }
             Ok(())
         };
         let report = self.batch.step(self.engine, &mut Speculator::off(), now, &options, &mut sink).expect("a step");
         for (_, completion) in report.ended {
-            let (arrival, last) = self.times[completion.index];
-            self.latency.add(last.expect("a token") - arrival);
+            let (arrival, last) = self.arrived[completion.index];
+            self.times.whole.add(last.expect("a token") - arrival);
         }
     }
 }
@@ -194,28 +222,32 @@ fn limits(engine: &Engine) -> sched::Options {
     sched::Options { max_seqs: SEQUENCES, step: STEP, ..sched::Options::with_pages(pages, engine.context() as u32) }
 }
 
-fn gap(engine: &mut Engine) {
+fn gap(engine: &mut Engine, loads: &Loads) {
     let limits = limits(engine);
     let mut live = Live::new(engine, limits);
-    live.arrive(0, 32, 200);
+    live.arrive(0, &loads.stream, 200);
     // The cost of steps with more tokens must be known, as it is in a server that runs for a while.
     for prompt in [64, 128, 256, 512] {
-        live.arrive(0, prompt, 2);
+        live.arrive(0, &loads.long[..prompt], 2);
     }
-    while live.latency.count() < 4 {
+    while live.times.whole.count() < 4 {
         live.step();
     }
-    live.gap = Histogram::default();
+    live.times.gap = Histogram::default();
     let now = live.now();
-    live.arrive(now, 2048, 2);
-    while live.latency.count() < 5 {
+    live.arrive(now, &loads.long, 2);
+    while live.times.whole.count() < 5 {
         live.step();
     }
-    let (largest, budget) = (live.gap.largest(), STEP as f64 / 1e6);
-    println!("gap: {:.0} ms beside a prompt of 2048 tokens, {:.2} of the budget", largest * 1e3, largest / budget);
+    let (largest, budget) = (live.times.gap.largest(), STEP as f64 / 1e6);
+    println!(
+        "gap: {:.0} ms beside a prompt of {GAP_PROMPT} tokens, {:.2} of the budget",
+        largest * 1e3,
+        largest / budget
+    );
 }
 
-fn load(engine: &mut Engine, speeds: &Speeds, seconds: f64) {
+fn load(engine: &mut Engine, speeds: &Speeds, seconds: f64, server: Option<&Server>) {
     let (prompt, answer) = (Lengths { median: 96.0, sigma: 0.5 }, Lengths { median: 32.0, sigma: 0.5 });
     let steps = ROWS.iter().zip(&speeds.steps).map(|(rows, step)| (*rows as u32, (step * 1e6) as Micros));
     let machine = Machine { prefill_rate: speeds.prefill, steps: steps.collect(), acceptance: 0.0 };
@@ -243,21 +275,14 @@ fn load(engine: &mut Engine, speeds: &Speeds, seconds: f64) {
     let (options, seed) = (limits(engine), 5);
     let setup = Setup { options: options.clone(), key: KeyLimits::default(), load: load.clone(), machine, seed };
     let simulated = simulate(&setup, &|| false).expect("the rules of the scheduler");
-    let mut live = Live::new(engine, options.clone());
-    let mut arrivals = Arrivals::new(&load, options.ctx, seed).peekable();
-    while arrivals.peek().is_some() || !live.batch.is_empty() {
-        while let Some(Arrival { time, request, client, .. }) = arrivals.next_if(|next| next.time <= live.now()) {
-            // The real model has no end of its own, so the answer is cut where the simulated one ends.
-            live.arrive(time, request.prompt as usize, client.answer.min(request.max_tokens) as usize);
-        }
-        match arrivals.peek() {
-            Some(next) if live.batch.is_empty() => {
-                let wait = next.time.saturating_sub(live.now());
-                std::thread::sleep(Duration::from_micros(wait.min(10_000)));
-            }
-            _ => live.step(),
-        }
-    }
+    let (mut rng, vocab) = (Rng::new(4), engine.config().vocab);
+    // The real model has no end of its own, so the answer is cut where the simulated one ends.
+    let arrival = |Arrival { time, request, client, .. }: Arrival| {
+        let answer = client.answer.min(request.max_tokens) as usize;
+        (time, ids(&mut rng, request.prompt as usize, vocab), answer)
+    };
+    let arrivals: Vec<_> = Arrivals::new(&load, options.ctx, seed).map(arrival).collect();
+    let real = live(engine, options, &arrivals);
     println!(
         "load: {} requests at {rate:.2} per second, engine busy {:.0} %",
         load.requests,
@@ -265,9 +290,9 @@ fn load(engine: &mut Engine, speeds: &Speeds, seconds: f64) {
     );
     println!("{:<12} {:>22} {:>22}", "seconds", "p50: real, simulated", "p99: real, simulated");
     for (name, real, simulated) in [
-        ("first token", &live.first_token, &simulated.first_token),
-        ("gap", &live.gap, &simulated.gap),
-        ("whole", &live.latency, &simulated.latency),
+        ("first token", &real.first_token, &simulated.first_token),
+        ("gap", &real.gap, &simulated.gap),
+        ("whole", &real.whole, &simulated.latency),
     ] {
         let columns = [0.5, 0.99].map(|share| {
             let (real, simulated) = (real.quantile(share), simulated.quantile(share));
@@ -275,4 +300,33 @@ fn load(engine: &mut Engine, speeds: &Speeds, seconds: f64) {
         });
         println!("{name:<12} {:>22} {:>22}", columns[0], columns[1]);
     }
+    let Some(server) = server else { return };
+    let other = server.load(&arrivals);
+    println!("{:<12} {:>22} {:>22}", "seconds", "p50: engine, server", "p99: engine, server");
+    for (name, real, other) in [
+        ("first token", &real.first_token, &other.first_token),
+        ("gap", &real.gap, &other.gap),
+        ("whole", &real.whole, &other.whole),
+    ] {
+        let columns = [0.5, 0.99].map(|share| format!("{:.3} {:.3}", real.quantile(share), other.quantile(share)));
+        println!("{name:<12} {:>22} {:>22}", columns[0], columns[1]);
+    }
+}
+
+/// Computes requests that arrive at these times and returns the times that they take.
+fn live(engine: &mut Engine, options: sched::Options, arrivals: &[(Micros, Vec<u32>, usize)]) -> Times {
+    let (mut live, mut arrivals) = (Live::new(engine, options), arrivals.iter().peekable());
+    while arrivals.peek().is_some() || !live.batch.is_empty() {
+        while let Some((time, prompt, answer)) = arrivals.next_if(|(time, ..)| *time <= live.now()) {
+            live.arrive(*time, prompt, *answer);
+        }
+        match arrivals.peek() {
+            Some((time, ..)) if live.batch.is_empty() => {
+                let wait = time.saturating_sub(live.now());
+                std::thread::sleep(Duration::from_micros(wait.min(10_000)));
+            }
+            _ => live.step(),
+        }
+    }
+    live.times
 }
