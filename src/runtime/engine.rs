@@ -1,6 +1,6 @@
 //! Engine: the entry point of the runtime. It opens a pack, creates sequences, reads tokens and returns logits.
 
-use super::adapters::{self, AdapterSet, Base, BoundAdapter};
+use super::adapters::{self, AdapterBinder, AdapterSet};
 use super::cache::Rebuilds;
 use super::cpu::place::Placement;
 use super::device::{self, Answer, PartInfo, Run, Step};
@@ -12,12 +12,10 @@ use super::precision::Precision;
 use super::profile::{Profile, Stage, Stages};
 use super::reuse::PrefixCache;
 use super::sequence::{Feed, Output, Sequence, Want};
-use crate::adapter::Adapter;
 use crate::error::{Cause, Context, Error, Result};
 use crate::iebin::IebinReader;
 use crate::interrupt;
 use crate::model_config::{ModelConfig, RopeScaling};
-use std::sync::Arc;
 use std::time::Duration;
 
 /// An opened model, ready to compute.
@@ -336,21 +334,21 @@ impl Engine {
         Ok(())
     }
 
-    /// Binds an adapter to the model of the engine. For DoRA, all rows of the changed matrices are read.
+    /// Returns what binds adapters to the model of the engine, also while the engine computes.
     ///
     /// # Errors
-    /// A change has other sizes than its matrix, a weight cannot be read, or layers are on a GPU.
-    pub fn bind_adapter(&self, adapter: &Adapter) -> Result<Arc<BoundAdapter>> {
+    /// Layers are on a GPU.
+    pub fn adapter_binder(&self) -> Result<AdapterBinder> {
         if self.parts().iter().any(|part| part.device.is_some()) {
             return Err(Error::engine("adapters are computed on the CPU only, but layers are on a GPU")
                 .help("use --device cpu, or merge the adapter into the model"));
         }
-        let base = Base {
-            config: &self.model.config,
-            weights: &self.model.weights,
+        Ok(AdapterBinder {
+            config: self.model.config.clone(),
+            weights: self.model.weights.clone(),
             exact: self.model.precision == Precision::Fp32,
-        };
-        BoundAdapter::bind(adapter, &base).map(Arc::new)
+            arithmetic: self.model.precision.arithmetic(),
+        })
     }
 
     /// Sets the adapters of sequences that are created from now on, unless [`Sequence::adapt`] sets others.

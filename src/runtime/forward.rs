@@ -133,8 +133,13 @@ impl DevicePart for CpuPart {
         let layers = self.model.layers.clone();
         let first = step.first_layer.max(layers.start);
         let mut walk = Walk { step, caches, scratch: &mut self.scratch };
-        self.model.walk(first..layers.end, &mut walk)?;
-        if layers.end == self.model.config.n_layers { self.model.answer(&mut walk, answer) } else { Ok(()) }
+        let mut done = self.model.walk(first..layers.end, &mut walk);
+        if done.is_ok() && layers.end == self.model.config.n_layers {
+            done = self.model.answer(&mut walk, answer);
+        }
+        // Adapters leave memory when no text uses them any more.
+        self.scratch.groups.clear();
+        done
     }
 
     fn most_best(&self) -> usize {

@@ -2,30 +2,16 @@
 
 use super::Session;
 use crate::convert::adapter;
-use crate::error::{Context, Error, Result};
+use crate::error::{Cause, Context, Error, Result};
 use crate::progress;
-use crate::runtime::adapters::{AdapterSet, BoundAdapter};
+use crate::runtime::adapters::{AdapterBinder, AdapterSet, BoundAdapter, MOST};
 use crate::units::human_bytes;
+use std::collections::{BTreeMap, btree_map};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Adapters that were loaded for a session.
-#[derive(Debug, Default)]
-pub struct Adapters(Vec<Named>);
-
-/// A loaded adapter.
-#[derive(Debug)]
-pub struct Named {
-    /// Name by which requests refer to it.
-    pub name: String,
-    /// The adapter.
-    pub adapter: Arc<BoundAdapter>,
-    /// Scale of requests that do not name one.
-    pub scale: f32,
-}
-
-/// Place of an adapter: `NAME=DIR`, `DIR`, and either with `:SCALE` at the end.
+/// Name and directory of an adapter: `NAME=DIR`, `DIR`, and either with `:SCALE` at the end.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Source {
     /// Name by which requests refer to the adapter; by default that of the directory.
@@ -67,77 +53,321 @@ impl FromStr for Source {
 }
 
 impl Session {
-    /// Loads adapters, and uses all of them together for sequences that choose none. If they cannot be used together,
-    /// only requests that choose some are valid.
-    pub(super) fn with_adapters(mut self, sources: &[Source]) -> Result<Session> {
-        self.adapters = Adapters::load(&self, sources)?;
-        if let Ok(together) = self.adapters.together() {
-            self.engine.set_adapters(together);
+    /// Registers adapters. If all of them fit in the memory for adapters, they are loaded and used together for
+    /// sequences that choose none; if they cannot be used together, only requests that choose some are valid. Otherwise
+    /// each is loaded when a request needs it.
+    pub(super) fn with_adapters(mut self, sources: &[Source], limit: Option<u64>) -> Result<Session> {
+        if sources.is_empty() {
+            return Ok(self);
+        }
+        self.adapters = Adapters::new(self.engine.adapter_binder()?, limit);
+        sources.iter().try_for_each(|source| self.adapters.add(source.clone()))?;
+        if limit.is_none_or(|limit| self.adapters.needed() <= limit) {
+            self.adapters.load_all()?;
+            if let Ok(Some(together)) = self.adapters.together() {
+                self.engine.set_adapters(together);
+            }
         }
         Ok(self)
     }
 }
 
-impl Adapters {
-    /// Loads adapters for the model of a session.
-    ///
-    /// # Errors
-    /// Two have the same name, or one cannot be read or does not fit the model.
-    pub fn load(session: &Session, sources: &[Source]) -> Result<Adapters> {
-        let mut all: Vec<Named> = Vec::new();
-        for Source { name, dir, scale } in sources {
-            if all.iter().any(|known| known.name == *name) {
-                return Err(
-                    Error::usage(format!("found two adapters with the name `{name}`")).help("name them with NAME=DIR")
-                );
-            }
-            let read = adapter::read(dir, session.engine.config())?;
-            let bound = session.engine.bind_adapter(&read).at(dir)?;
-            progress::detail(1, || {
-                format!(
-                    "adapter {name}: rank {}, {} numbers, {} in memory",
-                    read.rank(),
-                    read.parameters(),
-                    human_bytes(bound.bytes as u64)
-                )
-            });
-            all.push(Named { name: name.clone(), adapter: bound, scale: *scale });
+/// Adapters by name. Those that requests use are in memory, where they stay until others need their room; then those
+/// without a use leave, the least recently used first. Methods may be called by several threads while an engine
+/// computes with the adapters.
+#[derive(Debug, Default)]
+pub struct Adapters {
+    binder: Option<AdapterBinder>,
+    /// Largest number of bytes of all adapters in memory.
+    limit: Option<u64>,
+    state: Mutex<State>,
+    /// Notified when an adapter was loaded or could not be loaded.
+    loaded: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    entries: BTreeMap<String, Entry>,
+    /// Number of uses of all adapters so far.
+    uses: u64,
+}
+
+/// An adapter and its state.
+#[derive(Debug)]
+struct Entry {
+    source: Source,
+    /// Bytes that its factors take in memory; those of its numbers until it was loaded, without padding.
+    bytes: u64,
+    place: Place,
+    /// Number of the last use.
+    used: u64,
+    hits: u64,
+    loads: u64,
+    sha256: Option<String>,
+}
+
+#[derive(Debug)]
+enum Place {
+    Disk,
+    /// A thread is loading it; its bytes count already.
+    Loading,
+    Memory(Arc<BoundAdapter>),
+}
+
+/// Use of an adapter so far.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AdapterUse {
+    /// Name by which requests refer to it.
+    pub name: String,
+    /// Scale of requests that do not name one.
+    pub scale: f32,
+    /// Bytes of its factors in memory; 0 if it is not in memory.
+    pub bytes: u64,
+    /// Number of requests that found it in memory.
+    pub hits: u64,
+    /// Number of times that it was loaded.
+    pub loads: u64,
+    /// SHA-256 digest of its files, once it was loaded.
+    pub sha256: Option<String>,
+}
+
+/// Returns an adapter to the state of not being loaded if loading ends without it.
+struct Loading<'a> {
+    adapters: &'a Adapters,
+    name: &'a str,
+}
+
+impl Drop for Loading<'_> {
+    fn drop(&mut self) {
+        if let Some(entry) = self.adapters.state().entries.get_mut(self.name)
+            && matches!(entry.place, Place::Loading)
+        {
+            entry.place = Place::Disk;
         }
-        Ok(Adapters(all))
+        self.adapters.loaded.notify_all();
+    }
+}
+
+impl Adapters {
+    /// Creates a set without adapters. `limit` is the largest number of bytes of all adapters in memory.
+    pub fn new(binder: AdapterBinder, limit: Option<u64>) -> Adapters {
+        Adapters { binder: Some(binder), limit, ..Adapters::default() }
     }
 
-    /// Returns the adapters.
-    pub fn all(&self) -> &[Named] {
-        &self.0
-    }
-
-    /// Returns the set of all adapters with their scales.
+    /// Registers an adapter, whose configuration and header are read.
     ///
     /// # Errors
-    /// They cannot be used together; see [`AdapterSet::new`].
-    pub fn together(&self) -> Result<AdapterSet> {
-        AdapterSet::new(self.0.iter().map(|named| (named.adapter.clone(), named.scale)))
-    }
-
-    /// Returns the set of adapters that a request names; a scale multiplies that of the run.
-    ///
-    /// # Errors
-    /// A name is unknown, or the adapters cannot be used together.
-    pub fn set(&self, names: &[(String, f32)]) -> Result<AdapterSet> {
-        let one = |(name, scale): &(String, f32)| match self.0.iter().find(|known| known.name == *name) {
-            Some(known) => Ok((known.adapter.clone(), known.scale * scale)),
-            None => {
-                let known: Vec<&str> = self.0.iter().map(|known| known.name.as_str()).collect();
-                let help = if known.is_empty() {
-                    "load it with --lora NAME=DIR".into()
-                } else {
-                    format!("loaded are {}", known.join(", "))
-                };
-                Err(Error::usage(format!("found no adapter `{name}`")).help(help))
+    /// Another adapter has its name, its files are invalid, or it alone exceeds the memory for adapters.
+    pub fn add(&self, source: Source) -> Result<()> {
+        let numbers = adapter::describe(&source.dir)?.parameters;
+        let bytes = numbers * self.binder.as_ref().map_or(4, AdapterBinder::number_bytes);
+        self.check_room(bytes, &format!("adapter `{}` needs", source.name))?;
+        match self.state().entries.entry(source.name.clone()) {
+            btree_map::Entry::Occupied(_) => {
+                let found = format!("found two adapters with the name `{}`", source.name);
+                Err(Error::usage(found).help("name them with NAME=DIR"))
             }
-        };
-        AdapterSet::new(names.iter().map(one).collect::<Result<Vec<_>>>()?)
+            btree_map::Entry::Vacant(place) => {
+                let entry = Entry { source, bytes, place: Place::Disk, used: 0, hits: 0, loads: 0, sha256: None };
+                place.insert(entry);
+                Ok(())
+            }
+        }
     }
+
+    /// Removes an adapter that no request uses.
+    ///
+    /// # Errors
+    /// There is no such adapter, or it is loading or in use.
+    pub fn remove(&self, name: &str) -> Result<()> {
+        let mut state = self.state();
+        let entry = state.entries.get(name).ok_or_else(|| unknown(name, &state))?;
+        let busy = match &entry.place {
+            Place::Disk => false,
+            Place::Loading => true,
+            Place::Memory(adapter) => Arc::strong_count(adapter) > 1,
+        };
+        if busy {
+            return Err(Error::usage(format!("adapter `{name}` is in use")).help("wait until its requests have ended"));
+        }
+        state.entries.remove(name);
+        Ok(())
+    }
+
+    /// Loads all adapters.
+    fn load_all(&self) -> Result<()> {
+        let names: Vec<String> = self.state().entries.keys().cloned().collect();
+        names.iter().try_for_each(|name| self.get(name).map(drop))
+    }
+
+    /// Returns the bytes that all adapters would take in memory.
+    fn needed(&self) -> u64 {
+        self.state().entries.values().map(|entry| entry.bytes).sum()
+    }
+
+    /// Returns the adapters that were used, in the order of their names.
+    pub fn used(&self) -> Vec<AdapterUse> {
+        let of = |(name, entry): (&String, &Entry)| AdapterUse {
+            name: name.clone(),
+            scale: entry.source.scale,
+            bytes: if matches!(entry.place, Place::Memory(_)) { entry.bytes } else { 0 },
+            hits: entry.hits,
+            loads: entry.loads,
+            sha256: entry.sha256.clone(),
+        };
+        self.state().entries.iter().filter(|(_, entry)| entry.loads > 0).map(of).collect()
+    }
+
+    /// Returns the set of all adapters with their scales; see [`Adapters::set`].
+    ///
+    /// # Errors
+    /// They cannot be used together, or one cannot be loaded.
+    pub fn together(&self) -> Result<Option<AdapterSet>> {
+        let names: Vec<(String, f32)> = self.state().entries.keys().map(|name| (name.clone(), 1.0)).collect();
+        self.set(&names)
+    }
+
+    /// Checks names before their adapters are loaded.
+    ///
+    /// # Errors
+    /// A name is unknown, there are too many, or they need more than the memory for adapters.
+    pub fn check(&self, names: &[(String, f32)]) -> Result<()> {
+        let state = self.state();
+        let mut distinct: Vec<&str> = names.iter().map(|(name, _)| name.as_str()).collect();
+        distinct.sort_unstable();
+        distinct.dedup();
+        if distinct.len() > MOST {
+            let found = format!("found {} adapters for one text, expected at most {MOST}", distinct.len());
+            return Err(Error::usage(found));
+        }
+        let bytes = |name: &&str| Ok(state.entries.get(*name).ok_or_else(|| unknown(name, &state))?.bytes);
+        let bytes: u64 = distinct.iter().map(bytes).sum::<Result<u64>>()?;
+        self.check_room(bytes, "the adapters of one text need")
+    }
+
+    /// Returns the set of adapters that a request names, and loads those that are not in memory; a scale multiplies
+    /// that of the adapter. `None` = there is no room until requests have ended that use other adapters.
+    ///
+    /// # Errors
+    /// A name is unknown, an adapter cannot be loaded, or they cannot be used together.
+    pub fn set(&self, names: &[(String, f32)]) -> Result<Option<AdapterSet>> {
+        self.check(names)?;
+        let mut all = Vec::with_capacity(names.len());
+        for (name, scale) in names {
+            match self.get(name)? {
+                Some((adapter, own)) => all.push((adapter, own * scale)),
+                None => {
+                    // Loading tells how many bytes an adapter takes, which may be more than there is.
+                    self.check(names)?;
+                    return Ok(None);
+                }
+            }
+        }
+        AdapterSet::new(all).map(Some)
+    }
+
+    /// Returns an adapter, loaded if necessary, with its scale; `None` = there is no room for it now.
+    fn get(&self, name: &str) -> Result<Option<(Arc<BoundAdapter>, f32)>> {
+        let source = {
+            let mut state = self.state();
+            loop {
+                state.uses += 1;
+                let number = state.uses;
+                let found = match state.entries.get_mut(name) {
+                    None => return Err(unknown(name, &state)),
+                    Some(entry) => entry,
+                };
+                match &found.place {
+                    Place::Memory(adapter) => {
+                        (found.used, found.hits) = (number, found.hits + 1);
+                        return Ok(Some((adapter.clone(), found.source.scale)));
+                    }
+                    Place::Loading => state = self.loaded.wait(state).unwrap_or_else(PoisonError::into_inner),
+                    Place::Disk => break,
+                }
+            }
+            let needed = state.entries[name].bytes;
+            if !self.make_room(&mut state, needed) {
+                return Ok(None);
+            }
+            let entry = state.entries.get_mut(name).expect("the entry that was found");
+            entry.place = Place::Loading;
+            entry.source.clone()
+        };
+        let _loading = Loading { adapters: self, name };
+        // Other threads use and load other adapters meanwhile.
+        let adapter = self.load(&source)?;
+        let mut state = self.state();
+        let number = state.uses;
+        if let Some(entry) = state.entries.get_mut(name) {
+            entry.bytes = adapter.bytes as u64;
+        }
+        if !self.make_room(&mut state, 0) {
+            return Ok(None);
+        }
+        let entry = state.entries.get_mut(name).expect("an adapter that is loading is not removed");
+        (entry.used, entry.loads, entry.sha256) = (number, entry.loads + 1, Some(adapter.hash.clone()));
+        entry.place = Place::Memory(adapter.clone());
+        Ok(Some((adapter, source.scale)))
+    }
+
+    /// Makes room for an adapter. Returns false if adapters that are in use leave too little.
+    fn make_room(&self, state: &mut State, needed: u64) -> bool {
+        let Some(limit) = self.limit else { return true };
+        let mut held: u64 =
+            state.entries.values().filter(|entry| !matches!(entry.place, Place::Disk)).map(|e| e.bytes).sum();
+        while held.saturating_add(needed) > limit {
+            let idle = |entry: &&mut Entry| matches!(&entry.place, Place::Memory(a) if Arc::strong_count(a) == 1);
+            let Some(oldest) = state.entries.values_mut().filter(idle).min_by_key(|entry| entry.used) else {
+                return false;
+            };
+            oldest.place = Place::Disk;
+            held -= oldest.bytes;
+        }
+        true
+    }
+
+    fn load(&self, source: &Source) -> Result<Arc<BoundAdapter>> {
+        let binder = self.binder.as_ref().expect("a set with adapters has a binder");
+        let read = adapter::read(&source.dir, binder.config())?;
+        let bound = binder.bind(&read).at(&source.dir)?;
+        progress::detail(1, || {
+            let (name, size) = (&source.name, human_bytes(bound.bytes as u64));
+            format!("adapter {name}: rank {}, {} numbers, {size} in memory", read.rank(), read.parameters())
+        });
+        Ok(bound)
+    }
+
+    fn check_room(&self, needed: u64, what: &str) -> Result<()> {
+        match self.limit.filter(|limit| needed > *limit) {
+            None => Ok(()),
+            Some(limit) => {
+                let (needed, limit) = (human_bytes(needed), human_bytes(limit));
+                let found = format!("{what} {needed}, but --lora-memory is {limit}");
+                Err(Error::new(Cause::OutOfMemory(found)).help("raise --lora-memory, or leave it out"))
+            }
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Largest number of names in a message.
+const LISTED: usize = 10;
+
+fn unknown(name: &str, state: &State) -> Error {
+    let mut known: Vec<&str> = state.entries.keys().take(LISTED).map(String::as_str).collect();
+    let more = format!("{} more", state.entries.len() - known.len());
+    if known.len() < state.entries.len() {
+        known.push(&more);
+    }
+    let help = match known.is_empty() {
+        true => "load it with --lora NAME=DIR".into(),
+        false => format!("the adapters are {}", known.join(", ")),
+    };
+    Error::usage(format!("found no adapter `{name}`")).help(help)
 }
 
 #[cfg(test)]

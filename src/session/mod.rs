@@ -72,6 +72,8 @@ pub struct SessionOptions {
     pub sampling: Sampling,
     /// Adapters to load. Requests that name none use all of them.
     pub adapters: Vec<adapters::Source>,
+    /// Largest number of bytes of adapters in memory; `None` = all of them.
+    pub adapter_memory: Option<u64>,
     /// Command line of a process of limited memory that renders chat templates; `None` = render in this process,
     /// whose memory a hostile template can exhaust.
     pub template_process: Option<RenderProcess>,
@@ -90,6 +92,7 @@ impl Default for SessionOptions {
             dedup: DedupOptions::default(),
             sampling: Sampling::default(),
             adapters: Vec::new(),
+            adapter_memory: None,
             template_process: None,
         }
     }
@@ -156,7 +159,7 @@ pub struct Session {
     pub engine_options: EngineOptions,
     /// Default sampling of requests.
     pub sampling: Sampling,
-    /// Loaded adapters.
+    /// Adapters that requests may name.
     pub adapters: Adapters,
     template_process: Option<RenderProcess>,
     /// Tokens of the model, prepared for constraints when the first one is compiled.
@@ -210,7 +213,7 @@ impl Session {
             template_process: options.template_process.clone(),
             vocabulary: OnceLock::new(),
         };
-        let session = session.with_adapters(&options.adapters)?;
+        let session = session.with_adapters(&options.adapters, options.adapter_memory)?;
         progress::detail(1, || session.describe());
         Ok(session)
     }

@@ -77,10 +77,12 @@ impl SessionOptions {
             return Err(Error::usage("a memory plan does not include a draft model").help("plan each pack alone"));
         }
         let mut needs = Needs::of(&self.open_pack(path)?, &self.engine)?;
+        let mut of_adapters = 0;
         for source in &self.adapters {
             let numbers = adapter::describe(&source.dir)?.parameters;
-            needs.weights.owned += numbers * if needs.precision == Precision::Fp32 { 4 } else { 2 };
+            of_adapters += numbers * if needs.precision == Precision::Fp32 { 4 } else { 2 };
         }
+        needs.weights.owned += self.adapter_memory.map_or(of_adapters, |limit| limit.min(of_adapters));
         // It is part of the memory of the process.
         let _tokenizer = self.open_tokenizer(path).ok();
         Ok(MemoryPlan::new(&needs, batch.max(1), peak_bytes().unwrap_or(0), memory_left()))

@@ -1,5 +1,6 @@
 //! Encodes the prompts of a prompts file, each with its own settings over those of the run, and continues them.
 
+use super::adapters::Adapters;
 use super::ahead::{Ahead, Taken};
 use super::prompt_request::PromptRequest;
 use super::sampling;
@@ -83,7 +84,14 @@ impl Session {
             for _ in 0..threads {
                 scope.spawn(|| ring.work(|i| encoding.encode(&encoder, later[i])));
             }
-            let mut source = Encoded { piece: first.into_iter(), ring: &ring, taken: 0, progress: &progress };
+            let mut source = Encoded {
+                piece: first.into_iter(),
+                postponed: None,
+                ring: &ring,
+                adapters: encoder.adapters(),
+                taken: 0,
+                progress: &progress,
+            };
             let mut sink = |event: &Event<'_>| progress.borrow_mut().token(event);
             parts.generate(options, |engine, speculator, run| {
                 let run = generate::Options { waiting, ..*run };
@@ -95,11 +103,17 @@ impl Session {
     }
 }
 
+/// Request of a prompt, and the names of its adapters with their scales; `None` = all adapters of the run.
+type Prepared = (Request, Option<Vec<(String, f32)>>);
+
 /// Requests of prompts that other threads encode.
 struct Encoded<'a, 'b> {
     /// Rest of the piece of which requests are taken.
-    piece: std::vec::IntoIter<Result<Request>>,
-    ring: &'a Ahead<Vec<Result<Request>>>,
+    piece: std::vec::IntoIter<Result<Prepared>>,
+    /// Request for whose adapters there was no room.
+    postponed: Option<Prepared>,
+    ring: &'a Ahead<Vec<Result<Prepared>>>,
+    adapters: &'a Adapters,
     /// Number of requests that were taken.
     taken: usize,
     progress: &'a RefCell<&'b mut dyn Progress>,
@@ -107,8 +121,21 @@ struct Encoded<'a, 'b> {
 
 impl Source for Encoded<'_, '_> {
     fn next(&mut self, wait: bool) -> Result<Next> {
+        let all = || self.adapters.together();
         loop {
-            if let Some(request) = self.piece.next() {
+            if let Some(prepared) = self.postponed.take().map(Ok).or_else(|| self.piece.next()) {
+                let request = match prepared {
+                    Err(e) => Err(e),
+                    // Adapters are loaded when their text is about to be computed, and stay in memory until it ends.
+                    Ok((request, names)) => match names.as_ref().map_or_else(all, |names| self.adapters.set(names)) {
+                        Ok(Some(set)) => Ok(Request { adapters: Some(set), ..request }),
+                        Ok(None) => {
+                            self.postponed = Some((request, names));
+                            return Ok(Next::Later);
+                        }
+                        Err(e) => Err(e),
+                    },
+                };
                 self.progress.borrow_mut().prompt(self.taken, &request)?;
                 self.taken += 1;
                 return Ok(Next::Request(Box::new(request)));
@@ -156,13 +183,16 @@ struct Encoding<'a> {
 
 impl Encoding<'_> {
     /// Encodes prompts and builds their requests. An error concerns its prompt only.
-    fn encode(&self, encoder: &Encoder<'_>, prompts: &[PromptRequest]) -> Vec<Result<Request>> {
+    fn encode(&self, encoder: &Encoder<'_>, prompts: &[PromptRequest]) -> Vec<Result<Prepared>> {
         let begin = Instant::now();
         let ids = self.encode_texts(encoder, prompts);
         let request = |(prompt, ids): (&PromptRequest, Result<Vec<u32>>)| {
             let request = self.request(encoder, prompt, ids?)?;
             encoder.check(&request)?;
-            Ok(request)
+            if let Some(names) = &prompt.adapters {
+                encoder.adapters().check(names)?;
+            }
+            Ok((request, prompt.adapters.clone()))
         };
         let requests = prompts.iter().zip(ids).map(request).collect();
         *self.time.lock().unwrap_or_else(PoisonError::into_inner) += begin.elapsed();
@@ -236,10 +266,7 @@ impl Encoding<'_> {
             logprobs: plain.logprobs,
             prefix: None,
             priority: prompt.priority,
-            adapters: match &prompt.adapters {
-                Some(named) => Some(encoder.adapters().set(named)?),
-                None => Some(encoder.adapters().together()?),
-            },
+            adapters: None,
             salt: Vec::new(),
         })
     }

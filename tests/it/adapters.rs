@@ -3,11 +3,15 @@
 use crate::common::{all_logits, fixture, iec, packed_as};
 use crate::golden::{fp32, open, packed};
 use iec::convert::adapter;
+use iec::rng::Rng;
 use iec::runtime::adapters::{AdapterSet, BoundAdapter};
 use iec::runtime::{Engine, EngineOptions, Feed, Precision, Want};
+use iec::session::adapters::Source;
+use iec::session::{Session, SessionOptions};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Adapters that are refused, with a part of the message.
 const REFUSED: [(&str, &str); 2] =
@@ -23,7 +27,7 @@ fn golden(dir: &Path) -> Value {
 
 fn bound(engine: &Engine, dir: &Path) -> Arc<BoundAdapter> {
     let read = adapter::read(dir, engine.config()).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
-    engine.bind_adapter(&read).unwrap_or_else(|e| panic!("{}: {e}", dir.display()))
+    engine.adapter_binder().unwrap().bind(&read).unwrap_or_else(|e| panic!("{}: {e}", dir.display()))
 }
 
 /// Generates greedily after a prompt; returns the logits after the prompt and the tokens.
@@ -198,6 +202,116 @@ fn adapters_of_a_quantized_model_change_it_and_keep_the_bits_of_each_text_alone(
     }
 }
 
+/// Returns ten adapters by name: three directories under several names.
+fn ten() -> Vec<Source> {
+    let dirs = ["r8-qv", "r16-all", "r32-dora"].map(|name| fixture("lora-llama-gqa").join(name));
+    (0..10).map(|i| Source { name: format!("a{i}"), dir: dirs[i % 3].clone(), scale: 1.0 }).collect()
+}
+
+#[test]
+fn adapters_leave_memory_for_others_and_every_text_stays_the_same() {
+    let pack = packed_as("llama-gqa", &fixture("llama-gqa"), &[]);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("prompts.jsonl");
+    let prompt =
+        |i: usize| json!({"prompt": "Once upon", "adapters": [format!("a{}", i * 7 % 10)], "max_new": 3 + i % 5});
+    std::fs::write(&path, (0..40).map(|i| format!("{}\n", prompt(i))).collect::<String>()).unwrap();
+    let run = |options: &[&str]| {
+        let mut command = iec();
+        command.args(["run", "--json", "--precision", "fp32", "--ignore-eos", "--model-dir"]).arg(&pack);
+        for Source { name, dir, .. } in ten() {
+            command.arg("--lora").arg(format!("{name}={}", dir.display()));
+        }
+        command.arg("--prompts-file").arg(&path).args(options).assert()
+    };
+    let line =
+        |options: &[&str]| -> Value { serde_json::from_slice(&run(options).success().get_output().stdout).unwrap() };
+    let texts = |line: &Value| -> Vec<Value> {
+        line["prompts"].as_array().unwrap().iter().map(|prompt| prompt["text"].clone()).collect()
+    };
+    let number = |line: &Value, field: &str| -> u64 {
+        line["adapters"].as_array().unwrap().iter().map(|one| one[field].as_u64().unwrap()).sum()
+    };
+    let all = line(&["--batch", "4"]);
+    assert_eq!((number(&all, "loads"), number(&all, "hits")), (10, 40));
+    let largest = all["adapters"].as_array().unwrap().iter().map(|one| one["bytes"].as_u64().unwrap()).max().unwrap();
+    // Room for one, two or five of the largest, which is less than the batch needs or less than all.
+    for (room, batch) in [(1, "4"), (2, "1"), (2, "16"), (5, "3")] {
+        let limit = (largest * room).to_string();
+        let few = line(&["--lora-memory", &limit, "--batch", batch]);
+        assert_eq!(texts(&few), texts(&all), "room for {room}, batch {batch}");
+        assert!(number(&few, "bytes") <= largest * room && number(&few, "loads") > 10, "{}", few["adapters"]);
+        assert_eq!(number(&few, "loads") + number(&few, "hits"), 40);
+    }
+    // A limit below the size of one adapter is found before or after it was loaded.
+    let too_small = [(1000, 6, "adapter `a0` needs"), (largest - 1, 2, "12 of 40 prompts were not continued")];
+    for (limit, code, said) in too_small {
+        let refused = run(&["--lora-memory", &limit.to_string()]).code(code);
+        let stderr = String::from_utf8_lossy(&refused.get_output().stderr).into_owned();
+        assert!(stderr.contains(said) && stderr.contains("--lora-memory"), "{stderr}");
+    }
+    // Four at a time need more than there is: these prompts fail, the others do not.
+    let four = json!({"prompt": "Once", "adapters": ["a0", "a1", "a3", "a4"]});
+    std::fs::write(&path, format!("{four}\n{}\n", prompt(0))).unwrap();
+    let refused = run(&["--lora-memory", &largest.to_string()]).code(2);
+    let stderr = String::from_utf8_lossy(&refused.get_output().stderr).into_owned();
+    assert!(stderr.contains("1 of 2 prompts") && stderr.contains("the adapters of one text need"), "{stderr}");
+}
+
+#[test]
+fn adapters_are_loaded_and_removed_by_other_threads_while_an_engine_computes() {
+    let pack = packed_as("llama-gqa", &fixture("llama-gqa"), &[]);
+    let prompt = [5, 9, 200, 31, 7];
+    let mut whole = Session::open(&pack, &SessionOptions { adapters: ten(), ..SessionOptions::default() }).unwrap();
+    let expected: Vec<_> = (0..3)
+        .map(|i| {
+            let set = whole.adapters.set(&[(format!("a{i}"), 1.0)]).unwrap().unwrap();
+            greedy(&mut whole.engine, &set, &prompt, 4)
+        })
+        .collect();
+    let largest = whole.adapters.used().iter().map(|one| one.bytes).max().unwrap();
+    let limited = SessionOptions { adapters: ten(), adapter_memory: Some(3 * largest), ..SessionOptions::default() };
+    let mut session = Session::open(&pack, &limited).unwrap();
+    let (engine, adapters, done) = (&mut session.engine, &session.adapters, AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        for seed in 0..3 {
+            let done = &done;
+            scope.spawn(move || {
+                let mut rng = Rng::new(seed);
+                while !done.load(Ordering::Relaxed) {
+                    let name = format!("a{}", rng.next_u64() % 10);
+                    match rng.next_u64() % 8 {
+                        // Only the name that this thread alone removes may be missing for a moment.
+                        0 if seed == 0 => {
+                            let source = ten().into_iter().find(|source| source.name == "a9").unwrap();
+                            if adapters.remove("a9").is_ok() {
+                                adapters.add(source).unwrap();
+                            }
+                        }
+                        _ => _ = adapters.set(&[(name, 1.0)]),
+                    }
+                    assert!(adapters.used().iter().map(|one| one.bytes).sum::<u64>() <= 3 * largest);
+                }
+            });
+        }
+        let mut rng = Rng::new(9);
+        for _ in 0..60 {
+            let i = (rng.next_u64() % 9) as usize;
+            let Some(set) = adapters.set(&[(format!("a{i}"), 1.0)]).unwrap() else { continue };
+            assert_eq!(greedy(engine, &set, &prompt, 4), expected[i % 3], "a{i}");
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    assert!(adapters.set(&[("a1".into(), 1.0)]).unwrap().is_some());
+    let error = adapters.add(ten()[0].clone()).unwrap_err();
+    assert!(error.to_string().contains("two adapters with the name `a0`"), "{error}");
+    let held = adapters.set(&[("a0".into(), 1.0)]).unwrap();
+    assert!(adapters.remove("a0").unwrap_err().to_string().contains("in use"));
+    drop(held);
+    adapters.remove("a0").unwrap();
+    assert!(adapters.set(&[("a0".into(), 1.0)]).unwrap_err().to_string().contains("no adapter `a0`"));
+}
+
 #[test]
 fn a_prompts_file_chooses_adapters_and_every_text_is_that_of_a_run_alone() {
     let pack = packed_as("llama-gqa", &fixture("llama-gqa"), &[]);
@@ -257,7 +371,7 @@ fn a_prompts_file_chooses_adapters_and_every_text_is_that_of_a_run_alone() {
     std::fs::write(&path, format!("{}\n", json!({"prompt": once, "adapters": ["r9"]}))).unwrap();
     let output = iec().args(["run", "--model-dir"]).arg(&pack).args(loaded).assert().code(2);
     let stderr = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
-    assert!(stderr.contains("no adapter `r9`") && stderr.contains("r8-qv, r16-all, r32-dora"), "{stderr}");
+    assert!(stderr.contains("no adapter `r9`") && stderr.contains("r16-all, r32-dora, r8-qv"), "{stderr}");
 }
 
 #[test]
@@ -361,5 +475,6 @@ fn an_adapter_is_described_and_damaged_ones_are_refused_by_name() {
     let other = open(&packed("qwen2", &fixture("qwen2")), fp32());
     let message = adapter::read(&good, other.config()).unwrap_err().to_string();
     assert!(message.contains("expected lora_A (r, in)"), "{message}");
-    assert!(engine.bind_adapter(&adapter::read(&good, engine.config()).unwrap()).is_ok());
+    let binder = engine.adapter_binder().unwrap();
+    assert!(binder.bind(&adapter::read(&good, engine.config()).unwrap()).is_ok());
 }

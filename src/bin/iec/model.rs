@@ -73,6 +73,10 @@ pub struct ModelArgs {
     /// are added for prompts that choose none. Only on the CPU
     #[arg(long, value_name = "NAME=DIR[:SCALE]")]
     lora: Vec<iec::session::adapters::Source>,
+    /// Memory for adapters. If it does not hold all of --lora, each is loaded when a prompt needs it, and the least
+    /// recently used ones leave [default: all are in memory]
+    #[arg(long, value_name = "SIZE", requires = "lora", value_parser = iec::units::parse_size)]
+    lora_memory: Option<u64>,
     #[command(flatten)]
     dedup: DedupArgs,
     #[command(flatten)]
@@ -290,6 +294,7 @@ impl ModelArgs {
             },
             speculation: self.speculation(speculation)?,
             adapters: self.lora.clone(),
+            adapter_memory: self.lora_memory,
             template_process: Some(RenderProcess {
                 program: std::env::current_exe()?,
                 arguments: vec![crate::RENDER_TEMPLATE.into()],

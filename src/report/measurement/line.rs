@@ -4,7 +4,7 @@ use super::stages::StageTimes;
 use crate::runtime::cpu::topology::{SYSTEM_ROOT, Topology};
 use crate::runtime::generate::{Completion, Outcome};
 use crate::runtime::{Engine, Stage, Stages};
-use crate::session::adapters::Named;
+use crate::session::adapters::AdapterUse;
 use crate::session::metrics::rate;
 use crate::session::{Generation, Metrics, Session};
 use serde::Serialize;
@@ -76,7 +76,7 @@ pub struct Line {
     /// GPUs of the run, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     gpu: Option<Value>,
-    /// Loaded adapters.
+    /// Adapters that were used.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     adapters: Vec<AdapterLine>,
 }
@@ -87,20 +87,26 @@ struct AdapterLine {
     name: String,
     scale: f32,
     /// SHA-256 digest of its files.
-    sha256: String,
-    /// Bytes of its factors in memory.
-    bytes: usize,
+    sha256: Option<String>,
+    /// Bytes of its factors in memory; 0 if it has left.
+    bytes: u64,
+    /// Number of requests that found it in memory.
+    hits: u64,
+    /// Number of times that it was loaded.
+    loads: u64,
 }
 
-/// Returns the loaded adapters of a session.
+/// Returns the adapters of a session that were used.
 fn adapters(session: &Session) -> Vec<AdapterLine> {
-    let line = |named: &Named| AdapterLine {
-        name: named.name.clone(),
-        scale: named.scale,
-        sha256: named.adapter.hash.clone(),
-        bytes: named.adapter.bytes,
+    let line = |AdapterUse { name, scale, bytes, hits, loads, sha256 }| AdapterLine {
+        name,
+        scale,
+        sha256,
+        bytes,
+        hits,
+        loads,
     };
-    session.adapters.all().iter().map(line).collect()
+    session.adapters.used().into_iter().map(line).collect()
 }
 
 /// Entry of a prompt in the line.

@@ -6,40 +6,57 @@ use crate::dtype::{DType, encode_floats};
 use crate::error::{Error, Result};
 use crate::mapped::Bytes;
 use crate::model_config::ModelConfig;
-use crate::runtime::cpu::{LowRankInput, Matrix, MatrixStore, Panels};
+use crate::runtime::cpu::{Arithmetic, FactorType, LowRankInput, Matrix, MatrixStore, Panels};
 use crate::runtime::weights::{Linear, Weight, Weights};
 use rayon::prelude::*;
+use std::sync::Arc;
 
-/// Inputs of [`BoundAdapter::bind`].
-pub(in crate::runtime) struct Base<'a> {
-    pub config: &'a ModelConfig,
-    pub weights: &'a Weights,
+/// Binds adapters to an opened model, also while its engine computes.
+#[derive(Debug, Clone)]
+pub struct AdapterBinder {
+    pub(in crate::runtime) config: ModelConfig,
+    pub(in crate::runtime) weights: Arc<Weights>,
     /// Whether factors stay exact: the precision is fp32.
-    pub exact: bool,
+    pub(in crate::runtime) exact: bool,
+    /// Arithmetic of the products with the weights.
+    pub(in crate::runtime) arithmetic: Arithmetic,
 }
 
-impl BoundAdapter {
-    /// Converts an adapter to the form that products read. Factors are f32 if the computation is exact; otherwise they
-    /// stay f16 or bf16, and f32 becomes f16 where it fits. For DoRA, all rows of the changed matrices are read.
+impl AdapterBinder {
+    /// Returns the sizes of the model.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Returns the bytes that a number of a factor takes in memory.
+    pub fn number_bytes(&self) -> u64 {
+        if self.exact { 4 } else { 2 }
+    }
+
+    /// Converts an adapter to the form that products read. Factors are f32 if the computation is exact, and bf16 if
+    /// activations are rounded to int8 or bf16; otherwise they stay f16 or bf16, and f32 becomes f16 where it fits. For
+    /// DoRA, all rows of the changed matrices are read.
     ///
     /// # Errors
     /// A change has other sizes than its matrix, or a weight cannot be read.
-    pub(in crate::runtime) fn bind(adapter: &Adapter, base: &Base<'_>) -> Result<BoundAdapter> {
+    pub fn bind(&self, adapter: &Adapter) -> Result<Arc<BoundAdapter>> {
         let mut bound = BoundAdapter {
             hash: adapter.hash.clone(),
             bytes: 0,
-            layers: (0..base.config.n_layers).map(|_| LayerChanges::default()).collect(),
+            layers: (0..self.config.n_layers).map(|_| LayerChanges::default()).collect(),
             embedding: None,
             lm_head: None,
             is_dora: adapter.changes.values().flatten().any(|change| change.magnitude.is_some()),
         };
         for (name, changes) in &adapter.changes {
-            bound.bind_tensor(name, changes, base).map_err(|e| e.tensor(name))?;
+            bound.bind_tensor(name, changes, self).map_err(|e| e.tensor(name))?;
         }
-        Ok(bound)
+        Ok(Arc::new(bound))
     }
+}
 
-    fn bind_tensor(&mut self, name: &str, changes: &[Change], base: &Base<'_>) -> Result<()> {
+impl BoundAdapter {
+    fn bind_tensor(&mut self, name: &str, changes: &[Change], base: &AdapterBinder) -> Result<()> {
         let unknown = || Error::unsupported("found a change of a tensor that cannot be changed");
         let first = changes.first().ok_or_else(unknown)?;
         if name == "lm_head.weight" {
@@ -86,7 +103,7 @@ impl BoundAdapter {
 }
 
 /// Binds the change of a matrix with a bias, `(rows)`.
-fn bind_change(change: &Change, weight: &Weight, bias: Option<&[f32]>, base: &Base<'_>) -> Result<BoundChange> {
+fn bind_change(change: &Change, weight: &Weight, bias: Option<&[f32]>, base: &AdapterBinder) -> Result<BoundChange> {
     let (rows, cols) = (weight.rows(), weight.cols());
     let low_rank = change.low_rank.as_ref().map(|factors| bind_factors(factors, rows, cols, base)).transpose()?;
     let replaced = match &change.replaced {
@@ -112,7 +129,7 @@ fn bind_change(change: &Change, weight: &Weight, bias: Option<&[f32]>, base: &Ba
 }
 
 /// Binds the change of the embedding, whose A has a row per token.
-fn bind_embedding(change: &Change, base: &Base<'_>) -> Result<BoundEmbedding> {
+fn bind_embedding(change: &Change, base: &AdapterBinder) -> Result<BoundEmbedding> {
     let weight = &base.weights.embedding;
     let (vocab, hidden) = (weight.rows(), weight.cols());
     let low_rank = match &change.low_rank {
@@ -121,7 +138,8 @@ fn bind_embedding(change: &Change, base: &Base<'_>) -> Result<BoundEmbedding> {
             // As a product: B of the embedding has a row per token, A a column per number of an embedding.
             let (by_token, by_number) = (b, transposed(a, *rank, hidden));
             let dtype = storage(*dtype, by_token, base);
-            Some((matrix(vocab, *rank, by_token, dtype)?, Panels::new(&by_number, hidden, *rank, dtype), *scale))
+            let panels = Panels::new(&by_number, hidden, *rank, factor_type(dtype, base));
+            Some((matrix(vocab, *rank, by_token, dtype)?, panels, *scale))
         }
     };
     let replaced = match &change.replaced {
@@ -138,25 +156,40 @@ fn bind_embedding(change: &Change, base: &Base<'_>) -> Result<BoundEmbedding> {
 }
 
 /// Binds low-rank factors of a matrix `(rows, cols)`.
-fn bind_factors(factors: &LowRank, rows: usize, cols: usize, base: &Base<'_>) -> Result<(LowRankInput, Panels, f32)> {
+fn bind_factors(
+    factors: &LowRank,
+    rows: usize,
+    cols: usize,
+    base: &AdapterBinder,
+) -> Result<(LowRankInput, Panels, f32)> {
     let LowRank { rank, scale, a, b, dtype } = factors;
     if a.len() != rank * cols || b.len() != rows * rank {
         return Err(Error::corrupt(format!(
             "found factors of another size, expected those of a matrix {rows} x {cols}"
         )));
     }
-    let (of_a, of_b) = (storage(*dtype, a, base), storage(*dtype, b, base));
+    let [of_a, of_b] = [a, b].map(|values| factor_type(storage(*dtype, values, base), base));
     Ok((LowRankInput::new(a, *rank, cols, of_a), Panels::new(b, rows, *rank, of_b), *scale))
 }
 
 /// Returns the type in which factors are stored.
-fn storage(dtype: DType, values: &[f32], base: &Base<'_>) -> DType {
+fn storage(dtype: DType, values: &[f32], base: &AdapterBinder) -> DType {
     let fits = |x: &f32| x.abs() < half::f16::MAX.to_f32();
     match dtype {
         _ if base.exact => DType::F32,
         DType::F32 if values.iter().all(fits) => DType::F16,
         DType::F32 => DType::BF16,
         narrow => narrow,
+    }
+}
+
+/// Returns the form of factors that are stored in this type.
+fn factor_type(dtype: DType, base: &AdapterBinder) -> FactorType {
+    match dtype {
+        DType::F32 => FactorType::F32,
+        _ if matches!(base.arithmetic, Arithmetic::Int8 | Arithmetic::Bf16) => FactorType::Pairs,
+        DType::F16 => FactorType::F16,
+        _ => FactorType::Bf16,
     }
 }
 

@@ -8,7 +8,7 @@
 
 mod bind;
 
-pub(super) use bind::Base;
+pub use bind::AdapterBinder;
 
 use super::cpu::{Acts, Arithmetic, Cpu, Job, LowRankInput, LowRankInputJob, LowRankJob, LowRankPart, Matrix, Panels};
 use super::device::Run;

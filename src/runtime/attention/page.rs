@@ -8,8 +8,8 @@
 use super::fold::FoldGroup;
 use super::scores::{mask, row_probabilities};
 use super::{GROUP, Item, STATE, Task, Tile};
-use crate::runtime::cpu::{SumType, WeightedSum};
-use crate::runtime::kv::{Element, Head, KvLayer, MAX_HEAD, PAGE, pair, panel, rotate, weights};
+use crate::runtime::cpu::{SumType, WeightedSum, pair, weights};
+use crate::runtime::kv::{Element, Head, KvLayer, MAX_HEAD, PAGE, panel, rotate};
 use crate::runtime::ops::LANES;
 use std::ops::Range;
 

@@ -3,11 +3,11 @@
 //! B is stored in panels of [`PANEL`] outputs, each `(rank, PANEL)`, so that a panel is read once, in the order of
 //! memory, for all rows, which are multiplied a few at a time. Every output is summed over the rank in order, with
 //! fused multiply-add, and several products are added one after the other, so its bits depend on neither the
-//! instruction set, nor the number of threads, nor the other rows.
+//! instruction set, nor the number of threads, nor the other rows. Factors in [`FactorType::Pairs`] are multiplied by
+//! bf16, twice as many numbers per instruction; the rank is then padded to whole pairs.
 #![allow(unsafe_code)]
 
-use super::{Base, Cpu, MIN_COST_PER_THREAD, SumType, WeightedSum};
-use crate::dtype::DType;
+use super::{Base, Cpu, MIN_COST_PER_THREAD, SumType, WeightedSum, pair, rounded, weights};
 use crate::runtime::ops::AddScaled;
 use crate::simd::Kernel;
 use half::{bf16, f16};
@@ -25,8 +25,23 @@ const ROWS: usize = 16;
 pub struct Panels {
     rows: usize,
     rank: usize,
+    /// Steps of a panel: the rank, or the pairs that hold it.
+    steps: usize,
     /// `(rows / PANEL, rank, PANEL)`; the last panel is padded with zeros.
     numbers: Numbers,
+}
+
+/// Form of the numbers of a factor, and with it the arithmetic of its products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FactorType {
+    /// f32, multiplied by f32.
+    F32,
+    /// f16, multiplied by f32.
+    F16,
+    /// bf16, multiplied by f32.
+    Bf16,
+    /// bf16, multiplied by bf16 in pairs, see [`SumType::Bf16`].
+    Pairs,
 }
 
 /// Numbers of a factor.
@@ -35,15 +50,33 @@ pub(super) enum Numbers {
     F32(Vec<f32>),
     F16(Vec<f16>),
     Bf16(Vec<bf16>),
+    Pairs(Vec<u32>),
 }
 
 impl Numbers {
-    /// Stores `count` numbers, given by their places, as f32, f16 or bf16.
-    pub fn new(dtype: DType, count: usize, number: impl Fn(usize) -> f32) -> Numbers {
-        match dtype {
-            DType::F16 => Numbers::F16((0..count).map(|i| f16::from_f32(number(i))).collect()),
-            DType::BF16 => Numbers::Bf16((0..count).map(|i| bf16::from_f32(number(i))).collect()),
-            _ => Numbers::F32((0..count).map(number).collect()),
+    /// Stores a matrix `(steps, lanes)`, whose numbers are given by their places. Pairs are those of two steps in a
+    /// lane; an odd number of steps is padded with zeros.
+    pub fn new(kind: FactorType, steps: usize, lanes: usize, number: impl Fn(usize, usize) -> f32) -> Numbers {
+        let all = || (0..steps * lanes).map(|i| number(i / lanes, i % lanes));
+        match kind {
+            FactorType::F32 => Numbers::F32(all().collect()),
+            FactorType::F16 => Numbers::F16(all().map(f16::from_f32).collect()),
+            FactorType::Bf16 => Numbers::Bf16(all().map(bf16::from_f32).collect()),
+            FactorType::Pairs => {
+                let half = |step: usize, lane: usize| if step < steps { rounded(number(step, lane)) } else { 0 };
+                let pair = |step: usize, lane: usize| half(step, lane) >> 16 | half(step + 1, lane);
+                let words = (0..steps.div_ceil(2) * lanes).map(|i| pair(i / lanes * 2, i % lanes));
+                Numbers::Pairs(words.collect())
+            }
+        }
+    }
+
+    /// Returns the type of the sums.
+    pub fn sum_type(&self) -> SumType {
+        match self {
+            Numbers::F32(_) | Numbers::Bf16(_) => SumType::F32,
+            Numbers::F16(_) => SumType::F16,
+            Numbers::Pairs(_) => SumType::Bf16,
         }
     }
 
@@ -53,34 +86,49 @@ impl Numbers {
             Numbers::F32(numbers) => size_of_val(numbers.as_slice()),
             Numbers::F16(numbers) => size_of_val(numbers.as_slice()),
             Numbers::Bf16(numbers) => size_of_val(numbers.as_slice()),
+            Numbers::Pairs(words) => size_of_val(words.as_slice()),
         }
     }
 
-    /// Returns some numbers in a form that sums read; bf16 numbers are widened in `wide`.
-    pub fn range<'a>(&'a self, cpu: &Cpu, range: Range<usize>, wide: &'a mut Vec<f32>) -> (SumType, &'a [u8]) {
+    /// Returns some numbers, or words of pairs, in the form that sums read; bf16 numbers that are multiplied by f32 are
+    /// widened in `wide`.
+    pub fn range<'a>(&'a self, cpu: &Cpu, range: Range<usize>, wide: &'a mut Vec<f32>) -> &'a [u8] {
         match self {
-            Numbers::F32(all) => (SumType::F32, bytemuck::cast_slice(&all[range])),
-            Numbers::F16(all) => (SumType::F16, bytemuck::cast_slice(&all[range])),
+            Numbers::F32(all) => bytemuck::cast_slice(&all[range]),
+            Numbers::F16(all) => bytemuck::cast_slice(&all[range]),
+            Numbers::Pairs(words) => bytemuck::cast_slice(&words[range]),
             Numbers::Bf16(all) => {
                 wide.resize(range.len(), 0.0);
                 cpu.level().run(Widen { from: &all[range], to: wide });
-                (SumType::F32, bytemuck::cast_slice(wide))
+                bytemuck::cast_slice(wide)
             }
         }
     }
 }
 
+/// Converts rows of `count` f32 numbers each, `stride` numbers apart, to the weights of sums of [`SumType::Bf16`], with
+/// `count.div_ceil(2)` words per row.
+pub(super) fn pair_words(cpu: &Cpu, values: &[f32], stride: usize, count: usize, words: &mut Vec<u32>) {
+    let row = count.div_ceil(2);
+    words.resize(values.len().div_ceil(stride) * row, 0);
+    cpu.for_rows(bytemuck::cast_slice_mut(words), row, |i, words| {
+        let to: &mut [u32] = bytemuck::cast_slice_mut(words);
+        cpu.level().run(Weights { from: &values[i * stride..][..count], to });
+    });
+}
+
 impl Panels {
-    /// Stores B, `(rows, rank)`, as f32, f16 or bf16.
-    pub fn new(b: &[f32], rows: usize, rank: usize, dtype: DType) -> Panels {
+    /// Stores B, `(rows, rank)`.
+    pub fn new(b: &[f32], rows: usize, rank: usize, kind: FactorType) -> Panels {
         assert_eq!(b.len(), rows * rank, "a matrix of this size");
-        let number = |i: usize| {
-            let (panel, k, lane) = (i / PANEL / rank, i / PANEL % rank, i % PANEL);
-            let row = panel * PANEL + lane;
-            if row < rows { b[row * rank + k] } else { 0.0 }
+        // A panel has whole pairs.
+        let padded = if kind == FactorType::Pairs { rank.next_multiple_of(2) } else { rank };
+        let number = |step: usize, lane: usize| {
+            let (row, k) = (step / padded * PANEL + lane, step % padded);
+            if row < rows && k < rank { b[row * rank + k] } else { 0.0 }
         };
-        let count = rows.div_ceil(PANEL) * rank * PANEL;
-        Panels { rows, rank, numbers: Numbers::new(dtype, count, number) }
+        let numbers = Numbers::new(kind, rows.div_ceil(PANEL) * padded, PANEL, number);
+        Panels { rows, rank, steps: padded / pair(numbers.sum_type()), numbers }
     }
 
     /// Returns the bytes in memory.
@@ -101,11 +149,12 @@ impl Panels {
     /// Adds `scale * B h` to `y`, `(rows)`, one output at a time.
     pub fn add_to(&self, h: &[f32], scale: f32, y: &mut [f32]) {
         for (i, y) in y.iter_mut().enumerate() {
-            let at = |k: usize| (i / PANEL * self.rank + k) * PANEL + i % PANEL;
+            let at = |step: usize| (i / PANEL * self.steps + step) * PANEL + i % PANEL;
             let number = |k: usize| match &self.numbers {
                 Numbers::F32(numbers) => numbers[at(k)],
                 Numbers::F16(numbers) => numbers[at(k)].to_f32(),
                 Numbers::Bf16(numbers) => numbers[at(k)].to_f32(),
+                Numbers::Pairs(words) => f32::from_bits(words[at(k / 2)] << (16 * (1 - k % 2)) & 0xffff_0000),
             };
             *y = scale.mul_add(h.iter().enumerate().fold(0f32, |sum, (k, h)| h.mul_add(number(k), sum)), *y);
         }
@@ -142,27 +191,62 @@ impl LowRankJob<'_> {
         self.rows.div_ceil(PANEL)
     }
 
-    /// Returns the cost of a panel, about the bytes that it reads plus the arithmetic of each row.
-    fn panel_cost(&self) -> usize {
-        let n = self.y.len() / self.rows;
+    fn n(&self) -> usize {
+        self.y.len() / self.rows
+    }
+
+    /// Returns true if threads divide the rows of the outputs, in blocks of [`ROWS`], and not the panels. With many
+    /// rows, the outputs are most of the memory that is read, and they are read in order.
+    fn by_rows(&self) -> bool {
+        self.n() >= 4 * ROWS
+    }
+
+    fn units(&self) -> usize {
+        if self.by_rows() { self.n().div_ceil(ROWS) } else { self.panels() }
+    }
+
+    /// Returns the cost of a unit, about the bytes that it reads plus the arithmetic of each row.
+    fn unit_cost(&self) -> usize {
+        let n = self.n();
         let cost = |part: &LowRankPart<'_>| part.b.map_or(0, Panels::rank) * (2 + n / 4) + n / 4;
-        PANEL * self.parts.iter().map(cost).sum::<usize>().max(1)
+        let panel = PANEL * self.parts.iter().map(cost).sum::<usize>().max(1);
+        panel * self.panels() / self.units().max(1)
     }
 
     fn check(&self) {
         assert!(self.rows > 0 && self.y.len().is_multiple_of(self.rows), "whole rows of outputs");
-        let n = self.y.len() / self.rows;
+        let n = self.n();
         for part in &self.parts {
             let fits = part.b.is_none_or(|b| (b.rows, b.rank * n) == (self.rows, part.h.len()));
             let vectors = [part.gain, part.add.map(|(add, _)| add)];
             assert!(fits && vectors.into_iter().flatten().all(|values| values.len() == self.rows), "parts that fit");
         }
     }
+
+    /// Returns the results of A of each part as weights, with the words per row. Pairs are made in `room`.
+    fn weights<'a>(&'a self, cpu: &Cpu, room: &'a mut Vec<Vec<u32>>) -> Vec<(&'a [u32], usize)> {
+        room.resize_with(self.parts.len(), Vec::new);
+        let weights = |(part, room): (&'a LowRankPart<'_>, &'a mut Vec<u32>)| match part.b {
+            Some(b) if b.numbers.sum_type() == SumType::Bf16 => {
+                pair_words(cpu, part.h, b.rank, b.rank, room);
+                (&room[..], b.steps)
+            }
+            _ => (bytemuck::cast_slice(part.h), part.b.map_or(0, Panels::rank)),
+        };
+        self.parts.iter().zip(room).map(weights).collect()
+    }
 }
 
 thread_local! {
     /// Numbers of a panel as f32, and sums of some rows.
     static BUFFERS: RefCell<(Vec<f32>, Vec<f32>)> = const { RefCell::new((Vec::new(), Vec::new())) };
+}
+
+/// A job with its weights and its outputs, which threads write in parallel.
+struct Shared<'a> {
+    job: &'a LowRankJob<'a>,
+    y: Base<f32>,
+    weights: Vec<(&'a [u32], usize)>,
 }
 
 impl Cpu {
@@ -172,59 +256,65 @@ impl Cpu {
     /// The sizes within a job do not agree, or the call comes from inside a region.
     pub fn add_low_rank(&self, jobs: &mut [LowRankJob<'_>]) {
         jobs.iter().for_each(LowRankJob::check);
-        let costs: Vec<usize> = jobs.iter().map(LowRankJob::panel_cost).collect();
-        let total: usize = jobs.iter().zip(&costs).map(|(job, cost)| job.panels() * cost).sum();
-        let threads = (total / MIN_COST_PER_THREAD).clamp(1, self.threads());
         let bases: Vec<Base<f32>> = jobs.iter_mut().map(|job| Base(job.y.as_mut_ptr())).collect();
-        let jobs = &*jobs;
+        let mut room: Vec<Vec<Vec<u32>>> = jobs.iter().map(|_| Vec::new()).collect();
+        let shared = |((job, y), room)| Shared { job, y, weights: LowRankJob::weights(job, self, room) };
+        let shared: Vec<Shared<'_>> = jobs.iter().zip(bases).zip(&mut room).map(shared).collect();
+        let costs: Vec<usize> = jobs.iter().map(LowRankJob::unit_cost).collect();
+        let total: usize = jobs.iter().zip(&costs).map(|(job, cost)| job.units() * cost).sum();
+        let threads = (total / MIN_COST_PER_THREAD).clamp(1, self.threads());
         self.pool.run(threads, &|t| {
             let mut before = 0;
-            let border = |t: usize, before: usize, cost: usize, panels: usize| {
-                (total / threads * t).saturating_sub(before).div_ceil(cost.max(1)).min(panels)
+            let border = |t: usize, before: usize, cost: usize, units: usize| {
+                (total / threads * t).saturating_sub(before).div_ceil(cost.max(1)).min(units)
             };
-            for ((job, cost), base) in jobs.iter().zip(&costs).zip(&bases) {
-                let panels = job.panels();
-                let first = border(t, before, *cost, panels);
-                let until = if t + 1 == threads { panels } else { border(t + 1, before, *cost, panels) };
-                for panel in first..until {
-                    self.panel(job, base, panel);
+            for (shared, cost) in shared.iter().zip(&costs) {
+                let (job, units) = (shared.job, shared.job.units());
+                let first = border(t, before, *cost, units);
+                let until = if t + 1 == threads { units } else { border(t + 1, before, *cost, units) };
+                for unit in first..until {
+                    if job.by_rows() {
+                        let rows = unit * ROWS..job.n().min((unit + 1) * ROWS);
+                        (0..job.panels()).for_each(|panel| self.panel(shared, panel, rows.clone()));
+                    } else {
+                        self.panel(shared, unit, 0..job.n());
+                    }
                 }
-                before += cost * panels;
+                before += cost * units;
             }
         });
     }
 
-    /// Computes a panel for all rows of a job.
-    fn panel(&self, job: &LowRankJob<'_>, y: &Base<f32>, panel: usize) {
+    /// Computes a panel for some rows of a job.
+    fn panel(&self, Shared { job, y, weights }: &Shared<'_>, panel: usize, rows: Range<usize>) {
         let first = panel * PANEL;
-        let (count, n) = (PANEL.min(job.rows - first), job.y.len() / job.rows);
+        let count = PANEL.min(job.rows - first);
         let row = |row: usize| {
-            // SAFETY: the columns of the panel lie inside the row, the rows inside the outputs, and each panel is given
-            // to one thread, which uses one row at a time.
+            // SAFETY: the columns of the panel lie inside the row, the rows inside the outputs, and each panel of a row
+            // is given to one thread, which uses one row at a time.
             unsafe { std::slice::from_raw_parts_mut(y.at(row * job.rows + first), count) }
         };
-        for part in &job.parts {
+        for (part, (weights, weight_row)) in job.parts.iter().zip(weights) {
             if let Some(b) = part.b {
                 BUFFERS.with_borrow_mut(|(wide, sums)| {
-                    let numbers = panel * b.rank * PANEL..(panel + 1) * b.rank * PANEL;
-                    let (kind, values) = b.numbers.range(self, numbers, wide);
+                    let numbers = panel * b.steps * PANEL..(panel + 1) * b.steps * PANEL;
+                    let (kind, values) = (b.numbers.sum_type(), b.numbers.range(self, numbers, wide));
                     let size = kind.vector_bytes() / 16;
                     sums.resize(ROWS * PANEL, 0.0);
-                    for from in (0..n).step_by(ROWS) {
-                        let rows = ROWS.min(n - from);
+                    for from in rows.clone().step_by(ROWS) {
                         let sum = WeightedSum {
                             values,
                             step: PANEL * size,
-                            steps: b.rank,
+                            steps: b.steps,
                             vector: kind.vector_bytes(),
                             vectors: PANEL / 16,
-                            weights: bytemuck::cast_slice(&part.h[from * b.rank..][..rows * b.rank]),
-                            weight_row: b.rank,
-                            rows,
+                            weights: &weights[from * weight_row..],
+                            weight_row: *weight_row,
+                            rows: ROWS.min(rows.end - from),
                             next: &[],
                         };
                         self.weighted_sum(kind, &sum, sums, PANEL);
-                        for (i, sums) in sums.chunks_exact(PANEL).take(rows).enumerate() {
+                        for (i, sums) in sums.chunks_exact(PANEL).take(sum.rows).enumerate() {
                             self.level().run(AddScaled { x: row(from + i), y: &sums[..count], scale: part.scale });
                         }
                     }
@@ -232,11 +322,12 @@ impl Cpu {
             }
             if let Some(gain) = part.gain {
                 let gain = &gain[first..][..count];
-                (0..n).for_each(|i| row(i).iter_mut().zip(gain).for_each(|(y, gain)| *y *= gain));
+                rows.clone().for_each(|i| row(i).iter_mut().zip(gain).for_each(|(y, gain)| *y *= gain));
             }
             if let Some((add, factor)) = part.add {
                 let add = &add[first..][..count];
-                (0..n).for_each(|i| row(i).iter_mut().zip(add).for_each(|(y, add)| *y = factor.mul_add(*add, *y)));
+                let one = |i| row(i).iter_mut().zip(add).for_each(|(y, add)| *y = factor.mul_add(*add, *y));
+                rows.clone().for_each(one);
             }
         }
     }
@@ -257,6 +348,46 @@ impl Kernel for Widen<'_> {
     }
 }
 
+/// Converts f32 numbers to weights of sums of bf16.
+struct Weights<'a> {
+    from: &'a [f32],
+    to: &'a mut [u32],
+}
+
+impl Kernel for Weights<'_> {
+    #[inline(always)]
+    fn run(self) {
+        weights(SumType::Bf16, self.from, self.to);
+    }
+}
+
+/// Returns `x` as a factor of this type holds it.
+#[cfg(test)]
+pub(super) fn held(kind: FactorType, x: f32) -> f32 {
+    match kind {
+        FactorType::F32 => x,
+        FactorType::F16 => f16::from_f32(x).to_f32(),
+        FactorType::Bf16 | FactorType::Pairs => bf16::from_f32(x).to_f32(),
+    }
+}
+
+/// Computes a sum of products in the order of a factor of this type, one by one.
+#[cfg(test)]
+pub(super) fn dot(kind: FactorType, numbers: &[f32], x: &[f32]) -> f32 {
+    if kind != FactorType::Pairs {
+        return numbers.iter().zip(x).fold(0f32, |sum, (a, x)| a.mul_add(*x, sum));
+    }
+    let x: Vec<f32> = x.iter().map(|x| held(kind, *x)).collect();
+    let at = |values: &[f32], i: usize| values.get(i).copied().unwrap_or(0.0);
+    (0..x.len()).step_by(2).fold(0f32, |sum, i| {
+        let odd = at(numbers, i + 1).mul_add(at(&x, i + 1), sum);
+        numbers[i].mul_add(x[i], odd)
+    })
+}
+
+#[cfg(test)]
+pub(super) const ALL_TYPES: [FactorType; 4] = [FactorType::F32, FactorType::F16, FactorType::Bf16, FactorType::Pairs];
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -267,10 +398,16 @@ mod tests {
     }
 
     /// Computes a part one output at a time.
-    fn expected(b: &[f32], part: &LowRankPart<'_>, rank: usize, y: &[f32], rows: usize) -> Vec<f32> {
+    fn expected(
+        (b, kind): (&[f32], FactorType),
+        part: &LowRankPart<'_>,
+        rank: usize,
+        y: &[f32],
+        rows: usize,
+    ) -> Vec<f32> {
         let one = |(i, y): (usize, &f32)| {
             let (row, out) = (i / rows, i % rows);
-            let sum = (0..rank).fold(0f32, |sum, k| part.h[row * rank + k].mul_add(b[out * rank + k], sum));
+            let sum = dot(kind, &b[out * rank..][..rank], &part.h[row * rank..][..rank]);
             let y = if rank > 0 { sum.mul_add(part.scale, *y) } else { *y };
             let y = part.gain.map_or(y, |gain| y * gain[out]);
             part.add.map_or(y, |(add, factor)| factor.mul_add(add[out], y))
@@ -284,17 +421,12 @@ mod tests {
         for isa in Cpu::isas() {
             for threads in [1, 3] {
                 let cpu = Cpu::with_isa(threads, Some(isa)).unwrap();
-                for (rows, rank, n) in [(1, 1, 1), (64, 8, 1), (65, 3, 5), (200, 16, 2), (1000, 33, 9)] {
-                    for dtype in [DType::F32, DType::F16, DType::BF16] {
-                        let round = |x: &f32| match dtype {
-                            DType::F16 => f16::from_f32(*x).to_f32(),
-                            DType::BF16 => bf16::from_f32(*x).to_f32(),
-                            _ => *x,
-                        };
-                        let b: Vec<f32> = numbers(&mut rng, rows * rank).iter().map(round).collect();
+                for (rows, rank, n) in [(1, 1, 1), (64, 8, 1), (65, 3, 5), (200, 16, 2), (1000, 33, 9), (150, 5, 77)] {
+                    for kind in ALL_TYPES {
+                        let b: Vec<f32> = numbers(&mut rng, rows * rank).iter().map(|x| held(kind, *x)).collect();
                         let (h, y) = (numbers(&mut rng, n * rank), numbers(&mut rng, n * rows));
                         let (gain, add) = (numbers(&mut rng, rows), numbers(&mut rng, rows));
-                        let panels = Panels::new(&b, rows, rank, dtype);
+                        let panels = Panels::new(&b, rows, rank, kind);
                         let plain = LowRankPart { b: Some(&panels), h: &h, scale: 0.7, gain: None, add: None };
                         let scaled = LowRankPart { gain: Some(&gain), add: Some((&add, 0.3)), ..plain };
                         let vectors = LowRankPart { b: None, h: &[], ..scaled };
@@ -304,10 +436,10 @@ mod tests {
                             LowRankJob { parts: vec![vectors], rows, y: &mut other },
                         ]);
                         let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-                        let once = expected(&b, &plain, rank, &y, rows);
-                        let twice = expected(&b, &scaled, rank, &once, rows);
-                        assert_eq!(bits(&found), bits(&twice), "{isa} {threads} {rows} {rank} {n} {dtype}");
-                        assert_eq!(bits(&other), bits(&expected(&[], &vectors, 0, &y, rows)));
+                        let once = expected((&b, kind), &plain, rank, &y, rows);
+                        let twice = expected((&b, kind), &scaled, rank, &once, rows);
+                        assert_eq!(bits(&found), bits(&twice), "{isa} {threads} {rows} {rank} {n} {kind:?}");
+                        assert_eq!(bits(&other), bits(&expected((&[], kind), &vectors, 0, &y, rows)));
                     }
                 }
             }

@@ -6,13 +6,12 @@
 //! instruction set, nor the number of threads, nor the other inputs.
 #![allow(unsafe_code)]
 
-use super::low_rank::Numbers;
-use super::{Acts, Base, Cpu, Form, MIN_COST_PER_THREAD, WeightedSum};
-use crate::dtype::DType;
+use super::low_rank::{FactorType, Numbers, pair_words};
+use super::{Acts, Base, Cpu, Form, MIN_COST_PER_THREAD, SumType, WeightedSum, pair};
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Columns whose products are summed at once.
+/// Columns whose products are summed at once, an even number.
 const CHUNK: usize = 512;
 /// Largest number of inputs that a thread multiplies with a chunk before it takes the next one.
 const TOGETHER: usize = 16;
@@ -43,15 +42,17 @@ pub struct LowRankInputJob<'a> {
 thread_local! {
     /// Numbers of a chunk as f32.
     static WIDE: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    /// Inputs as pairs of bf16.
+    static PAIRS: RefCell<Vec<Vec<u32>>> = const { RefCell::new(Vec::new()) };
 }
 
 impl LowRankInput {
-    /// Stores A, `(rank, cols)`, as f32, f16 or bf16.
-    pub fn new(a: &[f32], rank: usize, cols: usize, dtype: DType) -> LowRankInput {
+    /// Stores A, `(rank, cols)`.
+    pub fn new(a: &[f32], rank: usize, cols: usize, kind: FactorType) -> LowRankInput {
         assert_eq!(a.len(), rank * cols, "a matrix of this size");
         let lanes = rank.next_multiple_of(16);
-        let number = |i: usize| if i % lanes < rank { a[i % lanes * cols + i / lanes] } else { 0.0 };
-        LowRankInput { rank, cols, lanes, numbers: Numbers::new(dtype, cols * lanes, number) }
+        let number = |col: usize, lane: usize| if lane < rank { a[lane * cols + col] } else { 0.0 };
+        LowRankInput { rank, cols, lanes, numbers: Numbers::new(kind, cols, lanes, number) }
     }
 
     /// Returns the bytes in memory.
@@ -85,12 +86,46 @@ impl Cpu {
     ///
     /// # Panics
     /// The sizes within a job do not agree, or the call comes from inside a region.
-    pub fn low_rank_inputs(&self, jobs: &mut [LowRankInputJob<'_>]) {
+    pub fn low_rank_inputs<'x>(&self, jobs: &mut [LowRankInputJob<'x>]) {
         for job in &*jobs {
             let has_rows = job.tokens.start <= job.tokens.end && job.tokens.end <= job.x.n();
             assert!(has_rows && job.x.has(Form::F32), "rows that the inputs have as f32");
             assert_eq!((job.a.cols, job.tokens.len() * job.a.rank), (job.x.k(), job.h.len()), "sizes that agree");
         }
+        PAIRS.with_borrow_mut(|pairs| {
+            let numbers = self.make_pairs(jobs, pairs);
+            let input = |(x, number): (&'x Acts, &Option<usize>)| match number {
+                Some(number) => (&pairs[*number][..], x.k.div_ceil(2)),
+                None => (bytemuck::cast_slice(&x.values), x.stride),
+            };
+            let inputs: Vec<(&[u32], usize)> = jobs.iter().map(|job| job.x).zip(&numbers).map(input).collect();
+            self.multiply_inputs(jobs, &inputs);
+        });
+    }
+
+    /// Converts the inputs of factors in pairs to pairs of bf16, and returns the number of each in `pairs`.
+    fn make_pairs<'x>(&self, jobs: &[LowRankInputJob<'x>], pairs: &mut Vec<Vec<u32>>) -> Vec<Option<usize>> {
+        let mut made: Vec<&Acts> = Vec::new();
+        let mut make = |job: &LowRankInputJob<'x>| {
+            if job.a.numbers.sum_type() != SumType::Bf16 {
+                return None;
+            }
+            // Products that share an input share its pairs.
+            if let Some(number) = made.iter().position(|x| std::ptr::eq(*x, job.x)) {
+                return Some(number);
+            }
+            let number = made.len();
+            pairs.resize_with(pairs.len().max(number + 1), Vec::new);
+            let values: &[f32] = bytemuck::cast_slice(&job.x.values);
+            pair_words(self, &values[..job.x.n * job.x.stride], job.x.stride, job.x.k, &mut pairs[number]);
+            made.push(job.x);
+            Some(number)
+        };
+        jobs.iter().map(&mut make).collect()
+    }
+
+    /// Computes all jobs; `inputs` has the weights of each and the words per row.
+    fn multiply_inputs(&self, jobs: &mut [LowRankInputJob<'_>], inputs: &[(&[u32], usize)]) {
         // The sums of each chunk of a job: (chunks, tokens, lanes).
         let mut sums: Vec<Vec<f32>> =
             jobs.iter().map(|job| vec![0.0; job.chunks() * job.tokens.len() * job.a.lanes]).collect();
@@ -110,7 +145,7 @@ impl Cpu {
                 let job = &shared[*i];
                 // A unit belongs to the thread in whose share of the cost it begins.
                 if before * threads / total.max(1) == t {
-                    self.unit(job, &bases[*i], *chunk, *block);
+                    self.unit(job, inputs[*i], &bases[*i], *chunk, *block);
                 }
                 before += job.cost();
             }
@@ -127,24 +162,32 @@ impl Cpu {
     }
 
     /// Multiplies a block of inputs with a chunk of A.
-    fn unit(&self, job: &LowRankInputJob<'_>, sums: &Base<f32>, chunk: usize, block: usize) {
+    fn unit(
+        &self,
+        job: &LowRankInputJob<'_>,
+        (inputs, weight_row): (&[u32], usize),
+        sums: &Base<f32>,
+        chunk: usize,
+        block: usize,
+    ) {
         let LowRankInput { cols, lanes, numbers, .. } = job.a;
         let (lanes, n) = (*lanes, job.tokens.len());
         let (first, from) = (chunk * CHUNK, block * TOGETHER);
-        let (steps, rows) = (CHUNK.min(cols - first), TOGETHER.min(n - from));
+        let (count, rows) = (CHUNK.min(cols - first), TOGETHER.min(n - from));
+        let kind = numbers.sum_type();
+        let (before, steps) = (first / pair(kind), count.div_ceil(pair(kind)));
         WIDE.with_borrow_mut(|wide| {
-            let (kind, values) = numbers.range(self, first * lanes..(first + steps) * lanes, wide);
+            let values = numbers.range(self, before * lanes..(before + steps) * lanes, wide);
             let size = kind.vector_bytes() / 16;
-            let inputs: &[f32] = bytemuck::cast_slice(&job.x.values);
-            let start = (job.tokens.start + from) * job.x.stride + first;
+            let weights = &inputs[(job.tokens.start + from) * weight_row + before..];
             let sum = WeightedSum {
                 values,
                 step: lanes * size,
                 steps,
                 vector: kind.vector_bytes(),
                 vectors: lanes / 16,
-                weights: bytemuck::cast_slice(&inputs[start..][..(rows - 1) * job.x.stride + steps]),
-                weight_row: job.x.stride,
+                weights,
+                weight_row,
                 rows,
                 next: &[],
             };
@@ -159,22 +202,17 @@ impl Cpu {
 
 #[cfg(test)]
 mod tests {
+    use super::super::low_rank::{ALL_TYPES, dot, held};
     use super::*;
     use crate::rng::Rng;
-    use half::{bf16, f16};
 
     #[test]
     fn any_shape_thread_count_and_instruction_set_give_the_bits_of_the_plain_loop() {
         let mut rng = Rng::new(4);
         let mut numbers = |count: usize| (0..count).map(|_| rng.next_normal() as f32).collect::<Vec<f32>>();
         for (rank, cols, n) in [(1, 1, 1), (8, 96, 3), (16, 512, 1), (33, 700, 20), (5, 1100, 37)] {
-            for dtype in [DType::F32, DType::F16, DType::BF16] {
-                let round = |x: &f32| match dtype {
-                    DType::F16 => f16::from_f32(*x).to_f32(),
-                    DType::BF16 => bf16::from_f32(*x).to_f32(),
-                    _ => *x,
-                };
-                let a: Vec<f32> = numbers(rank * cols).iter().map(round).collect();
+            for kind in ALL_TYPES {
+                let a: Vec<f32> = numbers(rank * cols).iter().map(|x| held(kind, *x)).collect();
                 let rows = numbers(n * cols);
                 let mut x = Acts::default();
                 x.set(n, cols, &rows);
@@ -183,12 +221,12 @@ mod tests {
                     let (row, r) = (&rows[(tokens.start + i / rank) * cols..][..cols], i % rank);
                     let sum = |chunk: usize| {
                         let ks = chunk * CHUNK..cols.min((chunk + 1) * CHUNK);
-                        ks.fold(0f32, |sum, k| a[r * cols + k].mul_add(row[k], sum))
+                        dot(kind, &a[r * cols..][ks.clone()], &row[ks])
                     };
                     (0..cols.div_ceil(CHUNK)).fold(0f32, |h, chunk| h + sum(chunk)).to_bits()
                 };
                 let expected: Vec<u32> = (0..tokens.len() * rank).map(one).collect();
-                let factor = LowRankInput::new(&a, rank, cols, dtype);
+                let factor = LowRankInput::new(&a, rank, cols, kind);
                 for isa in Cpu::isas() {
                     for threads in [1, 3] {
                         let cpu = Cpu::with_isa(threads, Some(isa)).unwrap();
@@ -196,7 +234,7 @@ mod tests {
                         let job = |tokens, h| LowRankInputJob { a: &factor, x: &x, tokens, h };
                         cpu.low_rank_inputs(&mut [job(tokens.clone(), &mut h), job(n - 1..n, &mut other)]);
                         let bits: Vec<u32> = h.iter().map(|x| x.to_bits()).collect();
-                        assert_eq!(bits, expected, "{isa} {threads} {rank} {cols} {n} {dtype}");
+                        assert_eq!(bits, expected, "{isa} {threads} {rank} {cols} {n} {kind:?}");
                         assert_eq!(other, h[h.len() - rank..]);
                     }
                 }

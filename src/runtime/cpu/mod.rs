@@ -30,14 +30,16 @@ mod sink;
 mod tables;
 pub mod topology;
 mod weighted_sum;
+mod weights;
 
 pub use acts::{Acts, GROUP, Q8Group, Q16Group};
-pub use low_rank::{LowRankJob, LowRankPart, Panels};
+pub use low_rank::{FactorType, LowRankJob, LowRankPart, Panels};
 pub use low_rank_input::{LowRankInput, LowRankInputJob};
 pub use matrix::{Arithmetic, Form, Matrix, MatrixStore};
 pub use region::Job;
 pub use tables::ISA_VARIABLE;
 pub use weighted_sum::{SMALLEST_POWER, SumType, WeightedSum, reference};
+pub use weights::{joined, pair, rounded, weights};
 
 use crate::error::Result;
 use crate::resources::thread_refused;

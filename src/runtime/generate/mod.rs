@@ -260,7 +260,8 @@ pub struct Outcome {
 
 /// Requests of a run, which may become known while others are computed.
 pub trait Source {
-    /// Returns the next request in their order. With `wait`, [`Next::Later`] is not returned: the call blocks instead.
+    /// Returns the next request in their order. With `wait`, the call blocks until there is one, except for a request
+    /// that must wait for the end of an earlier one.
     ///
     /// # Errors
     /// The whole run must end. A request that is invalid alone is [`Next::Request`] with its error.
@@ -272,7 +273,7 @@ pub trait Source {
 pub enum Next {
     /// The request, or the reason why it is invalid.
     Request(Box<Result<Request>>),
-    /// The request is not known yet.
+    /// The request is not known yet, or must wait for the end of an earlier one.
     Later,
     /// There are no more requests.
     End,
@@ -403,6 +404,9 @@ impl Run<'_> {
         let waiting = if options.waiting == 0 { WAITING } else { options.waiting.min(WAITING) };
         while self.more && batch.waiting() < slots.max(waiting) {
             let request = match self.source.next(batch.is_idle() && batch.waiting() < slots)? {
+                Next::Later if batch.is_empty() => {
+                    return Err(Error::engine("found a request that waits for another one, but no other one"));
+                }
                 Next::Later => return Ok(()),
                 Next::End => {
                     self.more = false;

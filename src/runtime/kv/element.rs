@@ -4,7 +4,7 @@
 //! instruction set.
 
 use crate::error::{Error, Result};
-use crate::runtime::cpu::{Cpu, SMALLEST_POWER, SumType};
+use crate::runtime::cpu::{Cpu, SMALLEST_POWER, SumType, joined, pair, rounded};
 use crate::runtime::ops::{LANES, exp2, exp2_from};
 use std::fmt;
 use std::str::FromStr;
@@ -118,49 +118,6 @@ macro_rules! by_type {
 }
 pub(crate) use by_type;
 
-/// Returns the number of elements in one step of a weighted sum: 2 where elements are multiplied in pairs, otherwise 1.
-pub const fn pair(sum_type: SumType) -> usize {
-    if matches!(sum_type, SumType::Bf16) { 2 } else { 1 }
-}
-
-/// Writes floats to `words` in the form in which a weighted sum of this [`SumType`] reads its weights, one word per
-/// step: an f32, or two bf16.
-#[inline(always)]
-pub fn weights(sum_type: SumType, values: &[f32], words: &mut [u32]) {
-    if pair(sum_type) == 1 {
-        for i in 0..values.len() {
-            words[i] = values[i].to_bits();
-        }
-        return;
-    }
-    pack(values, rounded, words);
-}
-
-/// Packs the upper halves of `bits(value)` in pairs into words. Each short chunk takes two loops, one for the bits and
-/// one for the pairs, so that both vectorize.
-#[inline(always)]
-fn pack<T: Copy>(values: &[T], bits: impl Fn(T) -> u32, words: &mut [u32]) {
-    for start in (0..values.len()).step_by(128) {
-        let values = &values[start..values.len().min(start + 128)];
-        let words = &mut words[start / 2..][..values.len().div_ceil(2)];
-        let mut wide = [0u64; 64];
-        let halves: &mut [u32; 128] = bytemuck::cast_mut(&mut wide);
-        for i in 0..values.len() {
-            halves[i] = bits(values[i]);
-        }
-        for i in 0..words.len() {
-            words[i] = joined(wide[i]);
-        }
-    }
-}
-
-/// Joins the upper halves of two words, the first in the low half of the result. The pair is one wide word, which
-/// vector instructions can shift.
-#[inline(always)]
-fn joined(pair: u64) -> u32 {
-    (pair >> 16 & 0xffff | pair >> 32 & 0xffff_0000) as u32
-}
-
 /// Writes the probabilities `2^(score - m)` to `words` in the form of [`weights`], and returns their sum in lanes. The
 /// number of scores must be a multiple of [`LANES`].
 #[inline(always)]
@@ -195,19 +152,6 @@ pub fn probabilities(sum_type: SumType, scores: &[f32], m: f32, words: &mut [u32
         }
     }
     sum
-}
-
-/// Returns the bits of the nearest bf16 (ties to even) as an f32; magnitudes below 2^-56 become zero, see
-/// [`SumType::Bf16`].
-#[inline(always)]
-fn rounded(value: f32) -> u32 {
-    const SMALLEST: u32 = ((127 + SMALLEST_POWER) as u32) << 23;
-    let bits = value.to_bits();
-    let abs = bits & 0x7fff_ffff;
-    let near = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) & 0xffff_0000;
-    let near = if abs < SMALLEST { 0 } else { near };
-    // Rounding up must not turn a NaN into zero.
-    if abs > 0x7f80_0000 { 0x7fc0_0000 } else { near }
 }
 
 impl Element for f32 {
@@ -331,12 +275,5 @@ mod tests {
                 assert_eq!(ours.to_bits(), reference.to_bits(), "{value}");
             }
         }
-    }
-
-    #[test]
-    fn an_odd_number_of_weights_ends_in_half_a_pair() {
-        let mut words = [u32::MAX; 2];
-        weights(SumType::Bf16, &[1.0, -2.0, 0.5], &mut words);
-        assert_eq!(words, [0xc000_3f80, 0x3f00]);
     }
 }

@@ -15,14 +15,14 @@ mod pool;
 
 pub(super) use coded::{Fp8, Int4Pair, Int8};
 pub use element::KvType;
-pub(super) use element::{Bf16, Element, F16, by_type, pair, panel, probabilities, weights};
+pub(super) use element::{Bf16, Element, F16, by_type, panel, probabilities};
 pub(super) use hadamard::rotate;
 pub(super) use layout::Head;
 use layout::HeadMut;
 pub use layout::{KvHeads, KvLayer, KvLayout};
 pub use pool::{Page, PageCounts, PagePool, pages_within};
 
-use super::cpu::Cpu;
+use super::cpu::{Cpu, pair};
 use super::ops::LANES;
 use crate::error::Result;
 use crate::simd::Kernel;
