@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 mod nibbles;
+mod pairs;
 mod probabilities;
 
 use super::generic::{self, IntegerShape, Isa, PanelShape, Routine, memory, registers};
@@ -17,6 +18,7 @@ pub(super) const TABLE: KernelTable = KernelTable {
     probabilities: Some(probabilities::probabilities),
     wide_probabilities: Some(probabilities::wide_probabilities),
     nibbles: Some(nibbles::nibbles),
+    pairs: Some(pairs::pairs),
     ..generic::table::<Avx512<false>>()
 };
 

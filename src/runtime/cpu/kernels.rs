@@ -250,12 +250,17 @@ pub(super) struct KernelTable {
     pub wide_probabilities: Option<ProbabilitiesFn>,
     /// Function that widens 4-bit integers, if the instruction set has its own.
     pub nibbles: Option<NibblesFn>,
+    /// Function that rounds f32 numbers to pairs of BF16, if the instruction set has its own.
+    pub pairs: Option<PairsFn>,
     /// Function that rounds whole groups to int8. Safety: the CPU has the instruction set.
     pub quantize: unsafe fn(&[[f32; GROUP]], &mut [Q8Group]),
 }
 
 /// Function that widens the two integers of each byte to a word of two BF16. Safety: the CPU has the instruction set.
 pub(super) type NibblesFn = unsafe fn(&[u8], &mut [u32]);
+
+/// Function that rounds numbers as [`super::weights()`] does for pairs of BF16. Safety: the CPU has the instructions.
+pub(super) type PairsFn = unsafe fn(&[f32], &mut [u32]);
 
 impl KernelTable {
     /// Returns the kernel for plain rows and activations of this form.

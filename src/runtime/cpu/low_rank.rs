@@ -7,7 +7,7 @@
 //! bf16, twice as many numbers per instruction; the rank is then padded to whole pairs.
 #![allow(unsafe_code)]
 
-use super::{Base, Cpu, MIN_COST_PER_THREAD, SumType, WeightedSum, pair, rounded, weights};
+use super::{Base, Cpu, MIN_COST_PER_THREAD, SumType, WeightedSum, pair, rounded};
 use crate::runtime::ops::AddScaled;
 use crate::simd::Kernel;
 use half::{bf16, f16};
@@ -112,8 +112,7 @@ pub(super) fn pair_words(cpu: &Cpu, values: &[f32], stride: usize, count: usize,
     let row = count.div_ceil(2);
     words.resize(values.len().div_ceil(stride) * row, 0);
     cpu.for_rows(bytemuck::cast_slice_mut(words), row, |i, words| {
-        let to: &mut [u32] = bytemuck::cast_slice_mut(words);
-        cpu.level().run(Weights { from: &values[i * stride..][..count], to });
+        cpu.bf16_pairs(&values[i * stride..][..count], bytemuck::cast_slice_mut(words));
     });
 }
 
@@ -345,19 +344,6 @@ impl Kernel for Widen<'_> {
         for i in 0..self.from.len().min(self.to.len()) {
             self.to[i] = f32::from_bits(u32::from(self.from[i].to_bits()) << 16);
         }
-    }
-}
-
-/// Converts f32 numbers to weights of sums of bf16.
-struct Weights<'a> {
-    from: &'a [f32],
-    to: &'a mut [u32],
-}
-
-impl Kernel for Weights<'_> {
-    #[inline(always)]
-    fn run(self) {
-        weights(SumType::Bf16, self.from, self.to);
     }
 }
 

@@ -205,6 +205,19 @@ impl Cpu {
         self.table.nibbles.map(|f| unsafe { f(bytes, words) }).is_some()
     }
 
+    /// Rounds numbers to pairs of bf16, one word for two numbers, as [`weights()`] does.
+    ///
+    /// # Panics
+    /// There are too few words.
+    pub fn bf16_pairs(&self, values: &[f32], words: &mut [u32]) {
+        assert!(words.len() >= values.len().div_ceil(2), "a word for two numbers");
+        match self.table.pairs {
+            // SAFETY: a table is returned only if this CPU has its instruction set.
+            Some(f) => unsafe { f(values, words) },
+            None => self.level().run(weights::Pairs { from: values, to: words }),
+        }
+    }
+
     /// Calls `f(i, row)` for each row of `row_len` values of `out`. Uses as many threads as are worth starting when
     /// every value costs about as much as an elementwise operation.
     ///

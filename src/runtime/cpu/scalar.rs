@@ -38,6 +38,7 @@ pub(super) const TABLE: KernelTable = KernelTable {
     probabilities: None,
     wide_probabilities: None,
     nibbles: None,
+    pairs: None,
     quantize,
 };
 

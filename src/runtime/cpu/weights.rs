@@ -4,6 +4,7 @@
 //! instruction set.
 
 use super::weighted_sum::{SMALLEST_POWER, SumType};
+use crate::simd::Kernel;
 
 /// Returns the number of elements in one step of a weighted sum: 2 where elements are multiplied in pairs, otherwise 1.
 pub const fn pair(sum_type: SumType) -> usize {
@@ -61,6 +62,19 @@ pub fn rounded(value: f32) -> u32 {
     if abs > 0x7f80_0000 { 0x7fc0_0000 } else { near }
 }
 
+/// Converts f32 numbers to weights of sums of bf16.
+pub(super) struct Pairs<'a> {
+    pub from: &'a [f32],
+    pub to: &'a mut [u32],
+}
+
+impl Kernel for Pairs<'_> {
+    #[inline(always)]
+    fn run(self) {
+        weights(SumType::Bf16, self.from, self.to);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -70,5 +84,23 @@ mod tests {
         let mut words = [u32::MAX; 2];
         weights(SumType::Bf16, &[1.0, -2.0, 0.5], &mut words);
         assert_eq!(words, [0xc000_3f80, 0x3f00]);
+    }
+
+    #[test]
+    fn every_instruction_set_rounds_the_same_numbers_to_the_same_pairs() {
+        let mut rng = crate::rng::Rng::new(5);
+        let edges = [0.0, -0.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, 1e-40, 2f32.powi(-56), 1.3e-17];
+        let random = (0..3000).map(|_| f32::from_bits(rng.next_u64() as u32));
+        let values: Vec<f32> = edges.into_iter().chain(random).collect();
+        for isa in crate::runtime::cpu::Cpu::isas() {
+            let cpu = crate::runtime::cpu::Cpu::with_isa(1, Some(isa)).unwrap();
+            for len in (0..100).chain([values.len()]) {
+                let (mut found, mut expected) = (vec![7; len.div_ceil(2) + 1], vec![7; len.div_ceil(2) + 1]);
+                let values = &values[values.len() - len..];
+                cpu.bf16_pairs(values, &mut found);
+                weights(SumType::Bf16, values, &mut expected);
+                assert_eq!(found, expected, "{isa}, {len}");
+            }
+        }
     }
 }

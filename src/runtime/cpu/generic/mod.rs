@@ -41,6 +41,7 @@ pub(super) const fn table<I: Isa>() -> KernelTable {
         probabilities: None,
         wide_probabilities: None,
         nibbles: None,
+        pairs: None,
         quantize: quantize::quantize::<I>,
     }
 }
