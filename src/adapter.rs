@@ -2,6 +2,8 @@
 //! the files that they come from. [`crate::convert::adapter`] reads those of the PEFT library.
 
 use crate::dtype::DType;
+use crate::mapped::Bytes;
+use crate::scheme::TileLayout;
 use std::collections::BTreeMap;
 
 /// An adapter for one model.
@@ -44,6 +46,23 @@ pub struct LowRank {
     pub b: Vec<f32>,
     /// Type of the factors in the files.
     pub dtype: DType,
+    /// A and B in int8 where they are stored so; their numbers are those of `a` and `b`.
+    pub int8: [Option<Int8Factor>; 2],
+}
+
+/// A factor in int8 with a scale per row, in the tiles of a pack ([`crate::scheme`]).
+#[derive(Debug, Clone)]
+pub struct Int8Factor {
+    /// Layout of `data`.
+    pub layout: TileLayout,
+    /// The tiles.
+    pub data: Bytes,
+}
+
+impl PartialEq for Int8Factor {
+    fn eq(&self, other: &Int8Factor) -> bool {
+        self.layout == other.layout && *self.data == *other.data
+    }
 }
 
 impl Change {

@@ -250,12 +250,14 @@ impl Model {
         for products in products.chunks_mut(at_once.max(1)) {
             let held = products.iter().map(|product| product.weight.hold()).collect::<Result<Vec<Held<'_>>>>()?;
             let mut factors = adapters::Factors::of(products.iter().map(|product| &product.changed[..]));
-            factors.begin(&self.cpu, |product| products[product].x);
-            let jobs = products.iter_mut().zip(&held).map(|(product, matrix)| product.job(matrix));
-            self.cpu.matmul(&mut jobs.collect::<Vec<_>>(), arithmetic);
+            let inputs: Vec<&Acts> = products.iter().map(|product| product.x).collect();
+            let mut jobs = factors.begin(&self.cpu, arithmetic, &inputs);
+            jobs.extend(products.iter_mut().zip(&held).map(|(product, matrix)| product.job(matrix)));
+            self.cpu.matmul(&mut jobs, arithmetic);
+            drop(jobs);
             held.iter().try_for_each(|matrix| matrix.check()).map_err(Error::while_opening_model)?;
             let products = products.iter_mut().map(|product| (product.x, product.tokens.start, &mut *product.y));
-            factors.finish(&self.cpu, products);
+            factors.finish(&self.cpu, arithmetic, products);
         }
         Ok(())
     }
@@ -424,7 +426,7 @@ impl<'p> Product<'p> {
     }
 
     fn job<'a>(&'a mut self, matrix: &'a Matrix) -> Job<'a> {
-        Job { matrix, bias: self.bias, x: self.x, tokens: self.tokens.clone(), y: self.y }
+        Job { matrix, bias: self.bias, x: self.x, tokens: self.tokens.clone(), y: self.y, added: None }
     }
 }
 

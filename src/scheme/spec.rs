@@ -35,6 +35,10 @@ impl QuantSpec {
         scale_dtype: ScaleType::E8m0,
     };
 
+    /// int8 with a scale per row.
+    pub const INT8_ROWS: QuantSpec =
+        QuantSpec { scheme: Scheme::Int8, granularity: Granularity::Row, symmetric: true, scale_dtype: ScaleType::F16 };
+
     /// Returns the default specification of a scheme: symmetric, with its default granularity and scale type.
     pub fn usual(scheme: Scheme) -> QuantSpec {
         let SchemeInfo { granularity, scale_dtype, .. } = *scheme.info();

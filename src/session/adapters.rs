@@ -1,6 +1,6 @@
 //! Adapters of a session by name.
 
-use super::Session;
+use super::{Session, SessionOptions};
 use crate::convert::adapter;
 use crate::error::{Cause, Context, Error, Result};
 use crate::progress;
@@ -20,6 +20,28 @@ pub struct Source {
     pub dir: PathBuf,
     /// Scale of requests that do not name one.
     pub scale: f32,
+}
+
+/// Number type of the factors of adapters.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum AdapterPrecision {
+    /// That of the files, as far as the precision of the run has use for it; see [`AdapterBinder::bind`].
+    #[default]
+    Auto,
+    /// int8 with a scale per row; an adapter whose rows lose too much is refused.
+    Int8,
+}
+
+impl FromStr for AdapterPrecision {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<AdapterPrecision, String> {
+        match text {
+            "auto" => Ok(AdapterPrecision::Auto),
+            "int8" => Ok(AdapterPrecision::Int8),
+            _ => Err("expected auto or int8".into()),
+        }
+    }
 }
 
 impl FromStr for Source {
@@ -56,11 +78,12 @@ impl Session {
     /// Registers adapters. If all of them fit in the memory for adapters, they are loaded and used together for
     /// sequences that choose none; if they cannot be used together, only requests that choose some are valid. Otherwise
     /// each is loaded when a request needs it.
-    pub(super) fn with_adapters(mut self, sources: &[Source], limit: Option<u64>) -> Result<Session> {
+    pub(super) fn with_adapters(mut self, options: &SessionOptions) -> Result<Session> {
+        let (sources, limit) = (&options.adapters, options.adapter_memory);
         if sources.is_empty() {
             return Ok(self);
         }
-        self.adapters = Adapters::new(self.engine.adapter_binder()?, limit);
+        self.adapters = Adapters::new(self.engine.adapter_binder()?, options.adapter_precision, limit);
         sources.iter().try_for_each(|source| self.adapters.add(source.clone()))?;
         if limit.is_none_or(|limit| self.adapters.needed() <= limit) {
             self.adapters.load_all()?;
@@ -78,6 +101,7 @@ impl Session {
 #[derive(Debug, Default)]
 pub struct Adapters {
     binder: Option<AdapterBinder>,
+    precision: AdapterPrecision,
     /// Largest number of bytes of all adapters in memory.
     limit: Option<u64>,
     state: Mutex<State>,
@@ -150,8 +174,8 @@ impl Drop for Loading<'_> {
 
 impl Adapters {
     /// Creates a set without adapters. `limit` is the largest number of bytes of all adapters in memory.
-    pub fn new(binder: AdapterBinder, limit: Option<u64>) -> Adapters {
-        Adapters { binder: Some(binder), limit, ..Adapters::default() }
+    pub fn new(binder: AdapterBinder, precision: AdapterPrecision, limit: Option<u64>) -> Adapters {
+        Adapters { binder: Some(binder), precision, limit, ..Adapters::default() }
     }
 
     /// Registers an adapter, whose configuration and header are read.
@@ -160,7 +184,7 @@ impl Adapters {
     /// Another adapter has its name, its files are invalid, or it alone exceeds the memory for adapters.
     pub fn add(&self, source: Source) -> Result<()> {
         let numbers = adapter::describe(&source.dir)?.parameters;
-        let bytes = numbers * self.binder.as_ref().map_or(4, AdapterBinder::number_bytes);
+        let bytes = numbers * self.number_bytes();
         self.check_room(bytes, &format!("adapter `{}` needs", source.name))?;
         match self.state().entries.entry(source.name.clone()) {
             btree_map::Entry::Occupied(_) => {
@@ -172,6 +196,14 @@ impl Adapters {
                 place.insert(entry);
                 Ok(())
             }
+        }
+    }
+
+    /// Returns the bytes that a number of a factor takes in memory.
+    fn number_bytes(&self) -> u64 {
+        match self.precision {
+            AdapterPrecision::Int8 => 1,
+            AdapterPrecision::Auto => self.binder.as_ref().map_or(4, AdapterBinder::number_bytes),
         }
     }
 
@@ -329,7 +361,10 @@ impl Adapters {
 
     fn load(&self, source: &Source) -> Result<Arc<BoundAdapter>> {
         let binder = self.binder.as_ref().expect("a set with adapters has a binder");
-        let read = adapter::read(&source.dir, binder.config())?;
+        let mut read = adapter::read(&source.dir, binder.config())?;
+        if self.precision == AdapterPrecision::Int8 {
+            adapter::round_to_int8(&mut read).at(&source.dir)?;
+        }
         let bound = binder.bind(&read).at(&source.dir)?;
         progress::detail(1, || {
             let (name, size) = (&source.name, human_bytes(bound.bytes as u64));

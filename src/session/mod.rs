@@ -72,6 +72,8 @@ pub struct SessionOptions {
     pub sampling: Sampling,
     /// Adapters to load. Requests that name none use all of them.
     pub adapters: Vec<adapters::Source>,
+    /// Number type of the factors of adapters.
+    pub adapter_precision: adapters::AdapterPrecision,
     /// Largest number of bytes of adapters in memory; `None` = all of them.
     pub adapter_memory: Option<u64>,
     /// Command line of a process of limited memory that renders chat templates; `None` = render in this process,
@@ -92,6 +94,7 @@ impl Default for SessionOptions {
             dedup: DedupOptions::default(),
             sampling: Sampling::default(),
             adapters: Vec::new(),
+            adapter_precision: adapters::AdapterPrecision::Auto,
             adapter_memory: None,
             template_process: None,
         }
@@ -213,7 +216,7 @@ impl Session {
             template_process: options.template_process.clone(),
             vocabulary: OnceLock::new(),
         };
-        let session = session.with_adapters(&options.adapters, options.adapter_memory)?;
+        let session = session.with_adapters(options)?;
         progress::detail(1, || session.describe());
         Ok(session)
     }

@@ -1,5 +1,6 @@
 //! Memory plan of a session: what a model needs, what the machine or the container has left, and what would fit.
 
+use super::adapters::AdapterPrecision;
 use super::memory::peak_bytes;
 use super::{SessionOptions, Speculation};
 use crate::convert::adapter;
@@ -80,7 +81,12 @@ impl SessionOptions {
         let mut of_adapters = 0;
         for source in &self.adapters {
             let numbers = adapter::describe(&source.dir)?.parameters;
-            of_adapters += numbers * if needs.precision == Precision::Fp32 { 4 } else { 2 };
+            let bytes = match (self.adapter_precision, needs.precision) {
+                (AdapterPrecision::Int8, _) => 1,
+                (AdapterPrecision::Auto, Precision::Fp32) => 4,
+                (AdapterPrecision::Auto, _) => 2,
+            };
+            of_adapters += numbers * bytes;
         }
         needs.weights.owned += self.adapter_memory.map_or(of_adapters, |limit| limit.min(of_adapters));
         // It is part of the memory of the process.

@@ -2,13 +2,16 @@
 
 use crate::common::{all_logits, fixture, iec, packed_as};
 use crate::golden::{fp32, open, packed};
+use iec::adapter::{Adapter, Change, LowRank};
 use iec::convert::adapter;
+use iec::dtype::DType;
 use iec::rng::Rng;
 use iec::runtime::adapters::{AdapterSet, BoundAdapter};
 use iec::runtime::{Engine, EngineOptions, Feed, Precision, Want};
 use iec::session::adapters::Source;
 use iec::session::{Session, SessionOptions};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -166,6 +169,70 @@ fn several_adapters_add_up_in_any_order_and_factors_scale_them() {
     let dora = of(&engine, "r32-dora");
     for wrong in [vec![(dora.clone(), 0.5)], vec![(dora, 1.0), (all, 1.0)]] {
         assert!(AdapterSet::new(wrong).unwrap_err().to_string().contains("DoRA"));
+    }
+}
+
+/// Makes an adapter of this rank with random factors for some matrices of `llama-gqa`.
+fn random_adapter(engine: &Engine, rank: usize) -> Adapter {
+    let mut rng = Rng::new(rank as u64);
+    let (hidden, vocab) = (engine.config().hidden, engine.config().vocab);
+    let mut change = |rows: usize, cols: usize| {
+        let mut numbers = |count: usize| (0..count).map(|_| 0.05 * rng.next_normal() as f32).collect::<Vec<f32>>();
+        let (a, b) = (numbers(rank * cols), numbers(rows * rank));
+        let low_rank = Some(LowRank { rank, scale: 0.5, a, b, dtype: DType::F32, int8: [None, None] });
+        vec![Change { low_rank, ..Change::default() }]
+    };
+    let changes = BTreeMap::from([
+        ("model.layers.0.self_attn.o_proj.weight".to_string(), change(hidden, hidden)),
+        ("model.layers.1.self_attn.o_proj.weight".to_string(), change(hidden, hidden)),
+        ("lm_head.weight".to_string(), change(vocab, hidden)),
+    ]);
+    Adapter { hash: format!("{rank}"), changes }
+}
+
+#[test]
+fn factors_in_int8_are_close_to_those_of_the_file_and_keep_the_bits_of_each_text_alone() {
+    let map = ["--bits", "4"];
+    let quantized = packed_as("llama-gqa-int8-factors", &fixture("llama-gqa"), &map);
+    let plain = packed("llama-gqa", &fixture("llama-gqa"));
+    for (pack, precision) in [
+        (&plain, Precision::Fp32),
+        (&plain, Precision::Bf16),
+        (&plain, Precision::Fp16),
+        (&quantized, Precision::Int4),
+        (&quantized, Precision::Int4w),
+    ] {
+        let mut engine = open(pack, EngineOptions { precision: Some(precision), threads: 2, ..fp32() });
+        let read = |name: &str| adapter::read(&fixture("lora-llama-gqa").join(name), engine.config()).unwrap();
+        let all = [read("r16-all"), read("r32-dora"), random_adapter(&engine, 33), random_adapter(&engine, 48)];
+        let binder = engine.adapter_binder().unwrap();
+        let bind = |adapter: &Adapter| binder.bind(adapter).unwrap();
+        let int8 = all.clone().map(|mut adapter| {
+            adapter::round_to_int8(&mut adapter).unwrap();
+            bind(&adapter)
+        });
+        let sets = |of: &[Arc<BoundAdapter>]| {
+            let set = |used: &[usize]| AdapterSet::new(used.iter().map(|i| (of[*i].clone(), 1.0))).unwrap();
+            [set(&[]), set(&[0]), set(&[1]), set(&[2]), set(&[2, 0, 3])]
+        };
+        let (of_file, of_int8) = (sets(&all.each_ref().map(bind)), sets(&int8));
+        let prompts: Vec<Vec<u32>> = (0..5).map(|i| (1..30 + i).collect()).collect();
+        let mut alone = Vec::new();
+        for i in 0..5 {
+            let [file, rounded] = [&of_file, &of_int8].map(|sets| greedy(&mut engine, &sets[i], &prompts[i], 1).0);
+            let none = greedy(&mut engine, &of_file[0], &prompts[i], 1).0;
+            let apart = |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(x, y)| (x - y).powi(2)).sum::<f32>().sqrt();
+            let (rounding, effect) = (apart(&file, &rounded), apart(&file, &none));
+            assert!(rounding <= 0.1 * effect && (rounding > 0.0) == (i > 0), "{precision} {i}: {rounding} {effect}");
+            alone.extend(rounded);
+        }
+        let mut sequences: Vec<_> = prompts.iter().map(|_| engine.new_sequence().unwrap()).collect();
+        sequences.iter_mut().zip(of_int8).for_each(|(sequence, set)| sequence.adapt(set));
+        let feeds = sequences.iter_mut().zip(&prompts);
+        let feeds = feeds.map(|(sequence, tokens)| Feed { sequence, tokens, want: Want::Last });
+        let mut logits = Vec::new();
+        engine.forward(&mut feeds.collect::<Vec<_>>(), &mut logits).unwrap();
+        assert_eq!(logits, alone, "{precision}");
     }
 }
 

@@ -288,7 +288,13 @@ fn a_product_of_some_tokens_and_one_of_gathered_tokens_are_those_of_the_tokens_a
                     let mut y = vec![f32::NAN; tokens.len() * rows];
                     let job = Job { tokens: tokens.clone(), ..Job::new(&matrix, None, &x, &mut y) };
                     cpu.matmul(&mut [job], arithmetic);
-                    assert_eq!(difference(&y, &all[tokens.start * rows..tokens.end * rows]), None, "{index} {isa}");
+                    let expected = &all[tokens.start * rows..tokens.end * rows];
+                    assert_eq!(difference(&y, expected), None, "{index} {isa}");
+                    let mut y: Vec<f32> = (0..y.len()).map(|i| i as f32).collect();
+                    let sum: Vec<f32> = y.iter().zip(expected).map(|(y, x)| y + 0.7 * x).collect();
+                    let job = Job { tokens, added: Some(0.7), ..Job::new(&matrix, None, &x, &mut y) };
+                    cpu.matmul(&mut [job], arithmetic);
+                    assert_eq!(difference(&y, &sum), None, "{index} {isa}");
                 }
                 let (chosen, mut gathered) = ([28u32, 3, 3, 0, 17], Acts::default());
                 gathered.gather(&cpu, &x, &chosen, &[matrix.store.form(arithmetic)]);

@@ -54,7 +54,10 @@ pub(super) fn of_parameter(mapper: &Mapper<'_>, tensor: &ExpectedTensor) -> Resu
             false => (own_a.to_vec(), own_b),
         };
         let own_b = if halves { alternating(&own_b, rank) } else { own_b };
-        Change { low_rank: Some(LowRank { rank, scale, a: own_a, b: own_b, dtype: a.dtype }), ..Change::default() }
+        Change {
+            low_rank: Some(LowRank { rank, scale, a: own_a, b: own_b, dtype: a.dtype, int8: [None, None] }),
+            ..Change::default()
+        }
     };
     Ok(Some((0..experts).map(change).collect()))
 }

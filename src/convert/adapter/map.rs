@@ -184,6 +184,7 @@ impl Mapper<'_> {
                 a: transposed(&b.values, cols, rank),
                 b: transposed(&a.values, rank, rows.of),
                 dtype: a.dtype,
+                int8: [None, None],
             },
             false => LowRank {
                 rank,
@@ -191,6 +192,7 @@ impl Mapper<'_> {
                 a: a.values.clone(),
                 b: b.values[rows.first * rank..][..rows.count * rank].to_vec(),
                 dtype: a.dtype,
+                int8: [None, None],
             },
         })
     }
@@ -224,8 +226,8 @@ fn interleaved(parts: Vec<Option<&Change>>, rows: usize) -> Result<Change> {
     }
     let Some(first) = present().next() else { return Ok(Change::default()) };
     let rank = present().map(|factors| factors.rank).sum();
-    let mut joined =
-        LowRank { rank, scale: 1.0, a: Vec::new(), b: vec![0.0; rows * parts.len() * rank], dtype: first.dtype };
+    let b = vec![0.0; rows * parts.len() * rank];
+    let mut joined = LowRank { rank, scale: 1.0, a: Vec::new(), b, dtype: first.dtype, int8: [None, None] };
     for (turn, part) in parts.iter().enumerate() {
         let Some(factors) = part.and_then(|change| change.low_rank.as_ref()) else { continue };
         let before = joined.a.len() / (first.a.len() / first.rank);

@@ -7,6 +7,7 @@
 
 mod config;
 mod experts;
+mod int8;
 mod map;
 mod modules;
 
@@ -17,6 +18,7 @@ use crate::files;
 use crate::model_config::ModelConfig;
 use crate::sha256::{Digest, Sha256, hex, of_file};
 use config::AdapterConfig;
+pub use int8::round_to_int8;
 use modules::{Part, Values};
 use serde::Serialize;
 use serde_json::Value;

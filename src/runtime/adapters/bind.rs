@@ -1,7 +1,7 @@
 //! Binds adapters to the matrices of an opened model.
 
-use super::{BoundAdapter, BoundChange, BoundEmbedding, LayerChanges, TARGETS};
-use crate::adapter::{Adapter, Change, LowRank, transposed};
+use super::{BoundAdapter, BoundChange, BoundEmbedding, BoundFactors, Factor, LayerChanges, TARGETS};
+use crate::adapter::{Adapter, Change, Int8Factor, LowRank, transposed};
 use crate::dtype::{DType, encode_floats};
 use crate::error::{Error, Result};
 use crate::mapped::Bytes;
@@ -134,7 +134,7 @@ fn bind_embedding(change: &Change, base: &AdapterBinder) -> Result<BoundEmbeddin
     let (vocab, hidden) = (weight.rows(), weight.cols());
     let low_rank = match &change.low_rank {
         None => None,
-        Some(LowRank { rank, scale, a, b, dtype }) => {
+        Some(LowRank { rank, scale, a, b, dtype, .. }) => {
             // As a product: B of the embedding has a row per token, A a column per number of an embedding.
             let (by_token, by_number) = (b, transposed(a, *rank, hidden));
             let dtype = storage(*dtype, by_token, base);
@@ -156,20 +156,30 @@ fn bind_embedding(change: &Change, base: &AdapterBinder) -> Result<BoundEmbeddin
 }
 
 /// Binds low-rank factors of a matrix `(rows, cols)`.
-fn bind_factors(
-    factors: &LowRank,
-    rows: usize,
-    cols: usize,
-    base: &AdapterBinder,
-) -> Result<(LowRankInput, Panels, f32)> {
-    let LowRank { rank, scale, a, b, dtype } = factors;
+fn bind_factors(factors: &LowRank, rows: usize, cols: usize, base: &AdapterBinder) -> Result<BoundFactors> {
+    let LowRank { rank, scale, a, b, dtype, int8 } = factors;
     if a.len() != rank * cols || b.len() != rows * rank {
         return Err(Error::corrupt(format!(
             "found factors of another size, expected those of a matrix {rows} x {cols}"
         )));
     }
     let [of_a, of_b] = [a, b].map(|values| factor_type(storage(*dtype, values, base), base));
-    Ok((LowRankInput::new(a, *rank, cols, of_a), Panels::new(b, rows, *rank, of_b), *scale))
+    Ok(BoundFactors {
+        a: match &int8[0] {
+            Some(a) => bound_int8(a, *rank, cols)?,
+            None => Factor::Floats(LowRankInput::new(a, *rank, cols, of_a)),
+        },
+        b: match &int8[1] {
+            Some(b) => bound_int8(b, rows, *rank)?,
+            None => Factor::Floats(Panels::new(b, rows, *rank, of_b)),
+        },
+        scale: *scale,
+    })
+}
+
+/// Binds a factor in int8.
+fn bound_int8<T>(factor: &Int8Factor, rows: usize, cols: usize) -> Result<Factor<T>> {
+    Matrix::new(rows, cols, MatrixStore::Tiled(factor.layout), factor.data.clone()).map(Factor::Int8)
 }
 
 /// Returns the type in which factors are stored.

@@ -3,14 +3,16 @@
 //!
 //! The product of a row with a changed matrix is that of the base matrix, which all rows of a step share, plus
 //! `scale * B (A x)`. Rows with the same adapters are consecutive in a step ([`Group`]). A is multiplied before the
-//! base matrix ([`super::cpu::LowRankInputJob`]), B afterwards ([`super::cpu::LowRankJob`]). Sums are f32 in a fixed order, so the
-//! bits of a row depend on no other row.
+//! base matrix, or with it if A is int8, and B afterwards ([`Factors`]). Sums are in a fixed order, so the bits of a row
+//! depend on no other row.
 
 mod bind;
+mod factors;
 
 pub use bind::AdapterBinder;
+pub(super) use factors::Factors;
 
-use super::cpu::{Acts, Arithmetic, Cpu, Job, LowRankInput, LowRankInputJob, LowRankJob, LowRankPart, Matrix, Panels};
+use super::cpu::{LowRankInput, LowRankPart, Matrix, Panels};
 use super::device::Run;
 use crate::error::{Error, Result};
 use std::ops::Range;
@@ -87,8 +89,7 @@ pub struct LayerChanges {
 #[derive(Debug)]
 pub(super) struct BoundChange {
     rows: usize,
-    /// A, B and their scale.
-    low_rank: Option<(LowRankInput, Panels, f32)>,
+    low_rank: Option<BoundFactors>,
     /// Factors of the outputs: `(rows)`.
     gain: Option<Vec<f32>>,
     /// Numbers added to the outputs: `(rows)`.
@@ -97,6 +98,21 @@ pub(super) struct BoundChange {
     add_scales: bool,
     /// Matrix in place of that of the model.
     replaced: Option<Matrix>,
+}
+
+/// Low-rank factors in the forms that products read, with their scale.
+#[derive(Debug)]
+struct BoundFactors {
+    a: Factor<LowRankInput>,
+    b: Factor<Panels>,
+    scale: f32,
+}
+
+/// A factor as floats, or as an int8 matrix that is multiplied like those of a model.
+#[derive(Debug)]
+enum Factor<T> {
+    Floats(T),
+    Int8(Matrix),
 }
 
 /// Change of the embedding.
@@ -242,104 +258,54 @@ pub(super) fn changes(groups: &[Group], layer: usize, target: Target) -> Vec<Cha
     groups.iter().flat_map(|group| group.set.changes(layer, target, &group.rows)).collect()
 }
 
-/// Results of the factors A of the changes of some products.
-pub(super) struct Factors<'a> {
-    changed: Vec<(usize, Changed<'a>)>,
-    /// Results of A for each of them: `(rows, rank)`.
-    results: Vec<Vec<f32>>,
-}
-
-impl<'a> Factors<'a> {
-    /// Lists the changes of products.
-    pub fn of<'b>(products: impl Iterator<Item = &'b [Changed<'a>]>) -> Factors<'a>
-    where
-        'a: 'b,
-    {
-        let changed: Vec<(usize, Changed<'a>)> =
-            products.enumerate().flat_map(|(i, changed)| changed.iter().map(move |one| (i, one.clone()))).collect();
-        let result =
-            |(_, one): &(usize, Changed<'a>)| vec![0.0; one.change.a().map_or(0, |a| a.rank() * one.rows.len())];
-        Factors { results: changed.iter().map(result).collect(), changed }
-    }
-
-    /// Computes the products with A. `input` returns that of a product.
-    pub fn begin<'x>(&mut self, cpu: &Cpu, input: impl Fn(usize) -> &'x Acts) {
-        let jobs = self.changed.iter().zip(&mut self.results).filter_map(|((product, one), h)| {
-            let (x, tokens) = (input(*product), one.rows.clone());
-            Some(LowRankInputJob { a: one.change.a()?, x, tokens, h })
-        });
-        let mut jobs: Vec<_> = jobs.collect();
-        if !jobs.is_empty() {
-            cpu.low_rank_inputs(&mut jobs);
-        }
-    }
-
-    /// Changes the results of the products: for each its input, the first row of the input that it has multiplied, and
-    /// its output. Changes of the same rows follow one another.
-    pub fn finish<'b>(self, cpu: &Cpu, products: impl Iterator<Item = (&'b Acts, usize, &'b mut [f32])>) {
-        if self.changed.is_empty() {
-            return;
-        }
-        let mut products: Vec<_> = products.collect();
-        for (product, one) in &self.changed {
-            let (x, first, y) = &mut products[*product];
-            if let Some(matrix) = one.change.replaced() {
-                let y = one.outputs(*first, y);
-                // Inputs always have their f32 form.
-                cpu.matmul(&mut [Job { matrix, bias: None, x, tokens: one.rows.clone(), y }], Arithmetic::Float);
-            }
-        }
-        // Changes of the same rows by several adapters follow one another.
-        let same = |a: &(usize, Changed<'_>), b: &(usize, Changed<'_>)| (a.0, &a.1.rows) == (b.0, &b.1.rows);
-        let (mut jobs, mut results) = (Vec::new(), &self.results[..]);
-        let mut products = products.into_iter().enumerate();
-        let (mut number, mut rest, mut at) = (usize::MAX, &mut [] as &mut [f32], 0);
-        for group in self.changed.chunk_by(same) {
-            let (product, Changed { rows, change, .. }) = &group[0];
-            while number != *product {
-                let (next, (_, first, y)) = products.next().expect("changes in the order of the products");
-                (number, rest, at) = (next, y, first);
-            }
-            let (_, after) = std::mem::take(&mut rest).split_at_mut((rows.start - at) * change.rows);
-            let (y, after) = after.split_at_mut(rows.len() * change.rows);
-            (rest, at) = (after, rows.end);
-            let (own, others) = results.split_at(group.len());
-            results = others;
-            let parts = group.iter().zip(own).map(|((_, one), h)| one.change.part(one.factor, h)).collect();
-            jobs.push(LowRankJob { parts, rows: change.rows, y });
-        }
-        cpu.add_low_rank(&mut jobs);
-    }
-}
-
-impl Changed<'_> {
-    /// Returns the outputs of these rows of a product whose first row is `first`.
-    fn outputs<'y>(&self, first: usize, y: &'y mut [f32]) -> &'y mut [f32] {
-        &mut y[(self.rows.start - first) * self.change.rows..][..self.rows.len() * self.change.rows]
-    }
-}
-
 impl BoundChange {
-    /// Returns A, if there is a low-rank change.
-    pub fn a(&self) -> Option<&LowRankInput> {
-        self.low_rank.as_ref().map(|(a, ..)| a)
-    }
-
     /// Returns the matrix in place of that of the model.
     pub fn replaced(&self) -> Option<&Matrix> {
         self.replaced.as_ref()
     }
 
-    /// Returns the change of outputs whose results of A are `h`, `(n, rank)`.
-    pub fn part<'a>(&'a self, factor: f32, h: &'a [f32]) -> LowRankPart<'a> {
-        let (b, scale) = self.low_rank.as_ref().map_or((None, 0.0), |(_, b, scale)| (Some(b), scale * factor));
+    /// Returns the change of outputs whose results of A are `h`, `(n, rank)`, without that by a B in int8; `None` if
+    /// nothing is left.
+    fn part<'a>(&'a self, factor: f32, h: &'a [f32]) -> Option<LowRankPart<'a>> {
+        let floats = self.low_rank.as_ref().and_then(|low_rank| match &low_rank.b {
+            Factor::Floats(b) => Some((b, low_rank.scale * factor)),
+            Factor::Int8(_) => None,
+        });
+        let (b, scale) = floats.map_or((None, 0.0), |(b, scale)| (Some(b), scale));
+        let h = if b.is_some() { h } else { &[] };
         let add = self.add.as_deref().map(|add| (add, if self.add_scales { factor } else { 1.0 }));
-        LowRankPart { b, h, scale, gain: self.gain.as_deref(), add }
+        let gain = self.gain.as_deref();
+        (b.is_some() || gain.is_some() || add.is_some()).then_some(LowRankPart { b, h, scale, gain, add })
+    }
+
+    /// Returns B in int8 with its scale.
+    fn int8_b(&self) -> Option<(&Matrix, f32)> {
+        match &self.low_rank {
+            Some(BoundFactors { b: Factor::Int8(b), scale, .. }) => Some((b, *scale)),
+            _ => None,
+        }
+    }
+
+    /// Returns the rank; 0 without factors.
+    fn rank(&self) -> usize {
+        match self.low_rank.as_ref().map(|low_rank| &low_rank.a) {
+            Some(Factor::Floats(a)) => a.rank(),
+            Some(Factor::Int8(a)) => a.rows,
+            None => 0,
+        }
     }
 
     fn nbytes(&self) -> usize {
         let vectors = [&self.gain, &self.add].into_iter().flatten().map(|values| size_of_val(values.as_slice()));
-        let factors = self.low_rank.as_ref().map_or(0, |(a, b, _)| a.nbytes() + b.nbytes());
+        let a = |a: &Factor<LowRankInput>| match a {
+            Factor::Floats(a) => a.nbytes(),
+            Factor::Int8(a) => a.nbytes(),
+        };
+        let b = |b: &Factor<Panels>| match b {
+            Factor::Floats(b) => b.nbytes(),
+            Factor::Int8(b) => b.nbytes(),
+        };
+        let factors = self.low_rank.as_ref().map_or(0, |low_rank| a(&low_rank.a) + b(&low_rank.b));
         factors + vectors.sum::<usize>() + self.replaced.as_ref().map_or(0, Matrix::nbytes)
     }
 }

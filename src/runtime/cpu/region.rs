@@ -33,7 +33,7 @@ const CACHED_WEIGHT_BYTES: usize = 512 << 10;
 /// Number of f32 activations that stay in the second-level cache together with a panel.
 const CACHED_ACTS: usize = 128 << 10;
 
-/// One product of a parallel region: `y = x * matrix^T + bias`.
+/// One product of a parallel region: `y = x * matrix^T + bias`, or `y += added * x * matrix^T`.
 #[derive(Debug)]
 pub struct Job<'a> {
     /// Weights.
@@ -44,14 +44,16 @@ pub struct Job<'a> {
     pub x: &'a Acts,
     /// Rows of `x` that take part.
     pub tokens: Range<usize>,
-    /// Outputs: `(tokens, rows)`, row-major, overwritten.
+    /// Outputs: `(tokens, rows)`, row-major, overwritten unless `added`.
     pub y: &'a mut [f32],
+    /// Factor of the product if it is added to the outputs, without a bias.
+    pub added: Option<f32>,
 }
 
 impl<'a> Job<'a> {
     /// Makes the product of all rows of `x`.
     pub fn new(matrix: &'a Matrix, bias: Option<&'a [f32]>, x: &'a Acts, y: &'a mut [f32]) -> Job<'a> {
-        Job { matrix, bias, x, tokens: 0..x.n(), y }
+        Job { matrix, bias, x, tokens: 0..x.n(), y, added: None }
     }
 }
 
@@ -96,6 +98,7 @@ impl<'a> Task<'a> {
         );
         assert_eq!((matrix.cols, job.y.len()), (x.k(), n * matrix.rows), "a product whose shapes do not agree");
         assert!(job.bias.is_none_or(|bias| bias.len() == matrix.rows), "a bias that does not fit the matrix");
+        assert!(job.added.is_none() || job.bias.is_none(), "a product that is added, with a bias");
         assert!(matrix.is_consistent(), "a matrix whose payload does not fit its store");
         let form = matrix.store.form(arithmetic);
         assert!(x.has(form), "activations without their {form:?} form");
@@ -105,7 +108,13 @@ impl<'a> Task<'a> {
             matrix,
             x,
             tokens: job.tokens.clone(),
-            sink: Sink { y: job.y.as_mut_ptr(), rows: matrix.rows, first: job.tokens.start, bias: job.bias },
+            sink: Sink {
+                y: job.y.as_mut_ptr(),
+                rows: matrix.rows,
+                first: job.tokens.start,
+                bias: job.bias,
+                added: job.added,
+            },
             run: match matrix.store {
                 MatrixStore::Plain(_) => Run::Plain(table.plain(form)),
                 MatrixStore::Tiled(_) => Run::Tiles(table.tile(form)),

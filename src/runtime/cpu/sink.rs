@@ -11,6 +11,8 @@ pub(super) struct Sink<'a> {
     /// Index of the token (column of the product) whose results are the first row of `y`.
     pub first: usize,
     pub bias: Option<&'a [f32]>,
+    /// Factor of the results if they are added to the outputs; without it they replace them.
+    pub added: Option<f32>,
 }
 
 impl<'a> Sink<'a> {
@@ -23,7 +25,7 @@ impl<'a> Sink<'a> {
         Sink { y: unsafe { self.y.add(row) }, bias: self.bias.map(|bias| &bias[row..]), ..*self }
     }
 
-    /// Adds the bias to the results of consecutive rows of the matrix for one token, and stores them.
+    /// Stores the results of consecutive rows of the matrix for one token, with the bias or added to the outputs.
     ///
     /// # Safety
     /// These results lie inside the outputs, and no other thread accesses them there.
@@ -32,14 +34,19 @@ impl<'a> Sink<'a> {
         // SAFETY: `y` holds n * rows values, borrowed exclusively by the task; the caller guarantees that these results
         // lie inside them and that no other thread accesses them.
         let y = unsafe { std::slice::from_raw_parts_mut(self.y.add((col - self.first) * self.rows + row), sums.len()) };
-        match self.bias {
-            Some(bias) => {
+        match (self.added, self.bias) {
+            (Some(factor), _) => {
+                for i in 0..y.len() {
+                    y[i] += factor * sums[i];
+                }
+            }
+            (None, Some(bias)) => {
                 for (i, b) in bias[row..][..y.len()].iter().enumerate() {
                     y[i] = sums[i] + b;
                 }
             }
             // This copies chunks of known length, because a call of `memcpy` costs as much as the copy.
-            None => {
+            (None, None) => {
                 let ((y, last), (sums, rest)) = (y.as_chunks_mut::<TILE_ROWS>(), sums.as_chunks::<TILE_ROWS>());
                 for i in 0..sums.len() {
                     y[i].copy_from_slice(&sums[i]);
