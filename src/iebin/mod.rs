@@ -109,6 +109,9 @@ pub struct Description {
     /// Quality thresholds of the quantization and its measured loss.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quality: Option<Quality>,
+    /// Present in the pack of an adapter; `model` is then the model that it changes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<AdapterJson>,
     /// SHA-256 of each file that belongs to the pack (configuration, tokenizer, chat template) in hex, by name. Absent
     /// in packs of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -126,6 +129,15 @@ pub struct Description {
     /// Device and inode number of the file from which the description was read.
     #[serde(skip)]
     pub(crate) read_from: Option<(u64, u64)>,
+}
+
+/// The changes in the pack of an adapter.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct AdapterJson {
+    /// `LoRA`, `rsLoRA` or `DoRA`.
+    pub method: String,
+    /// For each changed tensor of the model the factor of `B A`, one per matrix; null for a matrix without factors.
+    pub tensors: BTreeMap<String, Vec<Option<f32>>>,
 }
 
 impl Description {

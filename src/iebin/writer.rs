@@ -8,8 +8,8 @@
 use super::dependants;
 use super::reader::parse_description;
 use super::{
-    ALIGNMENT, BIN_NAME, COMPANIONS, DEDUP_FILE_NAMES, DEDUP_JSON_NAME, Description, Entry, EntryJson, FORMAT,
-    JSON_NAME, QuantJson, READER_VERSION, SIGNATURE_NAME, Store, VERSION, stored_bytes,
+    ALIGNMENT, AdapterJson, BIN_NAME, COMPANIONS, DEDUP_FILE_NAMES, DEDUP_JSON_NAME, Description, Entry, EntryJson,
+    FORMAT, JSON_NAME, QuantJson, READER_VERSION, SIGNATURE_NAME, Store, VERSION, stored_bytes,
 };
 use crate::error::{Context, Error, Result};
 use crate::files;
@@ -78,6 +78,8 @@ pub struct DescriptionParts {
     pub source: Option<Source>,
     /// Quality thresholds of the quantization and its measured loss.
     pub quality: Option<Quality>,
+    /// Changes of an adapter.
+    pub adapter: Option<AdapterJson>,
     /// Files that belong to the pack (config, tokenizer), complete but not yet committed.
     pub companions: Vec<AtomicFile>,
     /// SHA-256 of each file that belongs to the pack, by name.
@@ -182,6 +184,7 @@ fn describe(entries: &[Entry], total_bytes: u64, parts: DescriptionParts) -> Res
         tokenizer: parts.tokenizer,
         source: parts.source,
         quality: parts.quality,
+        adapter: parts.adapter,
         files: Some(parts.files),
         reader_version: Some(READER_VERSION),
         tensors: entries.iter().map(entry_json).collect::<Result<_>>()?,

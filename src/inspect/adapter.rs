@@ -1,8 +1,8 @@
-//! Describes an adapter of PEFT.
+//! Describes an adapter of PEFT or the pack of one.
 
 use super::Options;
 use crate::convert::adapter;
-pub(super) use crate::convert::adapter::is_at;
+pub(super) use crate::convert::adapter::{is_at, is_packed};
 use crate::error::{Error, Result};
 use crate::units::{human_bytes, human_count};
 use serde_json::json;
@@ -27,5 +27,6 @@ pub(super) fn describe(options: &Options) -> Result<String> {
         ("modules", targets.join(", ")),
     ];
     let text: String = lines.iter().map(|(key, value)| format!("  {key:<14}{value}\n")).collect();
-    Ok(format!("{}: adapter of PEFT\n{text}", options.path.display()))
+    let kind = if adapter::is_packed(&options.path)? { "packed adapter" } else { "adapter of PEFT" };
+    Ok(format!("{}: {kind}\n{text}", options.path.display()))
 }

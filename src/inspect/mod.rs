@@ -64,7 +64,7 @@ pub fn describe(options: &Options) -> Result<String> {
     if Gguf::is_at(&options.path) {
         return describe_gguf(options);
     }
-    if adapter::is_at(&options.path)? {
+    if adapter::is_at(&options.path)? || !(options.stats || options.tensors) && adapter::is_packed(&options.path)? {
         return adapter::describe(options);
     }
     match Container::open(&options.path)? {

@@ -90,6 +90,11 @@ impl Choice {
     /// maximum.
     pub(super) fn new(reader: &IebinReader, options: &EngineOptions) -> Result<Choice> {
         let json = reader.dir.join(JSON_NAME);
+        if reader.description.adapter.is_some() {
+            return Err(Error::usage("found the pack of an adapter, expected that of a model")
+                .at(&json)
+                .help("name the pack of the model, and the adapter with --lora"));
+        }
         let config = (reader.description.model.clone()).ok_or_else(|| {
             Error::corrupt("found no description of the model to run")
                 .tensor("model")

@@ -9,6 +9,7 @@ mod pty;
 mod schemas;
 mod torch_file;
 
+mod adapter_pack;
 mod adapters;
 mod answers;
 mod arguments;

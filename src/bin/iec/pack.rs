@@ -6,15 +6,16 @@ use crate::job::{JobArgs, finished_before, part_of};
 use crate::names::{KEPT_OR_FLOAT, KeptOrFloat, named};
 use crate::ptq::ON_FAILURE;
 use crate::source::SourceArgs;
+use iec::convert::adapter::pack::{AdapterPackOptions, AdapterPackSummary, FactorNumbers, pack as pack_adapter_as};
 use iec::convert::pack::{self, PackOptions, PackSummary};
 use iec::convert::quantize::judge::OnFailure;
-use iec::error::Result;
+use iec::error::{Error, Result};
 use iec::manifest::recipes::{self, Recipe};
 use iec::provenance::Gate;
 use iec::report::quantization;
 use iec::trial::one_step::OneStep;
 use iec::units::{human_bytes, human_count};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Arguments of `iec pack`.
 #[derive(Debug, clap::Args)]
@@ -26,6 +27,7 @@ use std::path::PathBuf;
   iec pack models/tinyllama --bits 4 --out-dir packs/tinyllama-q4
   iec pack models/llama --recipe llama-3 --gate cosine=0.99 --out-dir packs/llama-q4
   iec pack models/tinyllama --q4-map q4_manifest.json --out-dir packs/tinyllama-q4
+  iec pack adapters/poems --base packs/tinyllama --bits 8 --out-dir packs/poems
   iec pack openai/gpt-oss-20b --out-dir packs/gpt-oss-20b --dry-run
   iec pack models/gpt-oss-20b --out-dir packs/gpt-oss-20b --part 1/4
 
@@ -51,6 +53,10 @@ pub struct Args {
     /// Float type of tensors that are not quantized; keep = the type in the checkpoint
     #[arg(long, value_parser = named(KEPT_OR_FLOAT), default_value = "keep")]
     dtype: KeptOrFloat,
+    /// Pack of the model that CHECKPOINT, an adapter of PEFT, changes. Its factors keep their type, or are stored as
+    /// --dtype says or with --bits 8 in int8
+    #[arg(long, value_name = "PACK", conflicts_with_all = ["q4_map", "recipe", "gate", "calib", "tokenizer", "dry_run", "part", "parts", "fresh"])]
+    base: Option<PathBuf>,
     /// A tokenizer.json to put into the pack instead of the checkpoint's
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
@@ -113,6 +119,9 @@ impl OneStepArgs {
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
+    if let Some(base) = &args.base {
+        return pack_adapter(&args, base, global);
+    }
     let options = PackOptions {
         config: args.source.config.clone(),
         hf_dir: args.source.required()?,
@@ -137,6 +146,29 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         None => pack::pack(&options)?,
     };
     global.summarize(describe(&summary), args.json, &summary)
+}
+
+/// Packs an adapter for the model of the pack `base`.
+fn pack_adapter(args: &Args, base: &Path, global: &Global) -> Result<()> {
+    let numbers = match (args.one_step.bits, args.dtype) {
+        (Some(8), None) => FactorNumbers::Int8,
+        (None, None) => FactorNumbers::Keep,
+        (None, Some(dtype)) => FactorNumbers::Float(dtype),
+        _ => return Err(Error::usage("--base: expected --bits 8, --dtype or neither")),
+    };
+    let summary = pack_adapter_as(&AdapterPackOptions {
+        adapter: args.source.required()?,
+        base: base.to_path_buf(),
+        out_dir: args.out_dir.clone(),
+        numbers,
+        overwrite: args.overwrite,
+    })?;
+    let [before, after] = [summary.bytes_in, summary.bytes].map(human_bytes);
+    let AdapterPackSummary { method, architecture, matrices, rank, .. } = &summary;
+    let text = format!(
+        "packed an adapter ({method}) of {architecture}: {matrices} matrices, rank {rank}, {before} -> {after}"
+    );
+    global.summarize(text, args.json, &summary)
 }
 
 /// Describes in words what was packed.

@@ -36,6 +36,9 @@ pub fn round_to_int8(adapter: &mut Adapter) -> Result<()> {
 
 fn round(factors: &mut LowRank) -> Result<()> {
     let LowRank { rank, a, b, int8, .. } = factors;
+    if int8[0].is_some() {
+        return Ok(());
+    }
     let (cols, rows) = (a.len() / *rank, b.len() / *rank);
     int8[0] = Some(rounded("lora_A", a, *rank, cols)?);
     // Columns are padded to whole blocks.

@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Advice for a module that does not fit the model.
-const WRONG_BASE: &str = "the adapter was trained for another model; name the pack of its base model";
+pub(super) const WRONG_BASE: &str = "the adapter was trained for another model; name the pack of its base model";
 
 /// Inputs of the mapping.
 pub(super) struct Mapper<'a> {
@@ -32,6 +32,16 @@ struct Rows {
     of: usize,
 }
 
+/// Returns the tensors that an adapter may change. With tied embeddings they include the output matrix, since an adapter
+/// may change it alone.
+pub(super) fn expected(model: &ModelConfig) -> Vec<ExpectedTensor> {
+    let mut expected = expected_tensors(model);
+    if model.tied_embeddings {
+        expected.push(ExpectedTensor { name: "lm_head.weight".into(), shape: vec![model.vocab, model.hidden] });
+    }
+    expected
+}
+
 impl Mapper<'_> {
     /// Returns the changes of all canonical tensors.
     ///
@@ -39,12 +49,7 @@ impl Mapper<'_> {
     /// A module is no matrix of the model, or a part of it has another shape.
     pub fn map(&self) -> Result<BTreeMap<String, Vec<Change>>> {
         let mut changes = BTreeMap::new();
-        let mut expected = expected_tensors(self.model);
-        if self.model.tied_embeddings {
-            let shape = vec![self.model.vocab, self.model.hidden];
-            expected.push(ExpectedTensor { name: "lm_head.weight".into(), shape });
-        }
-        for tensor in expected.iter().filter(|tensor| tensor.shape.len() > 1) {
+        for tensor in expected(self.model).iter().filter(|tensor| tensor.shape.len() > 1) {
             let found = self.tensor(tensor)?;
             if found.iter().any(|change| !change.is_empty()) {
                 changes.insert(tensor.name.clone(), found);

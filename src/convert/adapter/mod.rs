@@ -10,11 +10,14 @@ mod experts;
 mod int8;
 mod map;
 mod modules;
+pub mod pack;
 
 use crate::adapter::Adapter;
 use crate::convert::arch::Arch;
 use crate::error::{Cause, Context, Error, Result};
 use crate::files;
+use crate::iebin::JSON_NAME;
+use crate::iebin::reader::read_description;
 use crate::model_config::ModelConfig;
 use crate::sha256::{Digest, Sha256, hex, of_file};
 use config::AdapterConfig;
@@ -37,7 +40,7 @@ const CONFIG_LIMIT: u64 = 1 << 20;
 #[derive(Debug, Clone, Serialize)]
 pub struct Summary {
     /// `LoRA`, `rsLoRA` or `DoRA`.
-    pub method: &'static str,
+    pub method: String,
     /// Name or path of the model for which it was trained, as the configuration says.
     pub base: Option<String>,
     /// Number of changed modules.
@@ -52,7 +55,7 @@ pub struct Summary {
     pub targets: BTreeMap<String, usize>,
 }
 
-/// Returns true if `dir` is the directory of an adapter.
+/// Returns true if `dir` is the directory of an adapter of PEFT.
 ///
 /// # Errors
 /// The directory cannot be read.
@@ -60,11 +63,22 @@ pub fn is_at(dir: &Path) -> Result<bool> {
     Ok(files::is_dir(dir)? && files::exists(&dir.join(CONFIG))?)
 }
 
-/// Describes the adapter in the directory `dir`.
+/// Returns true if `dir` is the directory of the pack of an adapter.
+///
+/// # Errors
+/// The directory or the description of the pack cannot be read.
+pub fn is_packed(dir: &Path) -> Result<bool> {
+    Ok(files::is_dir(dir)? && pack::is_at(dir)? && read_description(&dir.join(JSON_NAME))?.adapter.is_some())
+}
+
+/// Describes the adapter in the directory `dir`, of PEFT or packed.
 ///
 /// # Errors
 /// There is no adapter, it is of another method than LoRA, or a file is damaged.
 pub fn describe(dir: &Path) -> Result<Summary> {
+    if pack::is_at(dir)? {
+        return pack::AdapterPack::open(dir)?.describe();
+    }
     let (text, settings) = settings(dir)?;
     let modules = modules::read(&dir.join(FILE))?;
     let base = match crate::strict_json::parse(&text)? {
@@ -79,7 +93,7 @@ pub fn describe(dir: &Path) -> Result<Summary> {
     let parts = || modules.values().flat_map(BTreeMap::iter);
     let rank = |(part, values): (&Part, &Values)| matches!(part, Part::A | Part::EmbeddingA).then(|| values.shape[0]);
     Ok(Summary {
-        method: settings.method(),
+        method: settings.method().to_string(),
         base,
         modules: modules.len(),
         rank: parts().filter_map(rank).max().unwrap_or(0),
@@ -89,12 +103,15 @@ pub fn describe(dir: &Path) -> Result<Summary> {
     })
 }
 
-/// Reads the adapter in the directory `dir` for a model.
+/// Reads the adapter in the directory `dir`, of PEFT or packed, for a model.
 ///
 /// # Errors
 /// There is no adapter, it is of another method than LoRA, its tensors do not fit the model, or it changes something
 /// that cannot be computed; the message names the field or the tensor.
 pub fn read(dir: &Path, model: &ModelConfig) -> Result<Adapter> {
+    if pack::is_at(dir)? {
+        return pack::AdapterPack::open(dir)?.read(model);
+    }
     let (text, settings) = settings(dir)?;
     let Some(arch) = Arch::of_class(&model.architecture) else {
         return Err(Error::unsupported(format!(
@@ -124,7 +141,7 @@ fn settings(dir: &Path) -> Result<(Vec<u8>, AdapterConfig)> {
     if !files::exists(&config)? {
         return Err(Error::new(Cause::Model(format!("found no {CONFIG}, expected an adapter of PEFT")))
             .at(dir)
-            .help("name the directory that `save_pretrained` of PEFT wrote"));
+            .help("name the directory that `save_pretrained` of PEFT or `iec pack ADAPTER --base PACK` wrote"));
     }
     let text = files::read_limited(&config, CONFIG_LIMIT)?;
     let settings = AdapterConfig::parse(&text).at(&config)?;

@@ -255,6 +255,7 @@ impl<'a> Rewriting<'a> {
             source: description.source.clone(),
             quality: Some(Quality { gate: Gate::default(), refused: false, evidence: None }),
             files: self.reader.file_digests()?,
+            adapter: None,
             companions: Vec::new(),
         };
         pack_output::commit(job, files, &layout, finished, parts, || Ok(()))

@@ -1,6 +1,6 @@
 //! Binds adapters to the matrices of an opened model.
 
-use super::{BoundAdapter, BoundChange, BoundEmbedding, BoundFactors, Factor, LayerChanges, TARGETS};
+use super::{BoundAdapter, BoundChange, BoundEmbedding, BoundFactors, Factor, LayerChanges, TARGETS, Target};
 use crate::adapter::{Adapter, Change, Int8Factor, LowRank, transposed};
 use crate::dtype::{DType, encode_floats};
 use crate::error::{Error, Result};
@@ -48,28 +48,40 @@ impl AdapterBinder {
             lm_head: None,
             is_dora: adapter.changes.values().flatten().any(|change| change.magnitude.is_some()),
         };
-        for (name, changes) in &adapter.changes {
-            bound.bind_tensor(name, changes, self).map_err(|e| e.tensor(name))?;
+        let tensor =
+            |(name, changes): (&String, &Vec<Change>)| Bound::of(name, changes, self).map_err(|e| e.tensor(name));
+        for tensor in adapter.changes.par_iter().map(tensor).collect::<Result<Vec<_>>>()? {
+            bound.bytes += tensor.nbytes();
+            match tensor {
+                Bound::LmHead(change) => bound.lm_head = Some(change),
+                Bound::Embedding(change) => bound.embedding = Some(change),
+                Bound::Matrix(layer, target, change) => bound.layers[layer].targets[target as usize] = Some(change),
+                Bound::Experts(layer, matrix, experts) => bound.layers[layer].experts[matrix] = experts,
+            }
         }
         Ok(Arc::new(bound))
     }
 }
 
-impl BoundAdapter {
-    fn bind_tensor(&mut self, name: &str, changes: &[Change], base: &AdapterBinder) -> Result<()> {
+/// Bound changes of a tensor, with its place in the model.
+enum Bound {
+    LmHead(BoundChange),
+    Embedding(BoundEmbedding),
+    /// A matrix of a layer.
+    Matrix(usize, Target, BoundChange),
+    /// The first or second matrix of all experts of a layer.
+    Experts(usize, usize, Vec<Option<BoundChange>>),
+}
+
+impl Bound {
+    fn of(name: &str, changes: &[Change], base: &AdapterBinder) -> Result<Bound> {
         let unknown = || Error::unsupported("found a change of a tensor that cannot be changed");
         let first = changes.first().ok_or_else(unknown)?;
         if name == "lm_head.weight" {
-            let change = bind_change(first, &base.weights.lm_head, None, base)?;
-            self.bytes += change.nbytes();
-            self.lm_head = Some(change);
-            return Ok(());
+            return bind_change(first, &base.weights.lm_head, None, base).map(Bound::LmHead);
         }
         if name == "model.embed_tokens.weight" {
-            let change = bind_embedding(first, base)?;
-            self.bytes += change.nbytes();
-            self.embedding = Some(change);
-            return Ok(());
+            return bind_embedding(first, base).map(Bound::Embedding);
         }
         let place = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
         let (layer, part) = place.ok_or_else(unknown)?;
@@ -78,9 +90,7 @@ impl BoundAdapter {
         if let Some((target, _)) = TARGETS.iter().find(|(_, name)| *name == part) {
             let linear = operations.iter().find_map(|block| block.operation.target(*target)).ok_or_else(unknown)?;
             let change = bind_change(first, &linear.matrix, linear.bias.as_deref(), base)?;
-            self.bytes += change.nbytes();
-            self.layers[layer].targets[*target as usize] = Some(change);
-            return Ok(());
+            return Ok(Bound::Matrix(layer, *target, change));
         }
         let matrix = match part {
             "mlp.experts.gate_up_proj" => 0,
@@ -96,9 +106,15 @@ impl BoundAdapter {
             false => bind_change(change, &linear.matrix, linear.bias.as_deref(), base).map(Some),
         };
         let experts = changes.iter().zip(stack).map(bind).collect::<Result<Vec<_>>>()?;
-        self.bytes += experts.iter().flatten().map(BoundChange::nbytes).sum::<usize>();
-        self.layers[layer].experts[matrix] = experts;
-        Ok(())
+        Ok(Bound::Experts(layer, matrix, experts))
+    }
+
+    fn nbytes(&self) -> usize {
+        match self {
+            Bound::LmHead(change) | Bound::Matrix(.., change) => change.nbytes(),
+            Bound::Embedding(change) => change.nbytes(),
+            Bound::Experts(.., experts) => experts.iter().flatten().map(BoundChange::nbytes).sum(),
+        }
     }
 }
 

@@ -54,19 +54,39 @@ pub(super) enum Numbers {
 }
 
 impl Numbers {
-    /// Stores a matrix `(steps, lanes)`, whose numbers are given by their places. Pairs are those of two steps in a
+    /// Stores a matrix `(steps, lanes)`, whose numbers `of_step(step)(lane)` returns. Pairs are those of two steps in a
     /// lane; an odd number of steps is padded with zeros.
-    pub fn new(kind: FactorType, steps: usize, lanes: usize, number: impl Fn(usize, usize) -> f32) -> Numbers {
-        let all = || (0..steps * lanes).map(|i| number(i / lanes, i % lanes));
+    pub fn new<F: Fn(usize) -> f32>(
+        kind: FactorType,
+        steps: usize,
+        lanes: usize,
+        of_step: impl Fn(usize) -> F,
+    ) -> Numbers {
+        fn all<T, F: Fn(usize) -> f32>(
+            (steps, lanes): (usize, usize),
+            of_step: impl Fn(usize) -> F,
+            to: impl Fn(f32) -> T,
+        ) -> Vec<T> {
+            let mut all = Vec::with_capacity(steps * lanes);
+            for step in 0..steps {
+                let number = of_step(step);
+                all.extend((0..lanes).map(|lane| to(number(lane))));
+            }
+            all
+        }
+        let size = (steps, lanes);
         match kind {
-            FactorType::F32 => Numbers::F32(all().collect()),
-            FactorType::F16 => Numbers::F16(all().map(f16::from_f32).collect()),
-            FactorType::Bf16 => Numbers::Bf16(all().map(bf16::from_f32).collect()),
+            FactorType::F32 => Numbers::F32(all(size, of_step, |x| x)),
+            FactorType::F16 => Numbers::F16(all(size, of_step, f16::from_f32)),
+            FactorType::Bf16 => Numbers::Bf16(all(size, of_step, bf16::from_f32)),
             FactorType::Pairs => {
-                let half = |step: usize, lane: usize| if step < steps { rounded(number(step, lane)) } else { 0 };
-                let pair = |step: usize, lane: usize| half(step, lane) >> 16 | half(step + 1, lane);
-                let words = (0..steps.div_ceil(2) * lanes).map(|i| pair(i / lanes * 2, i % lanes));
-                Numbers::Pairs(words.collect())
+                let mut words = Vec::with_capacity(steps.div_ceil(2) * lanes);
+                for step in (0..steps).step_by(2) {
+                    let (even, odd) = (of_step(step), (step + 1 < steps).then(|| of_step(step + 1)));
+                    let odd = |lane: usize| odd.as_ref().map_or(0, |odd| rounded(odd(lane)));
+                    words.extend((0..lanes).map(|lane| rounded(even(lane)) >> 16 | odd(lane)));
+                }
+                Numbers::Pairs(words)
             }
         }
     }
@@ -122,11 +142,11 @@ impl Panels {
         assert_eq!(b.len(), rows * rank, "a matrix of this size");
         // A panel has whole pairs.
         let padded = if kind == FactorType::Pairs { rank.next_multiple_of(2) } else { rank };
-        let number = |step: usize, lane: usize| {
-            let (row, k) = (step / padded * PANEL + lane, step % padded);
-            if row < rows && k < rank { b[row * rank + k] } else { 0.0 }
+        let of_step = |step: usize| {
+            let (first, k) = (step / padded * PANEL, step % padded);
+            move |lane: usize| if first + lane < rows && k < rank { b[(first + lane) * rank + k] } else { 0.0 }
         };
-        let numbers = Numbers::new(kind, rows.div_ceil(PANEL) * padded, PANEL, number);
+        let numbers = Numbers::new(kind, rows.div_ceil(PANEL) * padded, PANEL, of_step);
         Panels { rows, rank, steps: padded / pair(numbers.sum_type()), numbers }
     }
 

@@ -51,8 +51,8 @@ impl LowRankInput {
     pub fn new(a: &[f32], rank: usize, cols: usize, kind: FactorType) -> LowRankInput {
         assert_eq!(a.len(), rank * cols, "a matrix of this size");
         let lanes = rank.next_multiple_of(16);
-        let number = |col: usize, lane: usize| if lane < rank { a[lane * cols + col] } else { 0.0 };
-        LowRankInput { rank, cols, lanes, numbers: Numbers::new(kind, cols, lanes, number) }
+        let of_step = |col: usize| move |lane: usize| if lane < rank { a[lane * cols + col] } else { 0.0 };
+        LowRankInput { rank, cols, lanes, numbers: Numbers::new(kind, cols, lanes, of_step) }
     }
 
     /// Returns the bytes in memory.
