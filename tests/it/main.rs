@@ -9,6 +9,8 @@ mod pty;
 mod schemas;
 mod torch_file;
 
+#[cfg(feature = "reference")]
+mod adapter_reference;
 mod adapters;
 mod answers;
 mod arguments;

@@ -72,7 +72,7 @@ pub struct ModelArgs {
     /// Adapter (LoRA, DoRA) in a directory of PEFT, by the name that prompts files use, with a scale; repeatable, all
     /// are added for prompts that choose none. Only on the CPU
     #[arg(long, value_name = "NAME=DIR[:SCALE]")]
-    lora: Vec<iec::session::adapters::Source>,
+    pub lora: Vec<iec::session::adapters::Source>,
     /// Memory for adapters. If it does not hold all of --lora, each is loaded when a prompt needs it, and the least
     /// recently used ones leave [default: all are in memory]
     #[arg(long, value_name = "SIZE", requires = "lora", value_parser = iec::units::parse_size)]
@@ -197,7 +197,9 @@ impl ModelArgs {
         if self.precision.is_none() {
             options.prefer(precision, self.path()?)?;
         }
-        self.noted(Session::open(self.path()?, &options)?, global)
+        let session = self.noted(Session::open(self.path()?, &options)?, global)?;
+        session.adapters.together()?;
+        Ok(session)
     }
 
     /// Opens the embedded model.
