@@ -10,6 +10,8 @@ mod schemas;
 mod torch_file;
 
 #[cfg(feature = "reference")]
+mod adapter_f64;
+#[cfg(feature = "reference")]
 mod adapter_reference;
 mod adapters;
 mod answers;
