@@ -9,6 +9,7 @@ mod pty;
 mod schemas;
 mod torch_file;
 
+mod adapter_combine;
 #[cfg(feature = "reference")]
 mod adapter_f64;
 #[cfg(feature = "reference")]

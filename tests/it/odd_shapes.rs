@@ -5,6 +5,7 @@
 use crate::common::iec;
 use crate::cuda::on_gpu;
 use crate::random_checkpoint::Checkpoint;
+use iec::convert::adapter::Combination;
 use iec::convert::unpack::{UnpackOptions, unpack};
 use iec::dtype::DType;
 use iec::iebin::IebinReader;
@@ -279,6 +280,7 @@ fn unpacked(reader: &IebinReader) -> tempfile::TempDir {
         model_dir: reader.dir.clone(),
         out_dir: out.path().to_path_buf(),
         adapters: Vec::new(),
+        combination: Combination::Cat,
         dtype: Some(DType::F32),
         max_shard_bytes: 1 << 40,
         overwrite: true,
