@@ -8,6 +8,7 @@ use crate::units::decimals;
 use crate::verify::{Comparison, RefDtype};
 use serde_json::{Value, json};
 use std::fmt::Write;
+use std::path::PathBuf;
 
 /// Returns the reason to refuse the pack, if there is one.
 fn objection(found: &Agreement) -> Option<String> {
@@ -92,6 +93,10 @@ pub fn json(found: &Agreement) -> Value {
         line["kv"] = compared.kv.clone().into();
         line["hf_dir"] = dir.into();
         line["ref_dtype"] = dtype.into();
+        if !compared.adapters.is_empty() {
+            let adapter = |(dir, scale): &(PathBuf, f32)| json!({"dir": dir, "scale": f64::from(*scale)});
+            line["ref_adapters"] = compared.adapters.iter().map(adapter).collect();
+        }
         line["topk"] = compared.rules.topk.into();
         line["logits_tol"] = f64::from(compared.rules.logits_tol).into();
         line["min_agreement"] = compared.percent.into();

@@ -5,6 +5,8 @@
 //! [`crate::verify`] or the trace provides the expected token of each step. [`Agreement`] collects the results.
 
 use super::Again;
+#[cfg(feature = "reference")]
+use crate::convert::adapter;
 use crate::error::{Error, Result};
 use crate::iebin::{IebinReader, Store};
 #[cfg(feature = "reference")]
@@ -62,6 +64,8 @@ pub struct AgreementOptions {
     pub trace: Option<PathBuf>,
     /// Percentage of tokens that must agree; by default 100 for a pack of floats and 90 for a quantized one.
     pub min_agreement: Option<f64>,
+    /// Adapters that the reference adds to the checkpoint, as the engine does: directories of PEFT with their factors.
+    pub adapters: Vec<(PathBuf, f32)>,
 }
 
 impl AgreementOptions {
@@ -128,6 +132,8 @@ pub struct Compared {
     pub kv: String,
     /// Checkpoint that the pack was compared with, and the rounding of the reference, if one was used.
     pub reference: Option<(PathBuf, RefDtype)>,
+    /// Adapters that the reference adds to the checkpoint, with their factors.
+    pub adapters: Vec<(PathBuf, f32)>,
     /// Rules by which predictions count as equal.
     pub rules: Rules,
     /// Percentage of steps that must agree.
@@ -246,6 +252,7 @@ impl Agreement {
             precision: engine.precision(),
             kv: engine.kv_type().to_string(),
             reference: options.hf_dir.clone().map(|dir| (dir, options.ref_dtype)),
+            adapters: if options.hf_dir.is_some() { options.adapters.clone() } else { Vec::new() },
             rules,
             percent,
             exact,
@@ -368,7 +375,9 @@ fn against_reference(
     found: &mut Agreement,
 ) -> Result<()> {
     let rules = &options.rules(pack.engine)?;
-    let reference = Reference::open(dir, options.ref_dtype)?;
+    let read = |(dir, factor): &(PathBuf, f32)| Ok((adapter::read(dir, pack.engine.config())?, *factor));
+    let adapters = options.adapters.iter().map(read).collect::<Result<_>>()?;
+    let reference = Reference::open(dir, options.ref_dtype)?.with_adapters(adapters);
     let traced = options.trace.is_some();
     let (vocab, expected) = (pack.engine.config().vocab, reference.vocab());
     if vocab != expected {

@@ -9,7 +9,12 @@ mod pty;
 mod schemas;
 mod torch_file;
 
+mod adapter_combine;
+#[cfg(feature = "reference")]
+mod adapter_f64;
 mod adapter_pack;
+#[cfg(feature = "reference")]
+mod adapter_reference;
 mod adapters;
 mod answers;
 mod arguments;

@@ -5,6 +5,7 @@
 use crate::common::iec;
 use crate::cuda::on_gpu;
 use crate::random_checkpoint::Checkpoint;
+use iec::convert::adapter::Combination;
 use iec::convert::unpack::{UnpackOptions, unpack};
 use iec::dtype::DType;
 use iec::iebin::IebinReader;
@@ -21,7 +22,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 
 /// Returns a Llama config with these overrides.
-fn llama(overrides: Value) -> Value {
+pub fn llama(overrides: Value) -> Value {
     let base = json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
         "hidden_size": 72, "intermediate_size": 100, "num_hidden_layers": 2, "num_attention_heads": 3,
@@ -49,7 +50,7 @@ fn gpt_oss(overrides: Value) -> Value {
 }
 
 /// Returns a config of another family: the Llama config with this class, model type and these overrides.
-fn family(class: &str, model_type: &str, overrides: Value) -> Value {
+pub fn family(class: &str, model_type: &str, overrides: Value) -> Value {
     merged(llama(json!({"architectures": [class], "model_type": model_type})), overrides)
 }
 
@@ -205,7 +206,7 @@ fn cases() -> Vec<Case> {
 }
 
 /// Packs a checkpoint with the real binary and opens the result.
-fn packed(checkpoint: &Path, extra: &[&str]) -> (tempfile::TempDir, IebinReader) {
+pub fn packed(checkpoint: &Path, extra: &[&str]) -> (tempfile::TempDir, IebinReader) {
     let out = tempfile::tempdir().unwrap();
     let dir = out.path().join("pack");
     let mut command = iec();
@@ -279,6 +280,7 @@ fn unpacked(reader: &IebinReader) -> tempfile::TempDir {
         model_dir: reader.dir.clone(),
         out_dir: out.path().to_path_buf(),
         adapters: Vec::new(),
+        combination: Combination::Cat,
         dtype: Some(DType::F32),
         max_shard_bytes: 1 << 40,
         overwrite: true,

@@ -78,7 +78,7 @@ const SHOWN: &[(&str, &str)] = &[
     ),
     (
         "verify",
-        "hf_dir prompts_file max_new trace hashes key tokenizer_only gate min_agreement out json precision device",
+        "hf_dir prompts_file max_new trace hashes key tokenizer_only gate min_agreement out json lora precision device",
     ),
     (
         "ptq",

@@ -73,7 +73,7 @@ pub struct ModelArgs {
     /// Adapter (LoRA, DoRA) in a directory of PEFT, by the name that prompts files use, with a scale; repeatable, all
     /// are added for prompts that choose none. Only on the CPU
     #[arg(long, value_name = "NAME=DIR[:SCALE]")]
-    lora: Vec<iec::session::adapters::Source>,
+    pub lora: Vec<iec::session::adapters::Source>,
     /// Number type of adapters: auto, or int8 with a scale per row (half the memory; refused for an adapter whose rows
     /// have a cosine below 0.9995 to the original) [default: auto, the type of the file or that of --precision]
     #[arg(long, value_name = "TYPE", requires = "lora")]
@@ -202,7 +202,9 @@ impl ModelArgs {
         if self.precision.is_none() {
             options.prefer(precision, self.path()?)?;
         }
-        self.noted(Session::open(self.path()?, &options)?, global)
+        let session = self.noted(Session::open(self.path()?, &options)?, global)?;
+        session.adapters.together()?;
+        Ok(session)
     }
 
     /// Opens the embedded model.

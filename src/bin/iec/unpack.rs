@@ -4,6 +4,7 @@ use crate::global::Global;
 use crate::job::{JobArgs, finished_before, part_of};
 use crate::names::{FLOAT, named};
 use crate::pack_arg::PackArg;
+use iec::convert::adapter::Combination;
 use iec::convert::unpack::{UnpackOptions, UnpackSummary, unpack};
 use iec::dtype::DType;
 use iec::error::{Error, Result};
@@ -18,6 +19,7 @@ use std::path::{Path, PathBuf};
   iec unpack packs/tinyllama --out-dir models/tinyllama-again
   iec unpack packs/gpt-oss-20b --out-dir models/gpt-oss-20b-again --max-shard-size 2GB
   iec unpack packs/tinyllama --lora adapters/poems:0.5 --out-dir models/tinyllama-poems
+  iec unpack packs/tinyllama --lora adapters/poems --lora adapters/short --merge ties:0.5 --out-dir models/both
   iec unpack packs/tinyllama-q4 --out-dir models/tinyllama-rounded --dtype fp16 --json
 
 Floats and MXFP4 tensors get the names and bytes that they have in the source. Tensors with other quantization
@@ -31,9 +33,14 @@ pub struct Args {
     /// Float type of decoded tensors [default: the most frequent float type of the pack]
     #[arg(long, value_parser = named(FLOAT))]
     dtype: Option<DType>,
-    /// Merge an adapter (LoRA, DoRA) in a directory of PEFT into the weights, in f32; repeatable, all are added
+    /// Merge an adapter (LoRA, DoRA) in a directory of PEFT into the weights, in f32; repeatable
     #[arg(long, value_name = "DIR[:SCALE]")]
     lora: Vec<Source>,
+    /// Combination of several adapters: cat, linear or ties[:DENSITY]. cat adds their changes. The others combine the
+    /// factors A and B of adapters of the same rank, as PEFT does; ties keeps the share DENSITY of the largest numbers
+    /// of each factor (0.2 if it is left out)
+    #[arg(long, value_name = "HOW", requires = "lora", default_value_t = Combination::Cat)]
+    merge: Combination,
     /// Largest size of a weight file
     #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = parse_size)]
     max_shard_size: u64,
@@ -55,6 +62,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         model_dir,
         out_dir: args.out_dir.clone(),
         dtype: args.dtype,
+        combination: args.merge,
         adapters: args.lora.iter().map(|source| (source.dir.clone(), source.scale)).collect(),
         max_shard_bytes: args.max_shard_size,
         overwrite: args.overwrite,

@@ -26,13 +26,14 @@ use std::path::PathBuf;
 The pack continues each prompt greedily. A reference implementation in float32, which shares no code with the runtime,
 computes the checkpoint and gives the expected token of each step. Tokens whose logits differ by at most --logits-tol
 are ties. A pack of floats must agree on every token. A quantized pack differs from its checkpoint: it must agree on 90 % of
-the tokens (--min-agreement).
+the tokens (--min-agreement). With --lora, the reference adds the adapters to the checkpoint, too.
 
 {}
 
 Examples:
   iec verify packs/tinyllama --hf-dir models/tinyllama
   iec verify packs/tinyllama --hf-dir models/tinyllama --tokenizer-only --prompts-file prompts.txt
+  iec verify packs/tinyllama --lora adapters/poems --hf-dir models/tinyllama
   iec verify packs/tinyllama --trace made-by-transformers.jsonl --json
   iec verify packs/tinyllama --hashes
   iec verify packs/tinyllama --key maker.pem.pub
@@ -58,6 +59,9 @@ pub struct Args {
     /// Rounding of the reference: fp32: none; bf16: as transformers rounds in bfloat16
     #[arg(long, value_parser = named(REF_DTYPES), value_name = "TYPE", env = "HF_DTYPE", default_value = "fp32")]
     ref_dtype: RefDtype,
+    /// The checkpoint of --hf-dir has the adapters of --lora in its weights already, so the reference adds none
+    #[arg(long, requires_all = ["lora", "hf_dir"])]
+    merged: bool,
     /// Compare tokenizers only; no weights are read
     #[arg(long, requires = "hf_dir", conflicts_with_all = ["trace", "hashes"])]
     tokenizer_only: bool,
@@ -148,6 +152,12 @@ pub fn compare(args: Args, global: &Global) -> Result<Agreement> {
     if args.max_new == 0 || args.topk == 0 {
         return Err(Error::usage("--max-new or --topk: found 0, expected at least 1"));
     }
+    if !args.model.lora.is_empty()
+        && (args.tokenizer_only || args.gate || args.hf_dir.is_none() && args.trace.is_none())
+    {
+        return Err(Error::usage("--lora: found no comparison of texts, which adapters would change")
+            .help("leave --lora out, or compare with --hf-dir or --trace, without --tokenizer-only and --gate"));
+    }
     let mut found = Agreement::default();
     if let Some(key) = &args.key {
         let (reader, key) = (args.model.open_reader()?, PublicKey::open(key)?);
@@ -194,6 +204,12 @@ impl Args {
         self.prompts_file.as_deref().map_or_else(|| Ok(prompts::built_in()), prompts::read)
     }
 
+    /// Returns the adapters that the reference adds to the checkpoint.
+    fn reference_adapters(&self) -> Vec<(PathBuf, f32)> {
+        let added = self.model.lora.iter().filter(|_| !self.merged);
+        added.map(|source| (source.dir.clone(), source.scale)).collect()
+    }
+
     fn options(&self) -> Result<AgreementOptions> {
         Ok(AgreementOptions {
             hf_dir: self.hf_dir.clone(),
@@ -204,6 +220,7 @@ impl Args {
             ref_dtype: self.ref_dtype,
             trace: self.trace.clone(),
             min_agreement: self.min_agreement,
+            adapters: self.reference_adapters(),
         })
     }
 }

@@ -98,6 +98,8 @@ pub(super) struct AdapterConfig {
     pub lora_bias: bool,
     /// Names of parameters that are no modules: experts and routers.
     pub parameters: Vec<String>,
+    /// Scale of every module in place of that of alpha and rank.
+    fixed_scale: Option<f32>,
     /// Whether the version of PEFT, if it is known, is before 0.19.
     pub before_0_19: bool,
 }
@@ -144,8 +146,23 @@ impl AdapterConfig {
                 .into_iter()
                 .map(String::from)
                 .collect(),
+            fixed_scale: None,
             before_0_19: (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) < (0, 19),
         })
+    }
+
+    /// Returns the settings of plain low-rank factors with one scale.
+    pub fn with_scale(scale: f32) -> AdapterConfig {
+        AdapterConfig {
+            alpha: 0.0,
+            alphas: Vec::new(),
+            rslora: false,
+            dora: false,
+            lora_bias: false,
+            parameters: Vec::new(),
+            fixed_scale: Some(scale),
+            before_0_19: false,
+        }
     }
 
     /// Returns the name of the method.
@@ -159,6 +176,9 @@ impl AdapterConfig {
 
     /// Returns the factor of the product of the factors of a module or parameter.
     pub fn scale(&self, name: &str, rank: usize) -> f32 {
+        if let Some(scale) = self.fixed_scale {
+            return scale;
+        }
         let alpha =
             self.alphas.iter().find(|(pattern, _)| pattern.matches(name)).map_or(self.alpha, |(_, alpha)| *alpha);
         (if self.rslora { alpha / (rank as f64).sqrt() } else { alpha / rank as f64 }) as f32

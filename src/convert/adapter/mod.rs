@@ -5,12 +5,15 @@
 //! of its family ([`View`](super::arch::View)), so a fused projection, for example, becomes changes of several
 //! matrices that share A. No tensor is left out silently.
 
+mod combine;
 mod config;
 mod experts;
 mod int8;
 mod map;
 mod modules;
 pub mod pack;
+
+pub use combine::{Combination, combine};
 
 use crate::adapter::Adapter;
 use crate::convert::arch::Arch;
@@ -113,21 +116,27 @@ pub fn read(dir: &Path, model: &ModelConfig) -> Result<Adapter> {
         return pack::AdapterPack::open(dir)?.read(model);
     }
     let (text, settings) = settings(dir)?;
-    let Some(arch) = Arch::of_class(&model.architecture) else {
-        return Err(Error::unsupported(format!(
-            "found a model of `{}`, for which no names are known",
-            model.architecture
-        ))
-        .at(dir));
-    };
+    let arch = arch_of(model).at(dir)?;
     let tensors = dir.join(FILE);
     let modules = modules::read(&tensors)?;
     let changes = map::Mapper { settings: &settings, arch, model, modules: &modules, used: Default::default() }
         .map()
         .at(&tensors)?;
-    let mut hash = Sha256::new_with_prefix(&text);
-    hash.update(of_file(&tensors, |_| ())?);
-    Ok(Adapter { hash: hex(hash), changes })
+    Ok(Adapter { hash: digest(&text, dir)?, changes })
+}
+
+/// Returns the names of a model's tensors in checkpoints.
+fn arch_of(model: &ModelConfig) -> Result<&'static Arch> {
+    let unknown =
+        || Error::unsupported(format!("found a model of `{}`, for which no names are known", model.architecture));
+    Arch::of_class(&model.architecture).ok_or_else(unknown)
+}
+
+/// Returns the digest of an adapter's configuration, of which `text` is the content, and of its tensors.
+fn digest(text: &[u8], dir: &Path) -> Result<String> {
+    let mut hash = Sha256::new_with_prefix(text);
+    hash.update(of_file(&dir.join(FILE), |_| ())?);
+    Ok(hex(hash))
 }
 
 /// Reads the configuration; returns its text as well.

@@ -1,7 +1,7 @@
 //! Adapters that are merged into the weights of the checkpoint.
 
 use crate::adapter::{Adapter, Change};
-use crate::convert::adapter;
+use crate::convert::adapter::{self, Combination};
 use crate::convert::rows::Merged;
 use crate::error::{Context, Error, Result};
 use crate::iebin::{IebinReader, Store};
@@ -9,15 +9,26 @@ use crate::model_config::ModelConfig;
 use crate::scheme::Scheme;
 use std::path::PathBuf;
 
-/// Reads adapters for the model of a pack, and checks that they can be merged.
+/// Reads adapters for the model of a pack, combined into one if their changes are not just added, and checks that they
+/// can be merged.
 ///
 /// # Errors
 /// One cannot be read, or changes something that no weight of the checkpoint can express.
 pub(super) fn read(
     reader: &IebinReader,
     sources: &[(PathBuf, f32)],
+    how: Combination,
     model: &ModelConfig,
 ) -> Result<Vec<(Adapter, f32)>> {
+    let checked = |adapter: Adapter| -> Result<Adapter> {
+        for (name, changes) in &adapter.changes {
+            changes.iter().try_for_each(|change| check(reader, name, change, model)).tensor(name)?;
+        }
+        Ok(adapter)
+    };
+    if how != Combination::Cat {
+        return Ok(vec![(checked(adapter::combine(sources, how, model)?)?, 1.0)]);
+    }
     let one = |(dir, factor): &(PathBuf, f32)| {
         let adapter = adapter::read(dir, model)?;
         let has_magnitudes = adapter.changes.values().flatten().any(|change| change.magnitude.is_some());
@@ -27,10 +38,7 @@ pub(super) fn read(
             )
             .at(dir));
         }
-        for (name, changes) in &adapter.changes {
-            changes.iter().try_for_each(|change| check(reader, name, change, model)).tensor(name).at(dir)?;
-        }
-        Ok((adapter, *factor))
+        Ok((checked(adapter).at(dir)?, *factor))
     };
     sources.iter().map(one).collect()
 }

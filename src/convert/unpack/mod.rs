@@ -7,6 +7,7 @@ mod fill;
 mod merged;
 mod plan;
 
+use super::adapter::Combination;
 use super::arch::{Arch, Fields};
 use super::companions;
 use super::executor::{Conversion, Task, TaskOutput};
@@ -44,6 +45,8 @@ pub struct UnpackOptions {
     pub dtype: Option<DType>,
     /// Adapters to merge into the weights: directories of PEFT with their factors.
     pub adapters: Vec<(PathBuf, f32)>,
+    /// Way in which several adapters become one change.
+    pub combination: Combination,
     /// Largest number of bytes of weights in a file.
     pub max_shard_bytes: u64,
     /// True to replace an existing checkpoint.
@@ -97,7 +100,7 @@ pub fn unpack(reader: &IebinReader, options: &UnpackOptions) -> Result<UnpackSum
     let arch = Arch::of(&fields).at(&config_path)?;
     let model = arch.model_config(&fields, None).at(&config_path)?;
     let dtype = options.dtype.unwrap_or_else(|| float_type(reader));
-    let adapters = merged::read(reader, &options.adapters, &model)?;
+    let adapters = merged::read(reader, &options.adapters, options.combination, &model)?;
     let plan = plan::plan(reader, arch, &model, &fields, dtype).at(&options.model_dir)?;
     let UnpackPlan { targets, dequantized, all_floats } = plan;
     let beside = companions(reader, &config, all_floats)?;

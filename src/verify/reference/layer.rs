@@ -1,6 +1,7 @@
 //! One decoder layer of the reference: norms, attention and MLP.
 
 use super::RefDtype;
+use super::adapters::{ALL, Adapters, LowRank};
 use super::config::Config;
 use super::mlp::Mlp;
 use super::weights::Weights;
@@ -10,21 +11,35 @@ use candle_core::{D, DType, Device, Tensor};
 /// Number of queries whose scores are held at once.
 const QUERIES: usize = 256;
 
-/// Matrix `(out, in)` with its bias, if the checkpoint has one.
+/// Matrix `(out, in)` with its bias, if the checkpoint has one, and its changes by adapters.
 pub(super) struct Linear {
     pub weight: Tensor,
     pub bias: Option<Tensor>,
+    pub low_rank: Vec<LowRank>,
+    /// Factors of the outputs without bias: `(out)`.
+    pub gain: Option<Tensor>,
 }
 
 impl Linear {
+    /// Makes a matrix that no adapter changes.
+    pub fn new(weight: Tensor, bias: Option<Tensor>) -> Linear {
+        Linear { weight, bias, low_rank: Vec::new(), gain: None }
+    }
+
     pub fn load(weights: &Weights, name: &str, dtype: RefDtype) -> Result<Linear> {
         let bias = weights.find(&format!("{name}.bias"), dtype)?;
-        Ok(Linear { weight: weights.get(&format!("{name}.weight"), dtype)?, bias })
+        Ok(Linear::new(weights.get(&format!("{name}.weight"), dtype)?, bias))
     }
 
     /// Multiplies `(tokens, in)`; returns `(tokens, out)`.
     pub fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        let y = x.matmul(&self.weight.t()?)?;
+        let mut y = x.matmul(&self.weight.t()?)?;
+        for change in &self.low_rank {
+            y = (y + change.product(x)?)?;
+        }
+        if let Some(gain) = &self.gain {
+            y = y.broadcast_mul(gain)?;
+        }
         match &self.bias {
             Some(bias) => y.broadcast_add(bias),
             None => Ok(y),
@@ -33,7 +48,7 @@ impl Linear {
 
     fn rows(&self, first: usize, count: usize) -> candle_core::Result<Linear> {
         let bias = self.bias.as_ref().map(|b| b.narrow(0, first, count)).transpose()?;
-        Ok(Linear { weight: self.weight.narrow(0, first, count)?, bias })
+        Ok(Linear::new(self.weight.narrow(0, first, count)?, bias))
     }
 }
 
@@ -54,7 +69,13 @@ pub(super) struct Layer<'a> {
 }
 
 impl<'a> Layer<'a> {
-    pub fn load(config: &'a Config, weights: &'a Weights, index: usize, dtype: RefDtype) -> Result<Layer<'a>> {
+    pub fn load(
+        config: &'a Config,
+        weights: &'a Weights,
+        adapters: &'a Adapters,
+        index: usize,
+        dtype: RefDtype,
+    ) -> Result<Layer<'a>> {
         let prefix = format!("model.layers.{index}");
         let linear = |name: &str| Linear::load(weights, &format!("{prefix}.self_attn.{name}"), dtype);
         let (q_rows, kv_rows) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
@@ -64,6 +85,7 @@ impl<'a> Layer<'a> {
         } else {
             (linear("q_proj")?, linear("k_proj")?, linear("v_proj")?)
         };
+        let changed = |linear, name: &str| adapters.change(linear, &format!("{prefix}.self_attn.{name}.weight"), ALL);
         let names = ["input", "post_attention", "pre_feedforward", "post_feedforward"];
         let names = &names[..if config.sandwich { 4 } else { 2 }];
         let norms = names.iter().map(|name| weights.get(&format!("{prefix}.{name}_layernorm.weight"), dtype));
@@ -72,14 +94,14 @@ impl<'a> Layer<'a> {
             index,
             dtype,
             norms: norms.collect::<Result<_>>()?,
-            q,
-            k,
-            v,
-            o: linear("o_proj")?,
+            q: changed(q, "q_proj")?,
+            k: changed(k, "k_proj")?,
+            v: changed(v, "v_proj")?,
+            o: changed(linear("o_proj")?, "o_proj")?,
             q_norm: weights.find(&format!("{prefix}.self_attn.q_norm.weight"), dtype)?,
             k_norm: weights.find(&format!("{prefix}.self_attn.k_norm.weight"), dtype)?,
             sinks: weights.find(&format!("{prefix}.self_attn.sinks"), dtype)?,
-            mlp: Mlp::load(config, weights, index, dtype)?,
+            mlp: Mlp::load(config, weights, adapters, index, dtype)?,
         })
     }
 

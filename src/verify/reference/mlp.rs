@@ -1,6 +1,7 @@
 //! Feed-forward part of a layer: dense, or experts selected by a router, in the layouts of Mixtral, Qwen and gpt-oss.
 
 use super::RefDtype;
+use super::adapters::{ALL, Adapters, Rows};
 use super::config::{Activation, Config};
 use super::layer::{Linear, softmax};
 use super::weights::Weights;
@@ -28,7 +29,10 @@ pub(super) struct Dense {
 pub(super) struct Experts<'a> {
     config: &'a Config,
     weights: &'a Weights,
+    adapters: &'a Adapters,
     prefix: String,
+    /// Canonical name of the experts' matrices, without that of the matrix.
+    canonical: String,
     layout: Layout,
     router: Linear,
     dtype: RefDtype,
@@ -48,12 +52,21 @@ enum Layout {
 }
 
 impl<'a> Mlp<'a> {
-    pub fn load(config: &'a Config, weights: &'a Weights, index: usize, dtype: RefDtype) -> Result<Mlp<'a>> {
+    pub fn load(
+        config: &'a Config,
+        weights: &'a Weights,
+        adapters: &'a Adapters,
+        index: usize,
+        dtype: RefDtype,
+    ) -> Result<Mlp<'a>> {
         let layer = format!("model.layers.{index}");
         let mlp = format!("{layer}.mlp");
+        let changed = |linear, name: &str| adapters.change(linear, &format!("{mlp}.{name}.weight"), ALL);
         let of = |prefix: String, router: &str, layout| -> Result<Mlp<'a>> {
-            let router = Linear::load(weights, &format!("{prefix}.{router}"), dtype)?;
-            Ok(Mlp::Experts(Box::new(Experts { config, weights, prefix, layout, router, dtype })))
+            let router = changed(Linear::load(weights, &format!("{prefix}.{router}"), dtype)?, "router")?;
+            let canonical = format!("{mlp}.experts");
+            let experts = Experts { config, weights, adapters, prefix, canonical, layout, router, dtype };
+            Ok(Mlp::Experts(Box::new(experts)))
         };
         let has = |name: &str| weights.has(&format!("{layer}.{name}"));
         let sparse = config.experts.count > 0 && !config.dense[index];
@@ -61,23 +74,28 @@ impl<'a> Mlp<'a> {
             return of(format!("{layer}.block_sparse_moe"), "gate", Layout::Mixtral);
         }
         if sparse && has("mlp.gate.weight") {
-            return of(mlp, "gate", Layout::Qwen);
+            return of(mlp.clone(), "gate", Layout::Qwen);
         }
         if sparse && has("mlp.router.weight") {
             let blocks = has("mlp.experts.gate_up_proj_blocks");
-            return of(mlp, "router", if blocks { Layout::Mxfp4 } else { Layout::Stacked });
+            return of(mlp.clone(), "router", if blocks { Layout::Mxfp4 } else { Layout::Stacked });
         }
         let linear = |name: &str| Linear::load(weights, &format!("{mlp}.{name}"), dtype);
         let (gate, up) = if has("mlp.gate_up_proj.weight") {
             let both = linear("gate_up_proj")?;
             let half = both.weight.dim(0)? / 2;
-            let part =
-                |first| -> Result<Linear> { Ok(Linear { weight: both.weight.narrow(0, first, half)?, bias: None }) };
+            let part = |first| -> Result<Linear> { Ok(Linear::new(both.weight.narrow(0, first, half)?, None)) };
             (part(0)?, part(half)?)
         } else {
             (linear("gate_proj")?, linear("up_proj")?)
         };
-        Ok(Mlp::Dense(Dense { gate, up, down: linear("down_proj")?, activation: config.activation, dtype }))
+        Ok(Mlp::Dense(Dense {
+            gate: changed(gate, "gate_proj")?,
+            up: changed(up, "up_proj")?,
+            down: changed(linear("down_proj")?, "down_proj")?,
+            activation: config.activation,
+            dtype,
+        }))
     }
 
     /// Computes the MLP; input and output are `(tokens, hidden)`.
@@ -152,21 +170,31 @@ impl Experts<'_> {
 
     fn expert(&self, index: usize) -> Result<Dense> {
         let dtype = self.dtype;
-        let dense = |gate, up, down| Dense { gate, up, down, activation: self.config.activation, dtype };
         let linear = |name: &str| Linear::load(self.weights, &format!("{}.experts.{index}.{name}", self.prefix), dtype);
         let bias = |name: &str| {
             let name = format!("{}.experts.{name}_bias", self.prefix);
             if self.weights.has(&name) { self.weights.row(&name, index, dtype).map(Some) } else { Ok(None) }
         };
-        match self.layout {
-            Layout::Mixtral => Ok(dense(linear("w1")?, linear("w3")?, linear("w2")?)),
-            Layout::Qwen => Ok(dense(linear("gate_proj")?, linear("up_proj")?, linear("down_proj")?)),
+        let (gate, up, down) = match self.layout {
+            Layout::Mixtral => (linear("w1")?, linear("w3")?, linear("w2")?),
+            Layout::Qwen => (linear("gate_proj")?, linear("up_proj")?, linear("down_proj")?),
             Layout::Stacked | Layout::Mxfp4 => {
-                let both = Linear { weight: self.matrix("gate_up_proj", index)?, bias: bias("gate_up_proj")? };
-                let down = Linear { weight: self.matrix("down_proj", index)?, bias: bias("down_proj")? };
-                Ok(dense(every_second(&both, 0)?, every_second(&both, 1)?, down))
+                let both = Linear::new(self.matrix("gate_up_proj", index)?, bias("gate_up_proj")?);
+                let down = Linear::new(self.matrix("down_proj", index)?, bias("down_proj")?);
+                (every_second(&both, 0)?, every_second(&both, 1)?, down)
             }
-        }
+        };
+        // The rows of the canonical gate_up_proj alternate in every family.
+        let changed = |linear, name: &str, first, step| {
+            self.adapters.change(linear, &format!("{}.{name}", self.canonical), Rows { index, first, step })
+        };
+        Ok(Dense {
+            gate: changed(gate, "gate_up_proj", 0, 2)?,
+            up: changed(up, "gate_up_proj", 1, 2)?,
+            down: changed(down, "down_proj", 0, 1)?,
+            activation: self.config.activation,
+            dtype,
+        })
     }
 
     /// Returns a matrix of an expert as `(out, in)`.
@@ -206,5 +234,5 @@ fn every_second(both: &Linear, first: usize) -> candle_core::Result<Linear> {
         let (rows, rest) = (t.dim(0)? / 2, t.dims()[1..].to_vec());
         t.reshape([vec![rows, 2], rest].concat())?.narrow(1, first, 1)?.squeeze(1)?.contiguous()
     };
-    Ok(Linear { weight: split(&both.weight)?, bias: both.bias.as_ref().map(split).transpose()? })
+    Ok(Linear::new(split(&both.weight)?, both.bias.as_ref().map(split).transpose()?))
 }

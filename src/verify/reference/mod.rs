@@ -2,12 +2,15 @@
 //!
 //! The runtime is verified against this reference, so the two share no code: the reference has its own parser of
 //! `config.json` (`config`), its own readers of weights (`weights`), its own MXFP4 decoder and position rotation, and
-//! it multiplies with candle's `gemm`. It is written for review next to `modeling_*.py`, not for speed.
+//! it multiplies with candle's `gemm`. It is written for review next to `modeling_*.py`, not for speed. Only the names
+//! and layouts of adapters are read by the code that reads them for the runtime; their arithmetic (`adapters`) is its
+//! own.
 //!
 //! Texts are known in advance: to verify a text that the model under test generated, the reference computes at each of
 //! its positions which token comes next. All texts therefore pass through a layer together, and the weights of a layer
 //! are widened to f32 once and then released. So only one layer at a time is in memory.
 
+mod adapters;
 mod config;
 mod layer;
 mod mlp;
@@ -15,10 +18,13 @@ mod rope;
 mod weights;
 
 use super::RefDtype;
+use crate::adapter::Adapter;
 use crate::error::{Context, Error, Result};
 use crate::files;
-use candle_core::{DType, Device, Tensor};
+use adapters::{ALL, Adapters, Embedding};
+use candle_core::{DType, Tensor};
 use config::Config;
+use layer::Linear;
 use std::path::Path;
 use weights::Weights;
 
@@ -45,6 +51,7 @@ pub struct Text {
 pub struct Reference {
     config: Config,
     weights: Weights,
+    adapters: Adapters,
     dtype: RefDtype,
 }
 
@@ -70,7 +77,13 @@ impl Reference {
         let text = files::read(&path)?;
         let json = serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("not JSON: {e}"))).at(&path)?;
         let config = Config::read(&json).at(&path)?;
-        Ok(Reference { config, weights: Weights::open(dir)?, dtype })
+        Ok(Reference { config, weights: Weights::open(dir)?, adapters: Adapters::default(), dtype })
+    }
+
+    /// Computes the model with adapters, each with its factor; all are added.
+    #[must_use]
+    pub fn with_adapters(self, adapters: Vec<(Adapter, f32)>) -> Reference {
+        Reference { adapters: Adapters::new(adapters), ..self }
     }
 
     /// Returns the number of logits per position.
@@ -96,7 +109,7 @@ impl Reference {
     ) -> Result<()> {
         let mut lanes = self.embed(texts)?;
         for index in 0..self.config.layers {
-            let layer = layer::Layer::load(&self.config, &self.weights, index, self.dtype)?;
+            let layer = layer::Layer::load(&self.config, &self.weights, &self.adapters, index, self.dtype)?;
             for lane in &mut lanes {
                 lane.x = layer.forward(&lane.x, lane.long)?;
             }
@@ -107,6 +120,7 @@ impl Reference {
             true => self.table()?,
             false => self.weights.get("lm_head.weight", self.dtype)?,
         };
+        let head = self.adapters.change(Linear::new(head, None), "lm_head.weight", ALL)?;
         for lanes in lanes.chunk_by(|a, b| a.text == b.text) {
             let mut logits = Vec::new();
             for lane in lanes {
@@ -124,9 +138,9 @@ impl Reference {
         self.weights.get(if other { "lm_head.weight" } else { name }, self.dtype)
     }
 
-    fn head(&self, x: &Tensor, norm: &Tensor, head: &Tensor) -> candle_core::Result<Vec<f32>> {
+    fn head(&self, x: &Tensor, norm: &Tensor, head: &Linear) -> candle_core::Result<Vec<f32>> {
         let x = self.dtype.round(layer::rms_norm(x, norm, &self.config)?)?;
-        let mut logits = self.dtype.round(x.matmul(&head.t()?)?)?;
+        let mut logits = self.dtype.round(head.forward(&x)?)?;
         if let Some(cap) = self.config.logit_cap {
             logits = ((logits / cap)?.tanh()? * cap)?;
         }
@@ -136,7 +150,7 @@ impl Reference {
     /// Creates a lane for each text, or two if the requested positions cross LongRoPE's length limit: every step of a
     /// generation computes the whole text so far with the factors for its length.
     fn embed(&self, texts: &[Text]) -> Result<Vec<Lane>> {
-        let table = self.table()?;
+        let table = self.adapters.embedding(self.table()?)?;
         let mut lanes = Vec::new();
         for (index, text) in texts.iter().enumerate() {
             if let Some(id) = text.ids.iter().find(|id| **id as usize >= self.config.vocab) {
@@ -157,8 +171,8 @@ impl Reference {
         Ok(lanes)
     }
 
-    fn embedded(&self, table: &Tensor, ids: &[u32]) -> candle_core::Result<Tensor> {
-        let x = table.index_select(&Tensor::new(ids, &Device::Cpu)?, 0)?;
+    fn embedded(&self, table: &Embedding, ids: &[u32]) -> candle_core::Result<Tensor> {
+        let x = table.of(ids)?;
         let scale = match self.dtype {
             RefDtype::F32 => self.config.embedding_scale,
             // transformers stores this factor in the dtype of the model.
