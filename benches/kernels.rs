@@ -7,6 +7,8 @@
 //! kernel; `scripts/race.sh` reads them.
 #![allow(unsafe_code, missing_docs, clippy::disallowed_methods, clippy::print_stdout, clippy::print_stderr)]
 
+#[path = "kernels/adapters.rs"]
+mod adapters;
 #[path = "kernels/between.rs"]
 mod between;
 
@@ -47,6 +49,7 @@ fn main() {
     }
     [Form::Bf16, Form::Int16, Form::Int8].into_iter().for_each(|form| prepare(&cpu, form));
     between::measure(&cpu, &filter);
+    adapters::measure(&cpu, &filter);
 }
 
 /// Name, function from rows and columns to the storage format of the matrix, and arithmetic.

@@ -68,6 +68,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "manifest", allowance: PATTERNS, limit_ms: SECOND, run: manifest },
     Target { name: "config", allowance: LISTS, limit_ms: SECOND, run: config },
     Target { name: "adapter", allowance: ADAPTERS, limit_ms: SECOND, run: adapter },
+    Target { name: "adapter_pack", allowance: ADAPTERS, limit_ms: SECOND, run: adapter_pack },
     Target { name: "adapter_config", allowance: ADAPTERS, limit_ms: SECOND, run: adapter_config },
     Target { name: "tokenizer", allowance: PIPELINES, limit_ms: SECOND, run: tokenizer },
     Target { name: "template", allowance: STEPPED, limit_ms: SECOND, run: template },
@@ -268,6 +269,24 @@ fn adapter(data: &[u8]) {
                 }
             }
         }
+    }
+}
+
+/// Reads the input as the description of a packed adapter for the model that it names, with a correct digest.
+fn adapter_pack(data: &[u8]) {
+    let Ok(description) = parse_description(data) else { return };
+    let Some(model) = description.model.clone().filter(|m| m.n_layers <= NAMED && m.validate().is_ok()) else { return };
+    if matches!(model.mlp, iec::model_config::Mlp::Moe { experts, .. } if experts > NAMED) {
+        return;
+    }
+    let dir = place().join("packed");
+    std::fs::create_dir_all(&dir).expect("a directory");
+    std::fs::write(dir.join("model.ie.bin"), vec![7; BINARY]).expect("a small file");
+    std::fs::write(dir.join("model.ie.json"), description.to_text()).expect("a small file");
+    let _ = adapter::describe(&dir);
+    let Ok(adapter) = adapter::read(&dir, &model) else { return };
+    for low_rank in adapter.changes.values().flatten().filter_map(|change| change.low_rank.as_ref()) {
+        assert!(low_rank.a.len().is_multiple_of(low_rank.rank) && low_rank.b.len().is_multiple_of(low_rank.rank));
     }
 }
 
