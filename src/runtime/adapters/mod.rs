@@ -7,6 +7,7 @@
 //! bits of a row depend on no other row.
 
 mod bind;
+mod plain;
 
 pub use bind::AdapterBinder;
 
