@@ -14,24 +14,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Adapters that are refused, with a part of the message.
-const REFUSED: [(&str, &str); 2] =
+pub const REFUSED: [(&str, &str); 2] =
     [("tied-ensured", "ensure_weight_tying"), ("tied-save-ensured", "ensure_weight_tying")];
 
-fn ids(value: &Value) -> Vec<u32> {
+pub fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
-fn golden(dir: &Path) -> Value {
+pub fn golden(dir: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(dir.join("golden.json")).unwrap()).unwrap()
 }
 
-fn bound(engine: &Engine, dir: &Path) -> Arc<BoundAdapter> {
+pub fn bound(engine: &Engine, dir: &Path) -> Arc<BoundAdapter> {
     let read = adapter::read(dir, engine.config()).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
-    engine.adapter_binder().unwrap().bind(&read).unwrap_or_else(|e| panic!("{}: {e}", dir.display()))
+    engine.adapter_binder().bind(&read).unwrap_or_else(|e| panic!("{}: {e}", dir.display()))
 }
 
 /// Generates greedily after a prompt; returns the logits after the prompt and the tokens.
-fn greedy(engine: &mut Engine, set: &AdapterSet, prompt: &[u32], count: usize) -> (Vec<f32>, Vec<u32>) {
+pub fn greedy(engine: &mut Engine, set: &AdapterSet, prompt: &[u32], count: usize) -> (Vec<f32>, Vec<u32>) {
     let mut sequence = engine.new_sequence().unwrap();
     sequence.adapt(set.clone());
     let (mut tokens, mut logits, mut first) = (prompt.to_vec(), Vec::new(), Vec::new());
@@ -50,7 +50,12 @@ fn greedy(engine: &mut Engine, set: &AdapterSet, prompt: &[u32], count: usize) -
 }
 
 /// Compares the prompts of a golden file; returns what differs.
-fn differences(engine: &mut Engine, set: &AdapterSet, prompts: &[Value], logits: fn(&Value) -> &Value) -> Vec<String> {
+pub fn differences(
+    engine: &mut Engine,
+    set: &AdapterSet,
+    prompts: &[Value],
+    logits: fn(&Value) -> &Value,
+) -> Vec<String> {
     let mut found = Vec::new();
     for prompt in prompts {
         let expected = ids(&prompt["greedy_ids"]);
@@ -66,8 +71,8 @@ fn differences(engine: &mut Engine, set: &AdapterSet, prompts: &[Value], logits:
     found
 }
 
-#[test]
-fn every_adapter_gives_the_ids_and_logits_of_peft() {
+/// Compares all adapters with what PEFT computed, in an engine with these options; returns what differs.
+pub fn differences_from_peft(options: EngineOptions) -> Vec<String> {
     let mut failures = Vec::new();
     let mut cases: Vec<PathBuf> =
         std::fs::read_dir(fixture("adapters")).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -77,7 +82,7 @@ fn every_adapter_gives_the_ids_and_logits_of_peft() {
         let name = dir.file_name().unwrap().to_str().unwrap().to_string();
         let golden = golden(&dir);
         let base = golden["base"].as_str().unwrap();
-        let mut engine = open(&packed(base, &fixture(base)), fp32());
+        let mut engine = open(&packed(base, &fixture(base)), options);
         if let Some((_, said)) = REFUSED.iter().find(|(refused, _)| *refused == name) {
             let message = adapter::read(&dir, engine.config()).unwrap_err().to_string();
             assert!(message.contains(said), "{message}");
@@ -88,6 +93,12 @@ fn every_adapter_gives_the_ids_and_logits_of_peft() {
         let differences = differences(&mut engine, &set, prompts, |prompt| &prompt["last_logits"]);
         failures.extend(differences.into_iter().map(|difference| format!("{name}: {difference}")));
     }
+    failures
+}
+
+#[test]
+fn every_adapter_gives_the_ids_and_logits_of_peft() {
+    let failures = differences_from_peft(fp32());
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
@@ -475,6 +486,6 @@ fn an_adapter_is_described_and_damaged_ones_are_refused_by_name() {
     let other = open(&packed("qwen2", &fixture("qwen2")), fp32());
     let message = adapter::read(&good, other.config()).unwrap_err().to_string();
     assert!(message.contains("expected lora_A (r, in)"), "{message}");
-    let binder = engine.adapter_binder().unwrap();
+    let binder = engine.adapter_binder();
     assert!(binder.bind(&adapter::read(&good, engine.config()).unwrap()).is_ok());
 }

@@ -70,7 +70,7 @@ pub struct ModelArgs {
     #[arg(long, value_name = "SIZE", value_parser = iec::units::parse_size)]
     kv_memory: Option<u64>,
     /// Adapter (LoRA, DoRA) in a directory of PEFT, by the name that prompts files use, with a scale; repeatable, all
-    /// are added for prompts that choose none. Only on the CPU
+    /// are added for prompts that choose none
     #[arg(long, value_name = "NAME=DIR[:SCALE]")]
     lora: Vec<iec::session::adapters::Source>,
     /// Memory for adapters. If it does not hold all of --lora, each is loaded when a prompt needs it, and the least
