@@ -335,20 +335,13 @@ impl Engine {
     }
 
     /// Returns what binds adapters to the model of the engine, also while the engine computes.
-    ///
-    /// # Errors
-    /// Layers are on a GPU.
-    pub fn adapter_binder(&self) -> Result<AdapterBinder> {
-        if self.parts().iter().any(|part| part.device.is_some()) {
-            return Err(Error::engine("adapters are computed on the CPU only, but layers are on a GPU")
-                .help("use --device cpu, or merge the adapter into the model"));
-        }
-        Ok(AdapterBinder {
+    pub fn adapter_binder(&self) -> AdapterBinder {
+        AdapterBinder {
             config: self.model.config.clone(),
             weights: self.model.weights.clone(),
             exact: self.model.precision == Precision::Fp32,
             arithmetic: self.model.precision.arithmetic(),
-        })
+        }
     }
 
     /// Sets the adapters of sequences that are created from now on, unless [`Sequence::adapt`] sets others.

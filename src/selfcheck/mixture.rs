@@ -46,7 +46,7 @@ impl Routed {
         written.into_iter().chain([shares.buffer(), count.buffer()]).try_for_each(|buffer| buffer.fill(UNWRITTEN))?;
         let routed = Routed { memory, rows, experts, top_k };
         let product = (&router.linear, routed.memory.logits.view());
-        rig.ops.route(product, x, &routed.grouped(), softmax == RouterSoftmax::All)?;
+        rig.ops.route(product, x, &routed.grouped(), softmax == RouterSoftmax::All, None)?;
         Ok(routed)
     }
 

@@ -9,6 +9,7 @@
 mod attention;
 mod elementwise;
 mod logits;
+mod low_rank;
 mod mixture;
 mod positions;
 mod products;
@@ -97,12 +98,13 @@ pub fn run(ordinal: usize, options: Options) -> Result<Report> {
     let hidden = ProgressBar::hidden();
     let mut rig = Rig::new(&context, &hidden, options.quick)?;
     type Check = fn(&mut Rig<'_>) -> Result<()>;
-    let checks: [(&str, Check); 6] = [
+    let checks: [(&str, Check); 7] = [
         ("elementwise", elementwise::check),
         ("positions", positions::check),
         ("logits", logits::check),
         ("mixtures", mixture::check),
         ("products", products::check),
+        ("adapters", low_rank::check),
         ("attention", attention::check),
     ];
     let bar = progress::items("kernels", checks.len() as u64 + u64::from(measure));

@@ -83,7 +83,7 @@ impl Session {
         if sources.is_empty() {
             return Ok(self);
         }
-        self.adapters = Adapters::new(self.engine.adapter_binder()?, options.adapter_precision, limit);
+        self.adapters = Adapters::new(self.engine.adapter_binder(), options.adapter_precision, limit);
         sources.iter().try_for_each(|source| self.adapters.add(source.clone()))?;
         if limit.is_none_or(|limit| self.adapters.needed() <= limit) {
             self.adapters.load_all()?;

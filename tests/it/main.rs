@@ -5,6 +5,7 @@
 mod checkpoint;
 mod common;
 mod cuda;
+mod cuda_adapters;
 mod pty;
 mod schemas;
 mod torch_file;

@@ -237,7 +237,7 @@ fn open(pack: &Path, kv: KvType, threads: usize, chunk: usize, pages: u64, longe
 
 /// Returns sets of adapters: none, each alone, and the first two together with factors.
 fn sets(engine: &Engine, adapters: &[&str]) -> Vec<AdapterSet> {
-    let binder = engine.adapter_binder().unwrap();
+    let binder = engine.adapter_binder();
     let bind = |name: &&str| binder.bind(&adapter::read(&fixture(name), engine.config()).unwrap()).unwrap();
     let bound: Vec<_> = adapters.iter().map(bind).collect();
     let together = bound.iter().take(2).cloned().zip([0.5, 1.5]);

@@ -71,7 +71,7 @@ pub struct ModelArgs {
     #[arg(long, value_name = "SIZE", value_parser = iec::units::parse_size)]
     kv_memory: Option<u64>,
     /// Adapter (LoRA, DoRA) in a directory of PEFT, by the name that prompts files use, with a scale; repeatable, all
-    /// are added for prompts that choose none. Only on the CPU
+    /// are added for prompts that choose none
     #[arg(long, value_name = "NAME=DIR[:SCALE]")]
     pub lora: Vec<iec::session::adapters::Source>,
     /// Number type of adapters: auto, or int8 with a scale per row (half the memory; refused for an adapter whose rows

@@ -8,6 +8,7 @@
 
 mod bind;
 mod factors;
+mod plain;
 
 pub use bind::AdapterBinder;
 pub(super) use factors::Factors;

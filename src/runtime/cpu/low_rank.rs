@@ -8,6 +8,7 @@
 #![allow(unsafe_code)]
 
 use super::{Base, Cpu, MIN_COST_PER_THREAD, SumType, WeightedSum, pair, rounded};
+use crate::dtype::DType;
 use crate::runtime::ops::AddScaled;
 use crate::simd::Kernel;
 use half::{bf16, f16};
@@ -110,6 +111,28 @@ impl Numbers {
         }
     }
 
+    /// Returns the type of the numbers.
+    pub fn dtype(&self) -> DType {
+        match self {
+            Numbers::F32(_) => DType::F32,
+            Numbers::F16(_) => DType::F16,
+            Numbers::Bf16(_) | Numbers::Pairs(_) => DType::BF16,
+        }
+    }
+
+    /// Returns a number of a matrix of `lanes` lanes by its place.
+    pub fn number(&self, lanes: usize, step: usize, lane: usize) -> f32 {
+        let at = step * lanes + lane;
+        match self {
+            Numbers::F32(numbers) => numbers[at],
+            Numbers::F16(numbers) => numbers[at].to_f32(),
+            Numbers::Bf16(numbers) => numbers[at].to_f32(),
+            Numbers::Pairs(words) => {
+                f32::from_bits(words[step / 2 * lanes + lane] << (16 * (1 - step % 2)) & 0xffff_0000)
+            }
+        }
+    }
+
     /// Returns some numbers, or words of pairs, in the form that sums read; bf16 numbers that are multiplied by f32 are
     /// widened in `wide`.
     pub fn range<'a>(&'a self, cpu: &Cpu, range: Range<usize>, wide: &'a mut Vec<f32>) -> &'a [u8] {
@@ -165,16 +188,21 @@ impl Panels {
         self.rows
     }
 
+    /// Returns B transposed, `(rank, rows)`, and the type that holds its numbers exactly.
+    pub fn transposed(&self) -> (Vec<f32>, DType) {
+        let number = |i: usize| self.number(i % self.rows, i / self.rows);
+        ((0..self.rank * self.rows).map(number).collect(), self.numbers.dtype())
+    }
+
+    fn number(&self, row: usize, k: usize) -> f32 {
+        let padded = self.steps * pair(self.numbers.sum_type());
+        self.numbers.number(PANEL, row / PANEL * padded + k, row % PANEL)
+    }
+
     /// Adds `scale * B h` to `y`, `(rows)`, one output at a time.
     pub fn add_to(&self, h: &[f32], scale: f32, y: &mut [f32]) {
         for (i, y) in y.iter_mut().enumerate() {
-            let at = |step: usize| (i / PANEL * self.steps + step) * PANEL + i % PANEL;
-            let number = |k: usize| match &self.numbers {
-                Numbers::F32(numbers) => numbers[at(k)],
-                Numbers::F16(numbers) => numbers[at(k)].to_f32(),
-                Numbers::Bf16(numbers) => numbers[at(k)].to_f32(),
-                Numbers::Pairs(words) => f32::from_bits(words[at(k / 2)] << (16 * (1 - k % 2)) & 0xffff_0000),
-            };
+            let number = |k: usize| self.number(i, k);
             *y = scale.mul_add(h.iter().enumerate().fold(0f32, |sum, (k, h)| h.mul_add(number(k), sum)), *y);
         }
     }
@@ -433,6 +461,7 @@ mod tests {
                         let (h, y) = (numbers(&mut rng, n * rank), numbers(&mut rng, n * rows));
                         let (gain, add) = (numbers(&mut rng, rows), numbers(&mut rng, rows));
                         let panels = Panels::new(&b, rows, rank, kind);
+                        assert_eq!(crate::adapter::transposed(&panels.transposed().0, rank, rows), b);
                         let plain = LowRankPart { b: Some(&panels), h: &h, scale: 0.7, gain: None, add: None };
                         let scaled = LowRankPart { gain: Some(&gain), add: Some((&add, 0.3)), ..plain };
                         let vectors = LowRankPart { b: None, h: &[], ..scaled };

@@ -8,6 +8,7 @@
 
 use super::low_rank::{FactorType, Numbers, pair_words};
 use super::{Acts, Base, Cpu, Form, MIN_COST_PER_THREAD, SumType, WeightedSum, pair};
+use crate::dtype::DType;
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -58,6 +59,12 @@ impl LowRankInput {
     /// Returns the bytes in memory.
     pub fn nbytes(&self) -> usize {
         self.numbers.nbytes()
+    }
+
+    /// Returns A row by row, `(rank, cols)`, and the type that holds its numbers exactly.
+    pub fn values(&self) -> (Vec<f32>, DType) {
+        let number = |i: usize| self.numbers.number(self.lanes, i % self.cols, i / self.cols);
+        ((0..self.rank * self.cols).map(number).collect(), self.numbers.dtype())
     }
 
     /// Returns the number of rows of A.
@@ -227,6 +234,7 @@ mod tests {
                 };
                 let expected: Vec<u32> = (0..tokens.len() * rank).map(one).collect();
                 let factor = LowRankInput::new(&a, rank, cols, kind);
+                assert_eq!(factor.values().0, a);
                 for isa in Cpu::isas() {
                     for threads in [1, 3] {
                         let cpu = Cpu::with_isa(threads, Some(isa)).unwrap();

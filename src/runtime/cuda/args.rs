@@ -259,6 +259,60 @@ pub struct TopK {
     pub k: u32,
 }
 
+/// Change of a matrix by an adapter; 0 = none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, bytemuck::Zeroable, bytemuck::Pod)]
+#[repr(C)]
+pub struct Change {
+    pub a: u64,
+    pub b: u64,
+    pub gain: u64,
+    pub add: u64,
+    pub experts: u64,
+    pub rank: u32,
+    pub a_kind: u32,
+    pub b_kind: u32,
+    pub scale: f32,
+    pub add_scales: u32,
+    pub unused: u32,
+}
+
+/// Consecutive rows of the batch with one of their adapters.
+#[derive(Debug, Clone, Copy, Default, PartialEq, bytemuck::Zeroable, bytemuck::Pod)]
+#[repr(C)]
+pub struct Adapted {
+    pub changes: u64,
+    pub first: u32,
+    pub count: u32,
+    pub part: u32,
+    pub parts: u32,
+    pub factor: f32,
+    pub unused: u32,
+}
+
+/// Changes of up to three products of the same rows by adapters.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct LowRank {
+    pub adapted: u64,
+    pub x: Acts,
+    pub inputs: u64,
+    pub shares: u64,
+    pub count: u64,
+    pub h: u64,
+    pub y: [u64; 3],
+    pub part_stride: u64,
+    pub widths: [u32; 3],
+    pub index: u32,
+    pub slots: u32,
+    pub parts: u32,
+    pub n: u32,
+    pub from: u32,
+    pub cols: u32,
+    pub h_stride: u32,
+    pub gather: u32,
+    pub unused: u32,
+}
+
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct Sizes {
@@ -276,7 +330,7 @@ pub struct Share {
 }
 
 /// Sizes in bytes of all structs, which the kernel `sizes` writes if host and device agree.
-pub const SIZES: [u32; 19] = [
+pub const SIZES: [u32; 22] = [
     size_of::<Matrix>() as u32,
     size_of::<Acts>() as u32,
     size_of::<Share>() as u32,
@@ -295,5 +349,8 @@ pub const SIZES: [u32; 19] = [
     size_of::<Router>() as u32,
     size_of::<Logits>() as u32,
     size_of::<TopK>() as u32,
+    size_of::<Change>() as u32,
+    size_of::<Adapted>() as u32,
+    size_of::<LowRank>() as u32,
     size_of::<Sizes>() as u32,
 ];

@@ -41,6 +41,15 @@ impl<T> View<T> {
     pub fn len(self) -> usize {
         self.len
     }
+
+    /// Returns a view of `len` elements from element `first` on.
+    ///
+    /// # Panics
+    /// The range exceeds the view.
+    pub fn part(self, first: usize, len: usize) -> View<T> {
+        assert!(first <= self.len && len <= self.len - first, "a part beyond its view");
+        View { address: self.address + (first * size_of::<T>()) as u64, len, element: PhantomData }
+    }
 }
 
 impl<T> Array<T> {

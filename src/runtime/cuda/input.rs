@@ -1,6 +1,7 @@
 //! Input of a step on a device, transferred by one copy: residual stream, angles, positions, and addresses of pages.
 
-use super::args::{Row, Tile};
+use super::adapters::{ChangePlan, StepChanges};
+use super::args::{Adapted, Row, Tile};
 use super::array::View;
 use super::attend::{Kernels, tiles};
 use super::context::{Buffer, Context, Pinned};
@@ -27,6 +28,8 @@ pub struct Plan {
     sequences: usize,
     hidden: usize,
     angles: [usize; ROTATIONS],
+    /// Shape of the changes by adapters.
+    pub changes: ChangePlan,
 }
 
 /// Maximum number of kinds of rotation (RoPE) that a model has.
@@ -52,6 +55,8 @@ pub enum Section {
     Tiles,
     /// Page tables with the device addresses of the pages of each sequence: u64.
     Tables,
+    /// Rows with adapters: [`Adapted`] `(3, slots)`.
+    Adapted,
 }
 
 /// Sections with the angles of each kind of rotation.
@@ -73,11 +78,12 @@ impl Plan {
             sequences: pages.len(),
             hidden,
             angles: std::array::from_fn(|i| step.angles.get(i).map_or(0, Vec::len)),
+            changes: ChangePlan::default(),
         }
     }
 
     /// Returns the bytes of each section.
-    fn sizes(&self) -> [usize; 7] {
+    fn sizes(&self) -> [usize; 8] {
         [
             4 * self.rows * self.hidden,
             4 * self.angles[0],
@@ -86,6 +92,7 @@ impl Plan {
             4 * self.wanted,
             size_of::<Tile>() * self.tiles,
             8 * self.sequences * self.table_stride,
+            3 * size_of::<Adapted>() * self.changes.slots,
         ]
     }
 
@@ -133,7 +140,7 @@ impl Input {
     ///
     /// # Errors
     /// The driver reports an error.
-    pub fn send(&mut self, step: &Step<'_>, pages: &[&[Page]], plan: &Plan) -> Result<()> {
+    pub fn send(&mut self, step: &Step<'_>, pages: &[&[Page]], plan: &Plan, changes: &StepChanges) -> Result<()> {
         let (pinned, buffer) = self.memory.as_mut().expect("reserved before");
         let bytes = pinned.bytes_mut();
         let mut put = |section, data: &[u8]| bytes[plan.offset(section)..][..data.len()].copy_from_slice(data);
@@ -149,6 +156,7 @@ impl Input {
         put(Section::Wanted, bytemuck::cast_slice(&wanted));
         let tiles = step.runs.iter().flat_map(|run| tiles(run.first, run.tokens, plan.tile_rows));
         put(Section::Tiles, bytemuck::cast_slice(&tiles.collect::<Vec<_>>()));
+        put(Section::Adapted, bytemuck::cast_slice(&changes.entries));
         let mut table = vec![0u64; plan.table_stride];
         for (i, pages) in pages.iter().enumerate() {
             table.iter_mut().zip(*pages).for_each(|(address, page)| *address = page.address());

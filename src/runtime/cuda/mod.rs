@@ -3,8 +3,10 @@
 //! Nothing links against CUDA. [`driver`] loads the driver library when a GPU is requested, and `context` opens a
 //! device and loads the kernels, which are stored as PTX in the repository (`kernels/`, `scripts/ptx.sh`).
 //! `weights` uploads layers to the device in the layout of the pack file, `kv` holds the keys and values there,
-//! `part` computes the layers of one device by the launches of `ops`, and [`gpus`] assigns layers to devices.
+//! `adapters` holds the changes of adapters, `part` computes the layers of one device by the launches of `ops`, and
+//! [`gpus`] assigns layers to devices.
 
+pub(crate) mod adapters;
 pub(crate) mod args;
 pub(crate) mod array;
 pub(crate) mod attend;
@@ -14,6 +16,7 @@ pub(crate) mod driver;
 pub(super) mod gpus;
 mod input;
 pub(crate) mod kv;
+pub(crate) mod low_rank;
 pub(crate) mod multiply;
 pub(crate) mod ops;
 mod part;

@@ -7,6 +7,7 @@
 use super::args::{self, Kind};
 use super::array::{Acts, Array, View};
 use super::context::{Context, Graph, Launch};
+use super::low_rank::LowRank;
 use super::multiply::{Middle, Product, arguments};
 use crate::error::{Error, Result};
 use crate::model_config::{Activation, Mlp, ModelConfig};
@@ -229,7 +230,8 @@ impl Ops {
         self.start("rope", Launch { grid, block: 128, shared: 0 }, &args)
     }
 
-    /// Computes the logits of `router`, chooses the experts of each row by them, and sorts the row-expert pairs.
+    /// Computes the logits of `router`, which adapters may change, chooses the experts of each row by them, and sorts
+    /// the row-expert pairs.
     ///
     /// # Errors
     /// The driver reports an error.
@@ -239,6 +241,7 @@ impl Ops {
         x: &Acts,
         grouped: &Grouped,
         softmax_over_all: bool,
+        changes: Option<&LowRank<'_>>,
     ) -> Result<()> {
         let Grouped { pairs, experts, share_rows, chosen, .. } = *grouped;
         let n = pairs / chosen.top_k;
@@ -268,12 +271,13 @@ impl Ops {
         let launch =
             |blocks: usize, block: usize| Launch { grid: [blocks as u32, 1, 1], block: block as u32, shared: 0 };
         let floats = matches!(router.matrix.kind, Kind::F32 | Kind::F16 | Kind::Bf16);
-        if n <= ROUTER_ROWS && floats {
+        if n <= ROUTER_ROWS && floats && changes.is_none() {
             let product = arguments(router, x, 0, logits, n);
             let args = args::Router { product, then: args::RouteGroup { route, group }, ticket: self.ticket() };
             return self.start("router", launch(experts, 256), &args);
         }
         self.matmul(router, x, 0, logits, n)?;
+        changes.map_or(Ok(()), |changes| self.low_rank(changes))?;
         self.start("route", launch(n.div_ceil(4), 128), &route)?;
         self.start("group", launch(1, pairs.max(experts).next_multiple_of(32).clamp(128, 1024)), &group)
     }

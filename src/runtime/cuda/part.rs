@@ -4,19 +4,22 @@
 //! that the launches of a small step are recorded once as a graph and replayed. Within the layers of a step, the
 //! device never waits for the host.
 
-use super::array::{Array, View};
+use super::adapters::{DeviceAdapters, Place};
+use super::array::{Acts, Array, View};
 use super::attend::{Attend, Kernels};
 use super::context::{Context, Graph, Mark, Pinned};
 use super::input::{ANGLES, Input, Plan, Section};
 use super::kv::{Page, Pages, Pool};
-use super::multiply::Middle;
+use super::low_rank::{LowRank, Rows};
+use super::multiply::{Middle, Product};
 use super::ops::{self, Branch, Chosen, Ops};
 use super::scratch::{Head, LOGIT_ROWS, MOST_BEST, Scratch};
 use super::weights::{OnDevice, Source, Uploader, upload};
 use crate::error::{Error, Result};
 use crate::interrupt;
-use crate::model_config::{ModelConfig, RouterSoftmax};
+use crate::model_config::{self, ModelConfig, RouterSoftmax};
 use crate::progress::ProgressBar;
+use crate::runtime::adapters::Target;
 use crate::runtime::device::{Answer, Cache, DevicePart, PartInfo, Step};
 use crate::runtime::kv::PAGE;
 use crate::runtime::layer::{Attention, Layer, Mlp, Moe, Operation};
@@ -44,6 +47,7 @@ pub struct CudaPart {
     head: Option<Head>,
     pool: Arc<Pool>,
     scratch: Scratch,
+    adapters: DeviceAdapters,
     input: Input,
     output: Pinned,
     /// Graphs of small steps by plan; `None` = the plan occurred once and is recorded next time.
@@ -115,11 +119,14 @@ impl CudaPart {
             None => 4 * rows * config.hidden,
         };
         let output = context.alloc_pinned(output)?;
+        let top_k = |mlp| if let model_config::Mlp::Moe { top_k, .. } = mlp { top_k } else { 1 };
+        let top_k = config.mlps().map(top_k).max().unwrap_or(1);
         Ok(CudaPart {
             context: context.clone(),
             ops,
             kernels,
             config: config.clone(),
+            adapters: DeviceAdapters::new(layers.clone(), head.is_some(), top_k),
             pool: Pool::new(context, source.kv.part(layers.clone())),
             layers,
             weights: uploaded,
@@ -141,11 +148,13 @@ impl CudaPart {
         let pages = step.caches.iter().map(|cache| cache.get::<Pages>().expect("a cache of this part").0.as_slice());
         let pages: Vec<&[Page]> = pages.collect();
         let best = if let Answer::Best(k, _) = answer { k } else { 0 };
-        let plan = Plan::new(step, &pages, best, self.config.hidden, &self.kernels);
-        if self.input.reserve(&plan)? {
+        let mut plan = Plan::new(step, &pages, best, self.config.hidden, &self.kernels);
+        let changes = self.adapters.prepare(&self.context, step.groups, step.wanted, plan.rows)?;
+        plan.changes = changes.plan;
+        if self.input.reserve(&plan)? || changes.moved {
             self.graphs.clear();
         }
-        self.input.send(step, &pages, &plan)?;
+        self.input.send(step, &pages, &plan, &changes)?;
         let begin = self.context.mark()?;
         let small = plan.rows <= GRAPH_ROWS && plan.tiles == 0 && plan.wanted <= LOGIT_ROWS;
         if small {
@@ -237,8 +246,8 @@ impl CudaPart {
                 self.norm(x, branch, Some(&block.norm), None, n)?;
                 let (y, chosen) = match &block.operation {
                     Operation::Attention(op) => (self.attend(plan, index, op)?, None),
-                    Operation::Mlp(op) => (self.mlp(n, op)?, None),
-                    Operation::Moe(op) => self.mixture(n, op)?,
+                    Operation::Mlp(op) => (self.mlp(plan, index, op)?, None),
+                    Operation::Moe(op) => self.mixture(plan, index, op)?,
                 };
                 branch = Some(Branch { y, post: block.post_norm.as_ref(), chosen });
             }
@@ -271,6 +280,7 @@ impl CudaPart {
         let (s, shape, n) = (&self.scratch, &op.shape, plan.rows);
         let products = [(&op.q, s.q.view()), (&op.k, s.k.view()), (&op.v, s.v.view())];
         self.ops.matmuls(&products, &s.normed, n)?;
+        self.adapt(plan, Place::Target(index, Target::Q), &products, &s.normed)?;
         let cache = self.pool.cache(index, self.input.view::<u64>(plan, Section::Tables).address(), plan.table_stride);
         self.ops.rope(&ops::Rope {
             q: s.q.view(),
@@ -300,28 +310,89 @@ impl CudaPart {
         };
         self.ops.attend(&self.kernels, &attend)?;
         self.ops.matmul(&op.o, &s.attended, 0, s.branch.view(), n)?;
+        self.adapt(plan, Place::Target(index, Target::O), &[(&op.o, s.branch.view())], &s.attended)?;
         Ok(s.branch.view())
     }
 
-    fn mlp(&self, n: usize, op: &Mlp<OnDevice>) -> Result<View<f32>> {
-        let s = &self.scratch;
+    /// Changes the results of products of all rows of `x` by adapters; `first` is the place of the first product.
+    fn adapt(&self, plan: &Plan, first: Place, products: &[Product<'_>], x: &Acts) -> Result<()> {
+        let changes = self.changes(plan, first, products, x, Rows::Batch(0..plan.rows));
+        changes.map_or(Ok(()), |changes| self.ops.low_rank(&changes))
+    }
+
+    /// Returns the changes of products by adapters, if there are any; the places of the products follow `first`.
+    fn changes<'a>(
+        &self,
+        plan: &Plan,
+        first: Place,
+        products: &'a [Product<'a>],
+        x: &'a Acts,
+        rows: Rows<'a>,
+    ) -> Option<LowRank<'a>> {
+        let (changes, index) = (plan.changes, self.adapters.index(first));
+        let all = self.input.view(plan, Section::Adapted);
+        let section = match first {
+            Place::Target(..) | Place::Experts(..) => 0,
+            Place::Head => 1,
+            Place::Replaced => 2,
+        };
+        let task = || LowRank {
+            plan: changes,
+            adapted: all.part(section * changes.slots, changes.slots),
+            index,
+            products,
+            x,
+            rows,
+            results: self.adapters.results(),
+        };
+        changes.has(first, products.len()).then(task)
+    }
+
+    fn mlp(&self, plan: &Plan, index: usize, op: &Mlp<OnDevice>) -> Result<View<f32>> {
+        let (s, n) = (&self.scratch, plan.rows);
         let middle = Middle { activation: op.activation, out: &s.middle, intermediate: op.intermediate };
-        self.ops.gate_and_up(&[(&op.gate, s.gate.view()), (&op.up, s.up.view())], &s.normed, &middle, n)?;
+        let (gates, ups) = (s.gate.view(), s.up.view());
+        let products = [(&op.gate, gates), (&op.up, ups)];
+        let first = Place::Target(index, Target::Gate);
+        if plan.changes.has(first, products.len()) {
+            self.ops.matmuls(&products, &s.normed, n)?;
+            self.adapt(plan, first, &products, &s.normed)?;
+            self.ops.gated(&ops::gated(&middle, gates, Some(ups), n))?;
+        } else {
+            self.ops.gate_and_up(&products, &s.normed, &middle, n)?;
+        }
         self.ops.matmul(&op.down, &s.middle, 0, s.branch.view(), n)?;
+        self.adapt(plan, Place::Target(index, Target::Down), &[(&op.down, s.branch.view())], &s.middle)?;
         Ok(s.branch.view())
     }
 
     /// Computes a mixture of experts. Returns the outputs of the chosen experts, sorted by expert, and the choices.
-    fn mixture(&self, n: usize, op: &Moe<OnDevice>) -> Result<(View<f32>, Option<Chosen>)> {
+    fn mixture(&self, plan: &Plan, index: usize, op: &Moe<OnDevice>) -> Result<(View<f32>, Option<Chosen>)> {
         let s = &self.scratch;
         let Moe { activation, intermediate, experts, top_k, .. } = *op;
         let e = s.experts.as_ref().expect("made for a mixture");
-        let grouped = e.grouped(n, experts, top_k);
+        let grouped = e.grouped(plan.rows, experts, top_k);
         let over_all = op.softmax == RouterSoftmax::All;
-        self.ops.route((&op.router, e.logits.view()), &s.normed, &grouped, over_all)?;
+        let router = [(&op.router, e.logits.view())];
+        let changes =
+            self.changes(plan, Place::Target(index, Target::Router), &router, &s.normed, Rows::Batch(0..plan.rows));
+        self.ops.route(router[0], &s.normed, &grouped, over_all, changes.as_ref())?;
         let middle = Middle { activation, out: &s.expert_middle, intermediate };
-        self.ops.matmul_experts((&op.gate_up, s.gate.view()), &s.normed, true, Some(&middle), &grouped)?;
-        self.ops.matmul_experts((&op.down, e.outputs.view()), &s.expert_middle, false, None, &grouped)?;
+        let gate_up = [(&op.gate_up, s.gate.view())];
+        match self.changes(plan, Place::Experts(index, 0), &gate_up, &s.normed, Rows::Pairs(&grouped, true)) {
+            None => self.ops.matmul_experts(gate_up[0], &s.normed, true, Some(&middle), &grouped)?,
+            Some(changes) => {
+                self.ops.matmul_experts(gate_up[0], &s.normed, true, None, &grouped)?;
+                self.ops.low_rank(&changes)?;
+                self.ops.gated(&ops::gated(&middle, s.gate.view(), None, grouped.pairs))?;
+            }
+        }
+        let down = [(&op.down, e.outputs.view())];
+        self.ops.matmul_experts(down[0], &s.expert_middle, false, None, &grouped)?;
+        let rows = Rows::Pairs(&grouped, false);
+        if let Some(changes) = self.changes(plan, Place::Experts(index, 1), &down, &s.expert_middle, rows) {
+            self.ops.low_rank(&changes)?;
+        }
         Ok((e.outputs.view(), Some(grouped.chosen)))
     }
 
@@ -329,7 +400,15 @@ impl CudaPart {
     fn answer(&self, plan: &Plan, rows: Range<usize>) -> Result<()> {
         let Some(head) = self.head.as_ref().filter(|_| !rows.is_empty()) else { return Ok(()) };
         let n = rows.len();
-        self.ops.matmul(&head.lm_head, &self.scratch.normed, rows.start, head.logits.view(), n)?;
+        let x = &self.scratch.normed;
+        self.ops.matmul(&head.lm_head, x, rows.start, head.logits.view(), n)?;
+        let product = [(&head.lm_head, head.logits.view())];
+        if let Some(changes) = self.changes(plan, Place::Replaced, &product, x, Rows::Batch(rows.clone())) {
+            self.ops.replace(&changes)?;
+        }
+        if let Some(changes) = self.changes(plan, Place::Head, &product, x, Rows::Batch(rows)) {
+            self.ops.low_rank(&changes)?;
+        }
         let (cap, logits) = (self.config.logit_softcap, head.logits.view());
         match plan.best {
             0 if cap.is_none() => Ok(()),

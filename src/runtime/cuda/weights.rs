@@ -38,7 +38,11 @@ impl<'a> Uploader<'a> {
         Ok(Uploader { context, pieces: [piece()?, piece()?], next: 0, bar })
     }
 
-    fn copy(&mut self, to: &Buffer, offset: usize, bytes: &[u8]) -> Result<()> {
+    /// Starts copying bytes to an offset of a buffer.
+    ///
+    /// # Errors
+    /// The driver reports an error, or the user interrupted.
+    pub fn copy(&mut self, to: &Buffer, offset: usize, bytes: &[u8]) -> Result<()> {
         for (i, part) in bytes.chunks(PIECE).enumerate() {
             interrupt::check()?;
             let (pinned, sent) = &mut self.pieces[self.next];

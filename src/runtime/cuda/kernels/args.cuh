@@ -242,6 +242,56 @@ struct TopK {
     uint32_t k;
 };
 
+// Change of a matrix by an adapter: y becomes gain * (y + scale * B (A x)) + add. Null = none.
+struct Change {
+    const uint8_t* a;       // (rank, cols)
+    const uint8_t* b;       // (rank, rows): B, transposed
+    const float* gain;      // (rows)
+    const float* add;       // (rows)
+    const Change* experts;  // changes of a stack of experts, one each; the other fields are then empty
+    uint32_t rank;
+    uint32_t a_kind;  // Kind of `a`: floats row by row
+    uint32_t b_kind;
+    float scale;
+    uint32_t add_scales;  // 1: the factor of the adapter multiplies `add`
+    uint32_t unused;
+};
+
+// Consecutive rows of the batch with one of their adapters. The adapters of the same rows follow one another.
+struct Adapted {
+    const Change* changes;  // of all matrices of this device
+    uint32_t first;
+    uint32_t count;  // 0 = unused
+    uint32_t part;   // index among the adapters of these rows
+    uint32_t parts;  // number of adapters of these rows in the first entry, 0 in the others
+    float factor;    // of the adapter
+    uint32_t unused;
+};
+
+// Changes of up to three products of the same rows of x by adapters.
+#define LOW_RANK_PRODUCTS 3
+
+struct LowRank {
+    const Adapted* adapted;  // (slots)
+    Acts x;                  // inputs in at least one form; the finest is read
+    const uint32_t* inputs;  // experts: row of the batch of each pair, in `Group`
+    const Share* shares;     // experts: blockIdx.y is an index into it; null = the matrices are no stacks
+    const uint32_t* count;   // experts: number of shares
+    float* h;                // A x: (products, parts, n, h_stride), of which `part_stride` is n * h_stride
+    float* y[LOW_RANK_PRODUCTS];  // (n, width of each)
+    uint64_t part_stride;
+    uint32_t widths[LOW_RANK_PRODUCTS];
+    uint32_t index;   // of the change of the first product among `Adapted::changes`
+    uint32_t slots;   // number of entries of `adapted`
+    uint32_t parts;   // largest number of adapters of a row
+    uint32_t n;       // rows of y
+    uint32_t from;    // row of x and of `adapted` that belongs to row 0 of y; 0 for experts
+    uint32_t cols;
+    uint32_t h_stride;
+    uint32_t gather;  // experts: 1 = x has the rows of the batch, 0 = it has the pairs
+    uint32_t unused;
+};
+
 // Destination of the sizes of the structs above, see `sizes`.
 struct Sizes {
     uint32_t* out;

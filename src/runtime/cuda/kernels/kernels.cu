@@ -6,6 +6,7 @@
 #include "attention_prefill_mma.cuh"
 #include "gated.cuh"
 #include "logits.cuh"
+#include "low_rank.cuh"
 #include "matmul.cuh"
 #include "moe.cuh"
 #include "norm.cuh"

@@ -3,14 +3,15 @@
 #include "args.cuh"
 
 // out = sizes in bytes of Matrix, Acts, Share, Matmul, Norm, Gated, Few, Row, Cache, Rope, Tile, Attention, Route,
-// Group, RouteGroup, Router, Logits, TopK, Sizes: 19 numbers.
+// Group, RouteGroup, Router, Logits, TopK, Change, Adapted, LowRank, Sizes: 22 numbers.
 //
 // Grid: 1. Block: 1. Dynamic shared memory: none.
 KERNEL sizes(Sizes a) {
     const uint32_t all[] = {
         sizeof(Matrix),     sizeof(Acts),   sizeof(Share),  sizeof(Matmul), sizeof(Norm),  sizeof(Gated),     sizeof(Few),
         sizeof(Row),        sizeof(Cache),  sizeof(Rope),   sizeof(Tile),   sizeof(Attention), sizeof(Route), sizeof(Group),
-        sizeof(RouteGroup), sizeof(Router), sizeof(Logits), sizeof(TopK),   sizeof(Sizes),
+        sizeof(RouteGroup), sizeof(Router), sizeof(Logits), sizeof(TopK),   sizeof(Change),
+        sizeof(Adapted),    sizeof(LowRank), sizeof(Sizes),
     };
     for (uint32_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         a.out[i] = all[i];
