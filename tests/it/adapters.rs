@@ -234,12 +234,9 @@ fn factors_in_int8_are_close_to_those_of_the_file_and_keep_the_bits_of_each_text
             let none = greedy(&mut engine, &of_file[0], &prompts[i], 1).0;
             let apart = |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(x, y)| (x - y).powi(2)).sum::<f32>().sqrt();
             let (rounding, effect) = (apart(&file, &rounded), apart(&file, &none));
-            let noise = {
-                let scaled = AdapterSet::new(of_file[i].adapters().iter().filter(|(_, f)| *f == 1.0 && i != 2).map(|(a, _)| (a.clone(), 0.999))).unwrap();
-                apart(&file, &greedy(&mut engine, &scaled, &prompts[i], 1).0)
-            };
-            eprintln!("{precision} {i}: rounding {rounding} effect {effect} noise {noise}");
-            assert!(true || rounding <= 0.1 * effect && (rounding > 0.0) == (i > 0), "{precision} {i}: {rounding} {effect}");
+            // With int8 activations, any change of a number lets many later ones round differently.
+            let most = if precision == Precision::Int4 { 0.3 } else { 0.06 };
+            assert!(rounding <= most * effect && (rounding > 0.0) == (i > 0), "{precision} {i}: {rounding} {effect}");
             alone.extend(rounded);
         }
         let mut sequences: Vec<_> = prompts.iter().map(|_| engine.new_sequence().unwrap()).collect();
