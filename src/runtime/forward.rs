@@ -3,6 +3,7 @@
 //! Every operation handles one token at a time or is a product with independent columns, so a token's result does not
 //! depend on the other tokens of the chunk.
 
+use super::adapters::factors::Factors;
 use super::adapters::{self, Changed, Group, Target};
 use super::attention::{Attend, Task};
 use super::cpu::{Acts, Arithmetic, Cpu, Form, Job, Matrix};
@@ -249,7 +250,7 @@ impl Model {
             if self.weights.cache.as_ref().is_some_and(|cache| cache.is_bounded()) { 1 } else { products.len() };
         for products in products.chunks_mut(at_once.max(1)) {
             let held = products.iter().map(|product| product.weight.hold()).collect::<Result<Vec<Held<'_>>>>()?;
-            let mut factors = adapters::Factors::of(products.iter().map(|product| &product.changed[..]));
+            let mut factors = Factors::of(products.iter().map(|product| &product.changed[..]));
             let inputs: Vec<&Acts> = products.iter().map(|product| product.x).collect();
             let mut jobs = factors.begin(&self.cpu, arithmetic, &inputs);
             jobs.extend(products.iter_mut().zip(&held).map(|(product, matrix)| product.job(matrix)));

@@ -55,7 +55,13 @@ pub struct Args {
     dtype: KeptOrFloat,
     /// Pack of the model that CHECKPOINT, an adapter of PEFT, changes. Its factors keep their type, or are stored as
     /// --dtype says or with --bits 8 in int8
-    #[arg(long, value_name = "PACK", conflicts_with_all = ["q4_map", "recipe", "gate", "calib", "tokenizer", "dry_run", "part", "parts", "fresh"])]
+    #[arg(
+        long,
+        value_name = "PACK",
+        conflicts_with_all = [
+            "q4_map", "recipe", "gate", "keep_failing", "calib", "tokenizer", "dry_run", "part", "parts", "fresh",
+        ]
+    )]
     base: Option<PathBuf>,
     /// A tokenizer.json to put into the pack instead of the checkpoint's
     #[arg(long, value_name = "FILE")]

@@ -32,8 +32,8 @@ struct Rows {
     of: usize,
 }
 
-/// Returns the tensors that an adapter may change. With tied embeddings they include the output matrix, since an adapter
-/// may change it alone.
+/// Returns the tensors that an adapter may change. With tied embeddings they include the output matrix, since it may be
+/// changed alone.
 pub(super) fn expected(model: &ModelConfig) -> Vec<ExpectedTensor> {
     let mut expected = expected_tensors(model);
     if model.tied_embeddings {
