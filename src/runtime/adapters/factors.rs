@@ -3,6 +3,9 @@
 use super::{Changed, Factor};
 use crate::runtime::cpu::{Acts, Arithmetic, Cpu, Job, LowRankInputJob, LowRankJob, Matrix};
 
+/// Number of rows whose outputs are changed at once: all of B and these outputs fit into the second-level cache.
+const TOGETHER: usize = 16;
+
 /// Results of the factors A of the changes of some products.
 pub struct Factors<'a> {
     changed: Vec<(usize, Changed<'a>)>,
@@ -73,9 +76,13 @@ impl<'a> Factors<'a> {
         }
         let mut outputs = self.outputs(cpu, arithmetic, products.into_iter().map(|(_, first, y)| (first, y)));
         for round in 0..outputs.iter().map(|(int8, _)| int8.len()).max().unwrap_or(0) {
-            let jobs = outputs.iter_mut().filter_map(|(int8, job)| {
-                let (matrix, scale, x) = int8.get(round)?;
-                Some(Job { added: Some(*scale), ..Job::new(matrix, None, x, job.y) })
+            let jobs = outputs.iter_mut().filter_map(|(int8, job)| Some((int8.get(round)?, &mut *job.y)));
+            let jobs = jobs.flat_map(|((matrix, scale, x), y)| {
+                y.chunks_mut(TOGETHER * matrix.rows).enumerate().map(move |(i, y)| {
+                    let first = i * TOGETHER;
+                    let tokens = first..first + y.len() / matrix.rows;
+                    Job { matrix, bias: None, x, tokens, y, added: Some(*scale) }
+                })
             });
             cpu.matmul(&mut jobs.collect::<Vec<_>>(), arithmetic);
         }
