@@ -8,7 +8,7 @@ use iec::dtype::DType;
 use iec::rng::Rng;
 use iec::runtime::adapters::{AdapterSet, BoundAdapter};
 use iec::runtime::{Engine, EngineOptions, Feed, Precision, Want};
-use iec::session::adapters::Source;
+use iec::session::adapters::{AdapterPrecision, Adapters, Source};
 use iec::session::{Session, SessionOptions};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -280,6 +280,23 @@ fn adapters_of_a_quantized_model_change_it_and_keep_the_bits_of_each_text_alone(
             assert_eq!(logits, alone.concat(), "{base}, {precision}");
         }
     }
+}
+
+#[test]
+fn ten_thousand_adapters_are_registered_without_being_read() {
+    let engine = open(&packed("llama-gqa", &fixture("llama-gqa")), fp32());
+    let adapters = Adapters::new(engine.adapter_binder(), AdapterPrecision::Auto, Some(1 << 20));
+    let dir = fixture("lora-llama-gqa").join("r8-qv");
+    for i in 0..10_000 {
+        adapters.add(Source { name: format!("a{i}"), dir: dir.clone(), scale: 1.0 }).unwrap();
+    }
+    for i in 0..100 {
+        assert!(adapters.set(&[(format!("a{}", i * 97), 1.0)]).unwrap().is_some());
+    }
+    assert_eq!(adapters.used().iter().map(|one| one.loads).sum::<u64>(), 100);
+    assert!(adapters.used().iter().map(|one| one.bytes).sum::<u64>() <= 1 << 20);
+    let unknown = adapters.set(&[("b".into(), 1.0)]).unwrap_err();
+    assert!(unknown.help_text().unwrap().contains("9990 more"), "{unknown}");
 }
 
 /// Returns ten adapters by name: three directories under several names.

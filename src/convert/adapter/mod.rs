@@ -17,6 +17,8 @@ pub use combine::{Combination, combine};
 
 use crate::adapter::Adapter;
 use crate::convert::arch::Arch;
+use crate::convert::read_at::InputFile;
+use crate::convert::source_tensor::SourceTensor;
 use crate::error::{Cause, Context, Error, Result};
 use crate::files;
 use crate::iebin::JSON_NAME;
@@ -25,7 +27,7 @@ use crate::model_config::ModelConfig;
 use crate::sha256::{Digest, Sha256, hex, of_file};
 use config::AdapterConfig;
 pub use int8::round_to_int8;
-use modules::{Part, Values};
+use modules::Part;
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -74,16 +76,17 @@ pub fn is_packed(dir: &Path) -> Result<bool> {
     Ok(files::is_dir(dir)? && pack::is_at(dir)? && read_description(&dir.join(JSON_NAME))?.adapter.is_some())
 }
 
-/// Describes the adapter in the directory `dir`, of PEFT or packed.
+/// Describes the adapter in the directory `dir`, of PEFT or packed; the values of its tensors are not read.
 ///
 /// # Errors
-/// There is no adapter, it is of another method than LoRA, or a file is damaged.
+/// There is no adapter, it is of another method than LoRA, or the header of a file is damaged.
 pub fn describe(dir: &Path) -> Result<Summary> {
     if pack::is_at(dir)? {
         return pack::AdapterPack::open(dir)?.describe();
     }
     let (text, settings) = settings(dir)?;
-    let modules = modules::read(&dir.join(FILE))?;
+    let path = dir.join(FILE);
+    let modules = modules::list(&InputFile::open(&path)?, &path)?;
     let base = match crate::strict_json::parse(&text)? {
         Value::Object(map) => map.get("base_model_name_or_path").and_then(Value::as_str).map(String::from),
         _ => None,
@@ -94,14 +97,15 @@ pub fn describe(dir: &Path) -> Result<Summary> {
         *targets.entry(last.to_string()).or_insert(0) += 1;
     }
     let parts = || modules.values().flat_map(BTreeMap::iter);
-    let rank = |(part, values): (&Part, &Values)| matches!(part, Part::A | Part::EmbeddingA).then(|| values.shape[0]);
+    let rank =
+        |(part, tensor): (&Part, &SourceTensor)| matches!(part, Part::A | Part::EmbeddingA).then(|| tensor.shape[0]);
     Ok(Summary {
         method: settings.method().to_string(),
         base,
         modules: modules.len(),
         rank: parts().filter_map(rank).max().unwrap_or(0),
-        parameters: parts().map(|(_, values)| values.values.len() as u64).sum(),
-        bytes: parts().map(|(_, values)| (values.values.len() * values.dtype.size()) as u64).sum(),
+        parameters: parts().map(|(_, tensor)| (tensor.nbytes / tensor.dtype.size()) as u64).sum(),
+        bytes: parts().map(|(_, tensor)| tensor.nbytes as u64).sum(),
         targets,
     })
 }

@@ -72,24 +72,35 @@ impl Values {
 /// The modules that an adapter changes, by the names in the model that was trained, with their parts.
 pub(super) type Modules = BTreeMap<String, BTreeMap<Part, Values>>;
 
-/// Reads all tensors of a file.
+/// Lists the tensors of a file by module and part, without reading their values.
 ///
 /// # Errors
-/// The file is no safetensors file, or a tensor has a name, type, shape or value that an adapter cannot have.
-pub(super) fn read(path: &Path) -> Result<Modules> {
-    let file = InputFile::open(path)?;
-    let tensors = safetensors::list(&file, 0).at(path)?;
-    let parts = tensors.par_iter().map(|tensor| {
-        let (module, part) = place(&tensor.name)?;
-        Ok((module, part, values(&file, tensor).at(path).tensor(&tensor.name)?, &tensor.name))
-    });
-    let mut modules = Modules::new();
-    for (module, part, values, name) in parts.collect::<Result<Vec<_>>>()? {
-        if modules.entry(module.to_string()).or_default().insert(part, values).is_some() {
+/// The file is no safetensors file, or a tensor has a name, type or shape that an adapter cannot have.
+pub(super) fn list(file: &InputFile, path: &Path) -> Result<BTreeMap<String, BTreeMap<Part, SourceTensor>>> {
+    let mut modules: BTreeMap<String, BTreeMap<Part, SourceTensor>> = BTreeMap::new();
+    for tensor in safetensors::list(file, 0).at(path)? {
+        let name = tensor.name.clone();
+        check(&tensor).at(path).tensor(&name)?;
+        let (module, part) = place(&name)?;
+        if modules.entry(module.to_string()).or_default().insert(part, tensor).is_some() {
             return Err(Error::corrupt("found this part of a module twice").at(path).tensor(name));
         }
     }
     if modules.is_empty() { Err(Error::corrupt("found no tensor").at(path)) } else { Ok(modules) }
+}
+
+/// Reads all tensors of a file.
+///
+/// # Errors
+/// The errors of [`list()`], or a number is not finite.
+pub(super) fn read(path: &Path) -> Result<Modules> {
+    let file = InputFile::open(path)?;
+    let one = |(part, tensor): (Part, SourceTensor)| Ok((part, values(&file, &tensor).at(path).tensor(&tensor.name)?));
+    let modules = list(&file, path)?.into_par_iter().map(|(module, parts)| {
+        let parts: Vec<(Part, Values)> = parts.into_par_iter().map(one).collect::<Result<_>>()?;
+        Ok((module, parts.into_iter().collect()))
+    });
+    modules.collect()
 }
 
 /// Splits the name of a tensor into the name of its module and the part.
@@ -108,8 +119,8 @@ fn place(name: &str) -> Result<(&str, Part)> {
     })
 }
 
-/// Reads the values of a tensor.
-fn values(file: &InputFile, tensor: &SourceTensor) -> Result<Values> {
+/// Refuses shapes and types that an adapter cannot have.
+fn check(tensor: &SourceTensor) -> Result<()> {
     if !matches!(tensor.shape.len(), 1 | 2) || tensor.shape.contains(&0) {
         let found = format!("found shape {:?}, expected one or two dimensions of at least 1", tensor.shape);
         return Err(Error::corrupt(found));
@@ -117,6 +128,11 @@ fn values(file: &InputFile, tensor: &SourceTensor) -> Result<Values> {
     if !matches!(tensor.dtype, DType::F32 | DType::F16 | DType::BF16) {
         return Err(Error::unsupported(format!("found numbers of {}, expected f32, f16 or bf16", tensor.dtype)));
     }
+    Ok(())
+}
+
+/// Reads the values of a tensor.
+fn values(file: &InputFile, tensor: &SourceTensor) -> Result<Values> {
     let mut bytes = vec![0; tensor.nbytes];
     tensor.read(file, 0, &mut bytes)?;
     let mut values = vec![0.0; tensor.nbytes / tensor.dtype.size()];
