@@ -118,26 +118,19 @@ fn adapters_of_quantized_models_give_the_logits_of_the_cpu() {
 }
 
 #[test]
-fn factors_leave_the_memory_of_a_gpu_with_the_adapter() {
+fn an_adapter_that_was_dropped_and_bound_again_gives_the_same_bits() {
     let mut engine = open(&packed("llama-gqa", &fixture("llama-gqa")), on_gpu(fp32()));
     let prompt = [5, 9, 200, 31, 7];
-    let taken = |engine: &Engine| engine.parts()[0].memory_taken;
     let plain = greedy(&mut engine, &AdapterSet::default(), &prompt, 4);
-    let adapted = |engine: &mut Engine, adapters: &[(&str, f32)]| {
-        let set = set(engine, adapters);
-        let first = greedy(engine, &set, &prompt, 4);
-        assert_ne!(first.0, plain.0);
-        let held = taken(engine);
-        assert_eq!(greedy(engine, &set, &prompt, 4), first);
-        assert_eq!(taken(engine), held);
+    let mut found = Vec::new();
+    for adapters in [SETS[2], SETS[4], SETS[2], SETS[4]] {
+        let set = set(&engine, adapters);
+        found.push(greedy(&mut engine, &set, &prompt, 4));
+        assert_eq!(greedy(&mut engine, &set, &prompt, 4), found[found.len() - 1]);
         drop(set);
-        assert_eq!(greedy(engine, &AdapterSet::default(), &prompt, 4), plain);
-        (first, held - taken(engine))
-    };
-    let (first, bytes) = adapted(&mut engine, SETS[2]);
-    assert!(bytes > 100_000, "{bytes}");
-    assert!(adapted(&mut engine, SETS[4]).1 > 100_000);
-    assert_eq!(adapted(&mut engine, SETS[2]).0, first);
+        assert_eq!(greedy(&mut engine, &AdapterSet::default(), &prompt, 4), plain);
+    }
+    assert!(found[0] == found[2] && found[1] == found[3] && found[0].0 != found[1].0 && found[0].0 != plain.0);
 }
 
 #[test]
@@ -156,20 +149,34 @@ fn a_prompts_file_chooses_adapters_on_a_gpu_as_on_the_cpu() {
         .iter()
         .flat_map(|name| ["--lora".into(), format!("{name}={}", fixture("lora-llama-gqa").join(name).display())])
         .collect();
-    let texts = |command: &mut assert_cmd::Command, words: &[&str]| -> Vec<Value> {
+    let line = |command: &mut assert_cmd::Command, words: &[&str]| -> Value {
         command.args(["run", "--json", "--ignore-eos", "-n", "12", "--precision", "fp32", "--model-dir"]).arg(&pack);
         let output = command.args(&loras).arg("--prompts-file").arg(&path).args(words).assert().success();
-        let line: Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+        serde_json::from_slice(&output.get_output().stdout).unwrap()
+    };
+    let texts = |line: &Value| -> Vec<Value> {
         line["prompts"].as_array().unwrap().iter().map(|prompt| prompt["text"].clone()).collect()
     };
-    let expected = texts(&mut iec(), &["--device", "cpu"]);
+    let expected = texts(&line(&mut iec(), &["--device", "cpu"]));
     for (capability, words) in [
         ("9.0", &["--device", "cuda", "--batch", "4"][..]),
         ("7.5", &["--device", "cuda", "--batch", "3"]),
-        ("9.0", &["--device", "cuda", "--gpu-layers", "2", "--lora-memory", "600K"]),
+        ("9.0", &["--device", "cuda", "--gpu-layers", "2"]),
+        ("9.0", &["--device", "cuda:0,1", "--batch", "2"]),
     ] {
         let mut command = simulated();
-        command.env("IEC_SIM_CAPABILITY", capability);
-        assert_eq!(texts(&mut command, words), expected, "{words:?}");
+        command.env("IEC_SIM_CAPABILITY", capability).env("IEC_SIM_DEVICES", "2");
+        assert_eq!(texts(&line(&mut command, words)), expected, "{words:?}");
     }
+    // Factors leave the GPU with the adapters that leave the memory of the host.
+    let one_by_one = ["--device", "cuda", "--batch", "1"];
+    let all = line(&mut simulated(), &one_by_one);
+    let bytes: Vec<u64> =
+        all["adapters"].as_array().unwrap().iter().map(|one| one["bytes"].as_u64().unwrap()).collect();
+    let limit = bytes.iter().max().unwrap().to_string();
+    let few = line(&mut simulated(), &[&one_by_one[..], &["--lora-memory", &limit]].concat());
+    assert_eq!([texts(&all), texts(&few)], [expected.clone(), expected]);
+    let taken = |line: &Value| line["gpu"]["devices"][0]["memory_taken_bytes"].as_u64().unwrap();
+    let rest = bytes.iter().sum::<u64>() - bytes.iter().max().unwrap();
+    assert!(taken(&all) - taken(&few) > rest / 2, "{} {} {bytes:?}", taken(&all), taken(&few));
 }
