@@ -131,13 +131,16 @@ pub struct Description {
     pub(crate) read_from: Option<(u64, u64)>,
 }
 
+/// For each changed tensor the factor of `B A`, one per matrix.
+pub type AdapterScales = BTreeMap<String, Vec<Option<f32>>>;
+
 /// The changes in the pack of an adapter.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct AdapterJson {
     /// `LoRA`, `rsLoRA` or `DoRA`.
     pub method: String,
     /// For each changed tensor of the model the factor of `B A`, one per matrix; null for a matrix without factors.
-    pub tensors: BTreeMap<String, Vec<Option<f32>>>,
+    pub tensors: AdapterScales,
 }
 
 impl Description {

@@ -10,7 +10,9 @@ use crate::dtype::{DType, decode_floats, encode_floats};
 use crate::error::{Context, Error, Result};
 use crate::files;
 use crate::iebin::writer::{self, Layout, PACK};
-use crate::iebin::{self, AdapterJson, DescriptionParts, Entry, IebinReader, JSON_NAME, PlannedTensor, Store};
+use crate::iebin::{
+    self, AdapterJson, AdapterScales, DescriptionParts, Entry, IebinReader, JSON_NAME, PlannedTensor, Store,
+};
 use crate::job::{Command, Fingerprint, Job, Order, Output, RunOptions};
 use crate::model_config::ModelConfig;
 use crate::output::{AtomicFile, Inputs};
@@ -91,6 +93,12 @@ const PARTS: [(Part, &str); 6] = [
     (Part::Bias, "bias"),
 ];
 
+/// Shape, storage and bytes of a tensor.
+type Stored = (Vec<usize>, Store, Vec<u8>);
+
+/// Numbers of a tensor, its tiles if they are int8, and its type.
+type Numbers = (Vec<f32>, Option<Int8Factor>, DType);
+
 /// A tensor to be written.
 struct Payload {
     planned: PlannedTensor,
@@ -149,7 +157,7 @@ fn source_file(path: &Path) -> Result<SourceFile> {
 }
 
 /// Returns the tensors of all changes, and the scales of their factors.
-fn payloads(adapter: &Adapter, numbers: FactorNumbers) -> Result<(Vec<Payload>, BTreeMap<String, Vec<Option<f32>>>)> {
+fn payloads(adapter: &Adapter, numbers: FactorNumbers) -> Result<(Vec<Payload>, AdapterScales)> {
     let (mut payloads, mut scales) = (Vec::new(), BTreeMap::new());
     for (name, changes) in &adapter.changes {
         for (i, change) in changes.iter().enumerate() {
@@ -174,7 +182,7 @@ fn payloads(adapter: &Adapter, numbers: FactorNumbers) -> Result<(Vec<Payload>, 
 }
 
 /// Returns the shape, the storage and the bytes of a part, if the change has it.
-fn payload(part: Part, change: &Change, numbers: FactorNumbers) -> Result<Option<(Vec<usize>, Store, Vec<u8>)>> {
+fn payload(part: Part, change: &Change, numbers: FactorNumbers) -> Result<Option<Stored>> {
     let low_rank = change.low_rank.as_ref();
     let factor =
         |i: usize, values: &[f32], shape: Vec<usize>, dtype: DType| match &low_rank.and_then(|f| f.int8[i].clone()) {
@@ -198,12 +206,7 @@ fn payload(part: Part, change: &Change, numbers: FactorNumbers) -> Result<Option
 }
 
 /// Encodes floats. A type that is only kept, not chosen, must hold all of them exactly; otherwise they become f32.
-fn floats(
-    values: &[f32],
-    shape: Vec<usize>,
-    numbers: FactorNumbers,
-    of_file: DType,
-) -> Result<(Vec<usize>, Store, Vec<u8>)> {
+fn floats(values: &[f32], shape: Vec<usize>, numbers: FactorNumbers, of_file: DType) -> Result<Stored> {
     let encode = |dtype: DType| -> Result<(Vec<u8>, bool)> {
         let (mut bytes, mut decoded) = (Vec::new(), vec![0.0; values.len()]);
         encode_floats(dtype, values, &mut bytes)?;
@@ -377,7 +380,7 @@ impl AdapterPack {
 
     /// Reads the change of a matrix of `rows` x `cols`.
     fn change(&self, name: &str, scale: Option<f32>, (rows, cols): (usize, usize)) -> Result<Change> {
-        let part = |part: Part, shape: &[usize]| -> Result<Option<(Vec<f32>, Option<Int8Factor>, DType)>> {
+        let part = |part: Part, shape: &[usize]| -> Result<Option<Numbers>> {
             let end = PARTS.iter().find(|(of, _)| *of == part).map_or("", |(_, end)| end);
             let name = format!("{name}.{end}");
             let Some(entry) = self.reader.get(&name) else { return Ok(None) };
@@ -387,7 +390,8 @@ impl AdapterPack {
             self.reader.get(&format!("{name}.lora_A")).and_then(|entry| entry.shape.first().copied()).unwrap_or(0);
         let low_rank = match (scale, part(Part::A, &[rank, cols])?, part(Part::B, &[rows, rank])?) {
             (None, None, None) => None,
-            (Some(scale), Some((a, of_a, dtype)), Some((b, of_b, _))) if scale.is_finite() && rank > 0 => {
+            (Some(scale), Some((a, of_a, dtype)), Some((b, of_b, other))) if scale.is_finite() && rank > 0 => {
+                let dtype = if of_a.is_some() { other } else { dtype };
                 Some(LowRank { rank, scale, a, b, dtype, int8: [of_a, of_b] })
             }
             _ => {
@@ -407,7 +411,7 @@ impl AdapterPack {
     }
 
     /// Reads the numbers of a tensor, and its tiles if it has any.
-    fn values(&self, entry: &Entry, shape: &[usize]) -> Result<(Vec<f32>, Option<Int8Factor>, DType)> {
+    fn values(&self, entry: &Entry, shape: &[usize]) -> Result<Numbers> {
         if entry.shape != shape {
             let found = format!("found shape {:?}, expected {shape:?}", entry.shape);
             return Err(Error::corrupt(found).help(map::WRONG_BASE));
@@ -429,9 +433,10 @@ impl AdapterPack {
                 return Err(Error::unsupported(found));
             }
         };
-        match values.iter().find(|x| !x.is_finite()) {
-            Some(x) => Err(Error::corrupt(format!("found {x}, expected finite numbers"))),
-            None => Ok((values, int8, dtype)),
+        // Without an early end, this loop uses vectors.
+        match values.iter().fold(true, |finite, x| finite & x.is_finite()) {
+            true => Ok((values, int8, dtype)),
+            false => Err(Error::corrupt("found a number that is infinite or no number")),
         }
     }
 }

@@ -179,15 +179,15 @@ fn bind_factors(factors: &LowRank, rows: usize, cols: usize, base: &AdapterBinde
             "found factors of another size, expected those of a matrix {rows} x {cols}"
         )));
     }
-    let [of_a, of_b] = [a, b].map(|values| factor_type(storage(*dtype, values, base), base));
+    let of = |values: &[f32]| factor_type(storage(*dtype, values, base), base);
     Ok(BoundFactors {
         a: match &int8[0] {
             Some(a) => bound_int8(a, *rank, cols)?,
-            None => Factor::Floats(LowRankInput::new(a, *rank, cols, of_a)),
+            None => Factor::Floats(LowRankInput::new(a, *rank, cols, of(a))),
         },
         b: match &int8[1] {
             Some(b) => bound_int8(b, rows, *rank)?,
-            None => Factor::Floats(Panels::new(b, rows, *rank, of_b)),
+            None => Factor::Floats(Panels::new(b, rows, *rank, of(b))),
         },
         scale: *scale,
     })
