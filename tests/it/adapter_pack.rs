@@ -71,6 +71,8 @@ fn a_packed_adapter_runs_and_is_described_like_the_directory_of_peft() {
     let adapter = fixture("lora-llama-gqa").join("r16-all");
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("poems");
+    let without = iec().arg("pack").arg(&adapter).arg("--out-dir").arg(&out).assert().code(2);
+    assert!(text(&without.get_output().stderr).contains("--base"));
     let mut command = iec();
     command.arg("pack").arg(&adapter).arg("--base").arg(&base).arg("--out-dir").arg(&out);
     let summary = text(&command.assert().success().get_output().stderr);
@@ -97,6 +99,45 @@ fn a_packed_adapter_runs_and_is_described_like_the_directory_of_peft() {
     assert!(text(&wrong.get_output().stderr).contains("--lora"));
     let wrong = iec().args(["run", "-p", "a", "--model-dir"]).arg(&base).arg("--lora").arg(&base).assert().code(2);
     assert!(text(&wrong.get_output().stderr).contains("found the pack of a model"));
+}
+
+#[test]
+fn a_conversation_changes_its_adapters() {
+    let base = packed("llama-gqa", &fixture("llama-gqa"));
+    let adapter = |name: &str| fixture("lora-llama-gqa").join(name);
+    let chat = |input: &str, options: &[&str]| -> Vec<Value> {
+        let mut command = iec();
+        command.args(["chat", "--json", "--greedy", "--max-new", "8", "--precision", "fp32", "--chat-template"]);
+        command.args(["chatml", "--model-dir"]).arg(&base).args(options);
+        for name in ["r8-qv", "r16-all"] {
+            command.arg("--lora").arg(adapter(name));
+        }
+        let output = command.write_stdin(input).assert().success().get_output().stdout.clone();
+        text(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let answers = |events: &[Value]| -> Vec<String> {
+        let mut answers = vec![String::new()];
+        for event in events {
+            match event["event"].as_str().unwrap() {
+                "text" => answers.last_mut().unwrap().push_str(event["text"].as_str().unwrap()),
+                "done" => answers.push(String::new()),
+                _ => {}
+            }
+        }
+        answers
+    };
+    let ask = "{\"message\": \"Once upon\"}\n";
+    let choose =
+        |list: &str| format!("{{\"command\": \"adapter\", \"adapters\": {list}}}\n{{\"command\": \"regen\"}}\n");
+    let input = [ask, &choose("[]"), &choose(r#"["r16-all"]"#), &choose(r#"["r8-qv", {"name": "r16-all"}]"#)].concat();
+    for options in [&[] as &[&str], &["--lora-memory", "300K"]] {
+        let events = chat(&input, options);
+        let texts = answers(&events);
+        assert_eq!((events.iter().filter(|event| event["event"] == "ok").count(), texts.len()), (3, 5));
+        assert!(texts[0] == texts[3] && texts[0] != texts[1] && texts[1] != texts[2], "{texts:?}");
+    }
+    let events = chat(&[&choose(r#"["sea"]"#), ask].concat(), &[]);
+    assert!(events[1]["message"].as_str().unwrap().contains("found no adapter `sea`"), "{events:?}");
 }
 
 #[test]

@@ -243,6 +243,7 @@ fn commands_change_the_history() {
         "/set seed x",
         "/show settings",
         "/adapter",
+        "/adapter poems:0.5",
         "/save pack/model.ie.json",
         "/load nowhere.json",
     ] {

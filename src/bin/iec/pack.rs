@@ -6,10 +6,12 @@ use crate::job::{JobArgs, finished_before, part_of};
 use crate::names::{KEPT_OR_FLOAT, KeptOrFloat, named};
 use crate::ptq::ON_FAILURE;
 use crate::source::SourceArgs;
+use iec::convert::adapter;
 use iec::convert::adapter::pack::{AdapterPackOptions, AdapterPackSummary, FactorNumbers, pack as pack_adapter_as};
 use iec::convert::pack::{self, PackOptions, PackSummary};
 use iec::convert::quantize::judge::OnFailure;
 use iec::error::{Error, Result};
+use iec::files;
 use iec::manifest::recipes::{self, Recipe};
 use iec::provenance::Gate;
 use iec::report::quantization;
@@ -128,9 +130,15 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     if let Some(base) = &args.base {
         return pack_adapter(&args, base, global);
     }
+    let hf_dir = args.source.required()?;
+    if adapter::is_at(&hf_dir)? && !files::exists(&hf_dir.join("config.json"))? {
+        return Err(Error::usage("found an adapter of PEFT, expected a checkpoint")
+            .at(hf_dir)
+            .help("name a pack of its model with --base"));
+    }
     let options = PackOptions {
         config: args.source.config.clone(),
-        hf_dir: args.source.required()?,
+        hf_dir,
         out_dir: args.out_dir,
         manifest: args.q4_map,
         calibration: args.calib,

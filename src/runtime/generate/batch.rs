@@ -110,7 +110,7 @@ impl Batch {
         let Terms { key, priority, deadline } = terms;
         let queued = sched::Request { key, priority, prompt: count(prompt), max_tokens: count(most), deadline };
         let id = self.scheduler.arrive(now, queued)?;
-        let known = request.known();
+        let known = request.known(engine);
         self.scheduler.cache().add(id, &request.ids, &request.owner(engine), known, prompt + most);
         self.waiting.insert(id, (index, request));
         Ok(id)
@@ -242,7 +242,7 @@ impl Batch {
     fn show_prompts(&mut self, engine: &Engine) {
         if self.bar.is_none() && self.scheduler.has_prompts() {
             let entering = self.waiting.values().take(self.scheduler.vacancies());
-            let waiting: usize = entering.map(|(_, request)| request.ids.len() - request.known()).sum();
+            let waiting: usize = entering.map(|(_, request)| request.ids.len() - request.known(engine)).sum();
             let unread: usize = self.slots.values().map(|slot| slot.unread().len()).sum();
             self.bar = Some(progress::items("prompt", (waiting + unread) as u64));
         }

@@ -58,16 +58,21 @@ impl Request {
     /// Returns what divides the prefix cache: the adapters by their content, and the salt. No two pairs have the same
     /// bytes.
     fn owner(&self, engine: &Engine) -> Vec<u8> {
-        let key = self.adapters.as_ref().unwrap_or(engine.adapters()).key();
+        let key = self.adapters(engine).key();
         [&(key.len() as u64).to_le_bytes(), &key[..], &self.salt].concat()
     }
 
-    /// Returns the number of tokens at the beginning of the prompt that the given sequence has read. The last token is
-    /// read again because its logits are needed.
-    fn known(&self) -> usize {
+    /// Returns the adapters of the text: its own, or those of new sequences.
+    fn adapters<'a>(&'a self, engine: &'a Engine) -> &'a AdapterSet {
+        self.adapters.as_ref().unwrap_or(engine.adapters())
+    }
+
+    /// Returns the number of tokens at the beginning of the prompt that the given sequence has read with the same
+    /// adapters. The last token is read again because its logits are needed.
+    fn known(&self, engine: &Engine) -> usize {
         let common = |prefix: &CachedPrefix| prefix.ids.iter().zip(&self.ids).take_while(|(a, b)| a == b).count();
-        let same = |prefix: &&CachedPrefix| self.adapters.as_ref().is_none_or(|set| prefix.sequence.adapters.is(set));
-        let usable = self.prefix.as_ref().filter(same);
+        let adapters = self.adapters(engine);
+        let usable = self.prefix.as_ref().filter(|prefix| prefix.sequence.adapters.is(adapters));
         usable.map_or(0, common).min(self.ids.len().saturating_sub(1))
     }
 }

@@ -57,7 +57,8 @@ impl Slot {
         let started = Instant::now();
         let prompt_tokens = request.ids.len();
         let mut memory = Memory::default();
-        let known = request.known();
+        let known = request.known(engine);
+        let adapters = request.adapters(engine).clone();
         let mut sequence = match request.prefix {
             Some(CachedPrefix { mut sequence, draft, .. }) => {
                 memory.sequence = draft;
@@ -67,7 +68,7 @@ impl Slot {
             }
             None => engine.new_sequence()?,
         };
-        if let Some(adapters) = request.adapters.filter(|_| known == 0) {
+        if known == 0 {
             sequence.adapt(adapters);
         }
         let mut sampler = match request.seed {

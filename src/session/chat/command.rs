@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use std::path::PathBuf;
 
 /// Input of the user.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Input {
     /// Text for the model.
     Message(String),
@@ -14,7 +14,7 @@ pub enum Input {
 }
 
 /// A command.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Command {
     /// Lists the commands.
     Help,
@@ -39,8 +39,8 @@ pub enum Command {
     Undo,
     /// Removes all messages; the system text stays.
     Clear,
-    /// Adapter (LoRA); not supported.
-    Adapter,
+    /// Adapters of the next answers, with their scales; `None` = list them.
+    Adapters(Option<Vec<(String, f32)>>),
     /// Ends the conversation.
     Exit,
 }
@@ -95,9 +95,9 @@ pub const COMMANDS: &[Row] = &[
     },
     Row {
         names: &["adapter"],
-        arguments: "",
-        about: "not supported yet: adapters (LoRA)",
-        make: |_| Ok(Command::Adapter),
+        arguments: "[NAME[:SCALE]…|none]",
+        about: "list the adapters of --lora, or choose those of the next answers",
+        make: adapters,
     },
     Row {
         names: &["exit", "quit", "bye"],
@@ -164,6 +164,21 @@ fn set(text: &str) -> Result<Command> {
     }
 }
 
+fn adapters(text: &str) -> Result<Command> {
+    if text.is_empty() || text == "none" {
+        return Ok(Command::Adapters((!text.is_empty()).then(Vec::new)));
+    }
+    let one = |word: &str| match word.split_once(':') {
+        None => Ok((word.to_string(), 1.0)),
+        Some((name, scale)) => match scale.parse::<f32>().ok().filter(|scale| scale.is_finite()) {
+            Some(scale) => Ok((name.to_string(), scale)),
+            None => Err(Error::usage(format!("{}: found `{}`, expected a scale", excerpt(name), excerpt(scale)))
+                .help("write /adapter NAME:SCALE")),
+        },
+    };
+    Ok(Command::Adapters(Some(text.split_whitespace().map(one).collect::<Result<_>>()?)))
+}
+
 fn save(text: &str) -> Result<Command> {
     let (overwrite, path) = match text.strip_prefix("--overwrite") {
         Some(rest) if rest.is_empty() || rest.starts_with(char::is_whitespace) => (true, rest.trim()),
@@ -214,7 +229,9 @@ mod tests {
             ("/save --overwrite a", save(Some("a"), true)),
             ("/save --overwriter", save(Some("--overwriter"), false)),
             ("/load a", Command::Load("a".into())),
-            ("/adapter x", Command::Adapter),
+            ("/adapter", Command::Adapters(None)),
+            ("/adapter none", Command::Adapters(Some(Vec::new()))),
+            ("/adapter x  y:0.5", Command::Adapters(Some(vec![("x".into(), 1.0), ("y".into(), 0.5)]))),
         ];
         for (text, expected) in cases {
             assert_eq!(command(text), expected, "{text}");

@@ -12,6 +12,7 @@ use iec::interrupt;
 use iec::runtime::generate::Finish;
 use iec::session::chat::command::Command;
 use iec::session::chat::{Part, Reply};
+use iec::session::prompt_request::PromptRequest;
 use iec::session::prompts;
 use iec::strict_json;
 use serde_json::{Value, json};
@@ -39,6 +40,7 @@ const COMMANDS: &[(&str, &[&str], &[&str])] = &[
     ("regen", &[], &[]),
     ("undo", &[], &[]),
     ("clear", &[], &[]),
+    ("adapter", &["adapters"], &[]),
     ("exit", &[], &[]),
 ];
 
@@ -123,6 +125,13 @@ fn request(line: &str) -> Result<Request> {
                 }
             };
             Command::Save { path: Some(text("path")?.into()), overwrite }
+        }
+        "adapter" => {
+            // As in a line of a prompts file.
+            let prompt = json!({"prompt": "", "adapters": fields.get("adapters")});
+            let prompt: PromptRequest = serde_json::from_value(prompt)
+                .map_err(|e| Error::usage(format!("adapter: `adapters`: {e}")).help(EXPECTED))?;
+            Command::Adapters(Some(prompt.adapters.unwrap_or_default()))
         }
         "load" => Command::Load(text("path")?.into()),
         "regen" => Command::Regenerate,

@@ -135,10 +135,11 @@ pub fn start(start: Start<'_>, global: &Global) -> Result<()> {
     start.check()?;
     let loaded = start.conversation.load.as_deref().map(History::load).transpose()?;
     start.model.note_prompts_ahead(global);
-    let session = start.model.open_to_answer(global)?;
-    session.adapters.together()?;
+    let mut session = start.model.open_to_answer(global)?;
+    let adapters: Vec<(String, f32)> = session.adapters.names().into_iter().map(|name| (name, 1.0)).collect();
+    session.use_adapters(&adapters)?;
     let interactive = std::io::stdin().is_terminal() && !start.json && start.prompt.is_none();
-    let mut talk = start.talk(session, loaded, global)?;
+    let mut talk = Talk { adapters, ..start.talk(session, loaded, global)? };
     if !start.json && !interactive && talk.settings.sampling.temperature > 0.0 {
         global.note(format_args!("sampling: {}", talk.describe_sampling()));
     }
@@ -223,6 +224,7 @@ impl Start<'_> {
             sampling_source,
             inputs,
             file,
+            adapters: Vec::new(),
             last: None,
         })
     }

@@ -27,6 +27,8 @@ pub struct Talk {
     pub inputs: Inputs,
     /// File that was saved or loaded last; /save may replace it.
     pub file: Option<PathBuf>,
+    /// Adapters in use, with the scales that multiply their own.
+    pub adapters: Vec<(String, f32)>,
     /// Speed of the last answer as one line of text; `None` before the first answer.
     pub last: Option<String>,
 }
@@ -115,8 +117,12 @@ impl Talk {
                 self.file = None;
                 said("the conversation is empty".into())
             }
-            Command::Adapter => Err(Error::unsupported("adapters (LoRA) are not supported yet")
-                .help("merge the adapter into the checkpoint and pack the merged checkpoint")),
+            Command::Adapters(None) => said(self.describe_adapters()),
+            Command::Adapters(Some(names)) => {
+                self.session.use_adapters(&names)?;
+                self.adapters = names;
+                said(self.describe_adapters())
+            }
         }
     }
 
@@ -129,6 +135,17 @@ impl Talk {
         let line = format!("saved to {}", path.display());
         self.file = Some(path);
         Ok(line)
+    }
+
+    /// Describes the adapters in use and all that can be chosen in one line.
+    fn describe_adapters(&self) -> String {
+        let one = |(name, scale): &(String, f32)| if *scale == 1.0 { name.clone() } else { format!("{name}:{scale}") };
+        let (used, all) = (self.adapters.iter().map(one).collect::<Vec<_>>(), self.session.adapters.names());
+        match (used.is_empty(), all.is_empty()) {
+            (_, true) => "no adapters; name them with --lora NAME=DIR when iec starts".into(),
+            (true, _) => format!("adapters: none in use, of {}", all.join(", ")),
+            (false, _) => format!("adapters: {} in use, of {}", used.join(" "), all.join(", ")),
+        }
     }
 
     fn describe_system(&self) -> String {
