@@ -1,6 +1,6 @@
 //! Adapters as packs: the changes of the canonical tensors of one model, in the container of [`crate::iebin`].
 //!
-//! The tensor `NAME.I.PART` is a [`Part`] of the change of matrix `I` of the tensor `NAME`; docs/FORMAT.md lists them.
+//! The tensor `NAME.I.PART` is a part of the change of matrix `I` of the tensor `NAME`; docs/FORMAT.md lists them.
 //! Factors in int8 are multiplied from the mapped file as they are.
 
 use super::{Summary, int8, map};

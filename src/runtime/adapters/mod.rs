@@ -3,7 +3,7 @@
 //!
 //! The product of a row with a changed matrix is that of the base matrix, which all rows of a step share, plus
 //! `scale * B (A x)`. Rows with the same adapters are consecutive in a step ([`Group`]). A is multiplied before the
-//! base matrix, or with it if A is int8, and B afterwards ([`factors::Factors`]). Sums are in a fixed order, so the
+//! base matrix, or with it if A is int8, and B afterwards (`factors.rs`). Sums are in a fixed order, so the
 //! bits of a row depend on no other row.
 
 mod bind;
