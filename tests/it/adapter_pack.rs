@@ -130,14 +130,14 @@ fn a_conversation_changes_its_adapters() {
     let choose =
         |list: &str| format!("{{\"command\": \"adapter\", \"adapters\": {list}}}\n{{\"command\": \"regen\"}}\n");
     let input = [ask, &choose("[]"), &choose(r#"["r16-all"]"#), &choose(r#"["r8-qv", {"name": "r16-all"}]"#)].concat();
-    for options in [&[] as &[&str], &["--lora-memory", "300K"]] {
+    for options in [&[] as &[&str], &["--lora-memory", "512K"]] {
         let events = chat(&input, options);
         let texts = answers(&events);
         assert_eq!((events.iter().filter(|event| event["event"] == "ok").count(), texts.len()), (3, 5));
         assert!(texts[0] == texts[3] && texts[0] != texts[1] && texts[1] != texts[2], "{texts:?}");
     }
     let events = chat(&[&choose(r#"["sea"]"#), ask].concat(), &[]);
-    assert!(events[1]["message"].as_str().unwrap().contains("found no adapter `sea`"), "{events:?}");
+    assert!(events[1].to_string().contains("found no adapter `sea`"), "{events:?}");
 }
 
 #[test]

@@ -126,13 +126,7 @@ fn request(line: &str) -> Result<Request> {
             };
             Command::Save { path: Some(text("path")?.into()), overwrite }
         }
-        "adapter" => {
-            // As in a line of a prompts file.
-            let prompt = json!({"prompt": "", "adapters": fields.get("adapters")});
-            let prompt: PromptRequest = serde_json::from_value(prompt)
-                .map_err(|e| Error::usage(format!("adapter: `adapters`: {e}")).help(EXPECTED))?;
-            Command::Adapters(Some(prompt.adapters.unwrap_or_default()))
-        }
+        "adapter" => Command::Adapters(Some(adapters(fields.get("adapters"))?)),
         "load" => Command::Load(text("path")?.into()),
         "regen" => Command::Regenerate,
         "undo" => Command::Undo,
@@ -140,6 +134,13 @@ fn request(line: &str) -> Result<Request> {
         _ => Command::Exit,
     };
     Ok(Request::Command(name, command))
+}
+
+/// Reads a list of adapters as in a line of a prompts file.
+fn adapters(list: Option<&Value>) -> Result<Vec<(String, f32)>> {
+    let prompt: PromptRequest = serde_json::from_value(json!({"prompt": "", "adapters": list}))
+        .map_err(|e| Error::usage(format!("adapter: `adapters`: {e}")).help(EXPECTED))?;
+    Ok(prompt.adapters.unwrap_or_default())
 }
 
 /// Responds to a request; returns false if the conversation ends.
