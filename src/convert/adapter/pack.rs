@@ -22,7 +22,7 @@ use crate::scheme::{Scheme, TileLayout};
 use crate::sha256::{Digest, Sha256, hex};
 use rayon::prelude::*;
 use serde::Serialize;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::iter::once;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -356,11 +356,15 @@ impl AdapterPack {
             hash.ok_or_else(|| Error::corrupt("found no digest of the pack").at(self.path()).tensor("sha256"))?;
         let expected: BTreeMap<String, Vec<usize>> =
             map::expected(model).into_iter().map(|tensor| (tensor.name, tensor.shape)).collect();
-        let part = |name: &String, i: usize| PARTS.map(|(_, end)| format!("{name}.{i}.{end}"));
         let tensors = &self.adapter.tensors;
-        let known: HashSet<String> =
-            tensors.iter().flat_map(|(name, all)| (0..all.len()).flat_map(move |i| part(name, i))).collect();
-        if let Some(entry) = self.entries().iter().find(|entry| !known.contains(&entry.name)) {
+        let belongs = |entry: &&Entry| {
+            let mut parts = entry.name.rsplitn(3, '.');
+            let [end, index, name] = [parts.next(), parts.next(), parts.next()];
+            let scales = name.and_then(|name| tensors.get(name)).map_or(0, Vec::len);
+            PARTS.iter().any(|(_, known)| Some(*known) == end)
+                && index.and_then(|index| index.parse::<usize>().ok()).is_some_and(|index| index < scales)
+        };
+        if let Some(entry) = self.entries().iter().find(|entry| !belongs(entry)) {
             return Err(Error::corrupt("found a tensor that belongs to no change").at(self.path()).tensor(&entry.name));
         }
         let changes = tensors.par_iter().map(|(name, scales)| {
