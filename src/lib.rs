@@ -16,6 +16,7 @@
 //! | `trial` | is a quantized model as good as the original, and which tensor is to blame? | ground, `quant`, `convert`, `eval`, `runtime`, `verify`, `signature` |
 //! | `selfcheck` | does a GPU compute what the CPU computes, and how fast? | ground, `runtime` |
 //! | `session` | what does a user mean by a model? pack, tokenizer, chat template, sampling, engine, metrics | ground, `quant`, `dedup`, `convert`, `runtime`, `eval`, `verify`, `signature`, `trial` |
+//! | `serve` | how do many clients use models over HTTP? | ground, `convert`, `runtime`, `sched`, `session` |
 //! | `report` | how are results shown? | ground, `quant`, `dedup`, `convert`, `runtime`, `eval`, `verify`, `signature`, `trial`, `session`, `sched` |
 //! | `inspect` | what does a checkpoint, pack, weight file or manifest hold? | ground, `quant`, `dedup`, `convert`, `runtime`, `report` |
 //! | `bin/iec` | which command does what? | everything |
@@ -53,6 +54,8 @@ pub mod runtime;
 pub mod sched;
 pub mod scheme;
 pub mod selfcheck;
+#[cfg(feature = "serve")]
+pub mod serve;
 pub mod session;
 pub mod sha256;
 pub mod signature;

@@ -101,6 +101,11 @@ const MODULES: &[Module] = &[
         may_import: &["quant", "dedup", "convert", "runtime", "eval", "verify", "signature", "trial"],
     },
     Module {
+        name: "serve",
+        question: "how do many clients use models over HTTP?",
+        may_import: &["convert", "runtime", "sched", "session"],
+    },
+    Module {
         name: "report",
         question: "how are results shown?",
         may_import: &[
