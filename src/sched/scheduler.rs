@@ -307,6 +307,11 @@ impl<C: PrefixCache> Scheduler<C> {
         self.options.max_step_tokens = tokens.max(1);
     }
 
+    /// Sets the largest number of prompt tokens of all waiting requests.
+    pub fn limit_queue(&mut self, tokens: u64) {
+        self.options.max_queue_tokens = tokens;
+    }
+
     /// Returns the limits in force.
     pub fn options(&self) -> &Options {
         &self.options
@@ -342,6 +347,11 @@ impl<C: PrefixCache> Scheduler<C> {
     /// Counts the waiting requests.
     pub fn waiting(&self) -> usize {
         self.queue.waiting.len()
+    }
+
+    /// Counts the prompt tokens of the waiting requests.
+    pub fn waiting_tokens(&self) -> u64 {
+        self.queue.tokens
     }
 
     /// Counts the sequences in the batch.

@@ -1,4 +1,316 @@
 //! HTTP server for models: the API of OpenAI and Anthropic over the sessions of this program.
 //!
-//! One thread per model computes ([`crate::runtime::generate::Batch`]), a few threads encode prompts, and one thread
-//! runs all connections. They exchange messages only.
+//! [`run`] opens the sockets and starts one thread per model, which opens it and drives its batch
+//! ([`crate::runtime::generate::Batch`]). A few more threads per model encode prompts. The thread that called [`run`]
+//! serves all connections. The threads exchange messages only:
+//!
+//! ```text
+//! connection --Job--> encoder threads --Prepared--> connection --Command--> engine --Reply--> connection
+//! ```
+
+mod adapters;
+pub mod api;
+mod app;
+pub mod config;
+mod engine;
+mod http;
+pub mod keys;
+mod log;
+pub mod metrics;
+mod model;
+mod notify;
+pub mod origin;
+pub mod page;
+mod reply;
+mod token_text;
+mod turns;
+pub mod usage;
+
+use crate::error::{Error, Result};
+use crate::resources::spawn_deep;
+use crate::sched;
+use app::{App, Phase};
+pub use app::LogLine;
+use config::ServeSettings;
+use engine::{Shared, UsageOf};
+pub use http::Address;
+use http::Listeners;
+use keys::Keys;
+use metrics::Metrics;
+pub use model::Open;
+use model::{Command, Model, Status};
+use std::ffi::OsString;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, SystemTime};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::watch;
+use usage::Usage;
+
+/// Bytes of stack of the threads that compute.
+const STACK: usize = 8 << 20;
+/// Time between two saves of the use of keys.
+const SAVE_EVERY: Duration = Duration::from_secs(60);
+/// Time that connections have to send the last bytes after all requests have ended.
+const LAST_BYTES: Duration = Duration::from_secs(2);
+
+/// Reads keys and settings again, after their files were changed.
+pub type Reload = Box<dyn Fn() -> Result<Keys> + Send + Sync>;
+/// Receiver of the places at which the server listens.
+pub type Announce = Box<dyn Fn(&Address) -> Result<()> + Send + Sync>;
+
+/// What [`run`] needs.
+pub struct Server {
+    /// Settings.
+    pub settings: ServeSettings,
+    /// Models by name.
+    pub models: Vec<(String, Open)>,
+    /// Keys.
+    pub keys: Keys,
+    /// Reads the keys again.
+    pub reload: Reload,
+    /// Told once the sockets are open, before models are loaded.
+    pub announce: Announce,
+    /// Receiver of log lines.
+    pub log: LogLine,
+    /// Socket of systemd.
+    pub notify: Option<OsString>,
+    /// Signals; see [`signals`].
+    pub signals: Signals,
+}
+
+/// Message to a running server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ServerSignal {
+    /// Tell load balancers, then finish all requests and end.
+    Terminate,
+    /// Finish all requests and end.
+    Interrupt,
+    /// Read keys again.
+    Reload,
+}
+
+/// Sending half of the signals of a server. It may be used in any thread.
+#[derive(Debug, Clone)]
+pub struct SignalSender(UnboundedSender<ServerSignal>);
+
+/// Receiving half of the signals of a server.
+#[derive(Debug)]
+pub struct Signals(UnboundedReceiver<ServerSignal>);
+
+/// Creates the channel of the signals of a server.
+pub fn signals() -> (SignalSender, Signals) {
+    let (sender, receiver) = unbounded_channel();
+    (SignalSender(sender), Signals(receiver))
+}
+
+impl SignalSender {
+    /// Sends a signal. Once the server has ended, nobody receives it.
+    pub fn send(&self, signal: ServerSignal) {
+        let _ = self.0.send(signal);
+    }
+}
+
+/// How a server ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ended {
+    /// True if requests were ended for it.
+    pub cut: bool,
+}
+
+/// Result of a thread that computes.
+type EngineEnd = Result<bool>;
+
+/// Serves models until a signal ends the server.
+///
+/// # Errors
+/// A socket cannot be opened, a model cannot be opened, or an engine failed repeatedly.
+pub fn run(server: Server) -> Result<Ended> {
+    let Server { settings, models, keys, reload, announce, log, notify, signals } = server;
+    let listeners = Listeners::open(&settings)?;
+    announce(&listeners.address()?)?;
+    let saved = settings.state_dir.as_deref().map(usage::Usage::load).transpose()?.flatten();
+    let metrics = Arc::new(Metrics::new());
+    let shared = Arc::new(shared(&settings, models.len(), metrics.clone()));
+    let (models, commands): (Vec<_>, Vec<_>) = models
+        .into_iter()
+        .enumerate()
+        .map(|(number, (name, open))| Model::new(number, name, open))
+        .map(|(model, commands)| (Arc::new(model), commands))
+        .unzip();
+    let app = Arc::new(App::new(settings, models, keys, metrics, log));
+    adapters::list_settings(&app);
+    let (sender, ends) = unbounded_channel();
+    for (model, commands) in app.models.iter().zip(commands) {
+        let usage = earlier_usage(&app, &model.name, saved.as_ref());
+        start(model.clone(), commands, shared.clone(), usage, sender.clone())?;
+    }
+    drop(sender);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let life = Life { app, reload, notify, signals: signals.0, ends, ready: false, cut: false };
+    runtime.block_on(life.run(&listeners))
+}
+
+/// Starts the thread of a model.
+fn start(
+    model: Arc<Model>,
+    commands: Receiver<Command>,
+    shared: Arc<Shared>,
+    usage: UsageOf,
+    ends: UnboundedSender<EngineEnd>,
+) -> Result<()> {
+    let name = format!("iec-{}", model.number);
+    spawn_deep(&name, STACK, move || {
+        let work = std::panic::AssertUnwindSafe(|| engine::work(&model, &commands, &shared, usage));
+        let end = std::panic::catch_unwind(work).unwrap_or_else(|_| {
+            model.set_status(Status::Failed("its thread panicked".into()));
+            Err(Error::engine("the thread of the model panicked"))
+        });
+        let _ = ends.send(end);
+    })
+    .map(drop)
+}
+
+/// Returns what the threads of all models share.
+fn shared(settings: &ServeSettings, models: usize, metrics: Arc<Metrics>) -> Shared {
+    Shared {
+        turns: turns::Turns::new(models),
+        metrics,
+        limits: settings.scheduler_options(0, 0),
+        prefix_cache: settings.prefix_cache,
+        max_adapters: settings.max_adapters,
+        state: settings.state_dir.clone().map(|dir| (dir, settings.state_disk.0)),
+    }
+}
+
+/// Returns the use of all keys of a model in earlier runs.
+fn earlier_usage(app: &App, model: &str, saved: Option<&usage::Saved>) -> UsageOf {
+    let (tenants, now) = (app.tenants(), SystemTime::now());
+    let of = |key: &keys::Key| saved.and_then(|saved| saved.usage_of(model, &key.name, &key.limits, now));
+    tenants.keys.list().iter().map(of).collect()
+}
+
+/// The server while it runs.
+struct Life {
+    app: Arc<App>,
+    reload: Reload,
+    notify: Option<OsString>,
+    signals: UnboundedReceiver<ServerSignal>,
+    ends: UnboundedReceiver<EngineEnd>,
+    /// Whether systemd was told that requests are served.
+    ready: bool,
+    cut: bool,
+}
+
+impl Life {
+    /// Serves connections until the server ends.
+    async fn run(mut self, listeners: &Listeners) -> Result<Ended> {
+        let (stop, stopped) = watch::channel(false);
+        let router = http::router(self.app.clone());
+        let connections = listeners.serve(router, stopped, LAST_BYTES);
+        let ends = async {
+            let ended = self.until_end().await;
+            let _ = stop.send(true);
+            ended
+        };
+        let (served, ended) = tokio::join!(connections, ends);
+        served?;
+        ended
+    }
+
+    /// Follows signals and engines until all engines have ended.
+    async fn until_end(&mut self) -> Result<Ended> {
+        let mut running = self.app.models.len();
+        let mut look = tokio::time::interval(Duration::from_millis(50));
+        let mut save = tokio::time::interval(SAVE_EVERY);
+        save.tick().await;
+        while running > 0 {
+            tokio::select! {
+                end = self.ends.recv() => {
+                    running -= 1;
+                    self.cut |= end.unwrap_or(Ok(false))?;
+                }
+                signal = self.signals.recv() => match signal {
+                    Some(ServerSignal::Reload) => self.reload(),
+                    Some(ServerSignal::Terminate) => self.leave(self.app.settings.drain_delay),
+                    Some(ServerSignal::Interrupt) => self.leave(Duration::ZERO),
+                    None => {}
+                },
+                _ = look.tick(), if !self.ready => self.look().await,
+                _ = save.tick() => self.save().await,
+            }
+        }
+        Ok(Ended { cut: self.cut })
+    }
+
+    /// Tells systemd once all models answer.
+    async fn look(&mut self) {
+        if self.app.is_ready() {
+            self.ready = true;
+            adapters::restore(&self.app).await;
+            self.tell("READY=1");
+            (self.app.log)("ready");
+        }
+    }
+
+    /// Reads keys again. If they are not valid, the former ones stay.
+    fn reload(&self) {
+        self.tell("RELOADING=1");
+        match (self.reload)() {
+            Ok(keys) => {
+                self.app.set_keys(keys);
+                (self.app.log)("the keys were read again");
+            }
+            Err(e) => (self.app.log)(&format!("the former keys stay in use: {e}")),
+        }
+        self.tell("READY=1");
+    }
+
+    /// Ends the server: after `delay` no more requests are taken, and those that are left are finished.
+    fn leave(&self, delay: Duration) {
+        self.app.set_phase(Phase::Leaving);
+        self.tell("STOPPING=1");
+        let app = self.app.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(delay).await;
+            save_usage(&app).await;
+            app.set_phase(Phase::Draining);
+            let timeout = app.settings.drain_timeout;
+            app.models.iter().for_each(|model| model.send(Command::Drain(timeout)));
+        });
+    }
+
+    async fn save(&self) {
+        save_usage(&self.app).await;
+    }
+
+    fn tell(&self, message: &str) {
+        if let Some(socket) = &self.notify
+            && let Err(e) = notify::notify(socket, message)
+        {
+            (self.app.log)(&format!("systemd cannot be told {message}: {e}"));
+        }
+    }
+}
+
+/// Saves the use of the keys, if there is a directory for it.
+async fn save_usage(app: &Arc<App>) {
+    let Some(dir) = app.settings.state_dir.clone() else { return };
+    let mut usage = Usage::default();
+    for model in &app.models {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        model.send(Command::Usage(sender));
+        let answered = tokio::task::spawn_blocking(move || receiver.recv_timeout(Duration::from_secs(2)).ok()).await;
+        let Ok(Some(used)) = answered else { continue };
+        let ids = app.key_ids();
+        for (key, used) in used.into_iter().enumerate() {
+            if let (Some(name), Some(used)) = (ids.name(key), used) {
+                usage.set(&model.name, name, used);
+            }
+        }
+    }
+    let saved = tokio::task::spawn_blocking(move || usage.save(&dir, SystemTime::now())).await;
+    if let Ok(Err(e)) = saved {
+        (app.log)(&format!("the use of the keys was not saved: {e}"));
+    }
+}

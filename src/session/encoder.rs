@@ -2,10 +2,12 @@
 //! engine computes.
 
 use super::adapters::Adapters;
+use super::sampling::dry_breakers;
 use super::template::RenderProcess;
 use crate::error::{Cause, Error, Result};
 use crate::runtime::constraint::{Constraint, ConstraintSource, Vocabulary};
 use crate::runtime::generate::{self, Request};
+use crate::runtime::sampler::Breakers;
 use crate::runtime::text::{ChatTemplate, Message, Tokenizer, tokenizer};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -42,6 +44,14 @@ impl<'a> Encoder<'a> {
     /// Returns the adapters that requests may name.
     pub fn adapters(&self) -> &'a Adapters {
         self.adapters
+    }
+
+    /// Returns the tokens of DRY's sequence breakers for the model; `None` = the usual ones.
+    ///
+    /// # Errors
+    /// A breaker is empty or too long, or the pack has no tokenizer.
+    pub fn breakers(&self, texts: Option<&[String]>) -> Result<Arc<Breakers>> {
+        dry_breakers(texts, || self.tokenizer(), self.vocab)
     }
 
     /// Returns the number of tokens of the model's vocabulary.

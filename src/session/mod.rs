@@ -17,6 +17,7 @@ pub mod models;
 pub mod plan;
 pub mod prompt_request;
 pub mod prompts;
+pub mod recent;
 pub mod request;
 pub mod sampling;
 pub mod template;
@@ -285,6 +286,15 @@ impl Session {
         self.engine.enable_prefix_cache(&digest)
     }
 
+    /// Returns a short name of everything that decides about the bits of an answer, besides the request: the pack, its
+    /// precision, the type of the KV cache, and the version of this program.
+    pub fn fingerprint(&self) -> String {
+        let engine = &self.engine;
+        let parts = [self.pack_digest(), engine.precision().to_string(), engine.kv_type().to_string()];
+        let hash = Sha256::new_with_prefix(parts.join("/")).chain_update(env!("CARGO_PKG_VERSION"));
+        format!("iec_{}", &hex(hash)[..16])
+    }
+
     /// Returns the digest of the pack's description, which contains the hashes of all tensors.
     fn pack_digest(&self) -> String {
         let description = &self.reader.description;
@@ -326,7 +336,7 @@ impl Session {
     }
 
     /// Returns the parts that compute and those that encode, which may be used at the same time.
-    fn parts(&mut self) -> (Parts<'_>, Encoder<'_>) {
+    pub(crate) fn parts(&mut self) -> (Parts<'_>, Encoder<'_>) {
         let Session { engine, speculator, tokenizer, template_process, vocabulary, adapters, reader, .. } = self;
         let tokenizer = tokenizer.as_ref();
         let (context, vocab) = (engine.context(), engine.config().vocab);
@@ -378,9 +388,9 @@ impl Session {
 }
 
 /// Parts of a session that compute.
-struct Parts<'a> {
-    engine: &'a mut Engine,
-    speculator: &'a mut Speculator,
+pub(crate) struct Parts<'a> {
+    pub(crate) engine: &'a mut Engine,
+    pub(crate) speculator: &'a mut Speculator,
     tokenizer: Option<&'a Tokenizer>,
 }
 

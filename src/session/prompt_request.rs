@@ -214,7 +214,7 @@ impl PromptRequest {
     ///
     /// # Errors
     /// A value has another form, or has no effect without another field.
-    pub(super) fn sampling(&self, encoder: &Encoder<'_>, plain: Sampling) -> Result<Sampling> {
+    pub fn sampling(&self, encoder: &Encoder<'_>, plain: Sampling) -> Result<Sampling> {
         let filters = [self.top_p, self.min_p, self.typical_p, self.xtc_probability];
         let draws = self.top_k.is_some() || self.mirostat > Some(0) || filters.iter().any(Option::is_some);
         let unnamed = if draws && plain.temperature == 0.0 { 1.0 } else { plain.temperature };

@@ -3,7 +3,7 @@
 use super::adapters::Adapters;
 use super::ahead::{Ahead, Taken};
 use super::prompt_request::PromptRequest;
-use super::sampling;
+use super::recent::Recent;
 use super::{Encoder, GenerateOptions, Generation, Session};
 use crate::error::{Error, Result};
 use crate::runtime::constraint::{Constraint, ConstraintSource};
@@ -11,9 +11,8 @@ use crate::runtime::generate::{self, Event, Next, Request, Source, generate_from
 use crate::runtime::sampler::{Breakers, Sampling};
 use crate::runtime::text::{ChatTemplate, Message, Variables};
 use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::num::NonZero;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
@@ -49,8 +48,6 @@ pub trait Progress {
 const PIECE: usize = 16;
 /// Largest number of threads that encode prompts. One of them encodes much faster than an engine computes.
 const THREADS: usize = 4;
-/// Largest number of constraints, and of lists of sequence breakers, that are kept for requests with the same ones.
-const COMPILED: usize = 64;
 
 impl Session {
     /// Encodes prompts and continues them, each with its own settings over those of the run. The first ones are encoded
@@ -149,29 +146,6 @@ impl Source for Encoded<'_, '_> {
     }
 }
 
-/// Values that were made last, with what they were made of.
-struct Recent<K, V>(Mutex<VecDeque<(K, Arc<V>)>>);
-
-impl<K, V> Default for Recent<K, V> {
-    fn default() -> Recent<K, V> {
-        Recent(Mutex::default())
-    }
-}
-
-impl<K: PartialEq, V> Recent<K, V> {
-    /// Returns the value for `key`, made by `make` unless it is known.
-    fn get(&self, key: K, make: impl FnOnce(&K) -> Result<Arc<V>>) -> Result<Arc<V>> {
-        let mut recent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, value)) = recent.iter().find(|(known, _)| *known == key) {
-            return Ok(value.clone());
-        }
-        let value = make(&key)?;
-        recent.truncate(COMPILED - 1);
-        recent.push_front((key, value.clone()));
-        Ok(value)
-    }
-}
-
 /// State of the threads that encode the prompts of a run.
 struct Encoding<'a> {
     run: &'a RunSettings<'a>,
@@ -264,10 +238,8 @@ impl Encoding<'_> {
             stop: stop.iter().chain(ends).cloned().collect(),
             constraint,
             logprobs: plain.logprobs,
-            prefix: None,
             priority: prompt.priority,
-            adapters: None,
-            salt: Vec::new(),
+            ..Request::default()
         })
     }
 
@@ -277,9 +249,7 @@ impl Encoding<'_> {
         let mut sampling = prompt.sampling(encoder, plain.clone())?;
         let own = &prompt.dry_sequence_breakers;
         if sampling.dry.is_active() && (own.is_some() || !plain.dry.is_active()) {
-            let breakers = |texts: &Option<Vec<String>>| {
-                sampling::dry_breakers(texts.as_deref(), || encoder.tokenizer(), encoder.vocab())
-            };
+            let breakers = |texts: &Option<Vec<String>>| encoder.breakers(texts.as_deref());
             sampling.dry.breakers = self.breakers.get(own.clone(), breakers)?;
         }
         Ok(sampling)

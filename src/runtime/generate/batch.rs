@@ -17,6 +17,15 @@ use std::time::Instant;
 /// Largest number of tokens per step while a progress bar for long prompts is visible.
 const PIECE: usize = 128;
 
+/// Largest number of rows of logits that the scoring of a prompt keeps in memory.
+const SCORED_ROWS: u32 = 128;
+
+/// Errors of texts of a step, by index.
+type Errors = HashMap<usize, Error>;
+
+/// Logits after the last token of a prompt, by index of the text in the step.
+type LastRows = HashMap<usize, Vec<f32>>;
+
 /// Number of pages that the scheduler counts with if the pool has no budget.
 const UNLIMITED: u32 = u32::MAX / 4;
 
@@ -41,6 +50,8 @@ pub struct Batch {
     masks: MaskThread,
     choices: Choices,
     bar: Option<ProgressBar>,
+    /// Whether no progress bar is shown.
+    hidden: bool,
 }
 
 /// Result of a step.
@@ -79,7 +90,13 @@ impl Batch {
             masks: MaskThread::default(),
             choices: Choices::default(),
             bar: None,
+            hidden: false,
         }
+    }
+
+    /// Shows no progress bar for prompts.
+    pub fn hide_progress(&mut self) {
+        self.hidden = true;
     }
 
     /// Returns the limits in force.
@@ -111,7 +128,8 @@ impl Batch {
         let queued = sched::Request { key, priority, prompt: count(prompt), max_tokens: count(most), deadline };
         let id = self.scheduler.arrive(now, queued)?;
         let known = request.known(engine);
-        self.scheduler.cache().add(id, &request.ids, &request.owner(engine), known, prompt + most);
+        let (owner, reads) = (request.owner(engine), request.score.is_none());
+        self.scheduler.cache().add(id, &request.ids, &owner, known, prompt + most, reads);
         self.waiting.insert(id, (index, request));
         Ok(id)
     }
@@ -144,6 +162,27 @@ impl Batch {
     /// Returns true if no request is in the batch; some may wait for a slot.
     pub fn is_idle(&self) -> bool {
         self.scheduler.running() == 0
+    }
+
+    /// Returns the number of prompt tokens of the requests that wait for a slot.
+    pub fn waiting_tokens(&self) -> u64 {
+        self.scheduler.waiting_tokens()
+    }
+
+    /// Sets the largest number of prompt tokens of all waiting requests.
+    pub fn limit_queue(&mut self, tokens: u64) {
+        self.scheduler.limit_queue(tokens);
+    }
+
+    /// Returns the number of requests in the batch.
+    pub fn running(&self) -> usize {
+        self.scheduler.running()
+    }
+
+    /// Returns the time at which the next deadline or queue timeout passes: a step is due then, even if there is
+    /// nothing to compute.
+    pub fn next_timer(&self) -> Option<Micros> {
+        self.scheduler.next_timer()
     }
 
     /// Returns the scheduler's count of pages.
@@ -240,7 +279,7 @@ impl Batch {
 
     /// Shows a progress bar while prompts are computed, in steps of at most [`PIECE`] tokens.
     fn show_prompts(&mut self, engine: &Engine) {
-        if self.bar.is_none() && self.scheduler.has_prompts() {
+        if !self.hidden && self.bar.is_none() && self.scheduler.has_prompts() {
             let entering = self.waiting.values().take(self.scheduler.vacancies());
             let waiting: usize = entering.map(|(_, request)| request.ids.len() - request.known(engine)).sum();
             let unread: usize = self.slots.values().map(|slot| slot.unread().len()).sum();
@@ -332,7 +371,9 @@ impl Batch {
         for ((_, slot), draft) in active.iter_mut().zip(&drafts) {
             slot.ids.extend(draft);
         }
-        let mut errors = self.run(engine, active)?;
+        self.choices.clear(engine);
+        let (mut errors, mut last_rows) = self.score_prompts(engine, active)?;
+        errors.extend(self.run(engine, active)?);
         let decodes = active.iter().all(|(work, _)| work.decodes);
         if decodes && !speculator.is_off() {
             speculator.observe(self.choices.rows(), begin.elapsed());
@@ -347,27 +388,65 @@ impl Batch {
                 outcomes.push(Outcome::Failed);
                 continue;
             }
-            let count = slot.rows(work, draft.len());
-            let rows: Vec<Likely<'_>> = self.choices.rows_from(taken, count);
-            taken += count;
+            let row = last_rows.remove(&i);
+            let rows: Vec<Likely<'_>> = match &row {
+                Some(row) => vec![Likely::All(row)],
+                None if slot.scores(work) => Vec::new(),
+                None => {
+                    let count = slot.rows(work, draft.len());
+                    taken += count;
+                    self.choices.rows_from(taken - count, count)
+                }
+            };
             outcomes.push(take(slot, work, rows, draft, engine, options, sink)?);
         }
         Ok((computed, outcomes))
     }
 
-    /// Runs the engine. If that fails for another reason than an interrupt, runs each text alone, and returns the
-    /// errors of those that fail, by index. If memory is missing, the prefix cache is emptied first.
-    fn run(&mut self, engine: &mut Engine, active: &mut [(Work, Slot)]) -> Result<HashMap<usize, Error>> {
-        let suffices = active.iter().try_fold(1, |most, (_, slot)| Some(slot.suffices()?.max(most)));
+    /// Computes the parts of prompts whose tokens are scored, at most [`SCORED_ROWS`] rows of logits at a time. Returns
+    /// the errors of texts that fail, and the last row of those that choose a token, both by index.
+    fn score_prompts(&mut self, engine: &mut Engine, active: &mut [(Work, Slot)]) -> Result<(Errors, LastRows)> {
+        let (mut errors, mut last_rows) = (Errors::new(), LastRows::new());
+        let vocab = engine.config().vocab;
+        for (i, (work, slot)) in active.iter_mut().enumerate().filter(|(_, (work, slot))| slot.scores(work)) {
+            let mut left = *work;
+            while left.tokens > 0 {
+                let part = Work { tokens: left.tokens.min(SCORED_ROWS), ..left };
+                self.choices.logits.clear();
+                match self.choices.make(engine, &mut [slot.feed(&part)], None) {
+                    Err(e) if e.is_interrupt() => return Err(e),
+                    Err(e) => {
+                        _ = errors.insert(i, e);
+                        break;
+                    }
+                    Ok(()) => slot.take_scores(part.start as usize, &self.choices.logits, vocab),
+                }
+                (left.start, left.tokens) = (left.start + part.tokens, left.tokens - part.tokens);
+            }
+            if work.samples && !errors.contains_key(&i) {
+                let rows = &self.choices.logits;
+                last_rows.insert(i, rows[rows.len() - vocab..].to_vec());
+            }
+        }
         self.choices.clear(engine);
+        Ok((errors, last_rows))
+    }
+
+    /// Runs the engine for all texts but those of [`Batch::score_prompts`]. If that fails for another reason than an
+    /// interrupt, runs each text alone, and returns the errors of those that fail, by index. If memory is missing, the
+    /// prefix cache is emptied first.
+    fn run(&mut self, engine: &mut Engine, active: &mut [(Work, Slot)]) -> Result<Errors> {
+        let mut active: Vec<(usize, &mut (Work, Slot))> =
+            active.iter_mut().enumerate().filter(|(_, (work, slot))| !slot.scores(work)).collect();
+        let suffices = active.iter().try_fold(1, |most, (_, (_, slot))| Some(slot.suffices()?.max(most)));
         loop {
-            let mut feeds: Vec<Feed<'_>> = active.iter_mut().map(|(work, slot)| slot.feed(work)).collect();
+            let mut feeds: Vec<Feed<'_>> = active.iter_mut().map(|(_, (work, slot))| slot.feed(work)).collect();
             match self.choices.make(engine, &mut feeds, suffices) {
                 Ok(()) => return Ok(HashMap::new()),
                 Err(e) if e.is_interrupt() => return Err(e),
                 Err(e) => {
                     // A call of the engine changes nothing if it fails, but an earlier one may have succeeded.
-                    active.iter_mut().for_each(|(work, slot)| slot.rewind(work));
+                    active.iter_mut().for_each(|(_, (work, slot))| slot.rewind(work));
                     self.choices.clear(engine);
                     if !is_memory(&e) || !self.scheduler.clear_cache() {
                         break;
@@ -376,7 +455,7 @@ impl Batch {
             }
         }
         let mut errors = HashMap::new();
-        for (i, (work, slot)) in active.iter_mut().enumerate() {
+        for (i, (work, slot)) in active {
             match self.choices.make(engine, &mut [slot.feed(work)], suffices) {
                 Err(e) if e.is_interrupt() => return Err(e),
                 Err(e) => _ = errors.insert(i, e),

@@ -52,6 +52,36 @@ pub struct Request {
     pub adapters: Option<AdapterSet>,
     /// Divides the prefix cache of the engine: texts reuse the computation of texts with the same salt only.
     pub salt: Vec<u8>,
+    /// How the text ends, besides by the end tokens of the run.
+    pub ends: Ends,
+    /// Show special tokens in this text, whatever the run does.
+    pub show_special: bool,
+    /// Tokens that may be generated, in ascending order; empty = all.
+    pub allowed: Arc<[u32]>,
+    /// `Some(k)`: report the probability of each token of the prompt but the first, and the `k` most likely ones. The
+    /// whole prompt is then computed: its beginning is not taken from the prefix cache. Such a request may generate
+    /// nothing (`max_new` 0).
+    pub score: Option<usize>,
+}
+
+/// Rules for the end of one text.
+#[derive(Debug, Clone, Default)]
+pub struct Ends {
+    /// Do not end the text at the end tokens of the run.
+    pub ignore_eos: bool,
+    /// Tokens that end this text, in addition to the end tokens of the run.
+    pub tokens: Vec<u32>,
+    /// Number of tokens before which no end token is chosen and stop strings have no effect.
+    pub min_new: usize,
+    /// Show the stop string, or the token of `tokens`, that ends the text.
+    pub include_stop: bool,
+}
+
+impl Ends {
+    /// Returns the tokens that end the text, where `run` are the end tokens of the run.
+    fn all(&self, run: &[u32]) -> Vec<u32> {
+        if self.ignore_eos { self.tokens.clone() } else { [run, &self.tokens].concat() }
+    }
 }
 
 impl Request {
@@ -72,7 +102,7 @@ impl Request {
     fn known(&self, engine: &Engine) -> usize {
         let common = |prefix: &CachedPrefix| prefix.ids.iter().zip(&self.ids).take_while(|(a, b)| a == b).count();
         let adapters = self.adapters(engine);
-        let usable = self.prefix.as_ref().filter(|prefix| prefix.sequence.adapters.is(adapters));
+        let usable = self.prefix.as_ref().filter(|prefix| prefix.sequence.adapters.is(adapters) && self.score.is_none());
         usable.map_or(0, common).min(self.ids.len().saturating_sub(1))
     }
 }
@@ -168,6 +198,9 @@ impl Finish {
     }
 }
 
+/// A token with its probability, and the most likely tokens at its place, most likely first.
+pub type Likelihood = (Candidate, Vec<Candidate>);
+
 /// Event of a generated token.
 #[derive(Debug)]
 pub struct Event<'a> {
@@ -180,7 +213,7 @@ pub struct Event<'a> {
     /// Text that can be shown now.
     pub text: &'a str,
     /// The token's probability and the most likely tokens, if requested.
-    pub likely: Option<&'a (Candidate, Vec<Candidate>)>,
+    pub likely: Option<&'a Likelihood>,
     /// Reason why the text ends; set with the last token.
     pub finish: Option<Finish>,
 }
@@ -211,6 +244,10 @@ pub struct Completion {
     /// Whether the text satisfies the constraint of its request; `None` without a constraint. A text that was cut by a
     /// stop string does not count.
     pub constraint_met: Option<bool>,
+    /// Stop string that ended the text.
+    pub stopped_by: Option<String>,
+    /// Probabilities of the tokens of the prompt except the first, if [`Request::score`] asks for them.
+    pub scores: Vec<Likelihood>,
     /// Prefix cache of the whole text for a later request, if [`Options::keep_prefixes`] is set.
     pub prefix: Option<CachedPrefix>,
     /// Reason why the request was invalid or failed.
@@ -232,6 +269,8 @@ impl Completion {
             drafted_tokens: 0,
             accepted_tokens: 0,
             constraint_met: None,
+            stopped_by: None,
+            scores: Vec::new(),
             prefix: None,
             error,
         }
@@ -472,8 +511,12 @@ pub fn check_within(request: &Request, context: usize, vocab: usize) -> Result<(
             Error::usage(found).help("shorten the prompt, or raise --ctx up to the context length of the model")
         );
     }
-    if request.max_new == 0 {
+    if request.max_new == 0 && request.score.is_none() {
         return Err(Error::usage("found 0 tokens to generate, expected at least 1"));
+    }
+    let mut named = request.ends.tokens.iter().chain(request.allowed.iter());
+    if let Some(id) = named.find(|id| **id as usize >= vocab) {
+        return Err(Error::usage(format!("found token {id}, expected an id below {vocab}, the size of the vocabulary")));
     }
     match request.ids.iter().find(|id| **id as usize >= vocab) {
         Some(id) => {

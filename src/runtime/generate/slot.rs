@@ -1,7 +1,7 @@
 //! Slot of the batch: the state of one text during generation.
 
 use super::constrained::{Constrained, MaskThread};
-use super::{CachedPrefix, Completion, Event, Finish, Options, Request};
+use super::{CachedPrefix, Completion, Ends, Event, Finish, Likelihood, Options, Request};
 use crate::error::{Error, Result};
 use crate::runtime::engine::Engine;
 use crate::runtime::kv::PAGE;
@@ -11,6 +11,7 @@ use crate::runtime::sequence::{Feed, Sequence, Want};
 use crate::runtime::speculate::{Memory, Text};
 use crate::runtime::text::{StopMatcher, TextStream, Tokenizer};
 use crate::sched::Work;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// A text during generation.
@@ -28,6 +29,7 @@ pub(super) struct Slot {
     constraint: Option<Constrained>,
     stream: TextStream,
     stop: StopMatcher,
+    stop_strings: Vec<String>,
     text: String,
     pub(super) finish: Option<Finish>,
     /// Reason why the text failed.
@@ -35,6 +37,17 @@ pub(super) struct Slot {
     started: Instant,
     marks: Vec<Instant>,
     memory: Memory,
+    /// Rules for the end, and the tokens that end the text.
+    ends: Ends,
+    end_tokens: Vec<u32>,
+    stopped_by: Option<String>,
+    /// Tokens that may be generated; empty = all.
+    allowed: Arc<[u32]>,
+    /// Logits without those of excluded tokens.
+    masked: Vec<f32>,
+    /// Number of most likely tokens that are reported with each token of the prompt, if the prompt is scored.
+    score: Option<usize>,
+    scores: Vec<Likelihood>,
 }
 
 /// Logits from which a token is chosen.
@@ -90,14 +103,22 @@ impl Slot {
             logprobs: request.logprobs,
             sampler,
             constraint,
-            stream: TextStream::new(!options.show_special),
+            stream: TextStream::new(!(options.show_special || request.show_special)),
             stop: StopMatcher::new(&request.stop),
+            stop_strings: request.stop,
             text: String::new(),
             finish: None,
             error: None,
             started,
             marks: Vec::with_capacity(most),
             memory,
+            end_tokens: request.ends.all(options.eos),
+            ends: request.ends,
+            stopped_by: None,
+            allowed: request.allowed,
+            masked: Vec::new(),
+            score: request.score,
+            scores: Vec::new(),
         })
     }
 
@@ -108,7 +129,12 @@ impl Slot {
 
     /// Returns how many of the largest logits are needed; `None` when all are.
     pub(super) fn suffices(&self) -> Option<usize> {
-        self.sampler.suffices().filter(|_| self.logprobs.is_none() && self.constraint.is_none())
+        self.sampler.suffices().filter(|_| self.logprobs.is_none() && self.constraint.is_none() && !self.excludes())
+    }
+
+    /// Returns true if some tokens may not be the next one.
+    fn excludes(&self) -> bool {
+        !self.allowed.is_empty() || self.marks.len() < self.ends.min_new && !self.end_tokens.is_empty()
     }
 
     /// Continues the text with another sequence, which has read a beginning of it with the same adapters.
@@ -134,6 +160,7 @@ impl Slot {
         let unread = &self.ids[self.sequence.len()..];
         let (tokens, want) = match (work.decodes, work.samples) {
             (true, _) => (unread, Want::All),
+            (false, _) if self.score.is_some() => (&unread[..work.tokens as usize], Want::All),
             (false, true) => (&unread[..work.tokens as usize], Want::Last),
             (false, false) => (&unread[..work.tokens as usize], Want::Nothing),
         };
@@ -143,6 +170,23 @@ impl Slot {
     /// Returns the number of rows of logits that a work item gets.
     pub(super) fn rows(&self, work: &Work, drafts: usize) -> usize {
         if work.decodes { 1 + drafts } else { usize::from(work.samples) }
+    }
+
+    /// Returns true if each token of the work item is scored.
+    pub(super) fn scores(&self, work: &Work) -> bool {
+        self.score.is_some() && !work.decodes
+    }
+
+    /// Takes the rows of a part of the prompt that begins at position `start`, one for each of its tokens, and keeps
+    /// the probabilities of the tokens that follow them in the prompt.
+    pub(super) fn take_scores(&mut self, start: usize, rows: &[f32], vocab: usize) {
+        let Some(k) = self.score else { return };
+        for (row, at) in rows.chunks_exact(vocab).zip(start + 1..self.prompt_tokens) {
+            // A text that was preempted is computed again.
+            if at > self.scores.len() {
+                self.scores.push(candidates(row, self.ids[at], k));
+            }
+        }
     }
 
     /// Returns the tokens that the sequence has read.
@@ -198,12 +242,8 @@ impl Slot {
         options: &Options<'_>,
         sink: &mut dyn FnMut(&Event<'_>) -> Result<()>,
     ) -> Result<()> {
-        let id = match (likely, &mut self.constraint) {
-            (Likely::All(logits), Some(constraint)) => self.sampler.sample(constraint.mask(logits, options.eos)?)?,
-            (Likely::All(logits), None) => self.sampler.sample(logits)?,
-            (Likely::Best(best), _) => self.sampler.sample_best(best)?,
-        };
-        let ends = options.eos.contains(&id);
+        let id = self.choose(likely)?;
+        let ends = self.end_tokens.contains(&id);
         let complete = match &mut self.constraint {
             Some(constraint) if !ends => constraint.accept(id)?,
             _ => false,
@@ -234,6 +274,33 @@ impl Slot {
         Ok(())
     }
 
+    /// Chooses the next token.
+    fn choose(&mut self, likely: Likely<'_>) -> Result<u32> {
+        let excludes = self.excludes();
+        let mut logits = match likely {
+            Likely::All(logits) => logits,
+            Likely::Best(best) => return self.sampler.sample_best(best),
+        };
+        if let Some(constraint) = &mut self.constraint {
+            logits = constraint.mask(logits, &self.end_tokens)?;
+        }
+        if !excludes {
+            return self.sampler.sample(logits);
+        }
+        self.masked.clear();
+        if self.allowed.is_empty() {
+            self.masked.extend_from_slice(logits);
+        } else {
+            self.masked.resize(logits.len(), f32::NEG_INFINITY);
+            self.allowed.iter().for_each(|id| self.masked[*id as usize] = logits[*id as usize]);
+        }
+        if self.marks.len() < self.ends.min_new {
+            let ends = self.end_tokens.iter();
+            ends.for_each(|id| self.masked.get_mut(*id as usize).into_iter().for_each(|x| *x = f32::NEG_INFINITY));
+        }
+        self.sampler.sample(&self.masked)
+    }
+
     fn finish_of(&self, ends: bool, context: usize) -> Option<Finish> {
         if ends {
             Some(Finish::Eos)
@@ -249,16 +316,24 @@ impl Slot {
     /// Appends the text that can be shown now; with the last token, this includes all text that was held back.
     fn extend_text(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<()> {
         let mut piece = String::new();
-        if self.finish != Some(Finish::Eos) {
+        if self.finish != Some(Finish::Eos) || self.ends.include_stop && self.ends.tokens.contains(&id) {
             piece += &self.stream.push(tokenizer, id)?;
         }
         if self.finish.is_some() {
             piece += &self.stream.finish(tokenizer)?;
         }
+        if self.marks.len() < self.ends.min_new {
+            self.text += &piece;
+            return Ok(());
+        }
         let shown = self.stop.push(&piece);
         self.text += &shown.text;
-        if shown.stopped {
+        if let Some(stop) = shown.stopped {
             self.finish = Some(Finish::Stop);
+            self.stopped_by = self.stop_strings.get(stop).cloned();
+            if self.ends.include_stop {
+                self.text += self.stopped_by.as_deref().unwrap_or_default();
+            }
         } else if self.finish.is_some() {
             self.text += &self.stop.finish();
         }
@@ -310,6 +385,8 @@ impl Slot {
             drafted_tokens: drafted,
             accepted_tokens: accepted,
             constraint_met,
+            stopped_by: self.stopped_by,
+            scores: self.scores,
             prefix: keep_prefix.then_some(CachedPrefix { sequence: self.sequence, ids: read, draft }),
             error: self.error,
         }

@@ -35,6 +35,8 @@ struct Text {
     /// Number of tokens at the beginning that the request's own sequence has read.
     known: usize,
     started: bool,
+    /// Whether the tree is searched for the text, as opposed to only extended by it.
+    reads: bool,
     /// Nodes of the tree that the sequence uses: those of its first pages.
     held: Vec<NodeId>,
     /// Whether all full pages of the sequence are in the tree.
@@ -52,14 +54,15 @@ impl Texts {
     }
 
     /// Adds a request with its prompt, of which its own sequence has read `known` tokens. `longest` is the largest
-    /// number of tokens of prompt and answer.
-    pub fn add(&mut self, id: RequestId, ids: &[u32], salt: &[u8], known: usize, longest: usize) {
+    /// number of tokens of prompt and answer; `reads` is false if the tree is not searched for it.
+    pub fn add(&mut self, id: RequestId, ids: &[u32], salt: &[u8], known: usize, longest: usize, reads: bool) {
         let cached = self.prefixes.as_ref().filter(|prefixes| !prefixes.changes(ids.len(), longest));
         let key = cached.map(|prefixes| prefixes.key(ids.len(), salt));
         let (ids, salt) = if key.is_some() { (ids.to_vec(), salt.to_vec()) } else { (Vec::new(), Vec::new()) };
         let (held, hit, pages) = (Vec::new(), None, None);
         self.unstarted += usize::from(key.is_some());
-        self.texts.insert(id, Text { key, salt, ids, read: 0, known, started: false, held, whole: true, hit, pages });
+        let (read, started, whole) = (0, false, true);
+        self.texts.insert(id, Text { key, salt, ids, read, known, started, reads, held, whole, hit, pages });
     }
 
     /// Removes a request that ended.
@@ -95,7 +98,7 @@ impl Texts {
 
     /// Searches the tree for at most `most` tokens of a text.
     fn find(&self, id: RequestId, most: u32) -> Option<(&Text, Hit)> {
-        let (text, prefixes) = (self.texts.get(&id)?, self.prefixes.as_ref()?);
+        let (text, prefixes) = (self.texts.get(&id).filter(|text| text.reads)?, self.prefixes.as_ref()?);
         let hit = prefixes.tree.find(text.key.as_ref()?, &text.ids[..text.ids.len().min(most as usize)]);
         Some((text, hit))
     }
@@ -123,7 +126,7 @@ impl sched::PrefixCache for Texts {
 
     fn load(&mut self, id: RequestId, most: u32, pages: u32) -> u32 {
         let (Some(text), Some(prefixes)) = (self.texts.get(&id), &mut self.prefixes) else { return 0 };
-        let Some(key) = &text.key else { return 0 };
+        let Some(key) = text.key.as_ref().filter(|_| text.reads) else { return 0 };
         prefixes.load(key, &text.ids[..text.ids.len().min(most as usize)], pages as usize) as u32
     }
 

@@ -14,29 +14,29 @@ pub struct StopMatcher {
 pub struct Shown {
     /// Text before any stop string.
     pub text: String,
-    /// True if a stop string was found; `text` does not contain it.
-    pub stopped: bool,
+    /// The stop string that was found, as an index of the list; `text` does not contain it.
+    pub stopped: Option<usize>,
 }
 
 impl StopMatcher {
     /// Creates a matcher for any of `stops`; empty strings are ignored.
     pub fn new(stops: &[String]) -> StopMatcher {
-        let stops = stops.iter().filter(|s| !s.is_empty()).cloned().collect();
-        StopMatcher { stops, held: String::new() }
+        StopMatcher { stops: stops.to_vec(), held: String::new() }
     }
 
     /// Appends the next piece of text. If it completes several stop strings, the text is cut before the one that ends
     /// first; of several with the same end, before the longest.
     pub fn push(&mut self, piece: &str) -> Shown {
         self.held.push_str(piece);
-        let found = |stop: &String| self.held.find(stop.as_str()).map(|at| (at + stop.len(), at));
-        if let Some((_, at)) = self.stops.iter().filter_map(found).min() {
+        let stops = self.stops.iter().enumerate().filter(|(_, stop)| !stop.is_empty());
+        let found = |(i, stop): (usize, &String)| self.held.find(stop.as_str()).map(|at| (at + stop.len(), at, i));
+        if let Some((_, at, stop)) = stops.filter_map(found).min() {
             self.held.truncate(at);
-            return Shown { text: std::mem::take(&mut self.held), stopped: true };
+            return Shown { text: std::mem::take(&mut self.held), stopped: Some(stop) };
         }
         let keep = self.stops.iter().map(|stop| open_start(&self.held, stop)).max().unwrap_or(0);
         let tail = self.held.split_off(self.held.len() - keep);
-        Shown { text: std::mem::replace(&mut self.held, tail), stopped: false }
+        Shown { text: std::mem::replace(&mut self.held, tail), stopped: None }
     }
 
     /// Returns the text that is still held back when generation ends.
@@ -63,7 +63,7 @@ mod tests {
         for piece in pieces {
             let shown = matcher.push(piece);
             text += &shown.text;
-            if shown.stopped {
+            if shown.stopped.is_some() {
                 return (text, true);
             }
         }

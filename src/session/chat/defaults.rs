@@ -25,6 +25,11 @@ pub struct DefaultSampling {
 }
 
 impl DefaultSampling {
+    /// Returns true if the authors of the model recommend this sampling.
+    pub fn is_of_model(&self) -> bool {
+        self.source == FILE_NAME
+    }
+
     /// Returns the default sampling of the model of a session; see [`DefaultSampling::read`].
     ///
     /// # Errors

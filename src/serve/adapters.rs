@@ -1,0 +1,204 @@
+//! Adapters of the server: those of its settings, and those that clients load.
+
+use super::api::error::{ApiError, ApiResult};
+use super::app::{Adapter, App};
+use super::model::Model;
+use crate::convert::adapter;
+use crate::error::{Context, Error, Result};
+use crate::files;
+use crate::output::{Inputs, Rules, Target as OutputTarget};
+use crate::session::Encoder;
+use crate::session::adapters::Source;
+use crate::strict_json;
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Name of the file in `--state-dir` that lists the adapters which clients loaded.
+const STATE_NAME: &str = "adapters.json";
+/// Value of `format` in that file.
+const FORMAT: &str = "iec_adapters_v1";
+/// Largest accepted file in bytes.
+const FILE_LIMIT: u64 = 4 << 20;
+/// Time to wait for room for an adapter.
+const ROOM_TIME: Duration = Duration::from_secs(10);
+
+/// Loads an adapter for a client.
+///
+/// # Errors
+/// Loading is off, the name or the path is not allowed, there are too many adapters, or the files are not valid.
+pub async fn load(app: &App, model: &Arc<Model>, name: &str, path: &str, in_place: bool) -> ApiResult<()> {
+    let dir = allowed_dir(app, path)?;
+    let source: Source = format!("{name}={}", dir.display()).parse().map_err(|e| ApiError::field("lora_name", e))?;
+    let source = Source { name: name.into(), dir, ..source };
+    if app.models.iter().any(|model| model.name == name) {
+        return Err(ApiError::field("lora_name", "a model has this name"));
+    }
+    let known = app.adapters().get(name).cloned();
+    if known.is_some() && !in_place {
+        let message = format!("there is an adapter `{name}` already; `load_inplace` replaces it");
+        return Err(ApiError { status: StatusCode::CONFLICT, ..ApiError::field("lora_name", message) });
+    }
+    if known.is_none() && app.adapters().len() >= app.settings.max_adapters {
+        let message = format!("there are {} adapters already (--max-adapters)", app.settings.max_adapters);
+        return Err(ApiError { status: StatusCode::CONFLICT, ..ApiError::field("lora_name", message) });
+    }
+    if let Some(adapter) = &known
+        && adapter.model != model.number
+    {
+        return Err(ApiError::field("lora_name", "an adapter of another model has this name"));
+    }
+    let (rank, replaces, added) = (app.settings.max_lora_rank, known.is_some(), source.clone());
+    let done = model.encode(move |encoder| register(encoder, &added, rank, replaces)).await;
+    done.unwrap_or_else(|| Err(stopped()))?;
+    app.adapters().insert(name.into(), Adapter { model: model.number, source, created: now() });
+    remember(app);
+    Ok(())
+}
+
+/// Unloads an adapter.
+///
+/// # Errors
+/// There is none of this name, or requests use it.
+pub async fn unload(app: &App, name: &str) -> ApiResult<()> {
+    let unknown = || {
+        let error = ApiError::field("lora_name", format!("there is no adapter `{name}`"));
+        ApiError { status: StatusCode::NOT_FOUND, ..error }
+    };
+    let number = app.adapters().get(name).ok_or_else(unknown)?.model;
+    let model = app.models.get(number).ok_or_else(unknown)?;
+    let removed = name.to_string();
+    let done = model.encode(move |encoder| encoder.adapters().remove(&removed)).await;
+    let done = done.unwrap_or_else(|| Err(Error::engine("the engine ended before the request")));
+    done.map_err(|e| ApiError { status: StatusCode::CONFLICT, ..ApiError::of_field("lora_name", &e) })?;
+    app.adapters().remove(name);
+    remember(app);
+    Ok(())
+}
+
+/// Checks an adapter, adds it to those of a model, and reads its factors into memory.
+///
+/// # Errors
+/// Its files are not valid, its rank is too large, or there is no room for it.
+pub fn register(encoder: &Encoder<'_>, source: &Source, rank: usize, replaces: bool) -> ApiResult<()> {
+    let found = adapter::describe(&source.dir).map_err(|e| ApiError::of_field("lora_path", &e))?.rank;
+    if found > rank {
+        let message = format!("the adapter has rank {found}, expected at most {rank} (--max-lora-rank)");
+        return Err(ApiError::field("lora_path", message));
+    }
+    let adapters = encoder.adapters();
+    if replaces {
+        let conflict = |e: &Error| ApiError { status: StatusCode::CONFLICT, ..ApiError::of_field("lora_name", e) };
+        adapters.remove(&source.name).map_err(|e| conflict(&e))?;
+    }
+    adapters.add(source.clone()).map_err(|e| ApiError::of_field("lora_path", &e))?;
+    let begin = Instant::now();
+    loop {
+        match adapters.set(&[(source.name.clone(), 1.0)]) {
+            Ok(Some(_)) => return Ok(()),
+            Ok(None) if begin.elapsed() < ROOM_TIME => std::thread::sleep(Duration::from_millis(20)),
+            failed => {
+                let _ = adapters.remove(&source.name);
+                let no_room = Error::new(crate::error::Cause::OutOfMemory(
+                    "the memory for adapters (--lora-memory) is in use by requests".into(),
+                ));
+                return Err(ApiError::of_field("lora_path", &failed.err().unwrap_or(no_room)));
+            }
+        }
+    }
+}
+
+/// Returns the directory that a client names, if it lies in the directory for adapters.
+fn allowed_dir(app: &App, path: &str) -> ApiResult<PathBuf> {
+    let Some(root) = &app.settings.adapter_dir else {
+        let message = "this server loads no adapters while it runs; start it with --adapter-dir DIR";
+        return Err(ApiError::new(StatusCode::FORBIDDEN, message).code("adapters_off"));
+    };
+    let outside = || ApiError::field("lora_path", "expected a directory within --adapter-dir");
+    let root = root.canonicalize().map_err(|_| outside())?;
+    // A relative path begins in the directory for adapters. Links are followed before the comparison.
+    let dir = root.join(path).canonicalize().map_err(|_| outside())?;
+    if dir.starts_with(&root) && dir != root && dir.is_dir() { Ok(dir) } else { Err(outside()) }
+}
+
+/// Writes the list of adapters that were loaded from `--adapter-dir`, for the next start.
+fn remember(app: &App) {
+    if let Some(state) = &app.settings.state_dir
+        && let Err(e) = save(app, &state.join(STATE_NAME))
+    {
+        (app.log)(&format!("the list of adapters was not saved: {e}"));
+    }
+}
+
+fn save(app: &App, path: &Path) -> Result<()> {
+    let listed: Vec<Value> = (app.adapters().iter())
+        .filter(|(_, adapter)| !app.settings.loras.contains(&adapter.source))
+        .map(|(name, adapter)| {
+            let model = &app.models[adapter.model].name;
+            json!({"name": name, "dir": adapter.source.dir, "model": model})
+        })
+        .collect();
+    let inputs = Inputs::default();
+    let target = OutputTarget::check(path, Rules { inputs: &inputs, overwrite: true, stdout: false })?;
+    let mut out = target.create_private()?;
+    let text = json!({"format": FORMAT, "adapters": listed}).to_string();
+    out.write_all(text.as_bytes()).at(path)?;
+    out.commit()
+}
+
+/// Adapter of the list of an earlier run: name, path and name of the model.
+type Remembered = (String, String, String);
+
+/// Reads the list of adapters that clients loaded before.
+fn remembered(path: &Path) -> Result<Vec<Remembered>> {
+    if !files::exists(path)? {
+        return Ok(Vec::new());
+    }
+    let file = strict_json::parse(&files::read_limited(path, FILE_LIMIT)?).at(path)?;
+    if file["format"].as_str() != Some(FORMAT) {
+        return Err(Error::corrupt(format!("found another format than {FORMAT}"))
+            .at(path)
+            .help("remove the file; clients then load their adapters again"));
+    }
+    let text = |entry: &Value, name: &str| entry[name].as_str().map(String::from);
+    let entry = |entry: &Value| Some((text(entry, "name")?, text(entry, "dir")?, text(entry, "model")?));
+    Ok(file["adapters"].as_array().into_iter().flatten().filter_map(entry).collect())
+}
+
+/// Lists the adapters of the settings, which the engine loads at its start, and loads those of an earlier run.
+pub async fn restore(app: &Arc<App>) {
+    let Some(state) = &app.settings.state_dir else { return };
+    match remembered(&state.join(STATE_NAME)) {
+        Err(e) => (app.log)(&e.to_string()),
+        Ok(list) => {
+            for (name, dir, base) in list {
+                let Some(model) = app.models.iter().find(|model| model.name == base) else { continue };
+                if app.adapters().contains_key(&name) {
+                    continue;
+                }
+                if let Err(e) = load(app, model, &name, &dir, false).await {
+                    (app.log)(&format!("adapter `{name}` of an earlier run was not loaded: {}", e.message));
+                }
+            }
+        }
+    }
+}
+
+/// Lists the adapters of the settings.
+pub fn list_settings(app: &App) {
+    for source in &app.settings.loras {
+        let adapter = Adapter { model: 0, source: source.clone(), created: now() };
+        app.adapters().insert(source.name.clone(), adapter);
+    }
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+fn stopped() -> ApiError {
+    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the engine ended before the request")
+}

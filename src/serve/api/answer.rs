@@ -1,0 +1,67 @@
+//! Answers: what all endpoints know about a request that is being computed.
+
+use super::error::ApiError;
+use crate::runtime::generate::{Completion, Finish};
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+
+/// Number of tokens of a request.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of all prompts.
+    pub prompt: usize,
+    /// Tokens of all answers.
+    pub generated: usize,
+    /// Tokens of the prompts that came from the prefix cache.
+    pub cached: usize,
+}
+
+impl Usage {
+    /// Returns the object of OpenAI's API.
+    pub fn to_json(self) -> Value {
+        json!({
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.generated,
+            "total_tokens": self.prompt + self.generated,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        })
+    }
+}
+
+/// Returns the reason why a text ended, in the API of OpenAI.
+pub fn finish_reason(finish: Finish) -> &'static str {
+    match finish {
+        Finish::Length | Finish::Context => "length",
+        _ => "stop",
+    }
+}
+
+/// Returns the text that ended a text, as the field `stop_reason` of vLLM does; null if an end token did.
+pub fn stop_reason(completion: &Completion) -> Value {
+    completion.stopped_by.as_ref().map_or(Value::Null, |stop| json!(stop))
+}
+
+/// Returns the error of a text that did not reach its end.
+pub fn failure(completion: &Completion) -> Option<ApiError> {
+    if let Some(error) = &completion.error {
+        let converted = ApiError::from(error);
+        // The request was checked: what fails now is not its fault.
+        return Some(ApiError { status: StatusCode::INTERNAL_SERVER_ERROR, ..converted });
+    }
+    match completion.finish {
+        Finish::Deadline => {
+            let message = "the deadline of the request (x-iec-deadline-ms) passed";
+            Some(ApiError::new(StatusCode::GATEWAY_TIMEOUT, message).code("deadline_exceeded"))
+        }
+        Finish::QueueTimeout => {
+            let message = "the request waited longer than --queue-timeout";
+            let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, message).code("queue_timeout");
+            Some(ApiError { final_refusal: true, ..error })
+        }
+        Finish::Cancelled | Finish::Interrupted | Finish::Invalid | Finish::Failed => {
+            let message = format!("the request ended early ({})", completion.finish.name());
+            Some(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message))
+        }
+        Finish::Eos | Finish::Complete | Finish::Stop | Finish::Length | Finish::Context => None,
+    }
+}

@@ -1,0 +1,87 @@
+//! A request of any endpoint that generates text.
+
+use super::body::Body;
+use super::chat::{Chat, ChatRequest};
+use super::completions::{CompletionRequest, Completions};
+use super::error::ApiResult;
+use super::form::Form;
+use super::prepare::{Plan, Prepared, Source};
+use super::settings::{Limits, Settings};
+
+/// Names in an answer.
+#[derive(Debug, Clone)]
+pub struct Named {
+    /// Id of the answer.
+    pub id: String,
+    /// Name of the model, as the client wrote it.
+    pub model: String,
+    /// Time in seconds since 1970.
+    pub created: u64,
+}
+
+/// Builds the form of an answer to a request that was prepared.
+pub type MakeForm = Box<dyn FnOnce(Named, &Plan, &mut Prepared) -> Box<dyn Form> + Send>;
+
+/// A request that was read and not yet encoded.
+pub struct Job {
+    /// Texts to continue.
+    pub sources: Vec<Source>,
+    /// Settings of the client.
+    pub settings: Settings,
+    /// Largest number of tokens of an answer; `None` = as many as the context holds.
+    pub max_tokens: Option<usize>,
+    /// Number of most likely tokens that are reported with each token of an answer.
+    pub logprobs: Option<usize>,
+    /// Number of most likely tokens that are reported with each token of the prompt.
+    pub score: Option<usize>,
+    /// Whether the answer shows the prompt.
+    pub echo: bool,
+    /// Number of texts that are generated for each prompt.
+    pub texts: usize,
+    /// Beginning of the id of the answer.
+    pub id: &'static str,
+    /// Builds the form of the answer.
+    pub form: MakeForm,
+}
+
+/// Reads the request of an endpoint.
+pub type ReadJob = fn(&mut Body, &Limits) -> ApiResult<Job>;
+
+/// Reads a request of `/v1/completions`.
+///
+/// # Errors
+/// A field has a wrong value.
+pub fn completions(body: &mut Body, limits: &Limits) -> ApiResult<Job> {
+    let mut request = CompletionRequest::take(body, limits)?;
+    let (logprobs, score) = (request.answer_logprobs(), request.score());
+    Ok(Job {
+        sources: std::mem::take(&mut request.sources),
+        settings: request.settings.clone(),
+        max_tokens: Some(request.max_tokens),
+        logprobs,
+        score,
+        echo: request.echo,
+        texts: request.best_of,
+        id: "cmpl-",
+        form: Box::new(move |named, plan, prepared| Box::new(Completions::new(named, &request, plan, prepared))),
+    })
+}
+
+/// Reads a request of `/v1/chat/completions`.
+///
+/// # Errors
+/// A field has a wrong value.
+pub fn chat(body: &mut Body, limits: &Limits) -> ApiResult<Job> {
+    let ChatRequest { source, settings, max_tokens, logprobs } = ChatRequest::take(body, limits)?;
+    Ok(Job {
+        sources: vec![source],
+        texts: settings.n,
+        settings,
+        max_tokens,
+        logprobs,
+        score: None,
+        echo: false,
+        id: "chatcmpl-",
+        form: Box::new(move |named, plan, prepared| Box::new(Chat::new(named, logprobs.is_some(), plan, prepared))),
+    })
+}

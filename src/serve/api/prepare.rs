@@ -1,0 +1,278 @@
+//! Turns requests of clients into requests for the engine. This runs on the threads that encode texts.
+
+use super::error::{ApiError, ApiResult};
+use super::settings::Settings;
+use crate::error::Cause;
+use crate::runtime::adapters::AdapterSet;
+use crate::runtime::generate::{Ends, Request};
+use crate::runtime::sampler::Sampling;
+use crate::runtime::text::{Message, RenderOptions, TextStream};
+use crate::serve::model::Facts;
+use crate::session::Encoder;
+use crate::session::tools::{self, OutputParser, Tool, ToolChoice};
+use std::sync::Arc;
+
+/// A text to continue, before it is encoded.
+#[derive(Debug)]
+pub enum Source {
+    /// A text, with or without the special tokens that the tokenizer adds.
+    Text(String, bool),
+    /// Token ids.
+    Ids(Vec<u32>),
+    /// A conversation.
+    Chat(Box<Conversation>),
+}
+
+/// A conversation to continue.
+#[derive(Debug)]
+pub struct Conversation {
+    /// Messages.
+    pub messages: Vec<Message>,
+    /// Tools, and how the template is rendered.
+    pub options: RenderOptions,
+    /// Tools that the model may call.
+    pub tools: Vec<Tool>,
+    /// Which of them it must call.
+    pub choice: ToolChoice,
+    /// Whether it may call several.
+    pub parallel: bool,
+}
+
+/// What is generated for each prompt.
+#[derive(Debug)]
+pub struct Plan {
+    /// Settings of the client.
+    pub settings: Settings,
+    /// Properties of the model.
+    pub facts: Arc<Facts>,
+    /// Largest number of tokens of an answer; `None` = as many as the context holds.
+    pub max_tokens: Option<usize>,
+    /// Number of most likely tokens that are reported with each token of an answer.
+    pub logprobs: Option<usize>,
+    /// Number of most likely tokens that are reported with each token of the prompt.
+    pub score: Option<usize>,
+    /// Whether the text of the prompt is shown.
+    pub echo: bool,
+    /// Number of texts that are generated for each prompt.
+    pub texts: usize,
+    /// Names and scales of adapters.
+    pub adapters: Vec<(String, f32)>,
+    /// Owner of the pages of the prefix cache; `None` = shared.
+    pub owner: Option<String>,
+    /// Seed of the first text.
+    pub seed: u64,
+}
+
+/// Requests for the engine.
+#[derive(Debug, Default)]
+pub struct Prepared {
+    /// Tokens of each prompt.
+    pub prompts: Vec<Vec<u32>>,
+    /// Texts to generate, those of each prompt together.
+    pub choices: Vec<Request>,
+    /// Text of each prompt, if it is shown.
+    pub shown: Vec<ShownPrompt>,
+    /// State that divides the answers to conversations into parts, one for each text.
+    pub parsers: Vec<OutputParser>,
+}
+
+/// Text of a prompt in an answer.
+#[derive(Debug, Clone, Default)]
+pub struct ShownPrompt {
+    /// The text.
+    pub text: String,
+    /// Number of characters before each token.
+    pub offsets: Vec<usize>,
+}
+
+impl ShownPrompt {
+    /// Decodes a prompt; one that was a text stays as it was.
+    fn new(encoder: &Encoder<'_>, source: &Source, ids: &[u32], show_special: bool) -> ApiResult<ShownPrompt> {
+        let tokenizer = encoder.tokenizer()?;
+        let mut stream = TextStream::new(!show_special);
+        let (mut text, mut offsets, mut length) = (String::new(), Vec::with_capacity(ids.len()), 0);
+        for id in ids {
+            offsets.push(length);
+            let piece = stream.push(tokenizer, *id)?;
+            length += piece.chars().count();
+            text += &piece;
+        }
+        text += &stream.finish(tokenizer)?;
+        match source {
+            Source::Text(own, _) => Ok(ShownPrompt { text: own.clone(), offsets }),
+            _ => Ok(ShownPrompt { text, offsets }),
+        }
+    }
+}
+
+/// Result of [`prepare`]: `None` if there is no room for the adapters until other requests have ended.
+pub type MaybePrepared = ApiResult<Option<Prepared>>;
+
+/// Encodes the prompts and builds a request for each text.
+///
+/// # Errors
+/// A prompt does not fit the context, the template refuses it, or a setting is not valid for this model.
+pub fn prepare(encoder: &Encoder<'_>, sources: &[Source], plan: &Plan) -> MaybePrepared {
+    let Some(adapters) = adapters(encoder, plan)? else { return Ok(None) };
+    let sampling = sampling(encoder, plan)?;
+    let mut prepared = Prepared::default();
+    for source in sources {
+        let mut ids = encode(encoder, source, plan)?;
+        if let Some(most) = plan.settings.truncate {
+            ids.drain(..ids.len().saturating_sub(most));
+        }
+        check_length(&ids, plan)?;
+        let constraint = match source {
+            Source::Chat(chat) => constraint_of(encoder, chat, &ids, plan)?,
+            _ => plan.settings.constraint.clone(),
+        };
+        let constraint = constraint.map(|source| plan.facts.constraints.get(source, |source| encoder.constraint(source)));
+        let constraint = constraint.transpose().map_err(|e| ApiError::of_field("response_format", &e))?;
+        for text in 0..plan.texts {
+            let seed = plan.seed.wrapping_add((prepared.prompts.len() * plan.texts + text) as u64);
+            let request = Request {
+                constraint: constraint.clone(),
+                adapters: Some(adapters.clone()),
+                ..request(ids.clone(), sampling.clone(), seed, source, plan)
+            };
+            encoder.check(&request)?;
+            prepared.choices.push(request);
+            if let Source::Chat(chat) = source {
+                let tokenizer = encoder.tokenizer()?;
+                let calls = !chat.tools.is_empty() && chat.choice != ToolChoice::None;
+                let format = format_of(encoder, plan)?.filter(|_| calls);
+                prepared.parsers.push(OutputParser::new(format, tokenizer, &ids, seed));
+            }
+        }
+        if plan.echo {
+            prepared.shown.push(ShownPrompt::new(encoder, source, &ids, plan.settings.show_special)?);
+        }
+        prepared.prompts.push(ids);
+    }
+    Ok(Some(prepared))
+}
+
+fn request(ids: Vec<u32>, sampling: Sampling, seed: u64, source: &Source, plan: &Plan) -> Request {
+    let (settings, facts) = (&plan.settings, &plan.facts);
+    let (mut stop, mut tokens) = (settings.stop.clone(), settings.stop_tokens.clone());
+    let chat = matches!(source, Source::Chat(_)) && !settings.ignore_eos;
+    if let Some(format) = facts.template.as_ref().filter(|_| chat) {
+        stop.extend(format.end_texts.iter().cloned());
+        tokens.extend(&format.end_tokens);
+    }
+    let rest = (facts.context + 1).saturating_sub(ids.len());
+    Request {
+        max_new: plan.max_tokens.unwrap_or(rest).min(rest),
+        sampling,
+        seed: Some(seed),
+        stop,
+        logprobs: plan.logprobs,
+        score: plan.score,
+        priority: settings.sampling.priority,
+        salt: salt(plan),
+        ends: Ends {
+            ignore_eos: settings.ignore_eos,
+            tokens,
+            min_new: settings.min_tokens,
+            include_stop: settings.include_stop,
+        },
+        show_special: settings.show_special,
+        allowed: settings.allowed.clone().into(),
+        ids,
+        ..Request::default()
+    }
+}
+
+/// Returns what divides the prefix cache: the owner of the pages, and the salt of the request.
+fn salt(plan: &Plan) -> Vec<u8> {
+    let owner = plan.owner.as_deref().map_or(String::new(), |owner| format!("key:{owner}"));
+    [&(owner.len() as u64).to_le_bytes(), owner.as_bytes(), plan.settings.salt.as_bytes()].concat()
+}
+
+fn encode(encoder: &Encoder<'_>, source: &Source, plan: &Plan) -> ApiResult<Vec<u32>> {
+    let encoded = match source {
+        Source::Ids(ids) => return Ok(ids.clone()),
+        Source::Text(text, add_special_tokens) => encoder.encode(text, *add_special_tokens),
+        Source::Chat(chat) => {
+            let template = plan.facts.template.as_ref().ok_or_else(no_template)?;
+            encoder.encode_chat(&template.template.template, &chat.messages, &chat.options)
+        }
+    };
+    encoded.map_err(|e| match e.cause() {
+        Cause::Usage(found) if found.contains("tokens") || found.contains("bytes") => {
+            ApiError::of_field("prompt", &e).code("context_length_exceeded")
+        }
+        _ => ApiError::of_field(if matches!(source, Source::Chat(_)) { "messages" } else { "prompt" }, &e),
+    })
+}
+
+/// Builds the error for a conversation with a model that has no chat template.
+pub fn no_template() -> ApiError {
+    ApiError::field("messages", "the model has no chat template; use /v1/completions").code("no_chat_template")
+}
+
+fn check_length(ids: &[u32], plan: &Plan) -> ApiResult<()> {
+    let (tokens, context) = (ids.len(), plan.facts.context);
+    let needed = tokens + usize::from(plan.max_tokens != Some(0));
+    if tokens == 0 {
+        return Err(ApiError::field("prompt", "found no token, expected at least one"));
+    }
+    if needed > context + 1 || tokens > context {
+        let message = format!("found {tokens} tokens, but the context of the model is {context}");
+        return Err(ApiError::field("prompt", message).code("context_length_exceeded"));
+    }
+    match ids.iter().find(|id| **id as usize >= plan.facts.vocab) {
+        Some(id) => {
+            let most = plan.facts.vocab;
+            Err(ApiError::field("prompt", format!("found the token id {id}, expected an id below {most}")))
+        }
+        None => Ok(()),
+    }
+}
+
+fn adapters(encoder: &Encoder<'_>, plan: &Plan) -> ApiResult<Option<AdapterSet>> {
+    if plan.adapters.is_empty() {
+        return Ok(Some(AdapterSet::default()));
+    }
+    encoder.adapters().set(&plan.adapters).map_err(|e| ApiError::of_field("adapters", &e))
+}
+
+fn sampling(encoder: &Encoder<'_>, plan: &Plan) -> ApiResult<Sampling> {
+    let (own, facts) = (&plan.settings.sampling, &plan.facts);
+    let breakers = |texts: &Option<Vec<String>>| encoder.breakers(texts.as_deref());
+    let mut sampling = own.sampling(encoder, facts.sampling.clone())?;
+    if sampling.dry.is_active() {
+        sampling.dry.breakers = facts.breakers.get(own.dry_sequence_breakers.clone(), breakers)?;
+    }
+    sampling.validate()?;
+    Ok(sampling)
+}
+
+fn format_of(encoder: &Encoder<'_>, plan: &Plan) -> ApiResult<Option<tools::Format>> {
+    let template = plan.facts.template.as_ref().ok_or_else(no_template)?;
+    Ok(tools::Format::of(&template.template.template, encoder.tokenizer()?))
+}
+
+/// Returns the constraint of an answer: that of the client, or the one that keeps calls of tools valid.
+fn constraint_of(
+    encoder: &Encoder<'_>,
+    chat: &Conversation,
+    ids: &[u32],
+    plan: &Plan,
+) -> ApiResult<Option<crate::runtime::constraint::ConstraintSource>> {
+    let own = plan.settings.constraint.clone();
+    if chat.tools.is_empty() || chat.choice == ToolChoice::None {
+        return Ok(own);
+    }
+    if own.is_some() && chat.choice != ToolChoice::Auto {
+        return Err(ApiError::field("response_format", "found it together with a tool that must be called"));
+    }
+    // Free text that is JSON cannot contain a call.
+    if own.is_some() {
+        return Ok(own);
+    }
+    let no_format = || ApiError::field("tools", "the chat template of the model has no known format of tool calls");
+    let format = format_of(encoder, plan)?.ok_or_else(no_format)?;
+    tools::constraint(format, encoder.tokenizer()?, ids, &chat.tools, &chat.choice, chat.parallel)
+        .map_err(|e| ApiError::of_field("tools", &e))
+}

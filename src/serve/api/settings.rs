@@ -1,0 +1,330 @@
+//! Settings that all endpoints share which generate text.
+
+use super::body::{Body, expected};
+use super::error::{ApiError, ApiResult};
+use crate::runtime::constraint::ConstraintSource;
+use crate::session::prompt_request::PromptRequest;
+use serde_json::{Map, Value, json};
+
+/// Limits of requests.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Largest number of answers to a prompt.
+    pub max_n: usize,
+    /// Largest number of most likely tokens that are reported with each token.
+    pub max_logprobs: usize,
+    /// Whether unknown fields are refused.
+    pub strict_fields: bool,
+}
+
+/// Largest number of stop texts of a request.
+const MOST_STOPS: usize = 16;
+/// Longest stop text in bytes.
+const LONGEST_STOP: usize = 256;
+/// Largest number of logit biases, and of tokens in a list of tokens.
+const MOST_TOKENS: usize = 1024;
+/// Largest number of banned texts.
+const MOST_BANNED: usize = 1024;
+/// Largest number of adapters of a text.
+const MOST_ADAPTERS: usize = 4;
+/// Longest `cache_salt` in bytes.
+const LONGEST_SALT: usize = 256;
+
+/// Fields of sampling, with the names and meanings of a prompts file ([`PromptRequest`]).
+const SAMPLING: [&str; 24] = [
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "repeat_last_n",
+    "logit_bias",
+    "bad_words",
+    "priority",
+    "adapters",
+    "samplers",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "dry_sequence_breakers",
+    "xtc_probability",
+    "xtc_threshold",
+    "mirostat",
+    "mirostat_tau",
+    "mirostat_eta",
+];
+
+/// Settings of a request.
+#[derive(Debug, Clone, Default)]
+pub struct Settings {
+    /// Sampling, priority and adapters; absent fields are those of the model.
+    pub sampling: PromptRequest,
+    /// Number of answers to each prompt.
+    pub n: usize,
+    /// Seed of the first answer.
+    pub seed: Option<u64>,
+    /// Texts that end an answer.
+    pub stop: Vec<String>,
+    /// Tokens that end an answer.
+    pub stop_tokens: Vec<u32>,
+    /// Number of tokens before which an answer does not end.
+    pub min_tokens: usize,
+    /// Continue behind the end tokens of the model.
+    pub ignore_eos: bool,
+    /// Show the stop text.
+    pub include_stop: bool,
+    /// Show special tokens.
+    pub show_special: bool,
+    /// Tokens that may be generated; empty = all.
+    pub allowed: Vec<u32>,
+    /// Divides the prefix cache further.
+    pub salt: String,
+    /// Constraint on the text.
+    pub constraint: Option<ConstraintSource>,
+    /// Whether the answer is streamed.
+    pub stream: bool,
+    /// Whether a stream ends with the number of tokens.
+    pub include_usage: bool,
+    /// Whether every chunk of a stream has the number of tokens so far.
+    pub continuous_usage: bool,
+    /// Whether token ids are reported.
+    pub return_token_ids: bool,
+    /// Number of tokens at the end of the prompt to which it is shortened.
+    pub truncate: Option<usize>,
+}
+
+impl Settings {
+    /// Takes the settings of a body.
+    ///
+    /// # Errors
+    /// A field has a wrong value.
+    pub fn take(body: &mut Body, limits: &Limits) -> ApiResult<Settings> {
+        let stream = body.flag("stream", false)?;
+        let mut options = body.object("stream_options")?.unwrap_or_default();
+        let mut option = |name: &str| match options.remove(name) {
+            None | Some(Value::Null) => Ok(false),
+            Some(Value::Bool(flag)) => Ok(flag),
+            Some(other) => Err(expected(&format!("stream_options.{name}"), "true or false", &other)),
+        };
+        let (include_usage, continuous_usage) = (option("include_usage")?, option("continuous_usage_stats")?);
+        Ok(Settings {
+            sampling: take_sampling(body)?,
+            n: body.count("n", 1, limits.max_n)?.unwrap_or(1),
+            seed: take_seed(body)?,
+            stop: take_stop(body, "stop")?,
+            stop_tokens: body.ids("stop_token_ids", MOST_TOKENS)?.unwrap_or_default(),
+            min_tokens: body.count("min_tokens", 0, usize::MAX)?.unwrap_or(0),
+            ignore_eos: body.flag("ignore_eos", false)?,
+            include_stop: body.flag("include_stop_str_in_output", false)?,
+            show_special: !body.flag("skip_special_tokens", true)?,
+            allowed: take_allowed(body)?,
+            salt: take_salt(body)?,
+            constraint: take_constraint(body)?,
+            stream,
+            include_usage,
+            continuous_usage,
+            return_token_ids: body.flag("return_token_ids", false)?,
+            truncate: body.count("truncate_prompt_tokens", 1, usize::MAX)?,
+        })
+    }
+}
+
+/// Takes the fields of sampling. Each is parsed alone first, so that an error names it.
+fn take_sampling(body: &mut Body) -> ApiResult<PromptRequest> {
+    let mut all = Map::new();
+    for name in SAMPLING {
+        let Some(value) = body.take(name) else { continue };
+        let value = match name {
+            // Elsewhere, -1 stands for all tokens.
+            "top_k" if value == json!(-1) => json!(0),
+            _ => value,
+        };
+        let alone = Map::from_iter([(name.to_string(), value.clone())]);
+        if let Err(e) = serde_json::from_value::<PromptRequest>(Value::Object(alone)) {
+            return Err(ApiError::field(name, e));
+        }
+        all.insert(name.into(), value);
+    }
+    let sampling: PromptRequest =
+        serde_json::from_value(Value::Object(all)).map_err(|e| ApiError::invalid(e.to_string()))?;
+    let checks = [
+        ("logit_bias", sampling.logit_bias.len(), MOST_TOKENS),
+        ("bad_words", sampling.bad_words.len(), MOST_BANNED),
+        ("adapters", sampling.adapters.as_ref().map_or(0, Vec::len), MOST_ADAPTERS),
+    ];
+    if let Some((name, found, most)) = checks.iter().find(|(_, found, most)| found > most) {
+        return Err(ApiError::field(name, format!("found {found} entries, expected at most {most}")));
+    }
+    match sampling.logit_bias.iter().find(|(_, bias)| !(-100.0..=100.0).contains(*bias)) {
+        Some((token, bias)) => {
+            Err(ApiError::field("logit_bias", format!("found {bias} for `{token}`, expected -100 to 100")))
+        }
+        None => Ok(sampling),
+    }
+}
+
+/// Takes the seed; a negative one is the number of the same bits.
+fn take_seed(body: &mut Body) -> ApiResult<Option<u64>> {
+    let Some(value) = body.take("seed") else { return Ok(None) };
+    let seed = value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned));
+    seed.map(Some).ok_or_else(|| expected("seed", "a whole number", &value))
+}
+
+/// Takes a text or a list of texts at which answers end.
+///
+/// # Errors
+/// The field is something else, or there are too many, or one is empty or too long.
+pub fn take_stop(body: &mut Body, name: &str) -> ApiResult<Vec<String>> {
+    let stops = match body.take(name) {
+        None => return Ok(Vec::new()),
+        Some(Value::String(text)) => vec![text],
+        Some(value) => {
+            let text = |value: &Value| value.as_str().map(String::from);
+            let texts: Option<Vec<String>> = value.as_array().and_then(|list| list.iter().map(text).collect());
+            texts.ok_or_else(|| expected(name, "a text or a list of texts", &value))?
+        }
+    };
+    if stops.len() > MOST_STOPS {
+        return Err(ApiError::field(name, format!("found {} texts, expected at most {MOST_STOPS}", stops.len())));
+    }
+    match stops.iter().find(|stop| stop.is_empty() || stop.len() > LONGEST_STOP) {
+        Some(stop) => {
+            let found = stop.len();
+            Err(ApiError::field(name, format!("found a text of {found} bytes, expected 1 to {LONGEST_STOP}")))
+        }
+        None => Ok(stops),
+    }
+}
+
+fn take_allowed(body: &mut Body) -> ApiResult<Vec<u32>> {
+    let Some(mut ids) = body.ids("allowed_token_ids", 1 << 16)? else { return Ok(Vec::new()) };
+    if ids.is_empty() {
+        return Err(ApiError::field("allowed_token_ids", "found no token, expected at least one"));
+    }
+    ids.sort_unstable();
+    ids.dedup();
+    Ok(ids)
+}
+
+fn take_salt(body: &mut Body) -> ApiResult<String> {
+    let salt = body.text("cache_salt")?.unwrap_or_default();
+    match salt.len() > LONGEST_SALT {
+        true => Err(ApiError::field("cache_salt", format!("expected at most {LONGEST_SALT} bytes"))),
+        false => Ok(salt),
+    }
+}
+
+/// Takes `response_format` or `structured_outputs`.
+fn take_constraint(body: &mut Body) -> ApiResult<Option<ConstraintSource>> {
+    let format = body.object("response_format")?.map(|format| of_format(&format)).transpose()?.flatten();
+    let structured = body.object("structured_outputs")?.map(of_structured).transpose()?.flatten();
+    match (format, structured) {
+        (Some(_), Some(_)) => Err(ApiError::field("structured_outputs", "found it together with `response_format`")),
+        (format, structured) => Ok(format.or(structured)),
+    }
+}
+
+/// Reads the object `response_format`.
+///
+/// # Errors
+/// Its type is unknown, or its schema is missing.
+pub fn of_format(format: &Map<String, Value>) -> ApiResult<Option<ConstraintSource>> {
+    let name = "response_format";
+    match format.get("type").and_then(Value::as_str) {
+        Some("text") => Ok(None),
+        Some("json_object") => Ok(Some(ConstraintSource::JsonSchema(r#"{"type": "object"}"#.into()))),
+        Some("json_schema") => {
+            // The Responses API has the schema in the format itself.
+            let schema = format.get("json_schema").and_then(|inner| inner.get("schema")).or(format.get("schema"));
+            let schema = schema.filter(|schema| schema.is_object() || schema.is_boolean());
+            let schema = schema.ok_or_else(|| ApiError::field(name, "found no schema in `json_schema.schema`"))?;
+            Ok(Some(ConstraintSource::JsonSchema(schema.to_string())))
+        }
+        _ => Err(ApiError::field(name, "expected the type text, json_object or json_schema")),
+    }
+}
+
+fn of_structured(mut structured: Map<String, Value>) -> ApiResult<Option<ConstraintSource>> {
+    structured.retain(|_, value| !value.is_null());
+    let mut members = structured.into_iter();
+    let (Some((kind, value)), None) = (members.next(), members.next()) else {
+        let found = "expected exactly one of `json`, `regex`, `grammar` and `choice`";
+        return Err(ApiError::field("structured_outputs", found));
+    };
+    let name = format!("structured_outputs.{kind}");
+    let source = match (kind.as_str(), value) {
+        ("json", Value::String(text)) => ConstraintSource::JsonSchema(text),
+        ("json", schema @ (Value::Object(_) | Value::Bool(_))) => ConstraintSource::JsonSchema(schema.to_string()),
+        ("regex", Value::String(text)) => ConstraintSource::Regex(text),
+        ("grammar", Value::String(text)) => ConstraintSource::Grammar(text),
+        ("choice", value) => {
+            let text = |value: &Value| value.as_str().map(String::from);
+            let texts: Option<Vec<String>> = value.as_array().and_then(|list| list.iter().map(text).collect());
+            ConstraintSource::Choice(texts.ok_or_else(|| expected(&name, "a list of texts", &value))?)
+        }
+        (_, value) => return Err(expected(&name, "a field `json`, `regex`, `grammar` or `choice`", &value)),
+    };
+    Ok(Some(source))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { max_n: 4, max_logprobs: 20, strict_fields: true };
+
+    fn settings(text: &str) -> ApiResult<Settings> {
+        let mut body = Body::parse(text.as_bytes())?;
+        let settings = Settings::take(&mut body, &LIMITS)?;
+        body.rest(true).map(|_| settings)
+    }
+
+    #[test]
+    fn fields_have_the_names_of_openai_and_vllm() {
+        let all = settings(
+            r#"{"temperature": 0.5, "top_k": -1, "n": 2, "seed": -1, "stop": "x", "stop_token_ids": [3],
+                "min_tokens": 2, "ignore_eos": true, "stream": true, "stream_options": {"include_usage": true},
+                "logit_bias": {"5": -100}, "bad_words": ["no"], "allowed_token_ids": [4, 2, 4], "cache_salt": "s",
+                "include_stop_str_in_output": true, "skip_special_tokens": false, "repetition_penalty": 1.1,
+                "adapters": [{"name": "a", "scale": 0.5}], "priority": 3, "truncate_prompt_tokens": 7,
+                "response_format": {"type": "json_object"}, "user": "u", "top_p": null}"#,
+        )
+        .unwrap();
+        assert_eq!((all.sampling.temperature, all.sampling.top_k, all.n), (Some(0.5), Some(0), 2));
+        assert_eq!((all.seed, all.stop.as_slice(), all.stop_tokens.as_slice()), (Some(u64::MAX), &["x".into()][..], &[3][..]));
+        assert_eq!((all.allowed.as_slice(), all.sampling.priority, all.truncate), (&[2, 4][..], 3, Some(7)));
+        assert!(all.stream && all.include_usage && all.ignore_eos && all.include_stop && all.show_special);
+        assert_eq!(all.sampling.adapters, Some(vec![("a".into(), 0.5)]));
+        assert!(matches!(all.constraint, Some(ConstraintSource::JsonSchema(_))));
+    }
+
+    #[test]
+    fn wrong_values_are_refused_by_the_name_of_their_field() {
+        let cases = [
+            (r#"{"temperature": "hot"}"#, "temperature"),
+            (r#"{"n": 0}"#, "n"),
+            (r#"{"n": 5}"#, "n"),
+            (r#"{"seed": 1.5}"#, "seed"),
+            (r#"{"stop": [1]}"#, "stop"),
+            (r#"{"stop": ""}"#, "stop"),
+            (r#"{"logit_bias": {"1": 101}}"#, "logit_bias"),
+            (r#"{"allowed_token_ids": []}"#, "allowed_token_ids"),
+            (r#"{"stream": 1}"#, "stream"),
+            (r#"{"stream_options": {"include_usage": 1}}"#, "stream_options.include_usage"),
+            (r#"{"response_format": {"type": "xml"}}"#, "response_format"),
+            (r#"{"response_format": {"type": "json_schema"}}"#, "response_format"),
+            (r#"{"structured_outputs": {"json": {}, "regex": "a"}}"#, "structured_outputs"),
+            (r#"{"structured_outputs": {"choice": "a"}}"#, "structured_outputs.choice"),
+            (r#"{"adapters": ["a", "b", "c", "d", "e"]}"#, "adapters"),
+            (r#"{"min_tokens": -1}"#, "min_tokens"),
+        ];
+        for (text, field) in cases {
+            let error = settings(text).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some(field), "{text}: {error:?}");
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! State that all connections share.
+
+use super::api::error::{ApiError, ApiResult};
+use super::api::settings::Limits;
+use super::config::ServeSettings;
+use super::keys::{Key, KeyIds, Keys};
+use super::metrics::Metrics;
+use super::model::{Command, Facts, Model, Status};
+use super::origin::HostPolicy;
+use crate::sched::KeyId;
+use crate::session::adapters::Source;
+use axum::http::StatusCode;
+use ring::rand::{SecureRandom, SystemRandom};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use tokio::sync::Semaphore;
+
+/// Bytes of bodies of requests that are held at the same time, unless a single one may be larger.
+const BODIES: u64 = 128 << 20;
+/// Unit in which bytes of bodies are counted.
+const BODY_UNIT: u64 = 1 << 10;
+
+/// Receiver of log lines.
+pub type LogLine = Box<dyn Fn(&str) + Send + Sync>;
+
+/// State of the server.
+pub struct App {
+    /// Settings.
+    pub settings: ServeSettings,
+    /// Limits of requests.
+    pub limits: Limits,
+    /// Models.
+    pub models: Vec<Arc<Model>>,
+    /// Metrics.
+    pub metrics: Arc<Metrics>,
+    /// Names of this server that a browser may use.
+    pub hosts: HostPolicy,
+    /// Room for bodies of requests, in units of [`App::body_units`].
+    pub bodies: Arc<Semaphore>,
+    /// Receiver of log lines.
+    pub log: LogLine,
+    tenants: RwLock<Arc<Tenants>>,
+    key_ids: Mutex<KeyIds>,
+    adapters: Mutex<BTreeMap<String, Adapter>>,
+    phase: AtomicU8,
+    requests: AtomicU64,
+}
+
+/// An adapter that requests may name.
+#[derive(Debug, Clone)]
+pub struct Adapter {
+    /// Number of its model.
+    pub model: usize,
+    /// Place and scale.
+    pub source: Source,
+    /// Time at which it was added, in seconds since 1970.
+    pub created: u64,
+}
+
+/// Keys with their numbers in the schedulers.
+#[derive(Debug)]
+pub struct Tenants {
+    /// The keys.
+    pub keys: Keys,
+    ids: Vec<KeyId>,
+}
+
+impl Tenants {
+    /// Returns a key and its number in the schedulers.
+    pub fn key(&self, index: usize) -> (&Key, KeyId) {
+        (&self.keys.list()[index], self.ids[index])
+    }
+}
+
+/// Part of the life of the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// It takes requests.
+    Running,
+    /// It tells that it is about to end, and still takes requests.
+    Leaving,
+    /// It finishes requests and takes no more.
+    Draining,
+}
+
+/// A model with the adapters that a request named.
+#[derive(Debug)]
+pub struct Target {
+    /// The model.
+    pub model: Arc<Model>,
+    /// Its properties.
+    pub facts: Arc<Facts>,
+    /// Names and scales of adapters.
+    pub adapters: Vec<(String, f32)>,
+    /// Name as the client wrote it.
+    pub shown: String,
+}
+
+impl App {
+    /// Creates the state of a server that is starting.
+    pub fn new(settings: ServeSettings, models: Vec<Arc<Model>>, keys: Keys, metrics: Arc<Metrics>, log: LogLine) -> App {
+        let mut key_ids = KeyIds::default();
+        let changes = key_ids.update(&keys);
+        models.iter().for_each(|model| model.send(Command::Keys(changes.clone())));
+        let tenants = Tenants { ids: key_ids.ids(&keys), keys };
+        let limits = Limits {
+            max_n: settings.max_n,
+            max_logprobs: settings.max_logprobs,
+            strict_fields: settings.strict_fields,
+        };
+        App {
+            hosts: HostPolicy::of(&settings, !tenants.keys.is_open()),
+            bodies: Arc::new(Semaphore::new(units(settings.max_body.0.max(BODIES)) as usize)),
+            limits,
+            models,
+            metrics,
+            log,
+            tenants: RwLock::new(Arc::new(tenants)),
+            key_ids: Mutex::new(key_ids),
+            adapters: Mutex::default(),
+            phase: AtomicU8::new(0),
+            requests: AtomicU64::new(0),
+            settings,
+        }
+    }
+
+    /// Returns the keys.
+    pub fn tenants(&self) -> Arc<Tenants> {
+        self.tenants.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Replaces the keys.
+    pub fn set_keys(&self, keys: Keys) {
+        let mut ids = self.key_ids();
+        let changes = ids.update(&keys);
+        self.models.iter().for_each(|model| model.send(Command::Keys(changes.clone())));
+        let tenants = Tenants { ids: ids.ids(&keys), keys };
+        self.metrics.retain_keys(|name| tenants.keys.list().iter().any(|key| key.name == name));
+        *self.tenants.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(tenants);
+    }
+
+    /// Returns the numbers of all keys so far.
+    pub fn key_ids(&self) -> MutexGuard<'_, KeyIds> {
+        self.key_ids.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the adapters by name.
+    pub fn adapters(&self) -> MutexGuard<'_, BTreeMap<String, Adapter>> {
+        self.adapters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the part of the life of the server.
+    pub fn phase(&self) -> Phase {
+        match self.phase.load(Ordering::Relaxed) {
+            0 => Phase::Running,
+            1 => Phase::Leaving,
+            _ => Phase::Draining,
+        }
+    }
+
+    /// Moves on to a later part.
+    pub fn set_phase(&self, phase: Phase) {
+        self.phase.fetch_max(phase as u8, Ordering::Relaxed);
+    }
+
+    /// Returns true if all models answer requests.
+    pub fn is_ready(&self) -> bool {
+        self.phase() == Phase::Running && self.models.iter().all(|model| matches!(model.status(), Status::Ready(_)))
+    }
+
+    /// Returns a name for an answer or a request that no other one has.
+    pub fn new_id(&self, beginning: &str) -> String {
+        format!("{beginning}{:016x}{:08x}", random(), self.requests.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Returns the number of units of a body of `bytes`.
+    pub fn body_units(bytes: u64) -> u32 {
+        u32::try_from(units(bytes)).unwrap_or(u32::MAX)
+    }
+
+    /// Finds the model that a request names: by its own name, or by that of one of its adapters. No name stands for the
+    /// only model.
+    ///
+    /// # Errors
+    /// There is no such model, the key may not use it, or it is not ready.
+    pub fn target(&self, key: &Key, name: Option<&str>, named: &[(String, f32)]) -> ApiResult<Target> {
+        let name = name.filter(|name| !name.is_empty());
+        let model = match (name, &self.models[..]) {
+            (None, [only]) => Some((only.clone(), None)),
+            (None, _) => return Err(ApiError::field("model", "found none, but this server has several models")),
+            (Some(name), models) => models.iter().find(|model| model.name == name).map(|model| (model.clone(), None)).or_else(
+                || {
+                    let adapter = self.adapters().get(name)?.clone();
+                    Some((self.models.get(adapter.model)?.clone(), Some(name.to_string())))
+                },
+            ),
+        };
+        let unknown = |name: &str| {
+            let error = ApiError::field("model", format!("there is no model `{name}`; GET /v1/models lists them"));
+            ApiError { status: StatusCode::NOT_FOUND, ..error }.code("model_not_found")
+        };
+        let shown = name.unwrap_or_default();
+        let (model, own) = model.ok_or_else(|| unknown(shown))?;
+        let allowed = key.may_use_model(&model.name) || own.as_deref().is_some_and(|name| key.may_use_model(name));
+        if !allowed {
+            return Err(unknown(shown));
+        }
+        let facts = match (self.phase(), model.status()) {
+            (Phase::Draining, _) => return Err(unavailable("the server is shutting down", "draining", 30)),
+            (_, Status::Ready(facts)) => facts,
+            (_, Status::Loading) => return Err(unavailable("the model is loading", "loading", 2)),
+            (_, Status::Failed(why)) => return Err(unavailable(&format!("the model cannot be used: {why}"), "failed", 30)),
+        };
+        let adapters = own.map(|name| (name, 1.0)).into_iter().chain(named.iter().cloned()).collect();
+        let shown = if shown.is_empty() { model.name.clone() } else { shown.to_string() };
+        Ok(Target { model, facts, adapters, shown })
+    }
+}
+
+/// Builds the error for a server or a model that takes no requests now.
+pub fn unavailable(message: &str, code: &'static str, wait: u64) -> ApiError {
+    let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).code(code);
+    ApiError { retry_after: Some(wait), ..error }
+}
+
+fn units(bytes: u64) -> u64 {
+    bytes.div_ceil(BODY_UNIT).max(1)
+}
+
+/// Returns a random number.
+pub fn random() -> u64 {
+    let mut bytes = [0; 8];
+    // Without a source of random numbers, the time must do: the numbers name requests and seed samplers.
+    if SystemRandom::new().fill(&mut bytes).is_err() {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        bytes = (now.as_nanos() as u64).to_le_bytes();
+    }
+    u64::from_le_bytes(bytes)
+}

@@ -1,0 +1,178 @@
+//! The thread that computes for a model: opens it, then drives its batch until the server ends.
+
+mod live;
+mod run;
+
+use super::keys::KeyChange;
+use super::metrics::{Metrics, ModelInfo};
+use super::model::{ChatFormat, Command, Facts, Model, Status};
+use super::reply::Refusal;
+use super::token_text::TokenTexts;
+use super::turns::Turns;
+use crate::error::Result;
+use crate::files;
+use crate::iebin::JSON_NAME;
+use crate::output::swap;
+use crate::resources::{self, spawn_scoped};
+use crate::runtime::kv::PAGE;
+use crate::runtime::sampler::Sampling;
+use crate::sched::{self, KeyUsage};
+use crate::session::chat::TemplateChoice;
+use crate::session::chat::defaults::DefaultSampling;
+use crate::session::recent::Recent;
+use crate::session::{Encoder, Session};
+use run::{End, Run};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+/// Number of threads that encode texts for a model. One of them encodes much faster than an engine computes.
+const ENCODERS: usize = 2;
+/// Number of failures of the engine within [`FAILURES_WITHIN`] that end the server.
+const MOST_FAILURES: usize = 3;
+/// Time within which failures of the engine are counted.
+const FAILURES_WITHIN: Duration = Duration::from_secs(600);
+/// Largest accepted `tokenizer_config.json` in bytes.
+const FILE_LIMIT: u64 = 64 << 20;
+
+/// What the threads of all models share.
+#[derive(Debug)]
+pub struct Shared {
+    /// Turns of the models.
+    pub turns: Turns,
+    /// Metrics of the server.
+    pub metrics: Arc<Metrics>,
+    /// Limits of the schedulers, without those of a model.
+    pub limits: sched::Options,
+    /// Whether texts that begin alike share the computation of their beginning.
+    pub prefix_cache: bool,
+    /// Largest number of adapters.
+    pub max_adapters: usize,
+    /// Directory that keeps pages of the prefix cache, and its largest size in bytes.
+    pub state: Option<(PathBuf, u64)>,
+}
+
+/// Use of the keys so far, in the order of their numbers.
+pub type UsageOf = Vec<Option<KeyUsage>>;
+
+/// Computes for a model until the server ends; returns true if requests were cut. `usage` is the use of its keys in
+/// earlier runs.
+///
+/// # Errors
+/// The model cannot be opened, or the engine failed repeatedly.
+pub fn work(model: &Arc<Model>, commands: &Receiver<Command>, shared: &Shared, mut usage: UsageOf) -> Result<bool> {
+    let (mut failures, mut changes) = (Vec::new(), Vec::new());
+    loop {
+        model.set_status(Status::Loading);
+        let opened = (model.open)().and_then(|session| Ok((facts(&session)?, session)));
+        let (facts, mut session) = match opened {
+            Ok(opened) => opened,
+            Err(e) => {
+                model.set_status(Status::Failed(e.to_string()));
+                model.jobs.clear();
+                return Err(e);
+            }
+        };
+        let end = compute(model, commands, shared, &mut session, facts, &mut changes, &mut usage)?;
+        model.jobs.clear();
+        match end {
+            End::Drained { cut } => {
+                // The process ends soon, and the system frees all memory at once.
+                std::mem::forget(session);
+                return Ok(cut);
+            }
+            End::Failed(why) => {
+                failures.retain(|time: &Instant| time.elapsed() < FAILURES_WITHIN);
+                failures.push(Instant::now());
+                if failures.len() >= MOST_FAILURES {
+                    model.set_status(Status::Failed(why.clone()));
+                    return Err(crate::Error::engine(format!("the engine failed {MOST_FAILURES} times: {why}")));
+                }
+            }
+        }
+    }
+}
+
+/// Computes with an open session until the server ends or the engine fails.
+fn compute(
+    model: &Arc<Model>,
+    commands: &Receiver<Command>,
+    shared: &Shared,
+    session: &mut Session,
+    facts: Facts,
+    changes: &mut Vec<KeyChange>,
+    usage: &mut UsageOf,
+) -> Result<End> {
+    let enabled = shared.prefix_cache && session.enable_prefix_cache();
+    if let Some((dir, most)) = shared.state.as_ref().filter(|_| enabled) {
+        session.engine.keep_prefixes_in(dir, *most)?;
+    }
+    let pages = session.engine.page_pools().unwrap_or_default().iter().filter_map(|pool| pool.most()).min();
+    let metrics = shared.metrics.add_model(ModelInfo {
+        name: model.name.clone(),
+        max_model_len: facts.context,
+        page_tokens: PAGE,
+        pages: pages.unwrap_or(0),
+    });
+    model.set_metrics(metrics.clone());
+    let eos = facts.eos.clone();
+    let (parts, encoder) = session.parts();
+    let group = model.jobs.group();
+    let end = std::thread::scope(|scope| {
+        for _ in 0..ENCODERS {
+            spawn_scoped(scope, "iec-encode", || model.jobs.work(group, &encoder))?;
+        }
+        model.set_status(Status::Ready(Arc::new(facts)));
+        model.beat();
+        let mut run = Run::new(model, shared, &metrics, parts, &encoder, &eos);
+        run.restore(changes, usage);
+        let end = run.steps(commands, changes);
+        *usage = run.usage();
+        run.finish(matches!(end, End::Failed(_)));
+        model.set_status(Status::Loading);
+        model.jobs.stop();
+        Ok(end)
+    })?;
+    if matches!(end, End::Drained { .. }) && enabled && shared.state.is_some() {
+        session.engine.save_prefixes()?;
+    }
+    Ok(end)
+}
+
+/// Collects the properties of an open model.
+fn facts(session: &Session) -> Result<Facts> {
+    let tokenizer = session.tokenizer()?;
+    let vocab = session.engine.config().vocab;
+    let template = match TemplateChoice::Auto.open(session) {
+        Ok(template) => {
+            let (end_tokens, end_texts) = template.ends(session)?;
+            Some(ChatFormat { template, end_tokens, end_texts })
+        }
+        Err(e) if matches!(e.cause(), crate::error::Cause::Unsupported(_)) => None,
+        Err(e) => return Err(e),
+    };
+    let recommended = DefaultSampling::of(session)?;
+    let sampling = match recommended.is_of_model() {
+        true => recommended.sampling,
+        false => Sampling { temperature: 1.0, ..Sampling::default() },
+    };
+    let path = swap::member(&session.reader.dir.join(JSON_NAME), crate::runtime::text::chat::CONFIG_NAME);
+    let tokenizer_config = match files::exists(&path)? {
+        true => serde_json::from_slice(&files::read_limited(&path, FILE_LIMIT)?).unwrap_or_default(),
+        false => serde_json::Value::Null,
+    };
+    Ok(Facts {
+        context: session.engine.context(),
+        vocab,
+        eos: session.engine.config().eos.clone(),
+        fingerprint: session.fingerprint(),
+        sampling,
+        template,
+        root: session.reader.dir.display().to_string(),
+        tokens: TokenTexts::new(tokenizer, vocab),
+        constraints: Recent::default(),
+        breakers: Recent::default(),
+        tokenizer_config,
+    })
+}

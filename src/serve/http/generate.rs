@@ -1,0 +1,242 @@
+//! Endpoints that generate text.
+
+use super::check::Caller;
+use super::respond::{self, Style};
+use super::stream::StreamBody;
+use crate::serve::api::body::Body;
+use crate::serve::api::error::{ApiError, ApiResult};
+use crate::serve::api::form::{Events, Form};
+use crate::serve::api::job::{Job, Named, ReadJob};
+use crate::serve::api::prepare::{self, Plan, Prepared};
+use crate::serve::app::{App, Target, random};
+use crate::serve::log::Record;
+use crate::serve::model::{Arrival, Ticket};
+use crate::serve::reply::Reply;
+use axum::Extension;
+use axum::extract::{Request, State};
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::response::Response;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tokio::sync::OwnedSemaphorePermit;
+
+/// Time in which the body of a request must come.
+const BODY_TIME: Duration = Duration::from_secs(30);
+/// Time in which a constraint must be compiled and prompts encoded.
+const PREPARE_TIME: Duration = Duration::from_secs(2);
+/// Time between two attempts to find room for the adapters of a request.
+const ROOM_TIME: Duration = Duration::from_millis(50);
+/// Longest deadline.
+const LONGEST_DEADLINE: Duration = Duration::from_secs(24 * 3600);
+
+/// Handler of an endpoint.
+type Handler = Pin<Box<dyn Future<Output = Response> + Send>>;
+
+/// Returns the handler of an endpoint whose requests `read` reads, in the style of OpenAI.
+pub fn endpoint(
+    read: ReadJob,
+) -> impl Fn(State<Arc<App>>, Extension<Caller>, Request) -> Handler + Clone + Send + Sync + 'static {
+    styled(read, Style::OpenAi)
+}
+
+/// Returns the handler of an endpoint.
+pub fn styled(
+    read: ReadJob,
+    style: Style,
+) -> impl Fn(State<Arc<App>>, Extension<Caller>, Request) -> Handler + Clone + Send + Sync + 'static {
+    move |State(app), Extension(caller), request| {
+        Box::pin(async move {
+            let mut record = Record::new(&app, &caller, request.uri().path());
+            match answer(&app, &caller, request, read, &mut record).await {
+                Ok(response) => response,
+                Err(error) => {
+                    record.fail(&error);
+                    let mut response = respond::error(&error, style);
+                    if error.code == Some("draining") {
+                        response.headers_mut().insert("connection", HeaderValue::from_static("close"));
+                    }
+                    response
+                }
+            }
+        })
+    }
+}
+
+/// Reads the whole body of a request. The permit counts its bytes until the request was prepared.
+///
+/// # Errors
+/// It is too long, comes too slowly, or bodies of other requests take all the room.
+pub async fn read_body(app: &App, request: Request) -> ApiResult<(Vec<u8>, OwnedSemaphorePermit)> {
+    let most = app.settings.max_body.0;
+    let too_long = || {
+        let message = format!("the body is longer than {most} bytes (--max-body)");
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message).code("request_too_large")
+    };
+    let length = request.headers().get("content-length").and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    if length.is_some_and(|length| length > most) {
+        return Err(too_long());
+    }
+    let late = |what: &str| ApiError::new(StatusCode::REQUEST_TIMEOUT, format!("the body did not come {what}"));
+    let units = App::body_units(length.unwrap_or(most));
+    let room = tokio::time::timeout(BODY_TIME, app.bodies.clone().acquire_many_owned(units));
+    let permit = match room.await {
+        Ok(Ok(permit)) => permit,
+        _ => return Err(crate::serve::app::unavailable("too many requests are being read", "busy", 5)),
+    };
+    let limit = usize::try_from(most).unwrap_or(usize::MAX);
+    match tokio::time::timeout(BODY_TIME, axum::body::to_bytes(request.into_body(), limit)).await {
+        Ok(Ok(bytes)) => Ok((bytes.into(), permit)),
+        Ok(Err(e)) if e.to_string().contains("limit") => Err(too_long()),
+        Ok(Err(_)) => Err(ApiError::invalid("the body ended early")),
+        Err(_) => Err(late(&format!("within {} s", BODY_TIME.as_secs()))),
+    }
+}
+
+async fn answer(
+    app: &Arc<App>,
+    caller: &Caller,
+    request: Request,
+    read: ReadJob,
+    record: &mut Record,
+) -> ApiResult<Response> {
+    let arrived = Instant::now();
+    let deadline = deadline(request.headers(), arrived)?;
+    let (bytes, permit) = read_body(app, request).await?;
+    let mut body = Body::parse(&bytes)?;
+    drop(bytes);
+    let model = body.text("model")?;
+    let job = read(&mut body, &app.limits)?;
+    let ignored = body.rest(app.limits.strict_fields)?;
+    app.metrics.ignored_fields(ignored.len() as u64);
+    let tenants = app.tenants();
+    let (key, key_id) = tenants.key(caller.key);
+    let named = job.settings.sampling.adapters.clone().unwrap_or_default();
+    let target = app.target(key, model.as_deref(), &named)?;
+    record.model(&target);
+    let seed = job.settings.seed.unwrap_or_else(random);
+    let unnamed_seed = job.settings.seed.is_none().then_some(seed);
+    let is_stream = job.settings.stream;
+    let owner = key.cache_owner().map(String::from);
+    let (mut prepared, plan, id, form) = prepare_job(app, job, &target, seed, owner).await?;
+    drop(permit);
+    let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let named = Named { id: app.new_id(id), model: target.shown.clone(), created };
+    let mut form = form(named, &plan, &mut prepared);
+    let texts = prepared.choices.len();
+    record.prompt(prepared.prompts.iter().map(Vec::len).sum());
+    let (names, name): (Vec<String>, Arc<str>) =
+        (target.adapters.into_iter().map(|(name, _)| name).collect(), key.name.as_str().into());
+    let mut ticket = target.model.submit(|ticket, outlet| Arrival {
+        ticket,
+        choices: prepared.choices,
+        key: key_id,
+        key_name: name,
+        adapters: names,
+        deadline,
+        arrived,
+        outlet,
+    });
+    match ticket.inlet.receive().await {
+        Some(Reply::Queued) => {}
+        Some(Reply::Refused(refusal)) => return Err(ApiError::of_refusal(&refusal)),
+        _ => return Err(ended()),
+    }
+    let mut response = match is_stream {
+        true => stream(ticket, form, texts, std::mem::take(record)),
+        false => {
+            collect(&mut ticket, form.as_mut(), texts).await?;
+            record.finish(form.as_ref());
+            respond::json(StatusCode::OK, &form.body())
+        }
+    };
+    if let Some(seed) = unnamed_seed {
+        respond::set(&mut response, "x-iec-seed", &seed.to_string());
+    }
+    if !ignored.is_empty() {
+        respond::set(&mut response, "x-iec-ignored", &ignored.join(", "));
+    }
+    Ok(response)
+}
+
+/// Parts of a request that was prepared: requests for the engine, plan, beginning of the id, form.
+type Ready = (Prepared, Plan, &'static str, crate::serve::api::job::MakeForm);
+
+/// Encodes the prompts of a request on another thread. Waits if there is no room for its adapters.
+async fn prepare_job(app: &App, job: Job, target: &Target, seed: u64, owner: Option<String>) -> ApiResult<Ready> {
+    let Job { sources, settings, max_tokens, logprobs, score, echo, texts, id, form } = job;
+    let facts = target.facts.clone();
+    let adapters = target.adapters.clone();
+    let plan = Plan { settings, facts, max_tokens, logprobs, score, echo, texts, adapters, owner, seed };
+    let work = Arc::new((sources, plan));
+    let begin = Instant::now();
+    loop {
+        let shared = work.clone();
+        let encoded = target.model.encode(move |encoder| prepare::prepare(encoder, &shared.0, &shared.1));
+        let prepared = match tokio::time::timeout(PREPARE_TIME, encoded).await {
+            Ok(Some(prepared)) => prepared?,
+            Ok(None) => return Err(ended()),
+            Err(_) => {
+                let message = format!("the request took more than {} s to prepare", PREPARE_TIME.as_secs());
+                return Err(ApiError::invalid(message).code("too_complex"));
+            }
+        };
+        match prepared {
+            Some(prepared) => {
+                let (_, plan) = Arc::try_unwrap(work).map_err(|_| ended())?;
+                return Ok((prepared, plan, id, form));
+            }
+            None if begin.elapsed() > app.settings.queue_timeout => {
+                let message = "the memory for adapters (--lora-memory) is in use by other requests";
+                let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, message).code("no_adapter_memory");
+                return Err(ApiError { retry_after: Some(5), ..error });
+            }
+            None => tokio::time::sleep(ROOM_TIME).await,
+        }
+    }
+}
+
+fn ended() -> ApiError {
+    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the engine ended before the request")
+}
+
+/// Reads the header with the largest number of milliseconds that the request may take.
+fn deadline(headers: &HeaderMap, arrived: Instant) -> ApiResult<Option<Instant>> {
+    let Some(value) = headers.get("x-iec-deadline-ms") else { return Ok(None) };
+    let time = value.to_str().ok().and_then(|text| text.parse().ok()).map(Duration::from_millis);
+    match time.filter(|time| *time <= LONGEST_DEADLINE) {
+        Some(time) => Ok(Some(arrived + time)),
+        None => Err(ApiError::field("x-iec-deadline-ms", "expected a number of milliseconds of at most a day")),
+    }
+}
+
+/// Takes all messages about a request.
+async fn collect(ticket: &mut Ticket, form: &mut dyn Form, mut texts: usize) -> ApiResult<()> {
+    let mut events = Events::new(false);
+    while texts > 0 {
+        match ticket.inlet.receive().await {
+            Some(Reply::Queued) => {}
+            Some(Reply::Token(token)) => form.token(token, &mut events),
+            Some(Reply::Done(done)) => {
+                form.done(*done, &mut events)?;
+                texts -= 1;
+            }
+            Some(Reply::Refused(refusal)) => return Err(ApiError::of_refusal(&refusal)),
+            None => return Err(ended()),
+        }
+    }
+    Ok(())
+}
+
+fn stream(ticket: Ticket, form: Box<dyn Form>, texts: usize, record: Record) -> Response {
+    let body = axum::body::Body::new(StreamBody::new(ticket, form, texts, record));
+    let mut response = Response::new(body);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // Proxies that collect a response would hold a stream back.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}

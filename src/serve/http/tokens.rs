@@ -1,0 +1,112 @@
+//! Endpoints of the tokenizer.
+
+use super::check::Caller;
+use super::generate::read_body;
+use super::respond;
+use crate::serve::api::body::{Body, Prompts};
+use crate::serve::api::chat::ChatRequest;
+use crate::serve::api::error::{ApiError, ApiResult};
+use crate::serve::api::prepare::{Source, no_template};
+use crate::serve::app::{App, Target};
+use axum::Extension;
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Reads a body and finds its model.
+async fn read(app: &App, caller: &Caller, request: Request) -> ApiResult<(Body, Target)> {
+    let (bytes, _permit) = read_body(app, request).await?;
+    let mut body = Body::parse(&bytes)?;
+    let model = body.text("model")?;
+    let target = app.target(app.tenants().key(caller.key).0, model.as_deref(), &[])?;
+    Ok((body, target))
+}
+
+/// Encodes a text or a conversation.
+pub async fn tokenize(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> ApiResult<Response> {
+    let (mut body, target) = read(&app, &caller, request).await?;
+    let (special, names) = (body.flag("add_special_tokens", true)?, body.flag("return_token_strs", false)?);
+    let source = match body.take_prompts() {
+        Some(Prompts::Texts(mut texts)) if texts.len() == 1 => Source::Text(texts.swap_remove(0), special),
+        Some(_) => return Err(ApiError::field("prompt", "expected one text")),
+        None => ChatRequest::take(&mut body, &app.limits)?.source,
+    };
+    body.rest(app.limits.strict_fields)?;
+    let ids = ids_of(&target, source).await?;
+    let mut object = json!({"count": ids.len(), "max_model_len": target.facts.context, "tokens": ids});
+    if names {
+        object["token_strs"] = ids.iter().map(|id| Value::from(target.facts.tokens.text(*id))).collect();
+    }
+    Ok(respond::json(StatusCode::OK, &object))
+}
+
+/// Encodes a text or a conversation on another thread.
+///
+/// # Errors
+/// The text is too long, or the template refuses the conversation.
+pub async fn ids_of(target: &Target, source: Source) -> ApiResult<Vec<u32>> {
+    let facts = target.facts.clone();
+    let encoded = target.model.encode(move |encoder| -> ApiResult<Vec<u32>> {
+        match &source {
+            Source::Ids(ids) => Ok(ids.clone()),
+            Source::Text(text, special) => Ok(encoder.encode(text, *special)?),
+            Source::Chat(chat) => {
+                let template = facts.template.as_ref().ok_or_else(no_template)?;
+                let encoded = encoder.encode_chat(&template.template.template, &chat.messages, &chat.options);
+                encoded.map_err(|e| ApiError::of_field("messages", &e))
+            }
+        }
+    });
+    encoded.await.unwrap_or_else(|| Err(ended()))
+}
+
+/// Decodes tokens.
+pub async fn detokenize(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> ApiResult<Response> {
+    let (mut body, target) = read(&app, &caller, request).await?;
+    let ids = body.take_tokens()?.ok_or_else(|| ApiError::field("tokens", "found none, expected token ids"))?;
+    let skip = body.flag("skip_special_tokens", false)?;
+    body.rest(app.limits.strict_fields)?;
+    if let Some(id) = ids.iter().find(|id| **id as usize >= target.facts.vocab) {
+        let most = target.facts.vocab;
+        return Err(ApiError::field("tokens", format!("found the token id {id}, expected an id below {most}")));
+    }
+    let decoded = target.model.encode(move |encoder| encoder.tokenizer()?.decode(&ids, skip)).await;
+    match decoded {
+        Some(text) => Ok(respond::json(StatusCode::OK, &json!({"prompt": text?}))),
+        None => Err(ended()),
+    }
+}
+
+/// Shows the configuration of the tokenizer, with tokens as texts and with the chat template.
+pub async fn info(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> ApiResult<Response> {
+    let target = app.target(app.tenants().key(caller.key).0, None, &[])?;
+    let facts = &target.facts;
+    let mut object = facts.tokenizer_config.as_object().cloned().unwrap_or_default();
+    for (name, value) in &mut object {
+        if name.ends_with("_token")
+            && let Some(text) = value.get("content").cloned()
+        {
+            *value = text;
+        }
+    }
+    if let Some(format) = &facts.template {
+        object.insert("chat_template".into(), json!(format.template.template.source()));
+    }
+    object.entry("tokenizer_class").or_insert(json!("PreTrainedTokenizerFast"));
+    object.insert("max_chars_per_token".into(), json!(facts.tokens.longest()));
+    Ok(respond::json(StatusCode::OK, &Value::Object(object)))
+}
+
+fn ended() -> ApiError {
+    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the engine ended before the request")
+}

@@ -1,0 +1,95 @@
+//! Log of requests: one line when a request ends, without its text and without keys.
+
+use super::api::answer::Usage;
+use super::api::error::ApiError;
+use super::api::form::Form;
+use super::app::{App, Target};
+use super::config::LogFormat;
+use super::http::Caller;
+use serde_json::json;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What the log says about a request. The line is written when this value is dropped.
+#[derive(Default)]
+pub struct Record {
+    /// `None` once the record was handed on.
+    app: Option<Arc<App>>,
+    id: String,
+    key: String,
+    endpoint: String,
+    model: String,
+    usage: Usage,
+    begin: Option<Instant>,
+    status: u16,
+    finish: String,
+}
+
+impl Record {
+    /// Creates the record of a request.
+    pub fn new(app: &Arc<App>, caller: &Caller, endpoint: &str) -> Record {
+        Record {
+            app: Some(app.clone()),
+            id: caller.id.clone(),
+            key: app.tenants().key(caller.key).0.name.clone(),
+            endpoint: endpoint.into(),
+            begin: Some(Instant::now()),
+            // Of a request whose client leaves, which nginx gave this number.
+            status: 499,
+            finish: "disconnected".into(),
+            ..Record::default()
+        }
+    }
+
+    /// Sets the model.
+    pub fn model(&mut self, target: &Target) {
+        self.model.clone_from(&target.shown);
+    }
+
+    /// Sets the number of tokens of the prompts.
+    pub fn prompt(&mut self, tokens: usize) {
+        self.usage.prompt = tokens;
+    }
+
+    /// Records an error.
+    pub fn fail(&mut self, error: &ApiError) {
+        self.status = error.status.as_u16();
+        self.finish = error.code.unwrap_or("error").into();
+    }
+
+    /// Records the end of an answer.
+    pub fn finish(&mut self, form: &dyn Form) {
+        (self.status, self.usage) = (200, form.usage());
+        self.finish = form.finish().into();
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        let Some(app) = &self.app else { return };
+        let seconds = self.begin.map_or(0.0, |begin| begin.elapsed().as_secs_f64());
+        let Usage { prompt, generated, cached } = self.usage;
+        let line = match app.settings.log {
+            LogFormat::Json => json!({
+                "event": "request",
+                "id": self.id,
+                "key": self.key,
+                "endpoint": self.endpoint,
+                "model": self.model,
+                "status": self.status,
+                "finish": self.finish,
+                "prompt_tokens": prompt,
+                "cached_tokens": cached,
+                "completion_tokens": generated,
+                "seconds": (seconds * 1e4).round() / 1e4,
+            })
+            .to_string(),
+            LogFormat::Text => format!(
+                "{} {} {} {} {} prompt {prompt} cached {cached} generated {generated} {seconds:.3} s {}",
+                self.id, self.key, self.endpoint, self.model, self.status, self.finish
+            ),
+        };
+        // A name from outside may hold control characters.
+        (app.log)(&line.replace(char::is_control, "?"));
+    }
+}

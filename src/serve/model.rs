@@ -1,0 +1,310 @@
+//! A model of the server as the connections see it: its state, and the queues to the threads that work for it.
+
+use super::engine::UsageOf;
+use super::keys::KeyChange;
+use super::metrics::ModelMetrics;
+use super::reply::{Inlet, Outlet, channel};
+use crate::error::Result;
+use crate::runtime::generate::Request;
+use crate::runtime::constraint::{Constraint, ConstraintSource};
+use crate::runtime::sampler::{Breakers, Sampling};
+use crate::sched::KeyId;
+use crate::session::chat::Template;
+use crate::session::recent::Recent;
+use crate::session::{Encoder, Session};
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel as commands};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tokio::sync::oneshot;
+
+/// Opens a model. It may be called again, after a failure.
+pub type Open = Box<dyn Fn() -> Result<Session> + Send + Sync>;
+
+/// Properties of a model that is loaded.
+#[derive(Debug)]
+pub struct Facts {
+    /// Largest number of tokens of prompt and answer.
+    pub context: usize,
+    /// Size of the vocabulary.
+    pub vocab: usize,
+    /// Tokens that end a text.
+    pub eos: Vec<u32>,
+    /// Name of everything that decides about the bits of an answer: pack, precision, version.
+    pub fingerprint: String,
+    /// Sampling of requests that name none.
+    pub sampling: Sampling,
+    /// Chat template, with the tokens and texts that end a turn; `None` if the model has none.
+    pub template: Option<ChatFormat>,
+    /// Path of the model.
+    pub root: String,
+    /// Text of each token.
+    pub tokens: super::token_text::TokenTexts,
+    /// Constraints of the last requests.
+    pub constraints: Recent<ConstraintSource, Constraint>,
+    /// Sequence breakers of the last requests.
+    pub breakers: Recent<Option<Vec<String>>, Breakers>,
+    /// Content of `tokenizer_config.json`; null if there is none.
+    pub tokenizer_config: serde_json::Value,
+}
+
+/// Chat template of a model, and what ends a turn.
+#[derive(Debug)]
+pub struct ChatFormat {
+    /// The template.
+    pub template: Template,
+    /// Tokens that end a turn.
+    pub end_tokens: Vec<u32>,
+    /// Texts that end a turn.
+    pub end_texts: Vec<String>,
+}
+
+/// State of a model.
+#[derive(Debug, Clone)]
+pub enum Status {
+    /// Its files are being opened.
+    Loading,
+    /// It answers requests.
+    Ready(Arc<Facts>),
+    /// It cannot be opened.
+    Failed(String),
+}
+
+/// A model of the server.
+pub struct Model {
+    /// Name by which requests refer to it.
+    pub name: String,
+    /// Number of the model in the server.
+    pub number: usize,
+    /// Time of the start, in seconds since 1970.
+    pub created: u64,
+    /// Opens the model.
+    pub open: Open,
+    /// Texts to encode and other work that needs no engine.
+    pub jobs: Jobs,
+    status: RwLock<Status>,
+    metrics: RwLock<Option<Arc<ModelMetrics>>>,
+    commands: Sender<Command>,
+    tickets: AtomicU64,
+    /// Milliseconds since the start at which the engine last showed that it is alive.
+    beat: AtomicU64,
+    /// Number of choices that are queued or computed.
+    load: AtomicUsize,
+    started: Instant,
+}
+
+impl fmt::Debug for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Model").field("name", &self.name).field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+/// Message to the thread that computes.
+#[derive(Debug)]
+pub enum Command {
+    /// Computes the choices of a request.
+    Arrive(Arrival),
+    /// Ends all choices of a request whose reader has left.
+    Cancel(u64),
+    /// Changes keys.
+    Keys(Vec<KeyChange>),
+    /// Asks for the use of all keys, in the order of their numbers.
+    Usage(Sender<UsageOf>),
+    /// Ends when all requests have ended, at the latest after this time.
+    Drain(Duration),
+}
+
+/// A request for the thread that computes.
+#[derive(Debug)]
+pub struct Arrival {
+    /// Number by which the request is cancelled.
+    pub ticket: u64,
+    /// Choices, in their order.
+    pub choices: Vec<Request>,
+    /// Key that the request counts for.
+    pub key: KeyId,
+    /// Name of the key in metrics.
+    pub key_name: Arc<str>,
+    /// Names of the adapters, for metrics.
+    pub adapters: Vec<String>,
+    /// Time at which the request ends if it has not ended before.
+    pub deadline: Option<Instant>,
+    /// Time at which the request came.
+    pub arrived: Instant,
+    /// Receiver of the answers.
+    pub outlet: Outlet,
+}
+
+/// A request that was handed to the engine. When this value is dropped, the request is cancelled unless it has ended.
+#[derive(Debug)]
+pub struct Ticket {
+    number: u64,
+    commands: Sender<Command>,
+    /// Messages about the request.
+    pub inlet: Inlet,
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let _ = self.commands.send(Command::Cancel(self.number));
+    }
+}
+
+impl Model {
+    /// Creates a model that is loading, with the queue that its engine reads.
+    pub fn new(number: usize, name: String, open: Open) -> (Model, Receiver<Command>) {
+        let (sender, receiver) = commands();
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        let model = Model {
+            name,
+            number,
+            created,
+            open,
+            jobs: Jobs::default(),
+            status: RwLock::new(Status::Loading),
+            metrics: RwLock::new(None),
+            commands: sender,
+            tickets: AtomicU64::new(0),
+            beat: AtomicU64::new(0),
+            load: AtomicUsize::new(0),
+            started: Instant::now(),
+        };
+        (model, receiver)
+    }
+
+    /// Returns the state.
+    pub fn status(&self) -> Status {
+        self.status.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Sets the state.
+    pub fn set_status(&self, status: Status) {
+        *self.status.write().unwrap_or_else(PoisonError::into_inner) = status;
+    }
+
+    /// Returns the metrics, once the model was loaded.
+    pub fn metrics(&self) -> Option<Arc<ModelMetrics>> {
+        self.metrics.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Sets the metrics.
+    pub fn set_metrics(&self, metrics: Arc<ModelMetrics>) {
+        *self.metrics.write().unwrap_or_else(PoisonError::into_inner) = Some(metrics);
+    }
+
+    /// Records that the engine is alive.
+    pub fn beat(&self) {
+        self.beat.store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// Returns the time since the engine showed that it is alive.
+    pub fn silence(&self) -> Duration {
+        self.started.elapsed().saturating_sub(Duration::from_millis(self.beat.load(Ordering::Relaxed)))
+    }
+
+    /// Sets the number of choices that are queued or computed.
+    pub fn set_load(&self, load: usize) {
+        self.load.store(load, Ordering::Relaxed);
+    }
+
+    /// Returns the number of choices that are queued or computed.
+    pub fn load(&self) -> usize {
+        self.load.load(Ordering::Relaxed)
+    }
+
+    /// Sends a message to the engine.
+    pub fn send(&self, command: Command) {
+        let _ = self.commands.send(command);
+    }
+
+    /// Hands a request to the engine. `arrival` builds it with the number of its ticket and its channel.
+    pub fn submit(&self, arrival: impl FnOnce(u64, Outlet) -> Arrival) -> Ticket {
+        let number = self.tickets.fetch_add(1, Ordering::Relaxed);
+        let (outlet, inlet) = channel();
+        self.send(Command::Arrive(arrival(number, outlet)));
+        Ticket { number, commands: self.commands.clone(), inlet }
+    }
+
+    /// Runs `work` on a thread that encodes texts, and waits for its result; `None` if the engine ends meanwhile.
+    pub async fn encode<T, F>(&self, work: F) -> Option<T>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Encoder<'_>) -> T + Send + 'static,
+    {
+        let (sender, receiver) = oneshot::channel();
+        self.jobs.push(Box::new(move |encoder| {
+            // The caller may have left.
+            if !sender.is_closed() {
+                let _ = sender.send(work(encoder));
+            }
+        }));
+        receiver.await.ok()
+    }
+}
+
+/// Work for a thread that encodes texts.
+pub type Job = Box<dyn FnOnce(&Encoder<'_>) + Send>;
+
+/// Queue of work for the threads that encode texts.
+#[derive(Default)]
+pub struct Jobs {
+    state: Mutex<JobState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct JobState {
+    waiting: VecDeque<Job>,
+    /// Number of groups of threads that were told to end.
+    stops: u64,
+}
+
+impl Jobs {
+    /// Adds work.
+    pub fn push(&self, job: Job) {
+        self.state().waiting.push_back(job);
+        self.changed.notify_one();
+    }
+
+    /// Returns the number of the current group of threads, which [`Jobs::stop`] ends.
+    pub fn group(&self) -> u64 {
+        self.state().stops
+    }
+
+    /// Works until the group of threads is stopped. A panic of a job ends that job only.
+    pub fn work(&self, group: u64, encoder: &Encoder<'_>) {
+        while let Some(job) = self.next(group) {
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(encoder)));
+        }
+    }
+
+    fn next(&self, group: u64) -> Option<Job> {
+        let mut state = self.state();
+        loop {
+            if state.stops != group {
+                return None;
+            }
+            if let Some(job) = state.waiting.pop_front() {
+                return Some(job);
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Ends the current group of threads. Work that waits is kept for the next one.
+    pub fn stop(&self) {
+        self.state().stops += 1;
+        self.changed.notify_all();
+    }
+
+    /// Drops the work that waits.
+    pub fn clear(&self) {
+        self.state().waiting.clear();
+    }
+
+    fn state(&self) -> MutexGuard<'_, JobState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
