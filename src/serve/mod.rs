@@ -4,3 +4,4 @@
 //! runs all connections. They exchange messages only.
 
 pub mod metrics;
+pub mod page;
