@@ -2,12 +2,30 @@
 //! to the end of the program, temporary files are then removed and journals completed.
 
 use crate::error::{Cause, Error, Result, Signal};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 /// Exit code that belongs to the signal that was received; 0 if none was received.
 static REQUESTED: AtomicU8 = AtomicU8::new(0);
 /// True while a repeated SIGINT does not end the process.
 static REPEATS_ALLOWED: AtomicBool = AtomicBool::new(false);
+
+/// Handler of signals in place of [`request`].
+static HANDLER: OnceLock<Handler> = OnceLock::new();
+
+/// Function that is told about signals.
+type Handler = Box<dyn Fn(Signal) + Send + Sync>;
+
+/// Passes all further signals to `handler`, which is called on the thread that listens for them. A program that goes on
+/// after a signal needs this, such as a server that finishes its requests. Only the first handler counts.
+pub fn handle(handler: impl Fn(Signal) + Send + Sync + 'static) {
+    let _ = HANDLER.set(Box::new(handler));
+}
+
+/// Passes a signal to the handler; returns false if there is none.
+pub fn divert_to_handler(signal: Signal) -> bool {
+    HANDLER.get().map(|handler| handler(signal)).is_some()
+}
 
 /// Records a request to stop; only the first one counts.
 pub fn request(signal: Signal) {

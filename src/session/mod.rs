@@ -22,6 +22,7 @@ pub mod request;
 pub mod sampling;
 pub mod template;
 pub mod trace;
+pub mod usage;
 
 use crate::convert::gguf::Gguf;
 use crate::convert::pack::{PackOptions, pack};

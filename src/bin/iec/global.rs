@@ -180,6 +180,9 @@ fn listen_for_signals() -> Result<()> {
                 Signal::Terminate => true,
                 Signal::Interrupt => !interrupt::repeats_allowed(),
             };
+            if interrupt::divert_to_handler(signal) {
+                continue;
+            }
             if ends && interrupt::requested().is_some() {
                 std::process::exit(i32::from(signal.exit_code()));
             }
