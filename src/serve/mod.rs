@@ -2,3 +2,6 @@
 //!
 //! One thread per model computes ([`crate::runtime::generate::Batch`]), a few threads encode prompts, and one thread
 //! runs all connections. They exchange messages only.
+
+pub mod keys;
+mod toml_text;
