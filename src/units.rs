@@ -1,4 +1,6 @@
-//! Parses and formats sizes and counts for people.
+//! Parses and formats sizes, counts and durations for people.
+
+use std::time::Duration;
 
 /// Parses `4096`, `64K`, `64M`, `2G`, `5GB`, `1.5GiB`: K, M, G, T are powers of 1024, KB, MB, GB, TB powers of 1000.
 pub fn parse_size(text: &str) -> Result<u64, String> {
@@ -33,6 +35,40 @@ pub fn parse_count(text: &str) -> Result<usize, String> {
     };
     let count = number.parse::<usize>().ok().and_then(|count| count.checked_mul(factor));
     count.ok_or_else(|| "expected a number, like 4096 or 4k".into())
+}
+
+/// Units of durations in milliseconds, the largest first.
+const TIME_UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
+
+/// Longest duration that is accepted. The sum of a few of them and of any time of a clock does not overflow.
+const LONGEST: Duration = Duration::from_secs(366 * 86_400);
+
+/// Parses a duration with its unit: `200ms`, `60s`, `1.5m`, `2h`, `1d`; `0` needs no unit. The resolution is a
+/// millisecond.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    if number == "0" && unit.is_empty() {
+        return Ok(Duration::ZERO);
+    }
+    let unit_ms = TIME_UNITS.iter().find(|(name, _)| *name == unit).map(|(_, ms)| *ms as f64);
+    let unit_ms =
+        unit_ms.ok_or_else(|| format!("found `{text}`, expected a duration like 200ms, 60s, 5m, 2h or 1d"))?;
+    let ms = number.parse::<f64>().map_err(|_| format!("`{number}` is not a number"))? * unit_ms;
+    let duration = Duration::from_millis(ms.round() as u64);
+    match duration <= LONGEST {
+        true => Ok(duration),
+        false => Err(format!("found `{text}`, expected at most 366d")),
+    }
+}
+
+/// Formats a duration in whole milliseconds so that [`parse_duration`] reads it: in the largest unit that has no
+/// fraction.
+pub fn duration_text(duration: Duration) -> String {
+    let ms = duration.as_millis();
+    let unit = TIME_UNITS.iter().find(|(_, unit_ms)| ms > 0 && ms.is_multiple_of(u128::from(*unit_ms)));
+    let (name, unit_ms) = unit.unwrap_or(&("s", 1000));
+    format!("{}{name}", ms / u128::from(*unit_ms))
 }
 
 /// Formats a size such as `1.95 GiB`: three significant digits in the unit that fits.
@@ -100,6 +136,24 @@ mod tests {
         }
         for text in ["", "k", "4kk", "1.5k", "-1", "99999999999999999999", "18446744073709551615k"] {
             assert!(parse_count(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn durations_have_a_unit_and_are_written_as_they_are_read() {
+        let cases = [("0", 0), ("0s", 0), ("200ms", 200), ("60s", 60_000), ("1.5m", 90_000), ("2h", 7_200_000)];
+        for (text, ms) in cases {
+            assert_eq!(parse_duration(text), Ok(Duration::from_millis(ms)), "{text}");
+        }
+        for text in ["", "5", "s", "-1s", "1 s", "1S", "1e3s", "1..2s", "366.1d", "99999999999999999999d", "nan", "١s"]
+        {
+            assert!(parse_duration(text).is_err(), "{text}");
+        }
+        for (ms, text) in
+            [(0, "0s"), (200, "200ms"), (1000, "1s"), (90_000, "90s"), (3_600_000, "1h"), (1001, "1001ms")]
+        {
+            assert_eq!(duration_text(Duration::from_millis(ms)), text);
+            assert_eq!(parse_duration(text), Ok(Duration::from_millis(ms)));
         }
     }
 
