@@ -98,10 +98,10 @@ impl Session {
     /// each is loaded when a request needs it.
     pub(super) fn with_adapters(mut self, options: &SessionOptions) -> Result<Session> {
         let (sources, limit) = (&options.adapters, options.adapter_memory);
+        self.adapters = Adapters::new(self.engine.adapter_binder(), options.adapter_precision, limit);
         if sources.is_empty() {
             return Ok(self);
         }
-        self.adapters = Adapters::new(self.engine.adapter_binder(), options.adapter_precision, limit);
         sources.iter().try_for_each(|source| self.adapters.add(source.clone()))?;
         if limit.is_none_or(|limit| self.adapters.needed() <= limit) {
             self.adapters.load_all()?;

@@ -229,10 +229,7 @@ impl Session {
     /// Its files cannot be written into the directory for temporary files, or the engine cannot run it with these
     /// options.
     pub fn open_embedded(options: &SessionOptions) -> Result<Session> {
-        let home = tempfile::tempdir()?;
-        let (checkpoint, packed) = (home.path().join("checkpoint"), home.path().join("pack"));
-        embedded::write_to(&checkpoint)?;
-        pack(&PackOptions { hf_dir: checkpoint, out_dir: packed.clone(), ..PackOptions::default() })?;
+        let (_home, packed) = packed_embedded()?;
         let name = options.name.clone().or_else(|| Some(embedded::NAME.into()));
         // The weights stay mapped after their file is removed with the directory.
         Session::open(&packed, &SessionOptions { name, ..options.clone() })
@@ -491,6 +488,15 @@ impl SessionOptions {
             Speculation::Draft(dir) => Speculator::draft(self.open_draft(dir, tokenizer, engine.threads())?, engine),
         })
     }
+}
+
+/// Packs the embedded model into a directory for temporary files, which is removed with the first value.
+fn packed_embedded() -> Result<(tempfile::TempDir, PathBuf)> {
+    let home = tempfile::tempdir()?;
+    let (checkpoint, packed) = (home.path().join("checkpoint"), home.path().join("pack"));
+    embedded::write_to(&checkpoint)?;
+    pack(&PackOptions { hf_dir: checkpoint, out_dir: packed.clone(), ..PackOptions::default() })?;
+    Ok((home, packed))
 }
 
 /// Returns the path of the description of the pack at `path`.

@@ -38,6 +38,8 @@ mod report_args;
 mod rm;
 mod run;
 mod sampling;
+#[cfg(feature = "serve")]
+mod serve;
 mod show;
 mod sign;
 mod simulate;
@@ -74,22 +76,22 @@ struct Cli {
 /// Defines the enum of commands for the parser, and the call of each command. A command is a module with a function
 /// `run` and a struct `Args`. If the field `json` of `Args` is true, results and errors are printed as JSON on stdout.
 macro_rules! commands {
-    ($($(#[doc = $help:literal])+ $name:ident => $module:ident,)+) => {
+    ($($(#[doc = $help:literal])+ $(#[cfg($feature:meta)])? $name:ident => $module:ident,)+) => {
         #[derive(Debug, Subcommand)]
         enum Command {
-            $($(#[doc = $help])+ $name(Box<$module::Args>),)+
+            $($(#[doc = $help])+ $(#[cfg($feature)])? $name(Box<$module::Args>),)+
         }
 
         impl Command {
             fn run(self, global: &Global) -> iec::Result<()> {
                 match self {
-                    $(Command::$name(args) => $module::run(*args, global),)+
+                    $($(#[cfg($feature)])? Command::$name(args) => $module::run(*args, global),)+
                 }
             }
 
             fn json(&self) -> bool {
                 match self {
-                    $(Command::$name(args) => args.json,)+
+                    $($(#[cfg($feature)])? Command::$name(args) => args.json,)+
                 }
             }
         }
@@ -121,6 +123,9 @@ commands! {
     Run => run,
     /// Holds a conversation with a model
     Chat => chat,
+    /// Serves models over HTTP, with the API of OpenAI and Anthropic
+    #[cfg(feature = "serve")]
+    Serve => serve,
     /// Lists the packs in the cache
     List => list,
     /// Describes a pack, checkpoint, GGUF file or entry of the cache

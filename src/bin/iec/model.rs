@@ -76,11 +76,11 @@ pub struct ModelArgs {
     pub lora: Vec<iec::session::adapters::Source>,
     /// Number type of adapters: auto, or int8 with a scale per row (half the memory; refused for an adapter whose rows
     /// have a cosine below 0.9995 to the original) [default: auto, the type of the file or that of --precision]
-    #[arg(long, value_name = "TYPE", requires = "lora")]
+    #[arg(long, value_name = "TYPE")]
     adapter_precision: Option<AdapterPrecision>,
     /// Memory for adapters. If it does not hold all of --lora, each is loaded when a prompt needs it, and the least
     /// recently used ones leave [default: all are in memory]
-    #[arg(long, value_name = "SIZE", requires = "lora", value_parser = iec::units::parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = iec::units::parse_size)]
     lora_memory: Option<u64>,
     #[command(flatten)]
     dedup: DedupArgs,
@@ -241,8 +241,23 @@ impl ModelArgs {
         self.pack_options()?.open_tokenizer(self.path()?)
     }
 
+    /// Returns the type of the KV cache, if an option names one.
+    pub fn kv(&self) -> Option<KvType> {
+        self.kv
+    }
+
+    /// Returns the memory for the KV cache, if an option limits it.
+    pub fn kv_memory(&self) -> Option<u64> {
+        self.kv_memory
+    }
+
+    /// Returns the memory for adapters, if an option limits it.
+    pub fn lora_memory(&self) -> Option<u64> {
+        self.lora_memory
+    }
+
     /// Returns what the options name as the model.
-    fn named(&self) -> Result<PathBuf> {
+    pub fn named(&self) -> Result<PathBuf> {
         match self.model_json.as_deref().or(first_named([&self.word, &self.model_dir])) {
             Some(path) => Ok(path.to_path_buf()),
             None if files::exists(Path::new(JSON_NAME))? => Ok(PathBuf::from(JSON_NAME)),
@@ -284,6 +299,17 @@ impl ModelArgs {
 
     /// Converts these arguments to the library's options of a session.
     fn options(&self, global: &Global, speculation: Speculation) -> Result<SessionOptions> {
+        let of_adapters =
+            [("--lora-memory", self.lora_memory.is_some()), ("--adapter-precision", self.adapter_precision.is_some())];
+        if let Some((name, _)) = of_adapters.iter().find(|(_, given)| *given && self.lora.is_empty()) {
+            return Err(Error::usage(format!("{name} has no effect without --lora"))
+                .help("name an adapter with --lora, or leave it out"));
+        }
+        self.options_to_serve(global, speculation)
+    }
+
+    /// Converts these arguments to the library's options of a session whose adapters may come later.
+    pub fn options_to_serve(&self, global: &Global, speculation: Speculation) -> Result<SessionOptions> {
         self.tuning.note_options_without_effect(global);
         Ok(SessionOptions {
             name: self.shown_name()?,

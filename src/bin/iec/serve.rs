@@ -1,0 +1,335 @@
+//! `iec serve`: serves models over HTTP.
+
+use crate::console;
+use crate::global::{Global, non_empty_variable};
+use crate::model::ModelArgs;
+use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches};
+use iec::error::{Cause, Error, Result, Signal};
+use iec::interrupt;
+use iec::resources::memory_left;
+use iec::serve::config::{Given, LogFormat, ModelSource, SETTINGS, ServeSettings, Setting, Size};
+use iec::serve::keys::Keys;
+use iec::serve::{self, Address, LogLine, Open, Reload, Server, ServerSignal};
+use iec::session::models::{Places, Resolved, resolve};
+use iec::session::plan::MemoryPlan;
+use iec::session::{Session, SessionOptions, Speculation, embedded};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Heading of the options of the server in the help.
+const HEADING: &str = "Server";
+/// Settings that options of the model have, too.
+const OF_MODEL: [&str; 4] = ["ctx", "kv", "kv-memory", "lora-memory"];
+/// Smallest default of --kv-memory in bytes.
+const LEAST_KV: u64 = 64 << 20;
+
+/// Arguments of `iec serve`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Each setting of the server has an environment variable (IEC_ and its name, such as IEC_MAX_SEQS) and a line in the file \
+of --config (max-seqs = 16). An option wins over a variable, a variable over the file.\n\n\
+SIGTERM and Ctrl-C finish the requests that run and end the server; a second one ends it at once. SIGHUP reads the keys \
+again.\n\n\
+Examples:\n  \
+iec serve\n  \
+iec serve packs/tinyllama --port 8000\n  \
+iec serve --model small=packs/tinyllama --model large=packs/gpt-oss --api-key-file keys.toml --host 0.0.0.0")]
+pub struct Args {
+    /// Serve the model in DIR by this name; repeatable, in place of MODEL
+    #[arg(long = "model", value_name = "NAME=MODEL", conflicts_with_all = ["pack", "model_dir", "model_json"])]
+    models: Vec<ModelSource>,
+    /// Read settings from a file
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Print the settings and the memory that the models need as JSON, and do not serve (exit code 6 if it does not
+    /// fit)
+    #[arg(long)]
+    check: bool,
+    /// The address at which the server listens is printed as JSON in any case
+    #[arg(long, hide = true)]
+    pub json: bool,
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    settings: SettingArgs,
+}
+
+/// Options of the settings of the server.
+#[derive(Debug)]
+struct SettingArgs(Given);
+
+fn offered() -> impl Iterator<Item = &'static Setting> {
+    SETTINGS.iter().filter(|setting| !OF_MODEL.contains(&setting.name().as_str()))
+}
+
+impl clap::Args for SettingArgs {
+    fn augment_args(command: Command) -> Command {
+        offered().fold(command, |command, setting| {
+            // The parser keeps names for the whole run.
+            let name: &'static str = setting.name().leak();
+            let variable: &'static str = setting.variable().leak();
+            let default = (setting.default)().map_or(String::new(), |text| format!(" [default: {text}]"));
+            let arg = Arg::new(name).long(name).env(variable).hide_env_values(true).help_heading(HEADING);
+            let arg = arg.help(format!("{}{default}", setting.help()));
+            command.arg(match setting.value_name {
+                Some(value) if setting.is_list => arg.value_name(value).action(ArgAction::Append),
+                Some(value) => arg.value_name(value).value_parser(move |text: &str| checked(name, text)),
+                None => arg.action(ArgAction::SetTrue).value_parser(clap::builder::FalseyValueParser::new()),
+            })
+        })
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        SettingArgs::augment_args(command)
+    }
+}
+
+/// Checks the text of a setting.
+fn checked(name: &str, text: &str) -> std::result::Result<String, String> {
+    Given::default().set(name, text).map(|()| text.to_string())
+}
+
+impl FromArgMatches for SettingArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> std::result::Result<SettingArgs, clap::Error> {
+        let mut given = Given::default();
+        for setting in offered() {
+            let name = setting.name();
+            let texts: Vec<String> = match setting.value_name {
+                Some(_) => matches.get_many::<String>(&name).into_iter().flatten().cloned().collect(),
+                None if matches.get_flag(&name) => vec!["true".into()],
+                None => Vec::new(),
+            };
+            for text in texts {
+                let wrong = |why: String| clap::Error::raw(clap::error::ErrorKind::ValueValidation, format!("--{name}: {why}\n"));
+                given.set(&name, &text).map_err(wrong)?;
+            }
+        }
+        Ok(SettingArgs(given))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> std::result::Result<(), clap::Error> {
+        *self = SettingArgs::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// Runs the command.
+pub fn run(args: Args, global: &Global) -> Result<()> {
+    let settings = args.settings()?;
+    let keys = read_keys(&settings, global)?;
+    settings.check_host(!keys.is_open())?;
+    let models = args.models(&settings, global)?;
+    if args.check {
+        return check(&settings, &models);
+    }
+    let (sender, signals) = serve::signals();
+    let seen = AtomicBool::new(false);
+    interrupt::handle(move |signal| {
+        let ends = !matches!(signal, Signal::HangUp);
+        if ends && seen.swap(true, Ordering::Relaxed) {
+            std::process::exit(i32::from(Signal::Interrupt.exit_code()));
+        }
+        sender.send(match signal {
+            Signal::Terminate => ServerSignal::Terminate,
+            Signal::Interrupt => ServerSignal::Interrupt,
+            Signal::HangUp => ServerSignal::Reload,
+        });
+    });
+    let ended = serve::run(Server {
+        reload: args.reload(),
+        log: log_line(&settings, global),
+        announce: Box::new(announce),
+        models: models.into_iter().map(|model| (model.name.clone(), model.opener())).collect(),
+        keys,
+        settings,
+        notify: non_empty_variable("NOTIFY_SOCKET"),
+        signals,
+    })?;
+    match ended.cut {
+        true => Err(Error::new(Cause::Io(std::io::Error::other("requests were ended before they were complete")))
+            .help("raise --drain-timeout")),
+        false => Ok(()),
+    }
+}
+
+/// Prints where the server listens.
+fn announce(address: &Address) -> Result<()> {
+    let http = format!("http://{}", address.tcp);
+    console::print_json(&json!({"event": "listening", "http": http, "unix": address.unix, "grpc": null}))
+}
+
+/// Returns the receiver of log lines.
+fn log_line(settings: &ServeSettings, global: &Global) -> LogLine {
+    let (is_json, is_quiet) = (settings.log == LogFormat::Json, global.quiet);
+    Box::new(move |line| match (is_quiet, is_json && !line.starts_with('{')) {
+        (true, _) => {}
+        (false, true) => console::note(json!({"event": "note", "message": line})),
+        (false, false) => console::note(line),
+    })
+}
+
+/// Reads the keys that the settings or the environment name.
+fn read_keys(settings: &ServeSettings, global: &Global) -> Result<Keys> {
+    if let Some(path) = &settings.api_key_file {
+        let file = Keys::read(path)?;
+        if let Some(warning) = file.warning {
+            global.note(format_args!("note: {warning}"));
+        }
+        return Ok(file.keys);
+    }
+    match non_empty_variable("IEC_API_KEY") {
+        Some(secret) if !settings.no_auth => Keys::of_secret(&secret.to_string_lossy()),
+        _ => Ok(Keys::open()),
+    }
+}
+
+/// Prints settings and memory.
+fn check(settings: &ServeSettings, models: &[Served]) -> Result<()> {
+    let mut plans = Vec::new();
+    for model in models {
+        plans.push((model.name.as_str(), model.plan(settings.max_seqs)?));
+    }
+    let needed: u64 = plans.iter().map(|(_, plan)| plan.total_bytes).sum();
+    let left = memory_left();
+    let listed: Vec<_> = plans.iter().map(|(name, plan)| json!({"name": name, "plan": plan})).collect();
+    let fits = left.is_none_or(|left| needed <= left);
+    let mut object = settings.to_json();
+    object["models"] = json!(listed);
+    console::print_json(&json!({
+        "settings": object, "total_bytes": needed, "left_bytes": left, "fits": fits
+    }))?;
+    match fits {
+        true => Ok(()),
+        false => Err(Error::new(Cause::OutOfMemory(format!(
+            "the models need {needed} bytes, but the machine or container has {} left",
+            left.unwrap_or(0)
+        )))
+        .help("lower --kv-memory, --max-seqs or --ctx, or serve fewer models")),
+    }
+}
+
+/// A model to serve.
+struct Served {
+    name: String,
+    /// What names the model; `None` = the embedded one.
+    spec: Option<PathBuf>,
+    places: Places,
+    options: SessionOptions,
+}
+
+impl Served {
+    /// Returns the function that opens the model.
+    fn opener(self) -> Open {
+        // Keeps entries of the cache from being removed while they are served.
+        let held: Mutex<Option<Resolved>> = Mutex::default();
+        Box::new(move || {
+            let Some(spec) = &self.spec else { return Session::open_embedded(&self.options) };
+            let found = resolve(spec, self.options.engine.precision, &self.places)?;
+            let session = Session::open(&found.pack, &self.options);
+            if let Ok(mut held) = held.lock() {
+                *held = Some(found);
+            }
+            session
+        })
+    }
+
+    fn plan(&self, sequences: usize) -> Result<MemoryPlan> {
+        match &self.spec {
+            None => self.options.plan_embedded(sequences),
+            Some(spec) => {
+                let found = resolve(spec, self.options.engine.precision, &self.places)?;
+                self.options.plan(&found.pack, sequences)
+            }
+        }
+    }
+}
+
+impl Args {
+    /// Returns the effective settings.
+    fn settings(&self) -> Result<ServeSettings> {
+        let mut given = Given::default();
+        for name in OF_MODEL {
+            let variable = format!("IEC_{}", name.replace('-', "_").to_uppercase());
+            if let Some(text) = non_empty_variable(&variable) {
+                given.set(name, &text.to_string_lossy()).map_err(|e| Error::usage(format!("{variable}: {e}")))?;
+            }
+        }
+        let of_model = Given {
+            ctx: self.model.ctx,
+            kv: self.model.kv(),
+            kv_memory: self.model.kv_memory().map(Size),
+            lora_memory: self.model.lora_memory().map(Size),
+            models: Some(self.models.clone()).filter(|models| !models.is_empty()),
+            loras: Some(self.model.lora.clone()).filter(|loras| !loras.is_empty()),
+            ..Given::default()
+        };
+        let file = self.config.as_deref().map(Given::read).transpose()?.unwrap_or_default();
+        Given::merge(of_model.or(self.settings.0.clone()).or(given), file)
+    }
+
+    /// Returns the function that reads the keys again.
+    fn reload(&self) -> Reload {
+        let (config, given) = (self.config.clone(), self.settings.0.clone());
+        Box::new(move || {
+            let file = config.as_deref().map(Given::read).transpose()?.unwrap_or_default();
+            match given.clone().or(file).api_key_file {
+                Some(path) => Ok(Keys::read(&path)?.keys),
+                None => Err(Error::usage("found no file of keys to read again").help("name one with --api-key-file")),
+            }
+        })
+    }
+
+    /// Returns the models to serve.
+    fn models(&self, settings: &ServeSettings, global: &Global) -> Result<Vec<Served>> {
+        let places = Places::of(&non_empty_variable)?;
+        let mut named: Vec<(String, Option<PathBuf>)> = Vec::new();
+        for source in &settings.models {
+            named.push((source.name.clone().unwrap_or_else(|| name_of(&source.path)), Some(source.path.clone())));
+        }
+        if named.is_empty() {
+            named.push(match self.model.is_named()? {
+                true => self.model.named().map(|spec| (name_of(&spec), Some(spec)))?,
+                false => {
+                    global.note("note: no model named; serving the embedded one, which tells stories");
+                    (embedded::NAME.rsplit(':').next().unwrap_or_default().into(), None)
+                }
+            });
+        }
+        if named.len() > 1 && !settings.loras.is_empty() {
+            return Err(Error::usage("found --lora with several models, expected one")
+                .help("load adapters with POST /v1/load_lora_adapter and its field base_model_name"));
+        }
+        let options = self.model.options_to_serve(global, Speculation::Off)?;
+        let free = memory_left().unwrap_or(0) / 2 / named.len() as u64;
+        let kv_memory = settings.kv_memory.map_or(free.max(LEAST_KV), |size| size.0);
+        let options = |name: &str| {
+            let mut options =
+                SessionOptions { name: Some(name.into()), adapters: settings.loras.clone(), ..options.clone() };
+            options.adapter_memory = Some(settings.lora_memory.0);
+            options.engine.context = settings.ctx;
+            options.engine.kv = settings.kv;
+            options.engine.kv_memory = Some(kv_memory);
+            options
+        };
+        let served = |(name, spec): (String, Option<PathBuf>)| Served {
+            options: options(&name),
+            name,
+            spec,
+            places: places.clone(),
+        };
+        Ok(named.into_iter().map(served).collect())
+    }
+}
+
+/// Returns the name by which requests refer to a model: the last part of its path, or the name of a model of the Hub.
+fn name_of(spec: &Path) -> String {
+    let full = spec.canonicalize().unwrap_or_else(|_| spec.to_path_buf());
+    let file = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let dir = match full.is_file() && full.extension().is_some_and(|end| end == "json") {
+        true => full.parent().and_then(file),
+        false => file(&full),
+    };
+    dir.unwrap_or_else(|| "model".into())
+}
