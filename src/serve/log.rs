@@ -28,17 +28,15 @@ pub struct Record {
 impl Record {
     /// Creates the record of a request.
     pub fn new(app: &Arc<App>, caller: &Caller, endpoint: &str) -> Record {
-        Record {
-            app: Some(app.clone()),
-            id: caller.id.clone(),
-            key: app.tenants().key(caller.key).0.name.clone(),
-            endpoint: endpoint.into(),
-            begin: Some(Instant::now()),
-            // Of a request whose client leaves, which nginx gave this number.
-            status: 499,
-            finish: "disconnected".into(),
-            ..Record::default()
-        }
+        let mut record = Record::default();
+        record.app = Some(app.clone());
+        record.id.clone_from(&caller.id);
+        record.key.clone_from(&app.tenants().key(caller.key).0.name);
+        record.endpoint = endpoint.into();
+        record.begin = Some(Instant::now());
+        // The status of a request whose client left, by the convention of nginx.
+        (record.status, record.finish) = (499, "disconnected".into());
+        record
     }
 
     /// Sets the model.

@@ -15,6 +15,7 @@ pub mod config;
 mod engine;
 mod http;
 pub mod keys;
+mod toml_text;
 mod log;
 pub mod metrics;
 mod model;
@@ -28,7 +29,6 @@ pub mod usage;
 
 use crate::error::{Error, Result};
 use crate::resources::spawn_deep;
-use crate::sched;
 use app::{App, Phase};
 pub use app::LogLine;
 use config::ServeSettings;
@@ -129,7 +129,7 @@ pub fn run(server: Server) -> Result<Ended> {
     let Server { settings, models, keys, reload, announce, log, notify, signals } = server;
     let listeners = Listeners::open(&settings)?;
     announce(&listeners.address()?)?;
-    let saved = settings.state_dir.as_deref().map(usage::Usage::load).transpose()?.flatten();
+    let saved = settings.state_dir.as_deref().map(usage::Saved::load).transpose()?.flatten();
     let metrics = Arc::new(Metrics::new());
     let shared = Arc::new(shared(&settings, models.len(), metrics.clone()));
     let (models, commands): (Vec<_>, Vec<_>) = models

@@ -2,7 +2,6 @@
 
 use super::engine::UsageOf;
 use super::keys::KeyChange;
-use super::metrics::ModelMetrics;
 use super::reply::{Inlet, Outlet, channel};
 use crate::error::Result;
 use crate::runtime::generate::Request;
@@ -85,7 +84,6 @@ pub struct Model {
     /// Texts to encode and other work that needs no engine.
     pub jobs: Jobs,
     status: RwLock<Status>,
-    metrics: RwLock<Option<Arc<ModelMetrics>>>,
     commands: Sender<Command>,
     tickets: AtomicU64,
     /// Milliseconds since the start at which the engine last showed that it is alive.
@@ -164,7 +162,6 @@ impl Model {
             open,
             jobs: Jobs::default(),
             status: RwLock::new(Status::Loading),
-            metrics: RwLock::new(None),
             commands: sender,
             tickets: AtomicU64::new(0),
             beat: AtomicU64::new(0),
@@ -182,16 +179,6 @@ impl Model {
     /// Sets the state.
     pub fn set_status(&self, status: Status) {
         *self.status.write().unwrap_or_else(PoisonError::into_inner) = status;
-    }
-
-    /// Returns the metrics, once the model was loaded.
-    pub fn metrics(&self) -> Option<Arc<ModelMetrics>> {
-        self.metrics.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Sets the metrics.
-    pub fn set_metrics(&self, metrics: Arc<ModelMetrics>) {
-        *self.metrics.write().unwrap_or_else(PoisonError::into_inner) = Some(metrics);
     }
 
     /// Records that the engine is alive.

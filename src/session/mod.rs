@@ -21,6 +21,7 @@ pub mod recent;
 pub mod request;
 pub mod sampling;
 pub mod template;
+pub mod tools;
 pub mod trace;
 pub mod usage;
 

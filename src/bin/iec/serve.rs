@@ -36,6 +36,8 @@ Examples:\n  \
 iec serve\n  \
 iec serve packs/tinyllama --port 8000\n  \
 iec serve --model small=packs/tinyllama --model large=packs/gpt-oss --api-key-file keys.toml --host 0.0.0.0")]
+// Other commands compare hashes with --check.
+#[command(mut_arg("check", |arg| arg.long("check-hashes")))]
 pub struct Args {
     /// Serve the model in DIR by this name; repeatable, in place of MODEL
     #[arg(long = "model", value_name = "NAME=MODEL", conflicts_with_all = ["pack", "model_dir", "model_json"])]
@@ -45,7 +47,7 @@ pub struct Args {
     config: Option<PathBuf>,
     /// Print the settings and the memory that the models need as JSON, and do not serve (exit code 6 if it does not
     /// fit)
-    #[arg(long)]
+    #[arg(long = "check", id = "check_only")]
     check: bool,
     /// The address at which the server listens is printed as JSON in any case
     #[arg(long, hide = true)]

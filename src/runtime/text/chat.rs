@@ -161,6 +161,11 @@ impl ChatTemplate {
         Ok(self)
     }
 
+    /// Returns the text of the template.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
     /// Returns the path of the file that the template was read from.
     pub fn path(&self) -> &Path {
         &self.path

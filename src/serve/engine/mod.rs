@@ -6,21 +6,20 @@ mod run;
 use super::keys::KeyChange;
 use super::metrics::{Metrics, ModelInfo};
 use super::model::{ChatFormat, Command, Facts, Model, Status};
-use super::reply::Refusal;
 use super::token_text::TokenTexts;
 use super::turns::Turns;
 use crate::error::Result;
 use crate::files;
 use crate::iebin::JSON_NAME;
 use crate::output::swap;
-use crate::resources::{self, spawn_scoped};
+use crate::resources::spawn_scoped;
 use crate::runtime::kv::PAGE;
 use crate::runtime::sampler::Sampling;
 use crate::sched::{self, KeyUsage};
 use crate::session::chat::TemplateChoice;
 use crate::session::chat::defaults::DefaultSampling;
 use crate::session::recent::Recent;
-use crate::session::{Encoder, Session};
+use crate::session::Session;
 use run::{End, Run};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -108,14 +107,12 @@ fn compute(
     if let Some((dir, most)) = shared.state.as_ref().filter(|_| enabled) {
         session.engine.keep_prefixes_in(dir, *most)?;
     }
-    let pages = session.engine.page_pools().unwrap_or_default().iter().filter_map(|pool| pool.most()).min();
-    let metrics = shared.metrics.add_model(ModelInfo {
+    let metrics = shared.metrics.add_model(&ModelInfo {
         name: model.name.clone(),
         max_model_len: facts.context,
         page_tokens: PAGE,
-        pages: pages.unwrap_or(0),
+        pages: session.engine.kv_pages().total,
     });
-    model.set_metrics(metrics.clone());
     let eos = facts.eos.clone();
     let (parts, encoder) = session.parts();
     let group = model.jobs.group();
@@ -132,7 +129,7 @@ fn compute(
         run.finish(matches!(end, End::Failed(_)));
         model.set_status(Status::Loading);
         model.jobs.stop();
-        Ok(end)
+        Ok::<End, crate::Error>(end)
     })?;
     if matches!(end, End::Drained { .. }) && enabled && shared.state.is_some() {
         session.engine.save_prefixes()?;
