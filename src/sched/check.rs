@@ -2,16 +2,18 @@
 
 use super::scheduler::{PREEMPTIONS, Scheduler, Sequence};
 use super::{Micros, PAGE, PrefixCache, RequestId};
+use std::collections::BTreeMap;
 
 impl<C: PrefixCache> Scheduler<C> {
-    /// Tests the invariants. The check takes time in proportion to the batch and the lists of the queue, so that a
-    /// simulation can call it after every event.
+    /// Tests the invariants. The check takes time in proportion to the batch, the lists of the queue and the
+    /// keys, so that a simulation can call it after every event.
     ///
     /// # Errors
     /// Describes the first invariant that does not hold.
     pub fn check(&self) -> Result<(), String> {
         self.check_pages()?;
         self.check_requests()?;
+        self.check_keys()?;
         if let Some(now) = self.planned {
             self.check_plan(now)?;
         }
@@ -66,6 +68,15 @@ impl<C: PrefixCache> Scheduler<C> {
             ensure(sequence.preemptions <= PREEMPTIONS, || format!("request {id}: preempted again"))?;
         }
         Ok(())
+    }
+
+    /// Tests that each key counts its requests, and that what is left of its limits is within them.
+    fn check_keys(&self) -> Result<(), String> {
+        let mut unfinished = BTreeMap::new();
+        let lists = self.queue.classes.iter().map(|((key, _), list)| (*key, list.len()));
+        let running = self.running.iter().map(|sequence| (sequence.request.key, 1));
+        lists.chain(running).for_each(|(key, count)| *unfinished.entry(key).or_insert(0) += count);
+        self.keys.check(&unfinished)
     }
 
     /// Tests a plan: all decoding sequences advance, no step is idle while a request fits, no wait exceeds the timeout.

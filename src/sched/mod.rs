@@ -17,6 +17,8 @@
 
 mod check;
 mod cost;
+#[cfg(test)]
+mod key_tests;
 mod keys;
 mod pages;
 mod plan;
@@ -27,7 +29,7 @@ pub mod sim;
 #[cfg(test)]
 mod tests;
 
-pub use keys::KeyLimits;
+pub use keys::{KeyLimits, KeyUsage};
 pub use pages::{Hit, NoCache, PageCounts, PrefixCache, Released};
 pub use request::{Cost, Event, Finish, KeyId, Outcome, Rejection, Request, RequestId, Step, Work};
 pub use scheduler::Scheduler;

@@ -153,7 +153,11 @@ impl<C: PrefixCache> Scheduler<C> {
             let Hit { tokens: cached, .. } = self.pool.renew(id, most, pages);
             self.running[at].computed = cached;
             let first = self.running[at].preemptions == 0;
-            self.running[at].charge.iter_mut().filter(|_| first).for_each(|charge| charge.cached = cached);
+            if let Some(charge) = self.running[at].charge.as_mut().filter(|_| first) {
+                let more = cached.saturating_sub(charge.cached);
+                charge.cached = cached;
+                self.keys.all[self.running[at].request.key].totals.cached += u64::from(more);
+            }
             self.events.push(Event::Reused { id, cached });
         }
         let computing = self.running.iter().filter(|other| other.started && !other.decoding);

@@ -5,8 +5,8 @@ use super::keys::Keys;
 use super::pages::{Pool, pages_of};
 use super::queue::{Class, Queue};
 use super::{
-    Cost, Event, Finish, KeyId, KeyLimits, Micros, Options, Outcome, PAGE, PageCounts, PrefixCache, Rejection, Request,
-    RequestId, Work,
+    Cost, Event, Finish, KeyId, KeyLimits, KeyUsage, Micros, Options, Outcome, PAGE, PageCounts, PrefixCache,
+    Rejection, Request, RequestId, Work,
 };
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -46,6 +46,8 @@ pub struct Sequence {
 pub struct Charge {
     /// Cost that was added to the counter, before division by the weight.
     booked: f64,
+    /// Weight of the key at that time.
+    weight: f64,
     /// Cached tokens of the prompt, which cost nothing.
     pub cached: u32,
     /// Cost of a token of the answer.
@@ -133,6 +135,38 @@ impl<C: PrefixCache> Scheduler<C> {
     /// Adds a key.
     pub fn add_key(&mut self, limits: KeyLimits) -> KeyId {
         self.keys.add(limits)
+    }
+
+    /// Replaces the limits of a key, and enables it if it is disabled. What it has used of its limits per time stays
+    /// used, up to the new limits; accepted requests keep their priorities and lengths.
+    ///
+    /// # Panics
+    /// There is no such key, or the weight is not positive.
+    pub fn set_key(&mut self, now: Micros, key: KeyId, limits: KeyLimits) {
+        self.planned = None;
+        self.keys.set(now, key, limits);
+    }
+
+    /// Disables a key: its accepted requests end normally, new ones are refused with [`Rejection::UnknownKey`].
+    ///
+    /// # Panics
+    /// There is no such key.
+    pub fn disable_key(&mut self, key: KeyId) {
+        self.planned = None;
+        self.keys.disable(key);
+    }
+
+    /// Returns the use of a key at a time, if there is such a key.
+    pub fn key_usage(&self, now: Micros, key: KeyId) -> Option<KeyUsage> {
+        self.keys.usage(now, key)
+    }
+
+    /// Adds the use of a key in an earlier run to that of this one: its tokens of the day and its totals.
+    ///
+    /// # Panics
+    /// There is no such key.
+    pub fn restore_usage(&mut self, now: Micros, key: KeyId, usage: &KeyUsage) {
+        self.keys.restore(now, key, usage);
     }
 
     /// Queues a request and returns its number.
@@ -246,6 +280,7 @@ impl<C: PrefixCache> Scheduler<C> {
             sequence.decoding = sequence.computed == sequence.tokens();
         }
         sequence.generated += tokens;
+        self.keys.all[sequence.request.key].totals.generated += u64::from(tokens);
         if sequence.computed / PAGE > full_pages {
             self.pool.cache.fill(sequence.id, sequence.computed);
         }
@@ -268,7 +303,8 @@ impl<C: PrefixCache> Scheduler<C> {
         let correction = sequence.charge.map_or(0.0, |charge| {
             let computed = if sequence.generated > 0 { sequence.request.prompt } else { sequence.computed };
             let prompt = computed.min(sequence.request.prompt).saturating_sub(charge.cached);
-            f64::from(prompt) + charge.output_weight * f64::from(sequence.generated) - charge.booked
+            let cost = f64::from(prompt) + charge.output_weight * f64::from(sequence.generated);
+            (cost - charge.booked) / charge.weight
         });
         let key = sequence.request.key;
         self.keys.leave(key, sequence.request.max_tokens - sequence.generated, correction);
@@ -285,8 +321,11 @@ impl<C: PrefixCache> Scheduler<C> {
         let Request { key, prompt, max_tokens, .. } = sequence.request;
         let answer = output_weight * self.keys.expected(key, max_tokens);
         let booked = f64::from(prompt.saturating_sub(cached)) + answer;
-        self.keys.charge(key, booked);
-        sequence.charge = Some(Charge { booked, cached, output_weight });
+        let weight = self.keys.charge(key, booked);
+        sequence.charge = Some(Charge { booked, weight, cached, output_weight });
+        let totals = &mut self.keys.all[key].totals;
+        totals.prompt += u64::from(prompt);
+        totals.cached += u64::from(cached);
     }
 
     /// Ends all requests, also those of a step in flight, without events.

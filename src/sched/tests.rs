@@ -1,12 +1,13 @@
 //! Tests of the scheduler: one test per rule, and random sequences of calls with the check after each.
 
+use super::key_tests::limits;
 use super::sim::{BlockCache, Head};
 use super::*;
 use crate::rng::Rng;
 use proptest::prelude::*;
 
 /// Scheduler with one key without limits, and 64 pages.
-fn scheduler(change: impl FnOnce(&mut Options)) -> Scheduler<BlockCache> {
+pub fn scheduler(change: impl FnOnce(&mut Options)) -> Scheduler<BlockCache> {
     let mut options = Options::with_pages(64, 64 * PAGE);
     change(&mut options);
     let mut scheduler = Scheduler::new(options, BlockCache::default());
@@ -14,12 +15,12 @@ fn scheduler(change: impl FnOnce(&mut Options)) -> Scheduler<BlockCache> {
     scheduler
 }
 
-fn request(prompt: u32, max_tokens: u32) -> Request {
+pub fn request(prompt: u32, max_tokens: u32) -> Request {
     Request { key: 0, priority: 0, prompt, max_tokens, deadline: None }
 }
 
 /// Plans and computes a step that takes a millisecond per row, with one token for each sampling sequence.
-fn step(scheduler: &mut Scheduler<BlockCache>, now: Micros) -> (Step, Vec<Event>) {
+pub fn step(scheduler: &mut Scheduler<BlockCache>, now: Micros) -> (Step, Vec<Event>) {
     let step = scheduler.plan(now);
     scheduler.check().unwrap();
     if step.work.is_empty() {
@@ -182,31 +183,6 @@ fn a_returning_key_has_no_credit() {
 }
 
 #[test]
-fn limits_refuse_requests_at_the_door() {
-    let limits =
-        KeyLimits { rpm: Some(3), tpm: Some(1000), concurrent: Some(2), max_tokens: Some(100), ..KeyLimits::default() };
-    let mut s = scheduler(|options| (options.max_queue, options.max_queue_tokens) = (2, 900));
-    let key = s.add_key(limits);
-    let of = |prompt, max_tokens| Request { key, ..request(prompt, max_tokens) };
-    assert_eq!(s.arrive(0, of(10, 101)), Err(Rejection::MaxTokens));
-    assert_eq!(s.arrive(0, of(0, 10)), Err(Rejection::Context));
-    assert_eq!(s.arrive(0, of(u32::MAX, u32::MAX)), Err(Rejection::Context));
-    assert_eq!(s.arrive(0, Request { key: 9, ..request(1, 1) }), Err(Rejection::UnknownKey));
-    assert_eq!(s.arrive(0, of(901, 10)), Err(Rejection::QueueTokens));
-    let first = s.arrive(0, of(800, 100)).unwrap();
-    assert_eq!(s.arrive(0, of(50, 100)), Err(Rejection::Rate(Some(3 * SECOND))), "50 tokens at 1000 per minute");
-    s.arrive(0, of(10, 10)).unwrap();
-    assert_eq!(s.arrive(0, of(1, 1)), Err(Rejection::QueueFull));
-    step(&mut s, 0);
-    assert_eq!(s.arrive(0, of(1, 1)), Err(Rejection::Concurrent));
-    assert!(s.cancel(first) && !s.cancel(first));
-    s.arrive(0, of(50, 50)).unwrap();
-    assert!(s.cancel(2));
-    assert_eq!(s.arrive(0, of(1, 1)), Err(Rejection::Rate(Some(20 * SECOND))), "the fourth request of the minute");
-    s.check().unwrap();
-}
-
-#[test]
 fn waiting_requests_end_at_the_timeout_and_all_at_their_deadline() {
     let mut s = scheduler(|options| options.max_seqs = 1);
     let running = s.arrive(0, Request { deadline: Some(90 * SECOND), ..request(10, 100) }).unwrap();
@@ -328,11 +304,13 @@ fn the_check_finds_planted_mistakes() {
         s
     };
     type Mistake = (&'static str, fn(&mut Scheduler<BlockCache>));
-    let mistakes: [Mistake; 6] = [
+    let mistakes: [Mistake; 8] = [
         ("expected a sum of 64 pages", |s| s.pool.counts.free += 1),
         ("the prefix cache has 0 unused pages", |s| (s.pool.counts.cached, s.pool.counts.free) = (1, 60)),
         ("sequences use 3 pages", |s| (s.pool.counts.used, s.pool.counts.free) = (2, 62)),
         ("1 accepted, 1 ended", |s| s.ended += 1),
+        ("key 0: counts 2 unfinished requests, has 1", |s| s.keys.all[0].unfinished = 2),
+        ("the most urgent priority is 0, not -1", |s| s.keys.most_urgent = -1),
         ("cancelled, not ended", |s| s.running[0].cancelled = true),
         ("0 of 1 decoding sequences advance", |s| s.planned = Some(0)),
     ];
@@ -358,6 +336,8 @@ enum Call {
     },
     Cancel(u64),
     Pause(u64, bool),
+    SetKey(usize, KeyLimits),
+    DisableKey(usize),
     Plan,
     /// Outcome of the step; the numbers choose the outcome of each work item.
     Done(u64, u8),
@@ -375,6 +355,8 @@ fn calls() -> impl Strategy<Value = Call> {
         8 => Just(Call::Plan),
         8 => (1..400_000u64, any::<u8>()).prop_map(|(time, choice)| Call::Done(time, choice)),
         1 => (0..20 * SECOND).prop_map(Call::Wait),
+        1 => (0..3usize, limits()).prop_map(|(key, limits)| Call::SetKey(key, limits)),
+        1 => (0..3usize).prop_map(Call::DisableKey),
     ]
 }
 
@@ -387,13 +369,18 @@ fn replay(calls: &[Call], pages: u32) -> Result<Vec<Event>, String> {
     s.add_key(KeyLimits { weight: 2.0, max_priority: -1, ..KeyLimits::default() });
     s.add_key(KeyLimits { concurrent: Some(3), tpm: Some(5000), ..KeyLimits::default() });
     let (mut now, mut flight, mut events, mut accepted) = (0, Vec::<Work>::new(), Vec::new(), 0);
+    let mut disabled = [false; 3];
     let settle = (0..3000).flat_map(|_| [Call::Plan, Call::Done(1000, 1)]);
     let resume = (0..200).map(|id| Call::Pause(id, false));
     for call in calls.iter().cloned().chain(resume).chain(settle) {
         match call {
             Call::Arrive { key, priority, prompt, max_tokens, head, deadline } => {
                 let deadline = deadline.map(|after| now + after);
-                if let Ok(id) = s.arrive(now, Request { key, priority, prompt, max_tokens, deadline }) {
+                let arrived = s.arrive(now, Request { key, priority, prompt, max_tokens, deadline });
+                if disabled[key] && arrived.is_ok() {
+                    return Err(format!("the disabled key {key} made a request"));
+                }
+                if let Ok(id) = arrived {
                     s.cache().register(id, Head { text: head, tokens: 400 });
                     accepted += 1;
                 }
@@ -401,6 +388,14 @@ fn replay(calls: &[Call], pages: u32) -> Result<Vec<Event>, String> {
             Call::Cancel(id) => _ = s.cancel(id % accepted.max(1)),
             Call::Pause(id, paused) => s.pause(id % accepted.max(1), paused),
             Call::Wait(time) => now += time,
+            Call::SetKey(key, limits) => {
+                s.set_key(now, key, limits);
+                disabled[key] = false;
+            }
+            Call::DisableKey(key) => {
+                s.disable_key(key);
+                disabled[key] = true;
+            }
             Call::Plan if flight.is_empty() => {
                 let step = s.plan(now);
                 (flight, _) = (step.work, events.extend(step.events));

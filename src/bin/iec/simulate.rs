@@ -245,7 +245,7 @@ impl Args {
         let machine =
             Machine { prefill_rate: self.prefill_rate, steps: self.step_times.0.clone(), acceptance: self.acceptance };
         let key = KeyLimits { rpm: self.rpm, tpm: self.tpm, concurrent: self.concurrent, ..KeyLimits::default() };
-        Setup { options, key, load, machine, seed: self.seed }
+        Setup { options, key, load, machine, key_changes: None, seed: self.seed }
     }
 }
 

@@ -92,6 +92,36 @@ impl Batch {
         self.scheduler.add_key(limits)
     }
 
+    /// Replaces the limits of a key, and enables it if it is disabled. What it has used of its limits per time stays
+    /// used.
+    ///
+    /// # Panics
+    /// There is no such key, or the weight is not positive.
+    pub fn set_key(&mut self, now: Micros, key: sched::KeyId, limits: sched::KeyLimits) {
+        self.scheduler.set_key(now, key, limits);
+    }
+
+    /// Disables a key: its accepted requests end normally, new ones are refused with [`Rejection::UnknownKey`].
+    ///
+    /// # Panics
+    /// There is no such key.
+    pub fn disable_key(&mut self, key: sched::KeyId) {
+        self.scheduler.disable_key(key);
+    }
+
+    /// Returns the use of a key at a time, if there is such a key.
+    pub fn key_usage(&self, now: Micros, key: sched::KeyId) -> Option<sched::KeyUsage> {
+        self.scheduler.key_usage(now, key)
+    }
+
+    /// Adds the use of a key in an earlier run to that of this one: its tokens of the day and its totals.
+    ///
+    /// # Panics
+    /// There is no such key.
+    pub fn restore_usage(&mut self, now: Micros, key: sched::KeyId, usage: &sched::KeyUsage) {
+        self.scheduler.restore_usage(now, key, usage);
+    }
+
     /// Queues a request that [`check`](super::check) allows, and returns its number. `index` is the number that events
     /// of its tokens carry; it also selects the random numbers of a request without a seed.
     ///

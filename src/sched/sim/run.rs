@@ -58,6 +58,9 @@ pub struct Setup {
     pub load: Load,
     /// Speed of the engine.
     pub machine: Machine,
+    /// Time between two changes of keys, each of which disables a random key or gives it random limits; `None`: keys
+    /// keep their limits.
+    pub key_changes: Option<Micros>,
     /// Seed of all random numbers.
     pub seed: u64,
 }
@@ -96,7 +99,18 @@ struct Simulation {
     now: Micros,
     /// Random numbers for draft tokens.
     rng: Rng,
+    changes: KeyChanges,
     results: Results,
+}
+
+/// Changes of keys.
+struct KeyChanges {
+    every: Option<Micros>,
+    next: Option<Micros>,
+    rng: Rng,
+    keys: usize,
+    /// Limits of every key at the start.
+    limits: KeyLimits,
 }
 
 /// Number of events between two calls of the function that may stop a simulation.
@@ -120,6 +134,13 @@ pub fn simulate(setup: &Setup, stop: &dyn Fn() -> bool) -> Result<Results, Strin
         flight: None,
         now: 0,
         rng: Rng::new(!setup.seed),
+        changes: KeyChanges {
+            every: setup.key_changes,
+            next: setup.key_changes,
+            rng: Rng::new(setup.seed ^ 0xC0FF_EE00),
+            keys,
+            limits: setup.key.clone(),
+        },
         results: Results::new(keys),
     };
     let mut events = 0u64;
@@ -143,13 +164,16 @@ impl Simulation {
             Some((end, _)) => Some(*end),
             None => self.scheduler.next_timer().filter(|_| busy),
         };
-        let next = [arrival, action, engine].into_iter().flatten().min();
+        let change = self.changes.next;
+        let next = [arrival, action, engine, change].into_iter().flatten().min();
         let Some(next) = next.filter(|_| arrival.is_some() || busy) else { return Ok(false) };
         self.measure(next);
         if engine == Some(next) {
             self.finish_step();
         } else if action == Some(next) {
             self.act();
+        } else if change == Some(next) {
+            self.change_key();
         } else if let Some(arrival) = self.arrivals.next() {
             self.arrive(arrival);
         }
@@ -194,6 +218,26 @@ impl Simulation {
             Action::Disconnect => _ = self.scheduler.cancel(id),
             Action::Continue => self.scheduler.pause(id, false),
         }
+    }
+
+    /// Disables a random key, or gives it random limits.
+    fn change_key(&mut self) {
+        let KeyChanges { every, rng, keys, limits, .. } = &mut self.changes;
+        let key = (rng.next_u64() % *keys as u64) as usize;
+        let mut limit = |most: u64| Some(1 + rng.next_u64() % most).filter(|limit| limit.is_multiple_of(2));
+        let (rpm, tpm, tokens_per_day) = (limit(600), limit(200_000), limit(50_000_000));
+        let (concurrent, weight, priority) = (limit(50).map(|n| n as usize), limit(40), limit(6));
+        match limit(8) {
+            Some(_) => {
+                let weight = weight.map_or(limits.weight, |tenths| tenths as f64 / 10.0);
+                let max_priority = priority.map_or(limits.max_priority, |n| n as i32 - 3);
+                let limits = KeyLimits { weight, rpm, tpm, tokens_per_day, concurrent, max_priority, ..limits.clone() };
+                self.scheduler.set_key(self.now, key, limits);
+            }
+            None if rng.next_u64().is_multiple_of(2) => self.scheduler.disable_key(key),
+            None => self.scheduler.set_key(self.now, key, limits.clone()),
+        }
+        self.changes.next = every.map(|every| self.now + every);
     }
 
     fn plan(&mut self) {

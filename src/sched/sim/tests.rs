@@ -29,6 +29,7 @@ fn setup() -> Setup {
             slow_readers: 0.0,
         },
         machine: Machine { prefill_rate: 4000.0, steps: vec![(0, 5_000), (8, 9_000)], acceptance: 0.6 },
+        key_changes: None,
         seed: 1,
     }
 }
@@ -81,6 +82,18 @@ fn a_flooding_key_does_not_take_the_share_of_the_others() {
 }
 
 #[test]
+fn changes_of_keys_while_requests_are_computed_break_no_invariant() {
+    let mut setup = setup();
+    (setup.load.rate, setup.load.requests, setup.load.disconnects) = (8.0, 10_000, 0.1);
+    setup.key_changes = Some(SECOND / 2);
+    let results = simulate(&setup, &|| false).unwrap();
+    assert_eq!(results.ends.values().sum::<u64>(), 10_000, "each request ends once");
+    for end in ["stop", "unknown_key", "rate", "concurrent"] {
+        assert!(results.ends.get(end).is_some_and(|count| *count > 5), "{end}: {:?}", results.ends);
+    }
+}
+
+#[test]
 fn shared_heads_are_computed_once_per_adapter() {
     let mut setup = setup();
     (setup.load.heads, setup.load.head_tokens, setup.load.adapters) = (1, 1024, 2);
@@ -108,9 +121,10 @@ proptest! {
         (seed, rate, pages, seqs) in (any::<u64>(), 0.5..50.0f64, 40..300u32, 1..40usize),
         (flood, giants, disconnects, slow) in (0.0..0.9f64, 0.0..0.3f64, 0.0..0.5f64, 0.0..0.3f64),
         (step_tokens, drafts, heads, on) in (1..800u32, 0..5u32, 0..5usize, proptest::option::of(1.0..50.0f64)),
+        key_changes in proptest::option::of(SECOND / 20..10 * SECOND),
     ) {
         let mut setup = setup();
-        setup.seed = seed;
+        (setup.seed, setup.key_changes) = (seed, key_changes);
         let options = &mut setup.options;
         (options.pages, options.max_seqs, options.max_step_tokens, options.drafts) = (pages, seqs, step_tokens, drafts);
         let load = &mut setup.load;
