@@ -5,3 +5,4 @@
 
 pub mod keys;
 mod toml_text;
+pub mod usage;
