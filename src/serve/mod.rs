@@ -3,6 +3,8 @@
 //! One thread per model computes ([`crate::runtime::generate::Batch`]), a few threads encode prompts, and one thread
 //! runs all connections. They exchange messages only.
 
+pub mod config;
 pub mod keys;
+pub mod origin;
 mod toml_text;
 pub mod usage;
