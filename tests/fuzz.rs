@@ -174,6 +174,8 @@ fn has_structure(target: &Target, input: &[u8]) -> bool {
             let source = source.replace("endgeneration", "endif").replace("generation", "if true");
             minijinja::Environment::new().template_from_str(&source).is_ok()
         }),
+        #[cfg(feature = "serve")]
+        "api_keys" | "serve_config" => toml::from_slice::<toml::Table>(input).is_ok(),
         "dedup" => serde_json::from_slice::<serde_json::Value>(&[input, b"}"].concat()).is_ok(),
         _ => serde_json::Deserializer::from_slice(input).into_iter::<serde_json::Value>().all(|text| text.is_ok()),
     }

@@ -273,7 +273,14 @@ fn load(engine: &mut Engine, speeds: &Speeds, seconds: f64, server: Option<&Serv
         slow_readers: 0.0,
     };
     let (options, seed) = (limits(engine), 5);
-    let setup = Setup { options: options.clone(), key: KeyLimits::default(), load: load.clone(), machine, seed };
+    let setup = Setup {
+        options: options.clone(),
+        key: KeyLimits::default(),
+        load: load.clone(),
+        machine,
+        key_changes: None,
+        seed,
+    };
     let simulated = simulate(&setup, &|| false).expect("the rules of the scheduler");
     let (mut rng, vocab) = (Rng::new(4), engine.config().vocab);
     // The real model has no end of its own, so the answer is cut where the simulated one ends.

@@ -73,6 +73,12 @@ pub const TARGETS: &[Target] = &[
     Target { name: "tokenizer", allowance: PIPELINES, limit_ms: SECOND, run: tokenizer },
     Target { name: "template", allowance: STEPPED, limit_ms: SECOND, run: template },
     Target { name: "constraint", allowance: MATCHERS.0, limit_ms: MATCHERS.1, run: constraint },
+    #[cfg(feature = "serve")]
+    Target { name: "api_keys", allowance: LISTS, limit_ms: SECOND, run: api_keys },
+    #[cfg(feature = "serve")]
+    Target { name: "serve_config", allowance: LISTS, limit_ms: SECOND, run: serve_config },
+    #[cfg(feature = "serve")]
+    Target { name: "key_usage", allowance: LISTS, limit_ms: SECOND, run: key_usage },
 ];
 
 /// Length in bytes of the data files against which descriptions and manifests are validated.
@@ -361,4 +367,45 @@ fn constraint(data: &[u8]) {
     if state.is_complete() && matches!(source, ConstraintSource::JsonSchema(_)) {
         serde_json::from_slice::<serde_json::Value>(&generated).expect("a complete answer is JSON");
     }
+}
+
+/// Parses a file of API keys, uses each key, and gives a scheduler those of the file.
+#[cfg(feature = "serve")]
+fn api_keys(data: &[u8]) {
+    use iec::sched::{NoCache, Options, Scheduler};
+    use iec::serve::keys::{KeyChange, KeyIds, Keys};
+    let Ok(keys) = Keys::parse(data) else { return };
+    assert_eq!(keys.find(&String::from_utf8_lossy(data)), None, "the file holds digests, not keys");
+    let mut scheduler = Scheduler::new(Options::with_pages(8, 512), NoCache);
+    let changes = KeyIds::default().update(&keys);
+    assert_eq!(changes.len(), keys.list().len());
+    for change in changes {
+        if let KeyChange::Add(limits) = change {
+            let key = scheduler.add_key(limits);
+            let request = iec::sched::Request { key, priority: 0, prompt: 1, max_tokens: 1, deadline: None };
+            let _ = scheduler.arrive(0, request);
+        }
+    }
+    scheduler.check().expect("limits of a file are valid");
+}
+
+/// Parses the configuration of a server, and prints the settings that it results in.
+#[cfg(feature = "serve")]
+fn serve_config(data: &[u8]) {
+    use iec::serve::config::Given;
+    use iec::serve::origin::HostPolicy;
+    let Ok(given) = Given::parse(data) else { return };
+    let Ok(settings) = Given::merge(Given::default(), given) else { return };
+    let _ = settings.to_json().to_string();
+    let _ = settings.check_host(false);
+    assert!(HostPolicy::of(&settings, false).allows("localhost:8080"));
+}
+
+/// Parses a file of usage counters; accepted ones are written and read again.
+#[cfg(feature = "serve")]
+fn key_usage(data: &[u8]) {
+    use iec::serve::usage::Saved;
+    let Ok(saved) = Saved::parse(data) else { return };
+    let again = Saved::parse(&saved.usage.to_bytes(saved.at)).expect("what is written can be read");
+    assert_eq!(again, saved);
 }

@@ -222,7 +222,14 @@ mod tests {
             slow_readers: 0.0,
         };
         let machine = Machine { prefill_rate: 2000.0, steps: vec![(1, 5500), (9, 9500)], acceptance: 0.0 };
-        Setup { options: Options::with_pages(200, 2048), key: KeyLimits::default(), load, machine, seed: 3 }
+        Setup {
+            options: Options::with_pages(200, 2048),
+            key: KeyLimits::default(),
+            load,
+            machine,
+            key_changes: None,
+            seed: 3,
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod json;
 mod pickle;
 mod safetensors;
 mod template;
+mod toml;
 
 use iec::rng::Rng;
 use std::ops::Range;
@@ -21,6 +22,7 @@ pub fn mutate(target: &str, input: &[u8], other: &[u8], rng: &mut Rng, limit: us
         "pickle" => pickle::mutate,
         "gguf" => gguf::mutate,
         "template" => template::mutate,
+        "api_keys" | "serve_config" => toml::mutate,
         "dedup" => json::mutate_open,
         _ => json::mutate,
     };

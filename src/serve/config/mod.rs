@@ -248,7 +248,7 @@ settings! {
     drain_timeout: Duration = Duration::from_secs(60);
     /// Refuse requests with unknown fields instead of ignoring these
     strict_fields: bool = false;
-    /// Origin of web pages that may use the server, like https://chat.example, or * for all; repeatable
+    /// Origin of web pages that may use the server (scheme, host and port), or * for all; repeatable
     cors_origin: Vec<String> = Vec::new();
     /// Name in the Host header that is accepted besides those of the interface, or * for all; repeatable
     allowed_host: Vec<String> = Vec::new();
