@@ -99,7 +99,13 @@ pub struct Target {
 
 impl App {
     /// Creates the state of a server that is starting.
-    pub fn new(settings: ServeSettings, models: Vec<Arc<Model>>, keys: Keys, metrics: Arc<Metrics>, log: LogLine) -> App {
+    pub fn new(
+        settings: ServeSettings,
+        models: Vec<Arc<Model>>,
+        keys: Keys,
+        metrics: Arc<Metrics>,
+        log: LogLine,
+    ) -> App {
         let mut key_ids = KeyIds::default();
         let changes = key_ids.update(&keys);
         models.iter().for_each(|model| model.send(Command::Keys(changes.clone())));
@@ -189,12 +195,12 @@ impl App {
         let model = match (name, &self.models[..]) {
             (None, [only]) => Some((only.clone(), None)),
             (None, _) => return Err(ApiError::field("model", "found none, but this server has several models")),
-            (Some(name), models) => models.iter().find(|model| model.name == name).map(|model| (model.clone(), None)).or_else(
-                || {
+            (Some(name), models) => {
+                models.iter().find(|model| model.name == name).map(|model| (model.clone(), None)).or_else(|| {
                     let adapter = self.adapters().get(name)?.clone();
                     Some((self.models.get(adapter.model)?.clone(), Some(name.to_string())))
-                },
-            ),
+                })
+            }
         };
         let unknown = |name: &str| {
             let error = ApiError::field("model", format!("there is no model `{name}`; GET /v1/models lists them"));
@@ -210,7 +216,9 @@ impl App {
             (Phase::Draining, _) => return Err(unavailable("the server is shutting down", "draining", 30)),
             (_, Status::Ready(facts)) => facts,
             (_, Status::Loading) => return Err(unavailable("the model is loading", "loading", 2)),
-            (_, Status::Failed(why)) => return Err(unavailable(&format!("the model cannot be used: {why}"), "failed", 30)),
+            (_, Status::Failed(why)) => {
+                return Err(unavailable(&format!("the model cannot be used: {why}"), "failed", 30));
+            }
         };
         let adapters = own.map(|name| (name, 1.0)).into_iter().chain(named.iter().cloned()).collect();
         let shown = if shown.is_empty() { model.name.clone() } else { shown.to_string() };

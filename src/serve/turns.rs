@@ -37,8 +37,12 @@ pub struct Turn<'a> {
 impl Turns {
     /// Creates the turns of `models` models.
     pub fn new(models: usize) -> Turns {
-        let state =
-            State { busy: false, used: vec![Duration::ZERO; models], waits: vec![false; models], floor: Duration::ZERO };
+        let state = State {
+            busy: false,
+            used: vec![Duration::ZERO; models],
+            waits: vec![false; models],
+            floor: Duration::ZERO,
+        };
         Turns { state: Mutex::new(state), ended: Condvar::new() }
     }
 

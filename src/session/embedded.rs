@@ -1,9 +1,10 @@
 //! The model that is embedded in this library: stories260K, trained on TinyStories, as a Hugging Face checkpoint of
 //! one megabyte.
 
+use crate::convert::pack::{PackOptions, pack};
 use crate::error::{Context, Result};
 use crate::output::write_atomically;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Name of the model in reports.
 pub const NAME: &str = "embedded:stories260k";
@@ -16,6 +17,17 @@ const FILES: &[(&str, &[u8])] = &[
     ("tokenizer_config.json", include_bytes!("../../assets/stories260k/tokenizer_config.json")),
     ("model.safetensors", include_bytes!("../../assets/stories260k/model.safetensors")),
 ];
+
+/// Packs the model into `dir`, which exists, and returns the directory of the pack.
+///
+/// # Errors
+/// A file cannot be written.
+pub fn pack_into(dir: &Path) -> Result<PathBuf> {
+    let (checkpoint, packed) = (dir.join("checkpoint"), dir.join("pack"));
+    write_to(&checkpoint)?;
+    pack(&PackOptions { hf_dir: checkpoint, out_dir: packed.clone(), ..PackOptions::default() })?;
+    Ok(packed)
+}
 
 /// Writes the checkpoint into `dir`, which is created if missing.
 pub fn write_to(dir: &Path) -> Result<()> {

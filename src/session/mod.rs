@@ -26,7 +26,6 @@ pub mod trace;
 pub mod usage;
 
 use crate::convert::gguf::Gguf;
-use crate::convert::pack::{PackOptions, pack};
 use crate::error::{Cause, Context, Error, Result};
 use crate::files;
 use crate::iebin::reader::{NAME_A_PACK, read_description};
@@ -230,7 +229,8 @@ impl Session {
     /// Its files cannot be written into the directory for temporary files, or the engine cannot run it with these
     /// options.
     pub fn open_embedded(options: &SessionOptions) -> Result<Session> {
-        let (_home, packed) = packed_embedded()?;
+        let home = tempfile::tempdir()?;
+        let packed = embedded::pack_into(home.path())?;
         let name = options.name.clone().or_else(|| Some(embedded::NAME.into()));
         // The weights stay mapped after their file is removed with the directory.
         Session::open(&packed, &SessionOptions { name, ..options.clone() })
@@ -489,15 +489,6 @@ impl SessionOptions {
             Speculation::Draft(dir) => Speculator::draft(self.open_draft(dir, tokenizer, engine.threads())?, engine),
         })
     }
-}
-
-/// Packs the embedded model into a directory for temporary files, which is removed with the first value.
-fn packed_embedded() -> Result<(tempfile::TempDir, PathBuf)> {
-    let home = tempfile::tempdir()?;
-    let (checkpoint, packed) = (home.path().join("checkpoint"), home.path().join("pack"));
-    embedded::write_to(&checkpoint)?;
-    pack(&PackOptions { hf_dir: checkpoint, out_dir: packed.clone(), ..PackOptions::default() })?;
-    Ok((home, packed))
 }
 
 /// Returns the path of the description of the pack at `path`.

@@ -95,16 +95,7 @@ impl SessionOptions {
     }
 }
 
-impl SessionOptions {
-    /// Plans the memory of a session of the embedded model.
-    ///
-    /// # Errors
-    /// Its files cannot be written into the directory for temporary files, or the options do not suit it.
-    pub fn plan_embedded(&self, batch: usize) -> Result<MemoryPlan> {
-        let (_home, packed) = super::packed_embedded()?;
-        self.plan(&packed, batch)
-    }
-}
+impl SessionOptions {}
 
 impl MemoryPlan {
     fn new(needs: &Needs, batch: usize, process_bytes: u64, left_bytes: Option<u64>) -> MemoryPlan {

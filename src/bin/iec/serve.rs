@@ -15,8 +15,9 @@ use iec::session::plan::MemoryPlan;
 use iec::session::{Session, SessionOptions, Speculation, embedded};
 use serde_json::json;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use tempfile::TempDir;
 
 /// Heading of the options of the server in the help.
 const HEADING: &str = "Server";
@@ -104,7 +105,9 @@ impl FromArgMatches for SettingArgs {
                 None => Vec::new(),
             };
             for text in texts {
-                let wrong = |why: String| clap::Error::raw(clap::error::ErrorKind::ValueValidation, format!("--{name}: {why}\n"));
+                let wrong = |why: String| {
+                    clap::Error::raw(clap::error::ErrorKind::ValueValidation, format!("--{name}: {why}\n"))
+                };
                 given.set(&name, &text).map_err(wrong)?;
             }
         }
@@ -219,32 +222,45 @@ struct Served {
     spec: Option<PathBuf>,
     places: Places,
     options: SessionOptions,
+    /// Keeps the pack from being removed while it is served.
+    held: Mutex<Held>,
+}
+
+/// What keeps a pack in its place.
+#[derive(Default)]
+struct Held {
+    /// Use of an entry of the cache.
+    found: Option<Resolved>,
+    /// Directory of the embedded model.
+    embedded: Option<(TempDir, PathBuf)>,
 }
 
 impl Served {
     /// Returns the function that opens the model.
     fn opener(self) -> Open {
-        // Keeps entries of the cache from being removed while they are served.
-        let held: Mutex<Option<Resolved>> = Mutex::default();
-        Box::new(move || {
-            let Some(spec) = &self.spec else { return Session::open_embedded(&self.options) };
-            let found = resolve(spec, self.options.engine.precision, &self.places)?;
-            let session = Session::open(&found.pack, &self.options);
-            if let Ok(mut held) = held.lock() {
-                *held = Some(found);
+        Box::new(move || Session::open(&self.pack()?, &self.options))
+    }
+
+    /// Finds or makes the pack.
+    fn pack(&self) -> Result<PathBuf> {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        match (&self.spec, &held.embedded) {
+            (Some(spec), _) => {
+                let found = resolve(spec, self.options.engine.precision, &self.places)?;
+                Ok(held.found.insert(found).pack.clone())
             }
-            session
-        })
+            (None, Some((_, pack))) => Ok(pack.clone()),
+            (None, None) => {
+                let home = tempfile::tempdir()?;
+                let pack = embedded::pack_into(home.path())?;
+                held.embedded = Some((home, pack.clone()));
+                Ok(pack)
+            }
+        }
     }
 
     fn plan(&self, sequences: usize) -> Result<MemoryPlan> {
-        match &self.spec {
-            None => self.options.plan_embedded(sequences),
-            Some(spec) => {
-                let found = resolve(spec, self.options.engine.precision, &self.places)?;
-                self.options.plan(&found.pack, sequences)
-            }
-        }
+        self.options.plan(&self.pack()?, sequences)
     }
 }
 
@@ -320,6 +336,7 @@ impl Args {
             name,
             spec,
             places: places.clone(),
+            held: Mutex::default(),
         };
         Ok(named.into_iter().map(served).collect())
     }

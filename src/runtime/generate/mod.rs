@@ -102,7 +102,8 @@ impl Request {
     fn known(&self, engine: &Engine) -> usize {
         let common = |prefix: &CachedPrefix| prefix.ids.iter().zip(&self.ids).take_while(|(a, b)| a == b).count();
         let adapters = self.adapters(engine);
-        let usable = self.prefix.as_ref().filter(|prefix| prefix.sequence.adapters.is(adapters) && self.score.is_none());
+        let usable =
+            self.prefix.as_ref().filter(|prefix| prefix.sequence.adapters.is(adapters) && self.score.is_none());
         usable.map_or(0, common).min(self.ids.len().saturating_sub(1))
     }
 }
@@ -516,7 +517,9 @@ pub fn check_within(request: &Request, context: usize, vocab: usize) -> Result<(
     }
     let mut named = request.ends.tokens.iter().chain(request.allowed.iter());
     if let Some(id) = named.find(|id| **id as usize >= vocab) {
-        return Err(Error::usage(format!("found token {id}, expected an id below {vocab}, the size of the vocabulary")));
+        return Err(Error::usage(format!(
+            "found token {id}, expected an id below {vocab}, the size of the vocabulary"
+        )));
     }
     match request.ids.iter().find(|id| **id as usize >= vocab) {
         Some(id) => {

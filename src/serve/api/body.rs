@@ -365,7 +365,9 @@ mod tests {
     fn deep_repeated_and_broken_bodies_are_refused() {
         let nested = |depth: usize| format!("{{\"a\": {}{}}}", "[".repeat(depth), "]".repeat(depth));
         assert!(Body::parse(nested(DEPTH - 1).as_bytes()).is_ok());
-        for text in [nested(DEPTH).as_str(), "{\"a\": 1, \"a\": 2}", "[]", "", "{", "{} x", "{\"a\": {\"b\": 1, \"b\": 2}}"] {
+        for text in
+            [nested(DEPTH).as_str(), "{\"a\": 1, \"a\": 2}", "[]", "", "{", "{} x", "{\"a\": {\"b\": 1, \"b\": 2}}"]
+        {
             assert_eq!(Body::parse(text.as_bytes()).unwrap_err().status.as_u16(), 400, "{text}");
         }
         assert!(Body::parse(format!("{{\"a\": \"{}\"}}", "[".repeat(100)).as_bytes()).is_ok());

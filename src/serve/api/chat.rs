@@ -168,8 +168,7 @@ impl Chat {
             _ => Value::Null,
         };
         let text = &self.texts[choice];
-        let mut part =
-            json!({"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": text.finish});
+        let mut part = json!({"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": text.finish});
         if text.finish.is_some() {
             part["stop_reason"] = text.stop_reason.clone();
         }

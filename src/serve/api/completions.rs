@@ -163,12 +163,7 @@ struct Shown {
 
 impl Completions {
     /// Creates the answer to a request that was prepared.
-    pub fn new(
-        named: Named,
-        request: &CompletionRequest,
-        plan: &Plan,
-        prepared: &Prepared,
-    ) -> Completions {
+    pub fn new(named: Named, request: &CompletionRequest, plan: &Plan, prepared: &Prepared) -> Completions {
         let settings = &request.settings;
         let texts = (0..prepared.choices.len()).map(|_| Text::default()).collect();
         let prompt = prepared.prompts.iter().map(Vec::len).sum();
@@ -260,7 +255,8 @@ impl Completions {
     fn best(&self) -> Vec<usize> {
         let mean = |choice: &usize| self.texts[*choice].sum / self.texts[*choice].ids.len().max(1) as f64;
         let of_prompt = |prompt: usize| {
-            let mut choices: Vec<usize> = (prompt * self.request.best_of..(prompt + 1) * self.request.best_of).collect();
+            let mut choices: Vec<usize> =
+                (prompt * self.request.best_of..(prompt + 1) * self.request.best_of).collect();
             if self.request.best_of > self.request.n {
                 choices.sort_by(|a, b| mean(b).total_cmp(&mean(a)).then(a.cmp(b)));
                 choices.truncate(self.request.n);

@@ -76,7 +76,9 @@ impl ApiError {
             Rejection::MaxTokens => {
                 return ApiError::field("max_tokens", "the API key does not allow so long an answer");
             }
-            Rejection::Concurrent => ("the API key has its largest number of unfinished requests", "rate_limit_exceeded"),
+            Rejection::Concurrent => {
+                ("the API key has its largest number of unfinished requests", "rate_limit_exceeded")
+            }
             Rejection::Rate(None) => {
                 let message = "the request alone has more tokens than the API key may use per minute or per day";
                 let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, message).code("rate_limit_exceeded");

@@ -126,7 +126,8 @@ pub fn prepare(encoder: &Encoder<'_>, sources: &[Source], plan: &Plan) -> MaybeP
             Source::Chat(chat) => constraint_of(encoder, chat, &ids, plan)?,
             _ => plan.settings.constraint.clone(),
         };
-        let constraint = constraint.map(|source| plan.facts.constraints.get(source, |source| encoder.constraint(source)));
+        let constraint =
+            constraint.map(|source| plan.facts.constraints.get(source, |source| encoder.constraint(source)));
         let constraint = constraint.transpose().map_err(|e| ApiError::of_field("response_format", &e))?;
         for text in 0..plan.texts {
             let seed = plan.seed.wrapping_add((prepared.prompts.len() * plan.texts + text) as u64);

@@ -295,7 +295,10 @@ mod tests {
         )
         .unwrap();
         assert_eq!((all.sampling.temperature, all.sampling.top_k, all.n), (Some(0.5), Some(0), 2));
-        assert_eq!((all.seed, all.stop.as_slice(), all.stop_tokens.as_slice()), (Some(u64::MAX), &["x".into()][..], &[3][..]));
+        assert_eq!(
+            (all.seed, all.stop.as_slice(), all.stop_tokens.as_slice()),
+            (Some(u64::MAX), &["x".into()][..], &[3][..])
+        );
         assert_eq!((all.allowed.as_slice(), all.sampling.priority, all.truncate), (&[2, 4][..], 3, Some(7)));
         assert!(all.stream && all.include_usage && all.ignore_eos && all.include_stop && all.show_special);
         assert_eq!(all.sampling.adapters, Some(vec![("a".into(), 0.5)]));
