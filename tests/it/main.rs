@@ -76,6 +76,8 @@ mod resources;
 mod resume;
 mod run;
 mod schedules;
+#[cfg(feature = "serve")]
+mod serve;
 mod sign;
 mod signals;
 mod speculate;

@@ -56,6 +56,9 @@ pub struct Request {
     pub ends: Ends,
     /// Show special tokens in this text, whatever the run does.
     pub show_special: bool,
+    /// Whether the text continues that of the prompt: a space before its first word is then part of it. Otherwise, it
+    /// is decoded as a text of its own.
+    pub continues: bool,
     /// Tokens that may be generated, in ascending order; empty = all.
     pub allowed: Arc<[u32]>,
     /// `Some(k)`: report the probability of each token of the prompt but the first, and the `k` most likely ones. The

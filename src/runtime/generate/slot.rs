@@ -92,6 +92,11 @@ impl Slot {
         let constraint = request.constraint.map(|constraint| masks.begin(&constraint)).transpose()?;
         let most = request.max_new.min(engine.context() + 1 - prompt_tokens);
         let mut ids = request.ids;
+        let hides_special = !(options.show_special || request.show_special);
+        let stream = match options.tokenizer.filter(|_| request.continues) {
+            Some(tokenizer) => TextStream::after(&ids, tokenizer, hides_special)?,
+            None => TextStream::new(hides_special),
+        };
         ids.reserve(most);
         Ok(Slot {
             index,
@@ -103,7 +108,7 @@ impl Slot {
             logprobs: request.logprobs,
             sampler,
             constraint,
-            stream: TextStream::new(!(options.show_special || request.show_special)),
+            stream,
             stop: StopMatcher::new(&request.stop),
             stop_strings: request.stop,
             text: String::new(),

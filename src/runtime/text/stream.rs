@@ -28,6 +28,18 @@ impl TextStream {
         TextStream { skip_special, window: Vec::with_capacity(2 * WINDOW), shown: 0 }
     }
 
+    /// Creates a stream for a text that continues `before`: its first token keeps the space that is dropped at the
+    /// beginning of a text.
+    ///
+    /// # Errors
+    /// The tokens cannot be decoded.
+    pub fn after(before: &[u32], tokenizer: &Tokenizer, skip_special: bool) -> Result<TextStream> {
+        let mut stream = TextStream::new(skip_special);
+        let tail = before.len().saturating_sub(WINDOW / 2);
+        before[tail..].iter().try_for_each(|id| stream.push(tokenizer, *id).map(drop))?;
+        Ok(stream)
+    }
+
     /// Appends the next id and returns the text that is now settled; often it is empty.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String> {
         let Some(token) = tokenizer.token(id) else { return Ok(String::new()) };
@@ -139,6 +151,23 @@ mod tests {
             // Some pipelines put the leading space of a text into a separate token, which shows nothing.
             assert!(late <= 1, "{}", tokenizer.path().display());
             assert_eq!(stream.finish(&tokenizer).unwrap(), "");
+        }
+    }
+
+    #[test]
+    fn a_text_that_continues_another_one_is_the_rest_of_both() {
+        for (tokenizer, _) in fixtures() {
+            let ids = tokenizer.encode_plain("Once upon a time there was a cat. It sat on a mat.").unwrap();
+            let whole = tokenizer.decode(&ids, false).unwrap();
+            for cut in 1..ids.len() {
+                let mut stream = TextStream::after(&ids[..cut], &tokenizer, false).unwrap();
+                let mut rest = String::new();
+                ids[cut..].iter().for_each(|id| rest += &stream.push(&tokenizer, *id).unwrap());
+                rest += &stream.finish(&tokenizer).unwrap();
+                let before = tokenizer.decode(&ids[..cut], false).unwrap();
+                let before = before.strip_suffix(char::REPLACEMENT_CHARACTER).unwrap_or(&before);
+                assert_eq!(format!("{before}{rest}"), whole, "{} after {cut} tokens", tokenizer.path().display());
+            }
         }
     }
 

@@ -178,6 +178,7 @@ fn request(ids: Vec<u32>, sampling: Sampling, seed: u64, source: &Source, plan: 
             include_stop: settings.include_stop,
         },
         show_special: settings.show_special,
+        continues: !matches!(source, Source::Chat(_)),
         allowed: settings.allowed.clone().into(),
         ids,
         ..Request::default()

@@ -1,0 +1,65 @@
+//! Adapters of a server: named by requests, loaded and unloaded while it runs.
+
+use super::client::Server;
+use crate::common::{fixture, iec, packed_as};
+use serde_json::{Value, json};
+
+/// Returns the names of the models and adapters.
+fn names(server: &Server) -> Vec<String> {
+    let listed = server.get("/v1/models").json();
+    listed["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap().to_string()).collect()
+}
+
+fn ids(server: &Server, model: &str) -> Value {
+    let body = json!({"model": model, "prompt": [1, 5, 9, 14], "max_tokens": 8, "temperature": 0, "ignore_eos": true,
+                      "return_token_ids": true});
+    server.ask("/v1/completions", &body)["choices"][0]["token_ids"].clone()
+}
+
+#[test]
+fn adapters_change_answers_and_come_and_go() {
+    let pack = packed_as("lora-llama-gqa-base", &fixture("llama-gqa"), &[]);
+    let all = fixture("lora-llama-gqa");
+    let adapter = std::fs::read_dir(&all).unwrap().flatten().find(|entry| entry.path().join("adapter_config.json").exists());
+    let adapter = adapter.expect("an adapter").path();
+    let (pack_text, root) = (pack.display().to_string(), all.display().to_string());
+    let state = tempfile::tempdir().unwrap();
+    let state_text = state.path().display().to_string();
+    let options = [pack_text.as_str(), "--adapter-dir", &root, "--precision", "fp32", "--state-dir", &state_text];
+    let mut server = Server::start(&options);
+    let base = names(&server)[0].clone();
+    let plain = ids(&server, &base);
+    let name = adapter.file_name().unwrap().to_string_lossy().into_owned();
+    let load = |server: &Server, path: &str| server.post("/v1/load_lora_adapter", &json!({"lora_name": "x", "lora_path": path}));
+    for outside in ["/etc", "../llama-gqa", ".", "nothing"] {
+        assert_eq!(load(&server, outside).status, 400, "{outside}");
+    }
+    assert_eq!(load(&server, &name).status, 200, "{}", server.log());
+    assert_eq!(load(&server, &name).status, 409, "the name is in use");
+    assert_eq!(names(&server), [base.as_str(), "x"]);
+    let adapted = ids(&server, "x");
+    let lora = format!("x={}", adapter.display());
+    let ran = iec().args(["run", &pack_text, "--precision", "fp32", "--lora", &lora, "--json", "-n", "1", "-p", "x"]).output();
+    assert!(ran.unwrap().status.success());
+    assert_ne!(plain, adapted, "the adapter changes the answer");
+    let mixed = json!({"prompt": [1, 5, 9, 14], "max_tokens": 8, "temperature": 0, "ignore_eos": true,
+                       "return_token_ids": true, "adapters": [{"name": "x", "scale": 0.0}]});
+    assert_eq!(server.ask("/v1/completions", &mixed)["choices"][0]["token_ids"], plain, "a scale of 0 has no effect");
+
+    // The list survives a restart.
+    server.signal("TERM");
+    assert_eq!(server.end().code(), Some(0), "{}", server.log());
+    let server = Server::start(&options);
+    server.wait("the adapter", || names(&server).len() == 2);
+    assert_eq!(ids(&server, "x"), adapted);
+    let unload = || server.post("/v1/unload_lora_adapter", &json!({"lora_name": "x"})).status;
+    assert_eq!((unload(), unload()), (200, 404));
+    assert_eq!(names(&server), [base]);
+}
+
+#[test]
+fn without_a_directory_no_adapter_is_loaded() {
+    let server = Server::start(&[]);
+    let response = server.post("/v1/load_lora_adapter", &json!({"lora_name": "x", "lora_path": "y"}));
+    assert_eq!((response.status, response.json()["error"]["code"].as_str()), (403, Some("adapters_off")));
+}

@@ -1,0 +1,10 @@
+//! The server as its clients see it: `iec serve` in a process of its own, with requests over real sockets.
+
+mod adapters;
+mod answers;
+mod client;
+mod errors;
+mod keys;
+mod life;
+mod probabilities;
+mod streams;
