@@ -3,7 +3,7 @@
 use crate::common::{golden, iec, packed};
 use serde_json::{Value, json};
 
-const KEYS: [&str; 34] = [
+const KEYS: [&str; 40] = [
     "schema_version",
     "model",
     "architecture",
@@ -25,6 +25,12 @@ const KEYS: [&str; 34] = [
     "latency_p95_ms",
     "latency_p99_ms",
     "rss_peak_mb",
+    "cpu_user_s",
+    "cpu_system_s",
+    "page_faults_minor",
+    "page_faults_major",
+    "context_switches_voluntary",
+    "context_switches_involuntary",
     "kv_hits",
     "kv_misses",
     "tokens_drafted",
@@ -89,6 +95,7 @@ fn the_embedded_model_gives_one_line_with_every_key_in_order() {
     assert!(
         number("latency_p50_ms") <= number("latency_p95_ms") && number("latency_p95_ms") <= number("latency_p99_ms")
     );
+    assert!(number("cpu_user_s") > 0.0 && number("cpu_user_s") < 3.0 * number("wall_time_s") + 0.1);
     assert!(number("rss_peak_mb") > 1.0 && number("weights_bytes_per_token") > 1e6);
 }
 
