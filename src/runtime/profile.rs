@@ -10,8 +10,7 @@
 
 use super::cpu::Cpu;
 use super::cpu::counters::{Counters, Counts};
-use crate::progress;
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Stages of generation, in the order of reports.
@@ -136,7 +135,7 @@ impl Profile {
     /// whose hardware events are counted.
     pub fn restart(&mut self, on: bool) {
         self.cpu.time_waits(on);
-        self.counters = on.then(open_counters).flatten();
+        self.counters = on.then(Counters::open).and_then(|opened| opened.ok()).map(|open| (open, Counts::default()));
         self.last = on.then(|| (Instant::now(), self.cpu.waited()));
         self.spent = Stages::default();
     }
@@ -166,24 +165,6 @@ impl Profile {
     /// Returns the measurements and resets them to zero.
     pub fn take(&mut self) -> Stages {
         std::mem::take(&mut self.spent)
-    }
-}
-
-/// Opens the counters of this thread. The first failure of the process is noted for `-v`.
-fn open_counters() -> Option<(Counters, Counts)> {
-    static NOTED: Once = Once::new();
-    match Counters::open() {
-        Ok(counters) => Some((counters, Counts::default())),
-        Err(error) => {
-            let note = || {
-                format!(
-                    "note: --profile cannot count instructions, cycles and cache misses: perf_event_open: {error}; this \
-                     needs a machine with hardware counters and kernel.perf_event_paranoid of 2 or less"
-                )
-            };
-            NOTED.call_once(|| progress::detail(1, note));
-            None
-        }
     }
 }
 

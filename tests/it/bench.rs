@@ -101,8 +101,14 @@ fn the_embedded_model_gives_one_line_with_every_key_in_order() {
 
 #[test]
 fn a_profile_gives_the_stages_of_prefill_and_decode() {
-    let found = lines(&mut bench(&["--max-new", "5", "--profile", "--bytes-per-token", "4096", "--threads", "2"]));
-    let line = &found[0];
+    let mut command =
+        bench(&["--max-new", "5", "--profile", "--bytes-per-token", "4096", "--threads", "2", "--verbose"]);
+    let output = command.assert().success().get_output().clone();
+    let line = &parsed(&output.stdout)[0];
+    let notes = String::from_utf8(output.stderr).unwrap();
+    let counted = line["stages"].get("decode_counters").is_some();
+    assert_ne!(counted, notes.contains("no hardware events"), "events are counted, or the reason is noted: {notes}");
+    assert_eq!(counted, notes.contains("instr/cycle"));
     let sum = |part: &str| line["stages"][part].as_object().unwrap().values().map(|v| v.as_f64().unwrap()).sum::<f64>();
     let tokenizer = line["stages"]["prefill"]["tokenizer"].as_f64().unwrap();
     assert!(tokenizer > 0.0 && sum("decode") > 0.0);

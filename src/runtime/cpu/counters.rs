@@ -54,6 +54,15 @@ impl Counters {
             .map(Counters)
     }
 
+    /// Returns the reason why this thread's counters cannot be opened, in words for users; `None` if they can.
+    pub fn refusal() -> Option<String> {
+        let error = Counters::open().err()?;
+        Some(format!(
+            "no hardware events per stage: perf_event_open: {error}; they need a machine with hardware counters and \
+             kernel.perf_event_paranoid of 2 or less"
+        ))
+    }
+
     /// Returns the events since the counters were opened; `None` if the kernel cannot report them.
     pub fn read(&self) -> Option<Counts> {
         let [instructions, cycles, cache_misses] = self.0.read()?;
@@ -212,7 +221,9 @@ mod tests {
 
     #[test]
     fn hardware_counts_rise_where_they_are_allowed() {
-        let Ok(counters) = Counters::open() else { return };
+        let opened = Counters::open();
+        assert_eq!(opened.is_err(), Counters::refusal().is_some());
+        let Ok(counters) = opened else { return };
         let before = counters.read().unwrap();
         let sum = (0..100_000u64).fold(0, |sum, i| std::hint::black_box(sum ^ i));
         std::hint::black_box(sum);
