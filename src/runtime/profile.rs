@@ -4,8 +4,12 @@
 //! adds the time since the last call to that stage, except for the time in which the driving thread waited for other
 //! threads: that is a stage of its own, so all stages add up to the whole time. A disabled profile costs one branch per
 //! call.
+//!
+//! Where the machine has hardware counters and the system allows to read them, each lap also reads those of the driving
+//! thread. The other threads work in the same stage at the same time and have about the same counts.
 
 use super::cpu::Cpu;
+use super::cpu::counters::{Counters, Counts};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -66,29 +70,46 @@ impl Stage {
     }
 }
 
-/// Time per stage.
+/// Time per stage, and hardware events of the driving thread where they were counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Stages([Duration; Stage::NAMES.len()]);
+pub struct Stages {
+    times: [Duration; Stage::NAMES.len()],
+    counts: Option<[Counts; Stage::NAMES.len()]>,
+}
 
 impl Stages {
     /// Returns the time of a stage.
     pub fn get(&self, stage: Stage) -> Duration {
-        self.0[stage as usize]
+        self.times[stage as usize]
+    }
+
+    /// Returns the hardware events of a stage; `None` if they were not counted. [`Stage::BarrierWait`] has none: the
+    /// events of waiting count for the stage that waits.
+    pub fn counts(&self, stage: Stage) -> Option<Counts> {
+        self.counts.map(|counts| counts[stage as usize])
     }
 
     /// Adds time to a stage.
     pub fn add(&mut self, stage: Stage, time: Duration) {
-        self.0[stage as usize] += time;
+        self.times[stage as usize] += time;
     }
 
-    /// Adds the times of `other`.
+    /// Adds hardware events to a stage.
+    pub fn add_counts(&mut self, stage: Stage, counts: &Counts) {
+        self.counts.get_or_insert_default()[stage as usize].add(counts);
+    }
+
+    /// Adds the times and events of `other`.
     pub fn merge(&mut self, other: &Stages) {
-        self.0.iter_mut().zip(other.0).for_each(|(own, other)| *own += other);
+        self.times.iter_mut().zip(other.times).for_each(|(own, other)| *own += other);
+        for stage in Stage::all() {
+            other.counts(stage).iter().for_each(|counts| self.add_counts(stage, counts));
+        }
     }
 
     /// Returns the total time of all stages.
     pub fn total(&self) -> Duration {
-        self.0.iter().sum()
+        self.times.iter().sum()
     }
 }
 
@@ -99,18 +120,22 @@ pub struct Profile {
     cpu: Arc<Cpu>,
     /// Time of the last lap and the waiting time up to then; `None` when disabled.
     last: Option<(Instant, Duration)>,
+    /// Counters of the driving thread and their values at the last lap; `None` when disabled or not available.
+    counters: Option<(Counters, Counts)>,
     spent: Stages,
 }
 
 impl Profile {
     /// Creates a disabled stopwatch for a thread that drives `cpu`.
     pub fn new(cpu: Arc<Cpu>) -> Profile {
-        Profile { cpu, last: None, spent: Stages::default() }
+        Profile { cpu, last: None, counters: None, spent: Stages::default() }
     }
 
-    /// Enables or disables the stopwatch and discards its measurements.
+    /// Enables or disables the stopwatch and discards its measurements. The calling thread becomes the driving one,
+    /// whose hardware events are counted.
     pub fn restart(&mut self, on: bool) {
         self.cpu.time_waits(on);
+        self.counters = on.then(Counters::open).and_then(|opened| opened.ok()).map(|open| (open, Counts::default()));
         self.last = on.then(|| (Instant::now(), self.cpu.waited()));
         self.spent = Stages::default();
     }
@@ -129,6 +154,12 @@ impl Profile {
         self.spent.add(stage, elapsed.saturating_sub(waited));
         self.spent.add(Stage::BarrierWait, waited);
         *last = now;
+        if let Some((counters, last)) = &mut self.counters
+            && let Some(now) = counters.read()
+        {
+            self.spent.add_counts(stage, &now.since(last));
+            *last = now;
+        }
     }
 
     /// Returns the measurements and resets them to zero.
@@ -140,6 +171,20 @@ impl Profile {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn events_are_added_per_stage() {
+        let counts = Counts { instructions: 30, cycles: 20, cache_misses: 1 };
+        let mut stages = Stages::default();
+        stages.merge(&Stages::default());
+        assert_eq!(stages.counts(Stage::Mlp), None, "times alone are no events");
+        let mut more = Stages::default();
+        more.add_counts(Stage::Mlp, &counts);
+        stages.merge(&more);
+        stages.merge(&more);
+        assert_eq!(stages.counts(Stage::Mlp), Some(Counts { instructions: 60, cycles: 40, cache_misses: 2 }));
+        assert_eq!(stages.counts(Stage::Norms), Some(Counts::default()));
+    }
 
     #[test]
     fn laps_add_up_and_waiting_is_told_apart() {

@@ -2,6 +2,7 @@
 //! memory.
 
 use super::memory::peak_bytes;
+use super::usage::Usage;
 use super::{Generation, Session};
 use crate::runtime::generate::Completion;
 use serde::Serialize;
@@ -35,6 +36,10 @@ pub struct Metrics {
     pub latency_p99_ms: Option<f64>,
     /// Peak resident memory of the process in units of 10^6 bytes; `None` if the system does not report it.
     pub rss_peak_mb: Option<f64>,
+    /// Processor time, page faults and context switches of the process during `wall_time_s`; absent if the system does
+    /// not report them.
+    #[serde(flatten)]
+    pub usage: Option<Usage>,
     /// Prompt tokens whose keys and values were already in the KV cache.
     pub kv_hits: usize,
     /// Prompt tokens that were computed.
@@ -78,6 +83,7 @@ impl Metrics {
             latency_p95_ms: latencies.percentile(95),
             latency_p99_ms: latencies.percentile(99),
             rss_peak_mb: peak_bytes().map(|bytes| bytes as f64 / 1e6),
+            usage: generations.iter().filter_map(|one| one.usage).reduce(|sum, usage| sum.plus(&usage)),
             kv_hits: count(|done| done.reused_tokens),
             kv_misses,
             tokens_drafted: count(|done| done.drafted_tokens),

@@ -49,6 +49,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use template::{RenderProcess, Renderer};
+use usage::Usage;
 
 /// Tokens generated per prompt unless a request says otherwise.
 pub const MAX_NEW: usize = 128;
@@ -145,6 +146,8 @@ pub struct Generation {
     pub wall: Duration,
     /// Time during which GPUs computed.
     pub gpu: Duration,
+    /// Processor time, page faults and context switches of the process during the call, where the system reports them.
+    pub usage: Option<Usage>,
 }
 
 /// Opened model, ready to generate.
@@ -415,9 +418,11 @@ impl Parts<'_> {
             keep_interrupted: options.keep_interrupted,
         };
         self.engine.take_gpu_time();
-        let begin = Instant::now();
+        let (begin, before) = (Instant::now(), Usage::now());
         let outcome = generate(self.engine, self.speculator, &run)?;
-        Ok(Generation { outcome, wall: begin.elapsed(), gpu: self.engine.take_gpu_time() })
+        let wall = begin.elapsed();
+        let usage = Usage::now().zip(before).map(|(now, before)| now.since(&before));
+        Ok(Generation { outcome, wall, gpu: self.engine.take_gpu_time(), usage })
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::common::{golden, iec, packed};
 use serde_json::{Value, json};
 
-const KEYS: [&str; 34] = [
+const KEYS: [&str; 40] = [
     "schema_version",
     "model",
     "architecture",
@@ -25,6 +25,12 @@ const KEYS: [&str; 34] = [
     "latency_p95_ms",
     "latency_p99_ms",
     "rss_peak_mb",
+    "cpu_user_s",
+    "cpu_system_s",
+    "page_faults_minor",
+    "page_faults_major",
+    "context_switches_voluntary",
+    "context_switches_involuntary",
     "kv_hits",
     "kv_misses",
     "tokens_drafted",
@@ -89,13 +95,20 @@ fn the_embedded_model_gives_one_line_with_every_key_in_order() {
     assert!(
         number("latency_p50_ms") <= number("latency_p95_ms") && number("latency_p95_ms") <= number("latency_p99_ms")
     );
+    assert!(number("cpu_user_s") > 0.0 && number("cpu_user_s") < 3.0 * number("wall_time_s") + 0.1);
     assert!(number("rss_peak_mb") > 1.0 && number("weights_bytes_per_token") > 1e6);
 }
 
 #[test]
 fn a_profile_gives_the_stages_of_prefill_and_decode() {
-    let found = lines(&mut bench(&["--max-new", "5", "--profile", "--bytes-per-token", "4096", "--threads", "2"]));
-    let line = &found[0];
+    let mut command =
+        bench(&["--max-new", "5", "--profile", "--bytes-per-token", "4096", "--threads", "2", "--verbose"]);
+    let output = command.assert().success().get_output().clone();
+    let line = &parsed(&output.stdout)[0];
+    let notes = String::from_utf8(output.stderr).unwrap();
+    let counted = line["stages"].get("decode_counters").is_some();
+    assert_ne!(counted, notes.contains("no hardware events"), "events are counted, or the reason is noted: {notes}");
+    assert_eq!(counted, notes.contains("instr/cycle"));
     let sum = |part: &str| line["stages"][part].as_object().unwrap().values().map(|v| v.as_f64().unwrap()).sum::<f64>();
     let tokenizer = line["stages"]["prefill"]["tokenizer"].as_f64().unwrap();
     assert!(tokenizer > 0.0 && sum("decode") > 0.0);

@@ -134,7 +134,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     document.map_or(Ok(()), |document| measurement.merge_into(&document))?;
     let lines = measurement.lines;
     global.note(table(&lines));
-    lines.iter().filter_map(|line| line.stages.as_ref()).for_each(|stages| global.note(stages.table()));
+    lines.iter().filter_map(|line| line.stages.as_ref()).for_each(|stages| global.note_stages(stages));
     let wrong = lines.iter().flat_map(|line| &line.prompts).filter(|prompt| prompt.expected_ok == Some(false)).count();
     match (wrong, args.expected_tokens) {
         (1.., Some(file)) => Err(Error::refused(format!("{wrong} texts differ from the expected tokens"))

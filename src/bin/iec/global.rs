@@ -6,8 +6,10 @@ use clap::{Args, ColorChoice};
 use iec::error::{Error, Result, Signal};
 use iec::files;
 use iec::interrupt;
+use iec::report::measurement::stages::StageTimes;
 use iec::resources::{spawn, thread_refused};
 use iec::runtime::cpu;
+use iec::runtime::cpu::counters::Counters;
 use iec::runtime::cpu::place::{granted_processors, physical_cores};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -153,6 +155,14 @@ impl Global {
     pub fn note(&self, text: impl std::fmt::Display) {
         if !self.quiet {
             console::note(text);
+        }
+    }
+
+    /// Notes the times of the stages as a table, and with `--verbose` why hardware events are missing.
+    pub fn note_stages(&self, stages: &StageTimes) {
+        self.note(stages.table());
+        if self.is_verbose() && stages.decode_counters.is_none() {
+            Counters::refusal().iter().for_each(|reason| self.note(reason));
         }
     }
 

@@ -11,6 +11,7 @@ mod acts;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+pub mod counters;
 mod generic;
 mod kernels;
 mod low_rank;

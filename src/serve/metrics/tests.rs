@@ -192,7 +192,9 @@ fn busy() -> Metrics {
 fn every_event_changes_its_series() {
     let families = parse(&busy().render()).unwrap();
     let model = [("model_name", "tiny"), ("engine", "0")];
-    let cases: &[(&str, &str, &[(&str, &str)], f64)] = &[
+    /// Family, suffix of the series, labels, value.
+    type Case<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)], f64);
+    let cases: &[Case<'_>] = &[
         ("vllm:num_requests_running", "", &[], 3.0),
         ("vllm:num_requests_waiting", "", &[], 2.0),
         ("vllm:kv_cache_usage_perc", "", &[], 30.0 / 64.0),
@@ -252,6 +254,26 @@ fn each_name_of_the_contract_is_written() {
     assert!(value(&families, "process_resident_memory_bytes", "", &[]) > 1e6);
     assert!(value(&families, "process_start_time_seconds", "", &[]) > 1.7e9);
     assert!(value(&families, "process_open_fds", "", &[]) >= 3.0);
+}
+
+#[test]
+fn the_dashboard_uses_only_names_that_are_written() {
+    let dashboard: serde_json::Value = serde_json::from_str(include_str!("../../../dashboards/iec.json")).unwrap();
+    let families = parse(&busy().render()).unwrap();
+    let (names, mut used) = (regex::Regex::new(r"\b(vllm:|iec_|process_)\w+").unwrap(), BTreeSet::new());
+    for target in
+        dashboard["panels"].as_array().unwrap().iter().filter_map(|panel| panel["targets"].as_array()).flatten()
+    {
+        for name in names.find_iter(target["expr"].as_str().unwrap()).map(|found| found.as_str()) {
+            let base = ["_bucket", "_sum", "_count"].iter().find_map(|suffix| name.strip_suffix(suffix));
+            let family = base.filter(|base| families.get(*base).is_some_and(|family| family.kind == "histogram"));
+            assert!(families.contains_key(family.unwrap_or(name)), "{name} is not exported");
+            used.insert(family.unwrap_or(name).to_string());
+        }
+    }
+    let unused: Vec<&String> = families.keys().filter(|name| !used.contains(*name)).collect();
+    let aliases = |name: &str| name.contains("gpu_") || name == "process_max_fds";
+    assert!(unused.iter().all(|name| aliases(name)), "no panel shows {unused:?}");
 }
 
 #[test]

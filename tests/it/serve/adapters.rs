@@ -20,7 +20,8 @@ fn ids(server: &Server, model: &str) -> Value {
 fn adapters_change_answers_and_come_and_go() {
     let pack = packed_as("lora-llama-gqa-base", &fixture("llama-gqa"), &[]);
     let all = fixture("lora-llama-gqa");
-    let adapter = std::fs::read_dir(&all).unwrap().flatten().find(|entry| entry.path().join("adapter_config.json").exists());
+    let adapter =
+        std::fs::read_dir(&all).unwrap().flatten().find(|entry| entry.path().join("adapter_config.json").exists());
     let adapter = adapter.expect("an adapter").path();
     let (pack_text, root) = (pack.display().to_string(), all.display().to_string());
     let state = tempfile::tempdir().unwrap();
@@ -30,7 +31,9 @@ fn adapters_change_answers_and_come_and_go() {
     let base = names(&server)[0].clone();
     let plain = ids(&server, &base);
     let name = adapter.file_name().unwrap().to_string_lossy().into_owned();
-    let load = |server: &Server, path: &str| server.post("/v1/load_lora_adapter", &json!({"lora_name": "x", "lora_path": path}));
+    let load = |server: &Server, path: &str| {
+        server.post("/v1/load_lora_adapter", &json!({"lora_name": "x", "lora_path": path}))
+    };
     for outside in ["/etc", "../llama-gqa", ".", "nothing"] {
         assert_eq!(load(&server, outside).status, 400, "{outside}");
     }
@@ -39,7 +42,9 @@ fn adapters_change_answers_and_come_and_go() {
     assert_eq!(names(&server), [base.as_str(), "x"]);
     let adapted = ids(&server, "x");
     let lora = format!("x={}", adapter.display());
-    let ran = iec().args(["run", &pack_text, "--precision", "fp32", "--lora", &lora, "--json", "-n", "1", "-p", "x"]).output();
+    let ran = iec()
+        .args(["run", &pack_text, "--precision", "fp32", "--lora", &lora, "--json", "-n", "1", "-p", "x"])
+        .output();
     assert!(ran.unwrap().status.success());
     assert_ne!(plain, adapted, "the adapter changes the answer");
     let mixed = json!({"prompt": [1, 5, 9, 14], "max_tokens": 8, "temperature": 0, "ignore_eos": true,

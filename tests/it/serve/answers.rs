@@ -57,7 +57,8 @@ fn the_best_texts_have_the_largest_mean_log_probability() {
     };
     let all = server.ask("/v1/completions", &body(4, 4));
     let mean = |choice: &Value| {
-        let list: Vec<f64> = choice["logprobs"]["token_logprobs"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
+        let list: Vec<f64> =
+            choice["logprobs"]["token_logprobs"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
         list.iter().sum::<f64>() / list.len() as f64
     };
     let best = server.ask("/v1/completions", &body(1, 4));
@@ -112,7 +113,8 @@ fn constraints_hold() {
     assert!(["yes", "no"].contains(&choice["text"].as_str().unwrap()));
     let schema = json!({"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"],
                         "additionalProperties": false});
-    let object = ask(json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}));
+    let object =
+        ask(json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}));
     let parsed: Value = serde_json::from_str(object["text"].as_str().unwrap()).unwrap();
     assert!(parsed["a"] == 1 || parsed["a"] == 2);
     assert_eq!(object["finish_reason"], "stop");
@@ -152,7 +154,8 @@ fn several_models_are_served_side_by_side() {
     let names: Vec<Value> =
         server.get("/v1/models").json()["data"].as_array().unwrap().iter().map(|model| model["id"].clone()).collect();
     assert_eq!(names, ["a", "b"]);
-    let body = |model: &str| json!({"model": model, "prompt": "Once", "max_tokens": 64, "temperature": 0, "ignore_eos": true});
+    let body =
+        |model: &str| json!({"model": model, "prompt": "Once", "max_tokens": 64, "temperature": 0, "ignore_eos": true});
     let texts: Vec<String> = std::thread::scope(|scope| {
         let server = &server;
         let threads: Vec<_> = (0..6)

@@ -19,15 +19,31 @@ fn wrong_requests_are_refused_by_the_name_of_their_field() {
         ("completions", json!({"prompt": "x", "model": "y"}), 404, json!("model"), json!("model_not_found")),
         ("completions", json!({"prompt": "x", "adapters": ["y"]}), 400, json!("adapters"), json!(400)),
         ("completions", json!({"prompt": "x", "logprobs": 99}), 400, json!("logprobs"), json!(400)),
-        ("completions", json!({"prompt": "x", "structured_outputs": {"regex": "("}}), 400, json!("response_format"), json!(400)),
-        ("chat/completions", json!({"messages": [{"role": "user", "content": "x"}]}), 400, json!("messages"), json!("no_chat_template")),
+        (
+            "completions",
+            json!({"prompt": "x", "structured_outputs": {"regex": "("}}),
+            400,
+            json!("response_format"),
+            json!(400),
+        ),
+        (
+            "chat/completions",
+            json!({"messages": [{"role": "user", "content": "x"}]}),
+            400,
+            json!("messages"),
+            json!("no_chat_template"),
+        ),
         ("embeddings", json!({"input": "x"}), 501, Value::Null, json!("not_implemented")),
         ("nothing", json!({}), 404, Value::Null, json!("not_found")),
     ];
     for (path, body, status, param, code) in cases {
         let response = server.post(&format!("/v1/{path}"), &body);
         let error = &response.json()["error"];
-        assert_eq!((response.status, &error["param"], &error["code"]), (status, &param, &code), "{path} {body}: {error}");
+        assert_eq!(
+            (response.status, &error["param"], &error["code"]),
+            (status, &param, &code),
+            "{path} {body}: {error}"
+        );
         assert!(error["message"].as_str().is_some_and(|message| !message.is_empty()));
     }
     for body in ["", "{", "[]", "\"x\"", "{\"prompt\": \"x\", \"prompt\": \"y\"}", &"[".repeat(9000)] {

@@ -112,7 +112,10 @@ fn settings_come_from_options_variables_and_a_file() {
     let ran = command.env("IEC_MAX_LOGPROBS", "6").output().unwrap();
     let plan: Value = serde_json::from_slice(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"));
     let settings = &plan["settings"];
-    assert_eq!((&settings["max_seqs"], &settings["max_n"], &settings["max_logprobs"]), (&json!(3), &json!(5), &json!(6)));
+    assert_eq!(
+        (&settings["max_seqs"], &settings["max_n"], &settings["max_logprobs"]),
+        (&json!(3), &json!(5), &json!(6))
+    );
     std::fs::write(&file, "max-seq = 3\n").unwrap();
     let ran = iec().args(["serve", "--check", "--config"]).arg(&file).output().unwrap();
     assert_eq!(ran.status.code(), Some(2));

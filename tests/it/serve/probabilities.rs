@@ -17,8 +17,10 @@ fn log_softmax(row: &[f32], id: usize) -> f64 {
 #[test]
 fn the_scores_of_a_prompt_are_those_of_the_model() {
     let pack = packed_as("stories260k", &fixture("stories260k"), &[]);
-    let options =
-        SessionOptions { engine: EngineOptions { precision: Some(Precision::Fp32), ..EngineOptions::default() }, ..SessionOptions::default() };
+    let options = SessionOptions {
+        engine: EngineOptions { precision: Some(Precision::Fp32), ..EngineOptions::default() },
+        ..SessionOptions::default()
+    };
     let mut session = Session::open(&pack, &options).unwrap();
     // Longer than the number of rows that are scored together, and than a page of the KV cache.
     let text = "Once upon a time, there was a little girl named Lily. She loved to play outside. ".repeat(6);

@@ -115,8 +115,7 @@ fn a_slow_reader_pauses_only_its_own_text() {
     // Long events fill the buffers of the socket, then those of the server.
     let slow = json!({"prompt": "Once", "max_tokens": 500, "ignore_eos": true, "stream": true, "logprobs": 20,
                       "return_token_ids": true, "n": 1});
-    let mut readers: Vec<_> =
-        (0..1).map(|_| server.begin("POST", "/v1/completions", &[], &slow.to_string())).collect();
+    let mut readers: Vec<_> = (0..1).map(|_| server.begin("POST", "/v1/completions", &[], &slow.to_string())).collect();
     let begin = Instant::now();
     for _ in 0..5 {
         let body = json!({"prompt": "Once upon a time", "max_tokens": 50, "temperature": 0});

@@ -138,7 +138,7 @@ pub fn show(line: &Line, logprobs: &[Option<Value>], json: bool, global: &Global
         false => print_logprobs(logprobs),
     }
     global.note(describe(&line.metrics));
-    line.stages.iter().for_each(|stages| global.note(stages.table()));
+    line.stages.iter().for_each(|stages| global.note_stages(stages));
     Ok(())
 }
 
