@@ -86,7 +86,8 @@ pub fn work(model: &Arc<Model>, commands: &Receiver<Command>, shared: &Shared, m
                 failures.push(Instant::now());
                 if failures.len() >= MOST_FAILURES {
                     model.set_status(Status::Failed(why.clone()));
-                    return Err(crate::Error::engine(format!("the engine failed {MOST_FAILURES} times: {why}")));
+                    let failed = std::io::Error::other(format!("the engine failed {MOST_FAILURES} times: {why}"));
+                    return Err(failed.into());
                 }
             }
         }
