@@ -17,7 +17,7 @@ use iec::iebin::reader::{check_entries, parse_description};
 use iec::manifest::Manifest;
 use iec::runtime::constraint::{Constraint, ConstraintSource, Vocabulary};
 use iec::runtime::text::spelling::{Leading, Spelling};
-use iec::runtime::text::{ChatTemplate, Message, Tokenizer};
+use iec::runtime::text::{ChatTemplate, Message, RenderOptions, Tokenizer};
 use iec::sha256::{Digest, Sha256, hex};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
@@ -317,7 +317,7 @@ fn tokenizer(data: &[u8]) {
 fn template(data: &[u8]) {
     let Ok(source) = std::str::from_utf8(data) else { return };
     let talk = [Message::new("user", "Hi"), Message::new("assistant", "Yes?"), Message::new("user", "é")];
-    let _ = ChatTemplate::from_source(source).render_within(&talk, 1 << 20, STEPS);
+    let _ = ChatTemplate::from_source(source).render_within(&talk, &RenderOptions::default(), 1 << 20, STEPS);
 }
 
 /// All bytes and some longer tokens.

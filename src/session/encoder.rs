@@ -2,11 +2,11 @@
 //! engine computes.
 
 use super::adapters::Adapters;
-use super::template::RenderProcess;
+use super::template::Renderer;
 use crate::error::{Cause, Error, Result};
 use crate::runtime::constraint::{Constraint, ConstraintSource, Vocabulary};
 use crate::runtime::generate::{self, Request};
-use crate::runtime::text::{ChatTemplate, Message, Tokenizer, tokenizer};
+use crate::runtime::text::{ChatTemplate, Message, RenderOptions, Tokenizer, tokenizer};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 #[derive(Debug, Clone, Copy)]
 pub struct Encoder<'a> {
     pub(super) tokenizer: Option<&'a Tokenizer>,
-    pub(super) template_process: Option<&'a RenderProcess>,
+    pub(super) renderer: Option<&'a Renderer>,
     /// Tokens of the model, prepared for constraints when the first one is compiled.
     pub(super) vocabulary: &'a OnceLock<Arc<Vocabulary>>,
     pub(super) adapters: &'a Adapters,
@@ -78,9 +78,48 @@ impl<'a> Encoder<'a> {
         conversations: &[Vec<Message>],
         longest: usize,
     ) -> Result<Vec<String>> {
-        match self.template_process {
-            Some(process) => process.render(template, conversations, longest),
-            None => conversations.iter().map(|messages| template.render(messages, longest)).collect(),
+        self.render_all(template, conversations, &RenderOptions::default(), longest)
+    }
+
+    /// Renders and encodes one conversation, with tools, variables and the ending of `options`; returns its token ids.
+    ///
+    /// # Errors
+    /// The template fails, refuses the conversation or has no place for tools; a variable has another source; the
+    /// message to continue is not in the prompt; or the prompt exceeds the limits of length, memory and time.
+    pub fn encode_chat(
+        &self,
+        template: &ChatTemplate,
+        messages: &[Message],
+        options: &RenderOptions,
+    ) -> Result<Vec<u32>> {
+        self.tokenizer()?.encode_plain(&self.render_chat(template, messages, options)?)
+    }
+
+    /// Renders one conversation as the text that [`Encoder::encode_chat`] encodes.
+    ///
+    /// # Errors
+    /// The same as those of [`Encoder::encode_chat`].
+    pub fn render_chat(
+        &self,
+        template: &ChatTemplate,
+        messages: &[Message],
+        options: &RenderOptions,
+    ) -> Result<String> {
+        let longest = self.tokenizer()?.longest_prompt(self.context);
+        let conversations = [messages.to_vec()];
+        self.render_all(template, &conversations, options, longest).map(|texts| texts.concat())
+    }
+
+    fn render_all(
+        &self,
+        template: &ChatTemplate,
+        conversations: &[Vec<Message>],
+        options: &RenderOptions,
+        longest: usize,
+    ) -> Result<Vec<String>> {
+        match self.renderer {
+            Some(renderer) => renderer.render(template, conversations, options, longest),
+            None => conversations.iter().map(|some| template.render_with(some, options, longest)).collect(),
         }
     }
 

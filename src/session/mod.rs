@@ -46,7 +46,7 @@ pub use metrics::{Latencies, Metrics};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-use template::RenderProcess;
+use template::{RenderProcess, Renderer};
 
 /// Tokens generated per prompt unless a request says otherwise.
 pub const MAX_NEW: usize = 128;
@@ -76,7 +76,7 @@ pub struct SessionOptions {
     pub adapter_precision: adapters::AdapterPrecision,
     /// Largest number of bytes of adapters in memory; `None` = all of them.
     pub adapter_memory: Option<u64>,
-    /// Command line of a process of limited memory that renders chat templates; `None` = render in this process,
+    /// Command line of processes of limited memory that render chat templates; `None` = render in this process,
     /// whose memory a hostile template can exhaust.
     pub template_process: Option<RenderProcess>,
 }
@@ -164,7 +164,7 @@ pub struct Session {
     pub sampling: Sampling,
     /// Adapters that requests may name.
     pub adapters: Adapters,
-    template_process: Option<RenderProcess>,
+    renderer: Option<Renderer>,
     /// Tokens of the model, prepared for constraints when the first one is compiled.
     vocabulary: OnceLock<Arc<Vocabulary>>,
 }
@@ -213,7 +213,7 @@ impl Session {
             engine_options,
             sampling: options.sampling.clone(),
             adapters: Adapters::default(),
-            template_process: options.template_process.clone(),
+            renderer: options.template_process.clone().map(Renderer::new),
             vocabulary: OnceLock::new(),
         };
         let session = session.with_adapters(options)?;
@@ -316,7 +316,7 @@ impl Session {
     pub fn encoder(&self) -> Encoder<'_> {
         Encoder {
             tokenizer: self.tokenizer.as_ref(),
-            template_process: self.template_process.as_ref(),
+            renderer: self.renderer.as_ref(),
             vocabulary: &self.vocabulary,
             adapters: &self.adapters,
             dir: &self.reader.dir,
@@ -327,11 +327,11 @@ impl Session {
 
     /// Returns the parts that compute and those that encode, which may be used at the same time.
     fn parts(&mut self) -> (Parts<'_>, Encoder<'_>) {
-        let Session { engine, speculator, tokenizer, template_process, vocabulary, adapters, reader, .. } = self;
+        let Session { engine, speculator, tokenizer, renderer, vocabulary, adapters, reader, .. } = self;
         let tokenizer = tokenizer.as_ref();
         let (context, vocab) = (engine.context(), engine.config().vocab);
-        let template_process = template_process.as_ref();
-        let encoder = Encoder { tokenizer, template_process, vocabulary, adapters, dir: &reader.dir, context, vocab };
+        let renderer = renderer.as_ref();
+        let encoder = Encoder { tokenizer, renderer, vocabulary, adapters, dir: &reader.dir, context, vocab };
         (Parts { engine, speculator, tokenizer }, encoder)
     }
 

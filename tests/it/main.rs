@@ -81,6 +81,7 @@ mod signals;
 mod speculate;
 mod state_dir;
 mod synth;
+mod template_process;
 mod tuning;
 mod typing;
 mod unpack;

@@ -8,6 +8,7 @@
 //! in a separate process with limited memory and time (`src/session/template.rs`).
 
 use super::datetime::strftime_now;
+use super::message::{Message, View};
 use crate::error::{Context, Error, Result};
 use crate::files;
 use crate::iebin::JSON_NAME;
@@ -41,30 +42,13 @@ const FILE_LIMIT: u64 = 64 << 20;
 /// Special tokens that templates may refer to.
 const TOKENS: [&str; 6] = ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token"];
 
-/// One turn of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Message {
-    /// Author of the turn: `system`, `user` or `assistant`.
-    pub role: String,
-    /// Text of the turn.
-    pub content: String,
-    /// Reasoning of the model before its answer, which some templates keep for the latest turns.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reasoning_content: Option<String>,
-}
-
-impl Message {
-    /// Creates a turn of `role`.
-    pub fn new(role: &str, content: impl Into<String>) -> Message {
-        Message { role: role.into(), content: content.into(), reasoning_content: None }
-    }
-}
-
 /// A chat template with the special tokens that it may refer to.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ChatTemplate {
     source: String,
+    /// Template that renders conversations with tools, in place of `source`.
+    #[serde(default)]
+    tool_use: Option<String>,
     tokens: Vec<(String, String)>,
     path: PathBuf,
     /// Values of further variables, such as `enable_thinking`.
@@ -74,6 +58,30 @@ pub struct ChatTemplate {
 
 /// Variables of a template with their values, the `chat_template_kwargs` of servers.
 pub type Variables = serde_json::Map<String, serde_json::Value>;
+
+/// Options of a rendering.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RenderOptions {
+    /// Tools that the model may call: an array of OpenAI's definitions.
+    pub tools: Option<serde_json::Value>,
+    /// End of the prompt.
+    pub ending: Ending,
+    /// Variables over those of the template.
+    pub variables: Variables,
+}
+
+/// End of a prompt.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ending {
+    /// The beginning of an answer of the assistant follows the last message (`add_generation_prompt`).
+    #[default]
+    GenerationPrompt,
+    /// Nothing follows the last message.
+    Plain,
+    /// The prompt ends directly behind the content of the last message, which the model continues
+    /// (`continue_final_message`).
+    ContinueFinal,
+}
 
 /// Variables of a template that have other sources.
 const RESERVED: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
@@ -87,7 +95,10 @@ impl ChatTemplate {
         let config_path = member(dir, CONFIG_NAME);
         let config = read_config(&config_path)?;
         let own_path = member(dir, TEMPLATE_NAME);
-        let (source, path) = match (read_text(&own_path)?, default_template(&config["chat_template"])) {
+        let own = read_text(&own_path)?;
+        let named = |name| named_template(&config["chat_template"], name);
+        let tool_use = named("tool_use").filter(|_| own.is_none());
+        let (source, path) = match (own, config["chat_template"].as_str().map(String::from).or(named("default"))) {
             (Some(source), _) => (source, own_path),
             (None, Some(source)) => (source, config_path),
             (None, None) => {
@@ -100,7 +111,7 @@ impl ChatTemplate {
                 ));
             }
         };
-        Ok(ChatTemplate { source, tokens: special_tokens(&config), path, variables: Variables::new() })
+        Ok(ChatTemplate { source, tool_use, tokens: special_tokens(&config), path, variables: Variables::new() })
     }
 
     /// Creates a template from a source that does not come from `dir`, with the special tokens that the configuration
@@ -112,6 +123,7 @@ impl ChatTemplate {
         let config = read_config(&member(dir, CONFIG_NAME))?;
         Ok(ChatTemplate {
             source,
+            tool_use: None,
             tokens: special_tokens(&config),
             path: path.to_path_buf(),
             variables: Variables::new(),
@@ -131,6 +143,7 @@ impl ChatTemplate {
     pub fn from_source(source: &str) -> ChatTemplate {
         ChatTemplate {
             source: source.into(),
+            tool_use: None,
             tokens: Vec::new(),
             path: TEMPLATE_NAME.into(),
             variables: Variables::new(),
@@ -143,11 +156,7 @@ impl ChatTemplate {
     /// # Errors
     /// A variable has another source: `messages`, `tools`, `documents` or `add_generation_prompt`.
     pub fn with_variables(mut self, variables: Variables) -> Result<ChatTemplate> {
-        if let Some(name) = variables.keys().find(|name| RESERVED.contains(&name.as_str())) {
-            return Err(Error::usage(format!(
-                "found `{name}` among the variables of the chat template, which sets it"
-            )));
-        }
+        check_variables(&variables)?;
         self.variables.extend(variables);
         Ok(self)
     }
@@ -162,36 +171,112 @@ impl ChatTemplate {
         self.tokens.iter().find(|(name, _)| name == "eos_token").map(|(_, text)| text.as_str())
     }
 
+    /// Returns the source that renders conversations with tools.
+    pub fn tool_source(&self) -> &str {
+        self.tool_use.as_deref().unwrap_or(&self.source)
+    }
+
+    /// Returns true if the template for tools reads the variable `tools`, as far as its source shows that.
+    pub fn reads_tools(&self) -> bool {
+        TAG.captures_iter(self.tool_source()).any(|tag| {
+            let words = STRING.replace_all(tag.get(1).map_or("", |inside| inside.as_str()), "''");
+            TOOLS.is_match(&words)
+        })
+    }
+
     /// Renders the prompt for the next assistant turn, of at most `longest` bytes. The prompt contains special tokens
     /// as text: encode it with [`encode_plain`](super::Tokenizer::encode_plain).
     ///
     /// # Errors
     /// The template is invalid, rejects the conversation, fails, runs too long, or makes a longer prompt.
     pub fn render(&self, messages: &[Message], longest: usize) -> Result<String> {
-        self.render_within(messages, longest, STEPS)
+        self.render_with(messages, &RenderOptions::default(), longest)
     }
 
-    /// Renders a prompt as [`render`](ChatTemplate::render) does, with another limit of steps. Memory and time are
-    /// proportional to the steps.
+    /// Renders a prompt as [`render`](ChatTemplate::render) does, with tools, variables and another ending.
     ///
     /// # Errors
-    /// The same as those of [`render`](ChatTemplate::render).
-    pub fn render_within(&self, messages: &[Message], longest: usize, steps: u64) -> Result<String> {
+    /// Those of [`render`](ChatTemplate::render); there are tools and the template does not read them; a variable has
+    /// another source; or the content of the last message, which the model should continue, is not in the prompt.
+    pub fn render_with(&self, messages: &[Message], options: &RenderOptions, longest: usize) -> Result<String> {
+        self.render_within(messages, options, longest, STEPS)
+    }
+
+    /// Renders a prompt as [`render_with`](ChatTemplate::render_with) does, with another limit of steps. Memory and
+    /// time are proportional to the steps.
+    ///
+    /// # Errors
+    /// The same as those of [`render_with`](ChatTemplate::render_with).
+    pub fn render_within(
+        &self,
+        messages: &[Message],
+        options: &RenderOptions,
+        longest: usize,
+        steps: u64,
+    ) -> Result<String> {
+        check_variables(&options.variables)?;
+        if options.tools.is_some() && !self.reads_tools() {
+            return Err(Error::unsupported("the chat template has no place for tools")
+                .at(&self.path)
+                .help("leave the tools out, or use a model whose template renders them"));
+        }
+        let source = if options.tools.is_some() { self.tool_source() } else { &self.source };
         let mut environment = environment();
         environment.set_fuel(Some(steps));
-        let mut context: Vec<(&str, Value)> =
-            self.tokens.iter().map(|(name, text)| (name.as_str(), Value::from(text.as_str()))).collect();
-        context.extend(self.variables.iter().map(|(name, value)| (name.as_str(), Value::from(Serde(value)))));
-        context.push(("messages", Value::from(Serde(messages))));
-        // `transformers` always passes `tools` and `documents`, and templates test whether they are none.
-        context.extend([("tools", Value::from(())), ("documents", Value::from(()))]);
-        context.push(("add_generation_prompt", Value::from(true)));
-        let context = Value::from_pairs(context);
-        let source = plain_blocks(&self.source);
+        let source = plain_blocks(source);
         let mut prompt = Prompt { text: Vec::new(), longest };
+        let context = self.context(messages, options);
         let render = || environment.template_from_named_str("chat", &source)?.render_captured_to(context, &mut prompt);
         render().map_err(|e| template_error(&e, longest, steps)).at(&self.path)?;
-        String::from_utf8(prompt.text).map_err(|e| Error::corrupt(format!("the chat template: {e}")).at(&self.path))
+        let text = String::from_utf8(prompt.text)
+            .map_err(|e| Error::corrupt(format!("the chat template: {e}")).at(&self.path))?;
+        match (options.ending, messages.last()) {
+            (Ending::ContinueFinal, Some(last)) => continued(text, &last.content).at(&self.path),
+            _ => Ok(text),
+        }
+    }
+
+    /// Returns the variables of a rendering.
+    fn context(&self, messages: &[Message], options: &RenderOptions) -> Value {
+        let mut context: Vec<(&str, Value)> =
+            self.tokens.iter().map(|(name, text)| (name.as_str(), Value::from(text.as_str()))).collect();
+        let variables = self.variables.iter().chain(&options.variables);
+        context.extend(variables.map(|(name, value)| (name.as_str(), Value::from(Serde(value)))));
+        let views: Vec<View<'_>> = messages.iter().map(View::new).collect();
+        context.push(("messages", Value::from(Serde(&views))));
+        // `transformers` always passes `tools` and `documents`, and templates test whether they are none.
+        let tools = options.tools.as_ref().map_or(Value::from(()), |tools| Value::from(Serde(tools)));
+        context.extend([("tools", tools), ("documents", Value::from(()))]);
+        context.push(("add_generation_prompt", Value::from(options.ending == Ending::GenerationPrompt)));
+        Value::from_pairs(context)
+    }
+}
+
+/// Refuses variables that have other sources.
+fn check_variables(variables: &Variables) -> Result<()> {
+    match variables.keys().find(|name| RESERVED.contains(&name.as_str())) {
+        Some(name) => {
+            let found = format!("found `{name}` among the variables of the chat template, which sets it");
+            Err(Error::usage(found))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Cuts a prompt behind the content of its last message. Templates may have removed the space around the content.
+fn continued(mut prompt: String, content: &str) -> Result<String> {
+    let trimmed = content.trim();
+    match prompt.rfind(trimmed).filter(|_| !trimmed.is_empty()) {
+        Some(at) => {
+            let kept = content.trim_start();
+            let kept = if prompt[at..].starts_with(kept) { kept } else { trimmed };
+            prompt.truncate(at + kept.len());
+            Ok(prompt)
+        }
+        None => {
+            Err(Error::usage("the prompt does not contain the content of the last message, which should be continued")
+                .help("leave `continue_final_message` out, or give the last message a text"))
+        }
     }
 }
 
@@ -281,14 +366,10 @@ fn read_text(path: &Path) -> Result<Option<String>> {
     files::utf8(files::read_limited(path, FILE_LIMIT)?).at(path).map(Some)
 }
 
-/// Returns the default template: the value itself if it is a string, or the entry `default` of a list of
-/// `{name, template}`.
-fn default_template(value: &serde_json::Value) -> Option<String> {
-    let named = |list: &Vec<serde_json::Value>| {
-        let default = list.iter().find(|entry| entry["name"] == "default")?;
-        Some(default["template"].as_str()?.to_string())
-    };
-    value.as_str().map(str::to_string).or_else(|| value.as_array().and_then(named))
+/// Returns the source of a template in a list of `{name, template}`.
+fn named_template(value: &serde_json::Value, name: &str) -> Option<String> {
+    let entry = value.as_array()?.iter().find(|entry| entry["name"] == name)?;
+    entry["template"].as_str().map(str::to_string)
 }
 
 /// Returns the spelling of a token, given as a string or as an object with `content`.
@@ -300,6 +381,15 @@ fn token_text(value: &serde_json::Value) -> Option<String> {
 /// trained on.
 static GENERATION: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}").expect("a constant pattern"));
+
+/// Matches expressions and statements; comments match, too, without a group.
+static TAG: LazyLock<Regex> =
+    LazyLock::new(|| Regex::new(r"(?s)\{#.*?#\}|\{[{%](.*?)[%}]\}").expect("a constant pattern"));
+/// Matches strings in expressions.
+static STRING: LazyLock<Regex> =
+    LazyLock::new(|| Regex::new(r#"(?s)'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*""#).expect("a constant pattern"));
+/// Matches the variable `tools`.
+static TOOLS: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"(?:^|[^\w.])tools\b").expect("a constant pattern"));
 
 /// Replaces the tags of [`GENERATION`], which minijinja does not know, by an `if` block that is always true and so
 /// renders the same text.
@@ -425,6 +515,7 @@ impl serde_json::ser::Formatter for Spaced {
 
 #[cfg(test)]
 mod tests {
+    use super::super::message::ToolCall;
     use super::*;
 
     fn open(files: &[(&str, &str)]) -> Result<ChatTemplate> {
@@ -483,6 +574,64 @@ mod tests {
         for name in RESERVED {
             let error = template.clone().with_variables(of(&format!("{{\"{name}\": 1}}"))).unwrap_err();
             assert!(error.to_string().contains(name), "{error}");
+        }
+    }
+
+    const TOOL: &str = r#"[{"type": "function", "function": {"name": "f"}}]"#;
+
+    fn with_tools() -> RenderOptions {
+        RenderOptions { tools: Some(serde_json::from_str(TOOL).unwrap()), ..RenderOptions::default() }
+    }
+
+    #[test]
+    fn templates_get_tools_calls_and_their_results() {
+        let call =
+            Message { tool_calls: vec![ToolCall::new("c1", "f", r#"{"a": [1]}"#)], ..Message::new("assistant", "") };
+        let result = Message { tool_call_id: Some("c1".into()), name: Some("f".into()), ..Message::new("tool", "7") };
+        let source = "{{ tools | tojson }}{% for m in messages %}{% if m.tool_calls %}{% for c in m.tool_calls %}\
+                      {{ c.id }}{{ c.type }}{{ c.function.arguments | tojson }}{{ c.function.arguments is mapping }}\
+                      {% endfor %}{% elif m.role == 'tool' %}{{ m.tool_call_id }}{{ m.name }}{{ m.content }}\
+                      {% else %}{{ 'tool_calls' in m }}{% endif %}{% endfor %}{{ effort }}{{ add_generation_prompt }}";
+        let template = ChatTemplate::from_source(source);
+        let variables = serde_json::from_str(r#"{"effort": "low"}"#).unwrap();
+        let options = RenderOptions { ending: Ending::Plain, variables, ..with_tools() };
+        let text = template.render_with(&[Message::new("user", "x"), call, result], &options, 999).unwrap();
+        assert_eq!(text, format!(r#"{TOOL}Falsec1function{{"a": [1]}}Truec1f7lowFalse"#));
+        let reserved = serde_json::from_str(r#"{"tools": 1}"#).unwrap();
+        let options = RenderOptions { variables: reserved, ..RenderOptions::default() };
+        assert!(template.render_with(&[], &options, 999).unwrap_err().to_string().contains("`tools`"));
+    }
+
+    #[test]
+    fn tools_need_a_place_in_the_template() {
+        for (source, reads) in [
+            ("{% if tools is not none %}x{% endif %}", true),
+            ("{{ tools | tojson }}", true),
+            ("{%- for t in tools %}{% endfor %}", true),
+            ("no tools", false),
+            ("{# {{ tools }} #}{{ 'tools' }}{{ message.tools }}{{ my_tools }}", false),
+        ] {
+            let template = ChatTemplate::from_source(source);
+            assert_eq!(template.reads_tools(), reads, "{source}");
+            let error = template.render_with(&[], &with_tools(), 99).err().map(|e| e.to_string());
+            assert_eq!(error.is_some_and(|e| e.contains("no place for tools")), !reads, "{source}");
+        }
+    }
+
+    #[test]
+    fn a_continued_prompt_ends_behind_the_last_content() {
+        let prompt = |source: &str, content: &str| {
+            let options = RenderOptions { ending: Ending::ContinueFinal, ..RenderOptions::default() };
+            let messages = [Message::new("user", "The sky"), Message::new("assistant", content)];
+            ChatTemplate::from_source(source).render_with(&messages, &options, 999)
+        };
+        let kept = "{% for m in messages %}<{{ m.content }}>{% endfor %}{{ 'A:' if add_generation_prompt }}";
+        let trimmed = "{% for m in messages %}<{{ m.content | trim }}>{% endfor %}";
+        assert_eq!(prompt(kept, "The sky").unwrap(), "<The sky><The sky");
+        assert_eq!(prompt(kept, " The sky is ").unwrap(), "<The sky>< The sky is ");
+        assert_eq!(prompt(trimmed, " The sky is ").unwrap(), "<The sky><The sky is");
+        for (source, content) in [("{{ messages[0].content }}", "It is"), (kept, " ")] {
+            assert!(prompt(source, content).unwrap_err().to_string().contains("last message"), "{source}");
         }
     }
 
@@ -548,6 +697,10 @@ mod tests {
         let list = r#"{"chat_template":[{"name":"tool_use","template":"T"},{"name":"default","template":"D"}]}"#;
         assert_eq!(open(&[(CONFIG_NAME, list)]).unwrap().render(&user, 2).unwrap(), "D");
         assert_eq!(open(&[(CONFIG_NAME, list), (TEMPLATE_NAME, "F")]).unwrap().render(&user, 2).unwrap(), "F");
+        let named = list.replace("\"T\"", "\"T{{ tools|length }}\"");
+        let template = open(&[(CONFIG_NAME, &named)]).unwrap();
+        assert_eq!(template.render_with(&user, &with_tools(), 9).unwrap(), "T1");
+        assert_eq!(template.render(&user, 9).unwrap(), "D");
         let missing = open(&[(CONFIG_NAME, "{}")]).unwrap_err();
         assert!(missing.to_string().contains("chat_template") && missing.help_text().is_some());
         assert!(open(&[(CONFIG_NAME, "{")]).unwrap_err().to_string().contains(CONFIG_NAME));

@@ -6,14 +6,16 @@
 
 pub mod chat;
 mod datetime;
+mod message;
 pub mod spelling;
 pub mod stop;
 pub mod stream;
 pub mod tokenizer;
 mod unicode;
 
-pub use chat::{ChatTemplate, Message, Variables};
+pub use chat::{ChatTemplate, Ending, RenderOptions, Variables};
 pub use datetime::{strftime, strftime_now};
+pub use message::{FunctionCall, Message, ToolCall};
 pub use spelling::Spelling;
 pub use stop::StopMatcher;
 pub use stream::TextStream;
