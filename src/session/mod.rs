@@ -20,6 +20,7 @@ pub mod prompts;
 pub mod request;
 pub mod sampling;
 pub mod template;
+pub mod tools;
 pub mod trace;
 
 use crate::convert::gguf::Gguf;
