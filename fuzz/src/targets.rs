@@ -18,6 +18,7 @@ use iec::manifest::Manifest;
 use iec::runtime::constraint::{Constraint, ConstraintSource, Vocabulary};
 use iec::runtime::text::spelling::{Leading, Spelling};
 use iec::runtime::text::{ChatTemplate, Message, RenderOptions, Tokenizer};
+use iec::session::tools::{Format, OutputEvent, OutputParser};
 use iec::sha256::{Digest, Sha256, hex};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
@@ -53,6 +54,8 @@ const STEPPED: usize = 64 << 20;
 /// Allowance and time limit in milliseconds for constraints: the states of a matcher take up to 60 MB, and a mask takes
 /// up to 20 ms.
 const MATCHERS: (usize, u64) = (192 << 20, 2000);
+/// Allowance for outputs of models: the tokenizers that all inputs share, and an event per character of an input.
+const OUTPUTS: usize = 8 << 20;
 /// Time limit in milliseconds for all other targets.
 const SECOND: u64 = 1000;
 
@@ -79,6 +82,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "serve_config", allowance: LISTS, limit_ms: SECOND, run: serve_config },
     #[cfg(feature = "serve")]
     Target { name: "key_usage", allowance: LISTS, limit_ms: SECOND, run: key_usage },
+    Target { name: "tool_output", allowance: OUTPUTS, limit_ms: SECOND, run: tool_output },
 ];
 
 /// Length in bytes of the data files against which descriptions and manifests are validated.
@@ -408,4 +412,62 @@ fn key_usage(data: &[u8]) {
     let Ok(saved) = Saved::parse(data) else { return };
     let again = Saved::parse(&saved.usage.to_bytes(saved.at)).expect("what is written can be read");
     assert_eq!(again, saved);
+}
+
+/// Control tokens of the formats of calls.
+const CONTROL: [&str; 12] = [
+    "<|start|>",
+    "<|channel|>",
+    "<|constrain|>",
+    "<|message|>",
+    "<|end|>",
+    "<|call|>",
+    "<|return|>",
+    "<|python_tag|>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "[CALL_ID]",
+    "<think>",
+];
+
+/// Tokenizers with the control tokens of harmony, and with those of the other formats.
+static TOKENIZERS: LazyLock<[Tokenizer; 2]> = LazyLock::new(|| [&CONTROL[..7], &CONTROL[7..]].map(control_tokenizer));
+
+fn control_tokenizer(special: &[&str]) -> Tokenizer {
+    let token = |(id, content): (usize, &&str)| {
+        serde_json::json!({"id": id, "content": content, "special": true, "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false})
+    };
+    let added: Vec<_> = (1..).zip(special).map(token).collect();
+    let model = serde_json::json!({"type": "BPE", "vocab": {" ": 0}, "merges": []});
+    let file = serde_json::json!({"version": "1.0", "added_tokens": added, "model": model});
+    Tokenizer::parse(file.to_string().as_bytes(), Path::new("tokenizer.json")).expect("a small tokenizer")
+}
+
+/// Divides an output into reasoning, content and calls: a JSON array of the name of a format and the texts of tokens.
+/// Control tokens have no text. The result does not depend on the lengths of the other tokens.
+fn tool_output(data: &[u8]) {
+    let Ok(words) = serde_json::from_slice::<Vec<String>>(data) else { return };
+    let Some((name, words)) = words.split_first() else { return };
+    let format = Format::all().find(|format| format.name() == name);
+    let tokenizer = &TOKENIZERS[usize::from(name != "harmony")];
+    let divide = |by_letter: bool| {
+        let mut parser = OutputParser::new(format, tokenizer, &[], 1);
+        let mut events = Vec::new();
+        for word in words {
+            match tokenizer.id(word).filter(|id| *id > 0) {
+                Some(id) => parser.push(id, "", &mut events),
+                None if by_letter => {
+                    let mut letter = [0; 4];
+                    word.chars().for_each(|c| parser.push(u32::MAX, c.encode_utf8(&mut letter), &mut events));
+                }
+                None => parser.push(u32::MAX, word, &mut events),
+            }
+        }
+        parser.finish(&mut events);
+        let begun = events.iter().filter(|event| matches!(event, OutputEvent::CallBegin { .. })).count();
+        assert_eq!(begun, parser.calls());
+        events
+    };
+    assert_eq!(divide(false), divide(true), "the pieces of an output change its parts");
 }

@@ -1,8 +1,8 @@
 //! Renders chat templates in processes of limited memory and time. Templates come from untrusted files, and the engine
 //! that runs them cannot bound their memory.
 //!
-//! The program that uses the library supplies a command line that calls [`answer`]. A [`Renderer`] starts such a process
-//! when all that it has are busy, and keeps it for later questions: starting one takes longer than rendering a
+//! The program that uses the library supplies a command line that calls [`answer`]. A [`Renderer`] starts such a
+//! process when all that it has are busy, and keeps it for later questions: starting one takes longer than rendering a
 //! conversation. Questions and answers are JSON, each after its length in four bytes. A process that dies or takes too
 //! long is replaced at the next question; all end when their standard input is closed, also by the death of the parent.
 

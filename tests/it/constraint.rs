@@ -4,7 +4,7 @@
 use crate::common::{FIXTURES, fixture, iec, packed_as};
 use crate::cuda::on_gpu;
 use crate::schemas::{self, validate::problem};
-use iec::runtime::constraint::ConstraintSource;
+use iec::runtime::constraint::{ConstraintSource, Marker, Phase, Phases, Place};
 use iec::runtime::generate::{Completion, Finish, Options, Request, generate};
 use iec::runtime::sampler::Sampling;
 use iec::runtime::speculate::Speculator;
@@ -73,6 +73,15 @@ fn answers_to_300_schemas_are_valid() {
     assert!(ended * 20 >= schemas::COUNT * 19, "only {ended} answers ended");
 }
 
+/// Constraint of a text whose sentences end with three digits in brackets.
+fn numbered_sentences() -> ConstraintSource {
+    let period = Marker { text: ".".into(), token: None, place: Place::Anywhere };
+    ConstraintSource::Phases(Phases(vec![
+        Phase::Free { ends: true, markers: vec![(period, 1)] },
+        Phase::Grammar { lark: "start: \"[\" /[0-9]{3}/ \"]\"".into(), exits: vec![(None, 0)] },
+    ]))
+}
+
 /// Requests with several constraints and one without, greedy and sampled.
 fn mixed(session: &Session) -> Vec<Request> {
     let schema = json!({"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}, "b": {"type": "array",
@@ -83,6 +92,7 @@ fn mixed(session: &Session) -> Vec<Request> {
         None,
         Some(choice(&["the dog", "the cat", "the"])),
         Some(ConstraintSource::Grammar("start: (\"yes \" | \"no \")* \"end\"".into())),
+        Some(numbered_sentences()),
     ];
     let request = |(i, source): (usize, Option<ConstraintSource>)| Request {
         max_new: 40,
@@ -107,6 +117,10 @@ fn batches_draft_tokens_and_a_gpu_change_no_constrained_text() {
     let alone = ids(&mut cpu, &mut Speculator::off(), 1);
     // The schema has a string that a model may continue for long; all other constraints have an end.
     assert!([1, 3, 4].iter().all(|i| alone[*i].1 == "complete"), "{alone:?}");
+    let text = cpu.tokenizer().unwrap().decode(&alone[5].0, true).unwrap();
+    let ends: Vec<&str> = text.split('.').skip(1).filter(|rest| rest.len() >= 5).collect();
+    let is_number = |end: &&str| end.starts_with('[') && end[1..4].parse::<u32>().is_ok() && &end[4..5] == "]";
+    assert!(!ends.is_empty() && ends.iter().all(is_number), "{text}");
     assert_eq!(ids(&mut cpu, &mut Speculator::off(), 5), alone);
     for batch in [1, 3] {
         assert_eq!(ids(&mut cpu, &mut Speculator::ngram().always(4), batch), alone);

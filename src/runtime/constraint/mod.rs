@@ -6,11 +6,14 @@
 //! parser over lexemes that are recognized by derivatives of regular expressions
 //! (<https://github.com/guidance-ai/llguidance>).
 //!
+//! A constraint may concern only some parts of a text: [`Phases`] alternate between free text and grammars.
+//!
 //! Sources are untrusted. `schema` and `grammar` refuse what is too large or would be ignored, the parser has
 //! limits for its states and its work per token, and compilation runs on a thread with a deep stack.
 
 mod grammar;
 mod pattern;
+mod phases;
 mod schema;
 mod vocabulary;
 
@@ -18,6 +21,9 @@ use crate::error::{Error, Result};
 use crate::resources;
 use llguidance::Matcher;
 use llguidance::api::TopLevelGrammar;
+use phases::{Compiled, Free, Progress};
+pub use phases::{Marker, Phase, Phases, Place};
+pub use schema::{check_within as check_schema, embedded as schema_in_grammar};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 pub use vocabulary::Vocabulary;
@@ -37,6 +43,8 @@ pub enum ConstraintSource {
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
+    /// Free text and texts of grammars.
+    Phases(Phases),
 }
 
 impl ConstraintSource {
@@ -47,12 +55,13 @@ impl ConstraintSource {
             ConstraintSource::Grammar(_) => "grammar",
             ConstraintSource::Regex(_) => "regular expression",
             ConstraintSource::Choice(_) => "list of choices",
+            ConstraintSource::Phases(_) => "grammar of a part of the text",
         }
     }
 
-    /// Checks the source against the limits and returns the grammar to compile.
-    fn checked(&self) -> Result<TopLevelGrammar> {
-        Ok(match self {
+    /// Checks the source against the limits and returns its phases.
+    fn compiled(&self, vocabulary: &Vocabulary) -> Result<Vec<Compiled>> {
+        let whole = match self {
             ConstraintSource::JsonSchema(text) => TopLevelGrammar::from_json_schema(schema::checked(text)?),
             ConstraintSource::Grammar(text) => {
                 grammar::check(text)?;
@@ -63,14 +72,33 @@ impl ConstraintSource {
                 TopLevelGrammar::from_regex(text)
             }
             ConstraintSource::Choice(texts) => TopLevelGrammar::from_regex(&pattern::of_choices(texts)?),
-        })
+            ConstraintSource::Phases(Phases(phases)) => {
+                let compile = |phase: &Phase| match phase {
+                    Phase::Free { ends, markers } => Ok(Compiled::Free(Free::new(*ends, markers, vocabulary))),
+                    Phase::Grammar { lark, exits } => {
+                        let initial = self.matcher(TopLevelGrammar::from_lark(lark.clone()), vocabulary)?;
+                        Ok(Compiled::Grammar { initial, exits: exits.clone() })
+                    }
+                };
+                return phases.iter().map(compile).collect();
+            }
+        };
+        Ok(vec![Compiled::Grammar { initial: self.matcher(whole, vocabulary)?, exits: Vec::new() }])
+    }
+
+    /// Returns the matcher at the beginning of a text of a grammar.
+    fn matcher(&self, grammar: TopLevelGrammar, vocabulary: &Vocabulary) -> Result<Box<Mutex<Matcher>>> {
+        let mut matcher = Matcher::new(vocabulary.factory().create_parser(grammar));
+        // The first mask fails if no token can begin a text; the parser state that it computes is shared by all texts.
+        matcher.compute_mask().map_err(|e| refused(self.kind(), &reason(&e.to_string())))?;
+        Ok(Box::new(Mutex::new(matcher)))
     }
 }
 
 /// A compiled constraint. It is compiled once and used for any number of texts.
 pub struct Constraint {
-    /// Matcher at the beginning of a text.
-    initial: Mutex<Matcher>,
+    /// Parts of a text; a text begins with the first one.
+    phases: Arc<[Compiled]>,
     vocabulary: Arc<Vocabulary>,
 }
 
@@ -98,31 +126,37 @@ impl Constraint {
     /// # Errors
     /// The same as those of [`Constraint::compile`].
     pub fn compile_here(source: &ConstraintSource, vocabulary: &Arc<Vocabulary>) -> Result<Constraint> {
-        let parser = vocabulary.factory().create_parser(source.checked()?);
-        let mut matcher = Matcher::new(parser);
-        // The first mask fails if no token can begin a text; the parser state that it computes is shared by all texts.
-        matcher.compute_mask().map_err(|e| refused(source.kind(), &reason(&e.to_string())))?;
-        Ok(Constraint { initial: Mutex::new(matcher), vocabulary: Arc::clone(vocabulary) })
+        let phases = source.compiled(vocabulary)?.into();
+        Ok(Constraint { phases, vocabulary: Arc::clone(vocabulary) })
     }
 
     /// Returns the state at the beginning of a text.
     pub fn start(&self) -> ConstraintState {
-        let initial = self.initial.lock().unwrap_or_else(PoisonError::into_inner);
-        ConstraintState {
-            matcher: Box::new(initial.deep_clone()),
-            vocabulary: Arc::clone(&self.vocabulary),
-            at_start: true,
-        }
+        let (phases, vocabulary) = (Arc::clone(&self.phases), Arc::clone(&self.vocabulary));
+        let mut state = ConstraintState { at: At::Complete, phases, vocabulary, at_start: true };
+        state.enter(0);
+        state
     }
 }
 
 /// State of a constraint after the first tokens of a text.
 pub struct ConstraintState {
-    /// Boxed, because a state moves between threads for every token.
-    matcher: Box<Matcher>,
+    at: At,
+    phases: Arc<[Compiled]>,
     vocabulary: Arc<Vocabulary>,
     /// True before the first token.
     at_start: bool,
+}
+
+/// Place in a text.
+enum At {
+    /// In a free phase, with the progress of its markers.
+    Free(usize, Vec<Progress>),
+    /// In a phase with a grammar, with the last bytes of its text. The matcher is boxed, because a state moves between
+    /// threads for every token.
+    Grammar(usize, Box<Matcher>, Vec<u8>),
+    /// At the end.
+    Complete,
 }
 
 impl fmt::Debug for ConstraintState {
@@ -132,13 +166,51 @@ impl fmt::Debug for ConstraintState {
 }
 
 impl ConstraintState {
+    /// Begins a phase.
+    fn enter(&mut self, phase: usize) {
+        self.at = match self.phases.get(phase) {
+            Some(Compiled::Free(free)) => At::Free(phase, free.start()),
+            Some(Compiled::Grammar { initial, .. }) => {
+                let initial = initial.lock().unwrap_or_else(PoisonError::into_inner);
+                At::Grammar(phase, Box::new(initial.deep_clone()), Vec::new())
+            }
+            None => At::Complete,
+        };
+    }
+
+    /// Returns true if every token is allowed and the text may end, so that no mask is needed for the next token.
+    pub fn is_free(&self) -> bool {
+        match (&self.at, self.phase()) {
+            (At::Free(_, progress), Some(Compiled::Free(free))) => {
+                free.ends() && free.forbidden(progress).next().is_none()
+            }
+            _ => false,
+        }
+    }
+
+    fn phase(&self) -> Option<&Compiled> {
+        match &self.at {
+            At::Free(phase, _) | At::Grammar(phase, ..) => self.phases.get(*phase),
+            At::Complete => None,
+        }
+    }
+
     /// Computes which tokens can continue the text. This takes some ten microseconds, and a few milliseconds where
     /// many lexemes are possible.
     ///
     /// # Errors
     /// No token can continue the text, or the work for this token exceeds its limit.
     pub fn mask(&mut self) -> Result<TokenMask> {
-        let set = self.matcher.compute_mask_or_eos().map_err(|e| failed(&reason(&e.to_string())))?;
+        let phases = Arc::clone(&self.phases);
+        let matcher = match &mut self.at {
+            At::Free(phase, progress) => {
+                let Some(Compiled::Free(free)) = phases.get(*phase) else { return Err(failed("it has no phase")) };
+                return Ok(self.vocabulary.all_but(free.forbidden(progress), free.ends()));
+            }
+            At::Grammar(_, matcher, _) => matcher,
+            At::Complete => return Ok(self.vocabulary.only_end()),
+        };
+        let set = matcher.compute_mask_or_eos().map_err(|e| failed(&reason(&e.to_string())))?;
         let mut words = set.as_slice().to_vec();
         let ends = set.is_allowed(self.vocabulary.end());
         self.vocabulary.clear_end(&mut words);
@@ -156,14 +228,41 @@ impl ConstraintState {
     /// # Errors
     /// The token cannot continue the text.
     pub fn accept(&mut self, id: u32) -> Result<()> {
-        let id = if self.at_start { self.vocabulary.unspaced(id) } else { id };
-        self.at_start = false;
-        self.matcher.consume_token(id).map_err(|e| failed(&reason(&e.to_string())))
+        let phases = Arc::clone(&self.phases);
+        let is_first = std::mem::replace(&mut self.at_start, false);
+        match &mut self.at {
+            At::Free(phase, progress) => {
+                let Some(Compiled::Free(free)) = phases.get(*phase) else { return Err(failed("it has no phase")) };
+                if let Some(next) = free.read(progress, id, self.vocabulary.bytes(id)) {
+                    self.enter(next);
+                }
+            }
+            At::Grammar(phase, matcher, tail) => {
+                let Some(Compiled::Grammar { exits, .. }) = phases.get(*phase) else {
+                    return Err(failed("it has no phase"));
+                };
+                let shown = if is_first { self.vocabulary.unspaced(id) } else { id };
+                matcher.consume_token(shown).map_err(|e| failed(&reason(&e.to_string())))?;
+                let kept = phases::exit_bytes(exits);
+                tail.extend_from_slice(self.vocabulary.bytes(shown));
+                tail.drain(..tail.len().saturating_sub(kept));
+                if matcher.is_stopped() {
+                    let next = phases::exit(exits, id, tail).unwrap_or(usize::MAX);
+                    self.enter(next);
+                }
+            }
+            At::Complete => return Err(failed("it is complete")),
+        }
+        Ok(())
     }
 
     /// Returns true when the text is complete and no token can follow.
     pub fn is_complete(&self) -> bool {
-        self.matcher.is_stopped()
+        match &self.at {
+            At::Complete => true,
+            At::Grammar(_, matcher, _) => matcher.is_stopped(),
+            At::Free(..) => false,
+        }
     }
 }
 

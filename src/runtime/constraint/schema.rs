@@ -72,6 +72,15 @@ pub(super) fn checked(text: &str) -> Result<Value> {
     with_options(schema)
 }
 
+/// Checks a parsed schema up to a depth of subschemas, and returns the text that stands for its JSON in a grammar.
+///
+/// # Errors
+/// The same as those of [`check_within`].
+pub fn embedded(schema: &Value, depth: usize) -> Result<String> {
+    check_within(schema, depth)?;
+    Ok(format!("%json {}", with_options(schema.clone())?))
+}
+
 /// Checks a parsed schema, and returns it with the options of the compiler.
 fn with_options(schema: Value) -> Result<Value> {
     check(&schema)?;
@@ -89,10 +98,20 @@ fn with_options(schema: Value) -> Result<Value> {
 
 /// Checks a parsed schema.
 pub(super) fn check(schema: &Value) -> Result<()> {
+    check_within(schema, DEPTH)
+}
+
+/// Checks that a parsed schema is supported and has at most this depth of subschemas, references included.
+///
+/// # Errors
+/// The schema is too deep or too large, or has a keyword or reference that is not supported; the error names the place
+/// as a JSON pointer.
+pub fn check_within(schema: &Value, depth: usize) -> Result<()> {
     match schema {
         Value::Bool(false) => Err(Error::unsupported("JSON schema: found `false`, which no JSON is valid against")),
         Value::Bool(true) | Value::Object(_) => {
-            Checker { root: schema, followed: HashSet::new(), schemas: 0 }.schema(schema, "#", 0)
+            Checker { root: schema, most: depth.min(DEPTH), followed: HashSet::new(), schemas: 0 }
+                .schema(schema, "#", 0)
         }
         _ => Err(Error::corrupt("JSON schema: found neither an object nor a boolean, expected an object")
             .help("a schema looks like {\"type\": \"object\", \"properties\": …}")),
@@ -101,6 +120,8 @@ pub(super) fn check(schema: &Value) -> Result<()> {
 
 struct Checker<'a> {
     root: &'a Value,
+    /// Largest depth of subschemas.
+    most: usize,
     /// References that were followed.
     followed: HashSet<&'a str>,
     schemas: usize,
@@ -109,7 +130,7 @@ struct Checker<'a> {
 impl<'a> Checker<'a> {
     fn schema(&mut self, schema: &'a Value, place: &str, depth: usize) -> Result<()> {
         self.schemas += 1;
-        for (what, found, most) in [("depth", depth, DEPTH), ("number of subschemas", self.schemas, SCHEMAS)] {
+        for (what, found, most) in [("depth", depth, self.most), ("number of subschemas", self.schemas, SCHEMAS)] {
             if found > most {
                 let found = format!("JSON schema: found a {what} of more than {most} at {place}");
                 return Err(Error::unsupported(found).help("use a smaller schema"));

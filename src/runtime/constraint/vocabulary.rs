@@ -1,5 +1,6 @@
 //! Vocabulary of constraints: the tokens of a model as a tree of their bytes.
 
+use super::TokenMask;
 use crate::error::{Error, Result};
 use crate::runtime::text::spelling::{Leading, Spelling};
 use llguidance::earley::SlicedBiasComputer;
@@ -68,6 +69,28 @@ impl Vocabulary {
     /// Returns the id that stands for the end of a text in the sets of `llguidance`.
     pub(super) fn end(&self) -> u32 {
         self.end
+    }
+
+    /// Returns the bytes of a token; special tokens have none.
+    pub(super) fn bytes(&self, id: u32) -> &[u8] {
+        self.factory.tok_env().tok_trie().token(id)
+    }
+
+    /// Returns all tokens with their bytes.
+    pub(super) fn tokens(&self) -> impl Iterator<Item = (u32, &[u8])> {
+        (0..self.end).map(|id| (id, self.bytes(id)))
+    }
+
+    /// Returns the mask of all tokens but some.
+    pub(super) fn all_but(&self, forbidden: impl Iterator<Item = u32>, ends: bool) -> TokenMask {
+        let mut words = vec![u32::MAX; self.end.div_ceil(32) as usize];
+        forbidden.for_each(|id| set(&mut words, id, false));
+        TokenMask { words, ends }
+    }
+
+    /// Returns the mask of a text that is complete.
+    pub(super) fn only_end(&self) -> TokenMask {
+        TokenMask { words: vec![0; self.end.div_ceil(32) as usize], ends: true }
     }
 
     /// Removes [`Vocabulary::end`] from a set.

@@ -32,6 +32,8 @@ pub(super) struct Constrained {
 enum Next {
     Computing(Receiver<Computed>),
     Ready(ConstraintState, TokenMask),
+    /// Every token is allowed.
+    Free(ConstraintState),
     /// The text is complete, or its mask has failed.
     Ended,
 }
@@ -67,7 +69,10 @@ impl Constrained {
     ///
     /// # Errors
     /// No token can continue the text, or its mask takes more work than allowed.
-    pub(super) fn mask(&mut self, logits: &[f32], eos: &[u32]) -> Result<&[f32]> {
+    pub(super) fn mask<'a>(&'a mut self, logits: &'a [f32], eos: &[u32]) -> Result<&'a [f32]> {
+        if self.is_free() {
+            return Ok(logits);
+        }
         if let Next::Computing(done) = &self.next {
             let (state, mask) = done.recv().map_err(|_| ended())?;
             self.next = Next::Ready(state, mask?);
@@ -77,17 +82,26 @@ impl Constrained {
         Ok(&self.masked)
     }
 
+    /// Returns true if the next token needs no mask.
+    pub(super) fn is_free(&self) -> bool {
+        matches!(self.next, Next::Free(_))
+    }
+
     /// Adds the chosen token; returns true if the text is complete. Otherwise the thread begins to compute the next
     /// mask.
     ///
     /// # Errors
     /// The token is not allowed.
     pub(super) fn accept(&mut self, id: u32) -> Result<bool> {
-        let Next::Ready(mut state, mask) = std::mem::replace(&mut self.next, Next::Ended) else { return Err(ended()) };
-        if !mask.allows(id) {
-            let found = "constraint: found no allowed token with a probability above 0";
-            return Err(Error::unsupported(found).help("check the pack with `iec inspect --stats`"));
-        }
+        let mut state = match std::mem::replace(&mut self.next, Next::Ended) {
+            Next::Free(state) => state,
+            Next::Ready(state, mask) if mask.allows(id) => state,
+            Next::Ready(..) => {
+                let found = "constraint: found no allowed token with a probability above 0";
+                return Err(Error::unsupported(found).help("check the pack with `iec inspect --stats`"));
+            }
+            _ => return Err(ended()),
+        };
         state.accept(id)?;
         if state.is_complete() {
             return Ok(true);
@@ -101,11 +115,16 @@ impl Constrained {
         match self.next {
             Next::Computing(done) => done.recv().is_ok_and(|(_, mask)| mask.is_ok_and(|mask| mask.ends())),
             Next::Ready(_, mask) => mask.ends(),
+            Next::Free(_) => true,
             Next::Ended => false,
         }
     }
 
     fn submit(&mut self, state: ConstraintState) -> Result<()> {
+        if state.is_free() {
+            self.next = Next::Free(state);
+            return Ok(());
+        }
         let (done, computed) = sync_channel(1);
         self.jobs.send(Job { state, done }).map_err(|_| ended())?;
         self.next = Next::Computing(computed);

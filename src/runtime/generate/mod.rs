@@ -42,7 +42,8 @@ pub struct Request {
     pub stop: Vec<String>,
     /// `Some(k)`: report the probability of each token and the `k` most likely ones.
     pub logprobs: Option<usize>,
-    /// Constraint that the generated text satisfies when it ends by itself. Special tokens are not generated.
+    /// Constraint that the generated text satisfies when it ends by itself. A constraint of the whole text excludes
+    /// special tokens.
     pub constraint: Option<Arc<Constraint>>,
     /// Prefix cache: tokens read before. Those at the beginning of the prompt are not computed again.
     pub prefix: Option<CachedPrefix>,

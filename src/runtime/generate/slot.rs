@@ -134,12 +134,18 @@ impl Slot {
 
     /// Returns how many of the largest logits are needed; `None` when all are.
     pub(super) fn suffices(&self) -> Option<usize> {
-        self.sampler.suffices().filter(|_| self.logprobs.is_none() && self.constraint.is_none() && !self.excludes())
+        let all = self.logprobs.is_some() || self.is_masked() || self.excludes();
+        self.sampler.suffices().filter(|_| !all)
     }
 
-    /// Returns true if some tokens may not be the next one.
+    /// Returns true if some tokens may not be the next one, besides those that a constraint excludes.
     fn excludes(&self) -> bool {
         !self.allowed.is_empty() || self.marks.len() < self.ends.min_new && !self.end_tokens.is_empty()
+    }
+
+    /// Returns true if the constraint does not allow every token, so that all logits are needed.
+    fn is_masked(&self) -> bool {
+        self.constraint.as_ref().is_some_and(|constraint| !constraint.is_free())
     }
 
     /// Continues the text with another sequence, which has read a beginning of it with the same adapters.
@@ -230,6 +236,10 @@ impl Slot {
         let known = self.ids.len() - draft.len();
         self.ids.truncate(known);
         for (i, row) in rows.enumerate() {
+            // A token before has begun a constrained part of the text.
+            if matches!(row, Likely::Best(_)) && self.is_masked() {
+                break;
+            }
             self.take_token(row, engine, options, sink)?;
             if self.finish.is_some() || self.ids.last() != draft.get(i) {
                 break;

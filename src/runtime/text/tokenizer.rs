@@ -168,6 +168,11 @@ impl Tokenizer {
         self.inner.id_to_token(id)
     }
 
+    /// Returns true for a special token, which is hidden from readers, such as BOS.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.token(id).is_some_and(|token| self.is_special_token(&token))
+    }
+
     /// Returns the decoder as in the file; null if there is none.
     pub(super) fn decoder(&self) -> serde_json::Value {
         serde_json::to_value(self.inner.get_decoder()).unwrap_or_default()

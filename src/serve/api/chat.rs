@@ -90,8 +90,7 @@ fn take_tools(body: &mut Body) -> ApiResult<Tools> {
         };
     };
     let tools = tools::parse_tools(&value).map_err(|e| ApiError::of_field("tools", &e))?;
-    let choice = choice.unwrap_or_else(|| json!("auto"));
-    let choice = ToolChoice::parse(&choice, &tools).map_err(|e| ApiError::of_field("tool_choice", &e))?;
+    let choice = ToolChoice::parse(choice.as_ref(), &tools).map_err(|e| ApiError::of_field("tool_choice", &e))?;
     Ok((tools, choice, parallel, Some(value)))
 }
 

@@ -7,16 +7,14 @@
 pub mod command;
 pub mod defaults;
 pub mod history;
-pub mod parts;
 pub mod settings;
 pub mod templates;
 
+use super::tools::{OutputEvent, OutputParser};
 use super::{GenerateOptions, Session};
 use crate::error::{Error, Result};
 use crate::runtime::generate::{CachedPrefix, Completion, Finish, Request};
 pub use history::{Answer, History, Turn};
-pub use parts::Part;
-use parts::Parts;
 use settings::Settings;
 use std::path::Path;
 pub use templates::{Template, TemplateChoice};
@@ -25,6 +23,15 @@ pub use templates::{Template, TemplateChoice};
 const RESERVED_PART: usize = 4;
 /// Largest number of tokens that are kept free for an answer.
 const MOST_RESERVED: usize = 1024;
+
+/// Part of an answer that a piece of text belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// Answer for the user.
+    Answer,
+    /// Reasoning of the model, outside of the answer.
+    Reasoning,
+}
 
 /// Conversation with the KV cache of the part that the model has already read.
 #[derive(Debug)]
@@ -183,29 +190,16 @@ impl Conversation {
             show_special: options.show_special,
             ..GenerateOptions::default()
         };
-        let mut parts = Parts::new(session.tokenizer()?, &ids);
+        let mut division = Division { parser: OutputParser::new(None, session.tokenizer()?, &ids, 0), shown: 0 };
         let mut answer = Answer::default();
-        let mut keep = |part: Part, text: &str| {
-            match part {
-                Part::Answer => answer.text.push_str(text),
-                Part::Reasoning => answer.reasoning.push_str(text),
-                Part::Header => {}
-            }
-            sink(part, text)
-        };
+        let mut keep = |events: Vec<OutputEvent>| answer.add(events, &mut sink);
         let max_new = settings.max_new.unwrap_or(usize::MAX);
         let request = Request { max_new, sampling, stop, prefix: self.prefix.take(), ..session.request(ids) };
-        let mut shown = 0;
-        let generation = session.generate(vec![request], &generate, |event| {
-            shown += event.text.len();
-            parts.push(event.id, event.text, &mut keep)
-        })?;
+        let generation =
+            session.generate(vec![request], &generate, |event| keep(division.push(event.id, event.text)))?;
         let mut completion = generation.outcome.completions.into_iter().next().expect("one completion per request");
         self.prefix = completion.prefix.take();
-        // The text that was held back when an interrupt came has no event.
-        let id = completion.ids.last().copied().unwrap_or(0);
-        parts.push(id, completion.text.get(shown..).unwrap_or_default(), &mut keep)?;
-        parts.finish(&mut keep)?;
+        keep(division.finish(&completion.text))?;
         let interrupted = completion.finish == Finish::Interrupted;
         let is_kept = !(interrupted && answer.text.is_empty() && answer.reasoning.is_empty());
         if is_kept {
@@ -287,6 +281,48 @@ impl Conversation {
     /// The same as those of [`History::save`].
     pub fn save(&self, path: &Path, session: &Session, overwrite: bool, inputs: &crate::output::Inputs) -> Result<()> {
         self.history.save(path, &session.name, overwrite, inputs)
+    }
+}
+
+/// Division of an output into reasoning and answer.
+struct Division {
+    parser: OutputParser,
+    /// Number of bytes of the text that were read.
+    shown: usize,
+}
+
+impl Division {
+    fn push(&mut self, id: u32, text: &str) -> Vec<OutputEvent> {
+        let mut events = Vec::new();
+        self.shown += text.len();
+        self.parser.push(id, text, &mut events);
+        events
+    }
+
+    /// Ends the output, whose whole text is given. Text that was held back when an interrupt came has had no event, and
+    /// has no token.
+    fn finish(&mut self, whole: &str) -> Vec<OutputEvent> {
+        let held = whole.get(self.shown..).unwrap_or_default();
+        let mut events = if held.is_empty() { Vec::new() } else { self.push(u32::MAX, held) };
+        self.parser.finish(&mut events);
+        events
+    }
+}
+
+impl Answer {
+    /// Adds pieces of an output, and shows them. A conversation has no tools, so there are no calls.
+    fn add(&mut self, events: Vec<OutputEvent>, sink: &mut impl FnMut(Part, &str) -> Result<()>) -> Result<()> {
+        events.into_iter().try_for_each(|event| match event {
+            OutputEvent::Content(text) => {
+                self.text.push_str(&text);
+                sink(Part::Answer, &text)
+            }
+            OutputEvent::Reasoning(text) => {
+                self.reasoning.push_str(&text);
+                sink(Part::Reasoning, &text)
+            }
+            OutputEvent::CallBegin { .. } | OutputEvent::CallArguments { .. } => Ok(()),
+        })
     }
 }
 

@@ -167,7 +167,6 @@ fn answer(question: Question, talk: &mut Talk) -> Result<()> {
     let reply = talk.answer(question, |part, text| match part {
         Part::Answer => event("text", json!({"text": text})),
         Part::Reasoning => event("reasoning", json!({"text": text})),
-        Part::Header => Ok(()),
     });
     match reply {
         Ok(reply) => done(talk, &reply),

@@ -66,7 +66,7 @@ impl AnswerView {
     /// # Errors
     /// Stdout cannot be written.
     pub fn show(&mut self, part: Part, text: &str) -> Result<()> {
-        if part != Part::Header && self.part != Some(part) {
+        if self.part != Some(part) {
             self.change_to(part);
         }
         match part {
@@ -81,7 +81,6 @@ impl AnswerView {
                 }
                 Ok(())
             }
-            Part::Header => Ok(()),
         }
     }
 

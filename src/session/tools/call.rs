@@ -1,0 +1,172 @@
+//! Reads a call that is a JSON object with a name and arguments, such as `{"name": "f", "arguments": {}}`.
+
+use super::events::Sink;
+use super::object::{ObjectScanner, Step};
+use super::tool::is_name;
+
+/// Largest number of bytes of a call before its name and the beginning of its arguments are known.
+const HELD: usize = 64 << 10;
+
+/// State after the first characters of a call.
+#[derive(Debug)]
+pub(super) struct CallScanner {
+    at: At,
+    /// Text of the call as long as it may still be something else.
+    raw: String,
+    name: Option<String>,
+    /// Arguments that were written before the name.
+    early: Option<String>,
+    /// True once the call was given to the sink.
+    begun: bool,
+}
+
+#[derive(Debug)]
+enum At {
+    Open,
+    KeyOrEnd,
+    Key,
+    InKey(Text),
+    Colon(Member),
+    Value(Member),
+    InText(Member, Text),
+    InObject(ObjectScanner),
+    CommaOrEnd,
+}
+
+/// Members that a call may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Member {
+    Name,
+    Arguments,
+    /// `type` and `id`, which are ignored.
+    Other,
+}
+
+/// A JSON string that is not complete.
+#[derive(Debug, Default)]
+struct Text {
+    raw: String,
+    escaped: bool,
+}
+
+impl Text {
+    /// Reads a character; returns true if the string ends with it.
+    fn push(&mut self, c: char) -> bool {
+        let ends = c == '"' && !self.escaped;
+        if !ends {
+            self.raw.push(c);
+        }
+        self.escaped = c == '\\' && !self.escaped;
+        ends
+    }
+
+    fn value(&self) -> Option<String> {
+        serde_json::from_str(&format!("\"{}\"", self.raw)).ok()
+    }
+}
+
+impl CallScanner {
+    /// Begins a call before its opening brace.
+    pub(super) fn new() -> CallScanner {
+        CallScanner { at: At::Open, raw: String::new(), name: None, early: None, begun: false }
+    }
+
+    /// Returns the text of a call that was not given to the sink.
+    pub(super) fn into_raw(self) -> String {
+        self.raw
+    }
+
+    /// Reads a character. After a [`Step::Fault`] the character is not part of the call.
+    pub(super) fn push(&mut self, c: char, sink: &mut Sink<'_>) -> Step {
+        if self.raw.len() >= HELD {
+            return Step::Fault;
+        }
+        let at = std::mem::replace(&mut self.at, At::Open);
+        match self.next(at, c, sink) {
+            None => Step::Fault,
+            Some(At::Open) if c == '}' => {
+                if self.begun {
+                    Step::End
+                } else {
+                    Step::Fault
+                }
+            }
+            Some(at) => {
+                self.at = at;
+                if !self.begun {
+                    self.raw.push(c);
+                }
+                Step::More
+            }
+        }
+    }
+
+    /// Returns the place behind a character; [`At::Open`] behind the closing brace.
+    fn next(&mut self, at: At, c: char, sink: &mut Sink<'_>) -> Option<At> {
+        match at {
+            At::InKey(mut text) => match text.push(c) {
+                true => Some(At::Colon(self.member(&text.value()?)?)),
+                false => Some(At::InKey(text)),
+            },
+            At::InText(member, mut text) => match text.push(c) {
+                true => self.text(member, &text.value()?, sink),
+                false => Some(At::InText(member, text)),
+            },
+            At::InObject(scanner) => self.arguments(scanner, c, sink),
+            at if matches!(c, ' ' | '\n' | '\r' | '\t') => Some(at),
+            At::Open => (c == '{').then_some(At::KeyOrEnd),
+            At::KeyOrEnd | At::Key => (c == '"').then(|| At::InKey(Text::default())),
+            At::Colon(member) => (c == ':').then_some(At::Value(member)),
+            At::Value(Member::Arguments) if c == '{' => self.arguments(ObjectScanner::new(), c, sink),
+            At::Value(Member::Arguments) => None,
+            At::Value(member) => (c == '"').then(|| At::InText(member, Text::default())),
+            At::CommaOrEnd if c == ',' => Some(At::Key),
+            At::CommaOrEnd => (c == '}').then_some(At::Open),
+        }
+    }
+
+    fn member(&self, key: &str) -> Option<Member> {
+        match key {
+            "name" if self.name.is_none() => Some(Member::Name),
+            "arguments" | "parameters" if !self.begun && self.early.is_none() => Some(Member::Arguments),
+            "type" | "id" => Some(Member::Other),
+            _ => None,
+        }
+    }
+
+    fn text(&mut self, member: Member, value: &str, sink: &mut Sink<'_>) -> Option<At> {
+        if member == Member::Name {
+            if !is_name(value) {
+                return None;
+            }
+            self.name = Some(value.into());
+            if let Some(early) = self.early.take() {
+                self.begin(sink);
+                sink.arguments(&early);
+            }
+        }
+        Some(At::CommaOrEnd)
+    }
+
+    fn arguments(&mut self, mut scanner: ObjectScanner, c: char, sink: &mut Sink<'_>) -> Option<At> {
+        let step = scanner.push(c);
+        if step == Step::Fault {
+            return None;
+        }
+        match self.name {
+            Some(_) => {
+                self.begin(sink);
+                sink.arguments(c.encode_utf8(&mut [0; 4]));
+            }
+            None => self.early.get_or_insert_default().push(c),
+        }
+        Some(if step == Step::End { At::CommaOrEnd } else { At::InObject(scanner) })
+    }
+
+    fn begin(&mut self, sink: &mut Sink<'_>) {
+        if !std::mem::replace(&mut self.begun, true) {
+            sink.begin(self.name.as_deref().unwrap_or_default());
+            self.raw.clear();
+        }
+    }
+}

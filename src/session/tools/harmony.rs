@@ -1,0 +1,279 @@
+//! The format of gpt-oss: messages with a header, between control tokens.
+//!
+//! `<|start|>assistant<|channel|>analysis<|message|>…<|end|>` is reasoning, and the channel `final` is for the user. A
+//! call is a message to a function, `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>`;
+//! the recipient may also stand before the channel. Other messages of the channel `commentary` are content. The output
+//! of a model begins behind `<|start|>assistant`.
+
+use super::events::{Calls, LONG_IDS, Sink};
+use super::object::{ObjectScanner, Step};
+use super::row::Row;
+use super::rules::{CallRules, token};
+use super::tool::is_name;
+use crate::runtime::constraint::{Marker, Phase, Phases, Place};
+use crate::runtime::text::Tokenizer;
+
+/// The row of the table of formats.
+pub(super) const ROW: Row = Row {
+    name: "harmony",
+    detect: |source, tokenizer| source.contains("<|channel|>") && Tokens::of(tokenizer).is_some(),
+    notation: None,
+    ids: LONG_IDS,
+    phases,
+};
+
+/// Recipient of a call, without the name of the function.
+const FUNCTIONS: &str = "functions.";
+/// Largest number of bytes of a header.
+const HEADER: usize = 1024;
+/// Number of tokens at the end of a prompt that are searched for the beginning of a message.
+const TAIL: usize = 64;
+
+/// Control tokens.
+#[derive(Debug, Clone, Copy)]
+struct Tokens {
+    start: u32,
+    channel: u32,
+    message: u32,
+    end: u32,
+    /// `<|call|>` and `<|return|>`, which end the output.
+    stops: [Option<u32>; 2],
+    constrain: Option<u32>,
+}
+
+impl Tokens {
+    fn of(tokenizer: &Tokenizer) -> Option<Tokens> {
+        let id = |token| tokenizer.id(token);
+        Some(Tokens {
+            start: id("<|start|>")?,
+            channel: id("<|channel|>")?,
+            message: id("<|message|>")?,
+            end: id("<|end|>")?,
+            stops: ["<|call|>", "<|return|>"].map(id),
+            constrain: id("<|constrain|>"),
+        })
+    }
+
+    /// Returns the spelling of a control token.
+    fn spelling(&self, id: u32) -> Option<&'static str> {
+        let some = |known: Option<u32>, spelling| (known == Some(id)).then_some(spelling);
+        some(Some(self.start), "<|start|>")
+            .or(some(Some(self.channel), "<|channel|>"))
+            .or(some(Some(self.message), "<|message|>"))
+            .or(some(Some(self.end), "<|end|>"))
+            .or(some(self.stops[0], "<|call|>"))
+            .or(some(self.stops[1], "<|return|>"))
+            .or(some(self.constrain, "<|constrain|>"))
+    }
+}
+
+/// State of an output.
+#[derive(Debug)]
+pub(super) struct Harmony {
+    tokens: Tokens,
+    calls: bool,
+    at: At,
+}
+
+#[derive(Debug)]
+enum At {
+    /// Behind `<|start|>` and the role: a recipient, or content of a model that writes no header.
+    Role(String),
+    /// Behind `<|channel|>`.
+    Header(String),
+    Content,
+    Reasoning,
+    /// Before the arguments of a call to this function.
+    Call(String),
+    Arguments(ObjectScanner),
+    /// Behind arguments, where white space may follow.
+    Behind,
+    /// Between messages, or behind `<|start|>` with the role that follows.
+    Between(String),
+}
+
+impl Harmony {
+    /// Begins the output that follows a prompt; `None` if the tokenizer has no such control tokens.
+    pub(super) fn new(tokenizer: &Tokenizer, prompt: &[u32], calls: bool) -> Option<Harmony> {
+        let tokens = Tokens::of(tokenizer)?;
+        let mut harmony = Harmony { tokens, calls, at: At::Content };
+        let tail = &prompt[prompt.len().saturating_sub(TAIL)..];
+        let last = |token: u32| tail.iter().rposition(|id| *id == token);
+        // A prompt may end within a header, or within a message that the model continues.
+        let Some(first) = last(tokens.start).or(last(tokens.channel)) else { return Some(harmony) };
+        let (mut dropped, mut calls) = (Vec::new(), Calls::new(0, LONG_IDS));
+        for id in &tail[first..] {
+            let text = tokenizer.decode(&[*id], false).unwrap_or_default();
+            harmony.push(*id, &text, &mut Sink::new(&mut dropped, &mut calls));
+        }
+        if matches!(harmony.at, At::Arguments(_) | At::Call(_)) {
+            harmony.at = At::Content;
+        }
+        Some(harmony)
+    }
+
+    /// Reads a token with its text. The spelling of control tokens is dropped; any other text of theirs was held back
+    /// before them.
+    pub(super) fn push(&mut self, id: u32, text: &str, sink: &mut Sink<'_>) {
+        let Some(spelling) = self.tokens.spelling(id) else { return self.text(text, sink) };
+        let held = text.strip_suffix(spelling).unwrap_or(text);
+        if !held.is_empty() {
+            self.text(held, sink);
+        }
+        let tokens = self.tokens;
+        if id == tokens.channel {
+            let header = match std::mem::replace(&mut self.at, At::Content) {
+                At::Role(held) | At::Between(held) | At::Header(held) => held + " ",
+                _ => String::new(),
+            };
+            self.at = At::Header(header);
+        } else if id == tokens.message {
+            self.at = match std::mem::replace(&mut self.at, At::Content) {
+                At::Header(header) | At::Role(header) | At::Between(header) => self.message(&header),
+                at => at,
+            };
+        } else if Some(id) != tokens.constrain {
+            self.end(sink);
+            self.at = At::Between(String::new());
+        } else if let At::Header(header) = &mut self.at {
+            // The type of the content follows, which is no part of the recipient.
+            header.push(' ');
+        }
+    }
+
+    /// Ends the output.
+    pub(super) fn finish(&mut self, sink: &mut Sink<'_>) {
+        self.end(sink);
+    }
+
+    fn text(&mut self, text: &str, sink: &mut Sink<'_>) {
+        match &mut self.at {
+            At::Behind if text.trim().is_empty() => {}
+            At::Content | At::Behind => {
+                self.at = At::Content;
+                sink.content(text);
+            }
+            At::Reasoning => sink.reasoning(text),
+            At::Header(header) => {
+                if header.len() < HEADER {
+                    header.push_str(text);
+                }
+            }
+            At::Role(held) => {
+                held.push_str(text);
+                self.role(sink);
+            }
+            At::Between(held) => {
+                held.push_str(text);
+                // The role of the messages that a model writes.
+                if held.trim_start().starts_with("assistant") {
+                    let rest = held.trim_start()["assistant".len()..].to_string();
+                    self.at = At::Role(rest);
+                    self.role(sink);
+                } else if !"assistant".starts_with(held.trim_start()) {
+                    let held = std::mem::take(held);
+                    sink.content(&held);
+                    self.at = At::Content;
+                }
+            }
+            At::Call(name) => {
+                let text = text.trim_start();
+                if text.starts_with('{') {
+                    sink.begin(name);
+                    self.at = At::Arguments(ObjectScanner::new());
+                    self.arguments(text, sink);
+                } else if !text.is_empty() {
+                    self.at = At::Content;
+                    sink.content(text);
+                }
+            }
+            At::Arguments(_) => self.arguments(text, sink),
+        }
+    }
+
+    /// Continues as content if the text behind the role cannot be a recipient.
+    fn role(&mut self, sink: &mut Sink<'_>) {
+        let At::Role(held) = &self.at else { return };
+        let text = held.trim_start();
+        if !(text.starts_with("to=") || "to=".starts_with(text)) || held.len() > HEADER {
+            sink.content(held);
+            self.at = At::Content;
+        }
+    }
+
+    fn arguments(&mut self, text: &str, sink: &mut Sink<'_>) {
+        let At::Arguments(scanner) = &mut self.at else { return };
+        for (at, c) in text.char_indices() {
+            let step = scanner.push(c);
+            if step != Step::Fault {
+                sink.arguments(c.encode_utf8(&mut [0; 4]));
+            }
+            if step != Step::More {
+                let end = at + if step == Step::End { c.len_utf8() } else { 0 };
+                self.at = At::Behind;
+                return self.text(&text[end..], sink);
+            }
+        }
+    }
+
+    /// Returns the state in a message with this header.
+    fn message(&self, header: &str) -> At {
+        let mut words = header.split_whitespace();
+        let recipient = words.clone().find_map(|word| word.split_once("to=").map(|(_, recipient)| recipient));
+        let name = recipient.and_then(|recipient| recipient.strip_prefix(FUNCTIONS)).filter(|name| is_name(name));
+        match name {
+            Some(name) if self.calls => At::Call(name.into()),
+            _ if words.any(|word| word.starts_with("analysis")) => At::Reasoning,
+            _ => At::Content,
+        }
+    }
+
+    /// Ends a message: text that turned out to be no header becomes content.
+    fn end(&mut self, sink: &mut Sink<'_>) {
+        if let At::Role(held) = &self.at
+            && !held.trim_start().starts_with("to=")
+        {
+            sink.content(held);
+        }
+        self.at = At::Content;
+    }
+}
+
+/// Numbers of the phases.
+const ROLE: usize = 0;
+const BODY: usize = 1;
+const ENDED: usize = 2;
+const STARTED: usize = 3;
+const CHANNEL: usize = 4;
+
+/// Returns the phases of an output: headers are those of known channels and of the tools, and arguments follow their
+/// schemas. A call ends the output, as the model was trained.
+fn phases(rules: &CallRules<'_>) -> Phases {
+    let tokens = Tokens::of(rules.tokenizer).expect("a format that was detected");
+    let marker = |id: u32| Marker { text: String::new(), token: Some(id), place: Place::Anywhere };
+    let [start, channel, message] = [tokens.start, tokens.channel, tokens.message].map(token);
+    let json = tokens.constrain.map_or_else(String::new, |id| format!("({} \"json\")?", token(id)));
+    let end = format!("\" \"? {json} {message}");
+    let in_channel = |name: &str| format!("\"commentary to={FUNCTIONS}{name}\" {end}");
+    let in_role = |name: &str| format!("\" to={FUNCTIONS}{name}\" {channel} \"commentary\" {end}");
+    let last = if rules.forced { "" } else { " | \"final\"" };
+    let in_channel =
+        format!("start: (\"analysis\" | \"commentary\"{last}) {end} | call\n{}", rules.calls_behind(in_channel, ""));
+    let in_role = format!("start: {channel} | call\n{}", rules.calls_behind(in_role, ""));
+    let next = if rules.forced { "" } else { "?" };
+    let grammar = |lark: String, exits| Phase::Grammar { lark, exits };
+    Phases(vec![
+        grammar(in_role, vec![(Some(marker(tokens.channel)), CHANNEL)]),
+        Phase::Free {
+            ends: !rules.forced,
+            markers: vec![
+                (marker(tokens.end), ENDED),
+                (marker(tokens.start), STARTED),
+                (marker(tokens.channel), CHANNEL),
+            ],
+        },
+        grammar(format!("start: {start}{next}"), vec![(Some(marker(tokens.start)), STARTED)]),
+        grammar("start: \"assistant\"".into(), vec![(None, ROLE)]),
+        grammar(in_channel, vec![(Some(marker(tokens.message)), BODY)]),
+    ])
+}
