@@ -244,7 +244,7 @@ pub struct Jobs {
 #[derive(Default)]
 struct JobState {
     waiting: VecDeque<Job>,
-    /// Number of groups of threads that were told to end.
+    /// Number of groups of threads that were stopped.
     stops: u64,
 }
 

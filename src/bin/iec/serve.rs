@@ -218,7 +218,7 @@ fn check(settings: &ServeSettings, models: &[Served]) -> Result<()> {
 /// A model to serve.
 struct Served {
     name: String,
-    /// What names the model; `None` = the embedded one.
+    /// Path or name of the model; `None` = the embedded one.
     spec: Option<PathBuf>,
     places: Places,
     options: SessionOptions,
@@ -226,7 +226,7 @@ struct Served {
     held: Mutex<Held>,
 }
 
-/// What keeps a pack in its place.
+/// Values that keep a pack in its place.
 #[derive(Default)]
 struct Held {
     /// Use of an entry of the cache.

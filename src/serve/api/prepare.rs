@@ -32,13 +32,13 @@ pub struct Conversation {
     pub options: RenderOptions,
     /// Tools that the model may call.
     pub tools: Vec<Tool>,
-    /// Which of them it must call.
+    /// The tools of which it must call one.
     pub choice: ToolChoice,
     /// Whether it may call several.
     pub parallel: bool,
 }
 
-/// What is generated for each prompt.
+/// Description of the texts that are generated for each prompt.
 #[derive(Debug)]
 pub struct Plan {
     /// Settings of the client.
@@ -132,6 +132,8 @@ pub fn prepare(encoder: &Encoder<'_>, sources: &[Source], plan: &Plan) -> MaybeP
         for text in 0..plan.texts {
             let seed = plan.seed.wrapping_add((prepared.prompts.len() * plan.texts + text) as u64);
             let request = Request {
+                // A constraint describes the text without a space before its first word.
+                continues: constraint.is_none() && !matches!(source, Source::Chat(_)),
                 constraint: constraint.clone(),
                 adapters: Some(adapters.clone()),
                 ..request(ids.clone(), sampling.clone(), seed, source, plan)
@@ -178,7 +180,6 @@ fn request(ids: Vec<u32>, sampling: Sampling, seed: u64, source: &Source, plan: 
             include_stop: settings.include_stop,
         },
         show_special: settings.show_special,
-        continues: !matches!(source, Source::Chat(_)),
         allowed: settings.allowed.clone().into(),
         ids,
         ..Request::default()
