@@ -112,6 +112,9 @@ pub enum Command {
     Usage(Sender<UsageOf>),
     /// Ends when all requests have ended, at the latest after this time.
     Drain(Duration),
+    /// Makes the next step panic.
+    #[cfg(test)]
+    Panic,
 }
 
 /// A request for the thread that computes.

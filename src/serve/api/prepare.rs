@@ -253,7 +253,8 @@ fn check_size(tokens: usize, prompts: usize, plan: &Plan) -> ApiResult<()> {
     let answers = answers.saturating_mul(prompts * plan.texts);
     let logprobs = plan.logprobs.map_or(0, |k| answers.saturating_mul(k + 1));
     if scores > MOST_SCORES || logprobs > MOST_LOGPROBS && !plan.settings.stream {
-        let message = "the answer may have too many log-probabilities; ask for fewer, for fewer tokens, or for a stream";
+        let message =
+            "the answer may have too many log-probabilities; ask for fewer, for fewer tokens, or for a stream";
         return Err(ApiError::field("logprobs", message).code("too_large"));
     }
     Ok(())

@@ -2,6 +2,8 @@
 
 mod live;
 mod run;
+#[cfg(test)]
+mod tests;
 
 use super::keys::KeyChange;
 use super::metrics::{Metrics, ModelInfo};

@@ -60,6 +60,8 @@ pub(super) struct Run<'a> {
     prefill_rate: f64,
     /// Whether the last step had work.
     worked: bool,
+    #[cfg(test)]
+    panics: bool,
 }
 
 impl<'a> Run<'a> {
@@ -94,6 +96,8 @@ impl<'a> Run<'a> {
             cut: false,
             prefill_rate: 0.0,
             worked: false,
+            #[cfg(test)]
+            panics: false,
         }
     }
 
@@ -198,6 +202,8 @@ impl<'a> Run<'a> {
             }
             Command::Usage(answer) => _ = answer.send(self.usage()),
             Command::Drain(timeout) => self.drain = Some(Instant::now() + timeout),
+            #[cfg(test)]
+            Command::Panic => self.panics = true,
         }
         // A step applies it: a request that was cancelled leaves the batch.
         self.worked = true;
@@ -300,6 +306,8 @@ impl<'a> Run<'a> {
     }
 
     fn step(&mut self) -> Result<StepReport> {
+        #[cfg(test)]
+        assert!(!self.panics, "a panic that a test asked for");
         let (lives, metrics, now) = (&self.lives, self.metrics, self.now());
         let mut sink = |event: &Event<'_>| {
             if let Some(live) = lives.all.get(&event.request) {
