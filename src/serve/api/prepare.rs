@@ -221,6 +221,10 @@ fn encode(encoder: &Encoder<'_>, source: &Source, plan: &Plan) -> ApiResult<Vec<
         Cause::Usage(found) if found.contains("tokens") || found.contains("bytes") => {
             ApiError::of_field("prompt", &e).code("context_length_exceeded")
         }
+        // The help is about the template, but the conversation is too long.
+        Cause::Corrupt(found) if found.contains("the limit for the context") => {
+            ApiError::field("messages", found).code("context_length_exceeded")
+        }
         _ => ApiError::of_field(if matches!(source, Source::Chat(_)) { "messages" } else { "prompt" }, &e),
     })
 }
