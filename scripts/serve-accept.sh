@@ -68,6 +68,7 @@ python=$work/venv/bin/python
 [ -x "$python" ] || python=python3
 aiperf=()
 [ ! -x "$work/venv-aiperf/bin/aiperf" ] || aiperf=(--aiperf "$work/venv-aiperf/bin/aiperf")
+export PYTHONDONTWRITEBYTECODE=1
 # Packs of another build are made again.
 rm -rf "$work/run/packs"
 "$python" "$root/tests/serve/accept.py" --iec "$iec" --work "$work/run" "${aiperf[@]}" "${rest[@]}"

@@ -165,7 +165,7 @@ def overload(context):
     """Measures the capacity in a closed loop, then sends three times as much as that."""
     server = context.serve("--model", f"story={context.story()}", "--max-queue", "64", "--queue-timeout", "5s", "--max-seqs", "8")
     seconds = context.options.overload
-    body = {"prompt": "Once upon a time there was a little girl", "max_tokens": 64, "temperature": 0, "ignore_eos": True}
+    body = {"prompt": "Once upon a time there was a little girl", "max_tokens": 256, "temperature": 0, "ignore_eos": True}
     capacity = closed_loop(server, body, 16, max(5, seconds / 4))
     before = server.rss()
     statuses, slowest, lock, threads = {}, [0.0], threading.Lock(), []
@@ -190,7 +190,7 @@ def overload(context):
         if number % 50 == 0:
             peak = max(peak, server.rss())
     took = time.monotonic() - begin
-    goodput = (server.metric("vllm:generation_tokens_total") - served) / 64 / took
+    goodput = (server.metric("vllm:generation_tokens_total") - served) / 256 / took
     [thread.join() for thread in threads]
     server.wait_until_idle()
     text = (f"capacity {capacity:.1f} requests/s, goodput {goodput:.1f} under three times as many, statuses {statuses}, "
