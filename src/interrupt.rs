@@ -13,7 +13,7 @@ static REPEATS_ALLOWED: AtomicBool = AtomicBool::new(false);
 /// Handler of signals in place of [`request`].
 static HANDLER: OnceLock<Handler> = OnceLock::new();
 
-/// Function that is told about signals.
+/// Function that receives signals.
 type Handler = Box<dyn Fn(Signal) + Send + Sync>;
 
 /// Passes all further signals to `handler`, which is called on the thread that listens for them. A program that goes on

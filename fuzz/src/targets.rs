@@ -56,6 +56,9 @@ const STEPPED: usize = 64 << 20;
 const MATCHERS: (usize, u64) = (192 << 20, 2000);
 /// Allowance for outputs of models: the tokenizers that all inputs share, and an event per character of an input.
 const OUTPUTS: usize = 8 << 20;
+/// Allowance for bodies of requests: their trees, copies of schemas, and messages.
+#[cfg(feature = "serve")]
+const BODIES: usize = 4 << 20;
 /// Time limit in milliseconds for all other targets.
 const SECOND: u64 = 1000;
 
@@ -82,6 +85,10 @@ pub const TARGETS: &[Target] = &[
     Target { name: "serve_config", allowance: LISTS, limit_ms: SECOND, run: serve_config },
     #[cfg(feature = "serve")]
     Target { name: "key_usage", allowance: LISTS, limit_ms: SECOND, run: key_usage },
+    #[cfg(feature = "serve")]
+    Target { name: "api_completions", allowance: BODIES, limit_ms: SECOND, run: api_completions },
+    #[cfg(feature = "serve")]
+    Target { name: "api_chat", allowance: BODIES, limit_ms: SECOND, run: api_chat },
     Target { name: "tool_output", allowance: OUTPUTS, limit_ms: SECOND, run: tool_output },
 ];
 
@@ -412,6 +419,30 @@ fn key_usage(data: &[u8]) {
     let Ok(saved) = Saved::parse(data) else { return };
     let again = Saved::parse(&saved.usage.to_bytes(saved.at)).expect("what is written can be read");
     assert_eq!(again, saved);
+}
+
+/// Reads the body of a request to continue texts.
+#[cfg(feature = "serve")]
+fn api_completions(data: &[u8]) {
+    body(data, iec::serve::api::job::completions);
+}
+
+/// Reads the body of a request to continue a conversation.
+#[cfg(feature = "serve")]
+fn api_chat(data: &[u8]) {
+    body(data, iec::serve::api::job::chat);
+}
+
+/// Reads the body of a request; what is left of it is known, or refused by name.
+#[cfg(feature = "serve")]
+fn body(data: &[u8], read: iec::serve::api::job::ReadJob) {
+    use iec::serve::api::body::Body;
+    use iec::serve::api::settings::Limits;
+    let limits = Limits { max_n: 16, max_logprobs: 20, strict_fields: false };
+    let Ok(mut body) = Body::parse(data) else { return };
+    let Ok(job) = read(&mut body, &limits) else { return };
+    assert!(job.texts >= 1 && job.texts <= limits.max_n);
+    let _ = body.rest(false);
 }
 
 /// Control tokens of the formats of calls.

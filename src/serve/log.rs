@@ -10,7 +10,7 @@ use serde_json::json;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What the log says about a request. The line is written when this value is dropped.
+/// Line of the log about a request. It is written when this value is dropped.
 #[derive(Default)]
 pub struct Record {
     /// `None` once the record was handed on.

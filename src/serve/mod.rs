@@ -51,6 +51,8 @@ use usage::Usage;
 const STACK: usize = 8 << 20;
 /// Time between two saves of the use of keys.
 const SAVE_EVERY: Duration = Duration::from_secs(60);
+/// Time in which an engine must tell the use of its keys; it answers between two steps.
+const USAGE_TIME: Duration = Duration::from_secs(30);
 /// Time that connections have to send the last bytes after all requests have ended.
 const LAST_BYTES: Duration = Duration::from_secs(2);
 
@@ -59,7 +61,7 @@ pub type Reload = Box<dyn Fn() -> Result<Keys> + Send + Sync>;
 /// Receiver of the places at which the server listens.
 pub type Announce = Box<dyn Fn(&Address) -> Result<()> + Send + Sync>;
 
-/// What [`run`] needs.
+/// Arguments of [`run`].
 pub struct Server {
     /// Settings.
     pub settings: ServeSettings,
@@ -69,7 +71,7 @@ pub struct Server {
     pub keys: Keys,
     /// Reads the keys again.
     pub reload: Reload,
-    /// Told once the sockets are open, before models are loaded.
+    /// Called once the sockets are open, before models are loaded.
     pub announce: Announce,
     /// Receiver of log lines.
     pub log: LogLine,
@@ -105,21 +107,28 @@ pub fn signals() -> (SignalSender, Signals) {
 }
 
 impl SignalSender {
-    /// Sends a signal. Once the server has ended, nobody receives it.
+    /// Sends a signal. Once the server has ended, it is dropped.
     pub fn send(&self, signal: ServerSignal) {
         let _ = self.0.send(signal);
     }
 }
 
-/// How a server ended.
+/// Outcome of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
     /// True if requests were ended for it.
     pub cut: bool,
 }
 
-/// Result of a thread that computes.
-type EngineEnd = Result<bool>;
+/// End of a thread that computes.
+struct EngineEnd {
+    /// Number of its model.
+    model: usize,
+    /// Whether requests were cut, or the reason of the failure.
+    result: Result<bool>,
+    /// Use of the keys.
+    usage: UsageOf,
+}
 
 /// Serves models until a signal ends the server.
 ///
@@ -156,17 +165,17 @@ fn start(
     model: Arc<Model>,
     commands: Receiver<Command>,
     shared: Arc<Shared>,
-    usage: UsageOf,
+    mut usage: UsageOf,
     ends: UnboundedSender<EngineEnd>,
 ) -> Result<()> {
     let name = format!("iec-{}", model.number);
     spawn_deep(&name, STACK, move || {
-        let work = std::panic::AssertUnwindSafe(|| engine::work(&model, &commands, &shared, usage));
-        let end = std::panic::catch_unwind(work).unwrap_or_else(|_| {
+        let work = std::panic::AssertUnwindSafe(|| engine::work(&model, &commands, &shared, &mut usage));
+        let result = std::panic::catch_unwind(work).unwrap_or_else(|_| {
             model.set_status(Status::Failed("its thread panicked".into()));
             Err(Error::engine("the thread of the model panicked"))
         });
-        let _ = ends.send(end);
+        let _ = ends.send(EngineEnd { model: model.number, result, usage });
     })
     .map(drop)
 }
@@ -197,7 +206,7 @@ struct Life {
     notify: Option<OsString>,
     signals: UnboundedReceiver<ServerSignal>,
     ends: UnboundedReceiver<EngineEnd>,
-    /// Whether systemd was told that requests are served.
+    /// Whether systemd knows that requests are served.
     ready: bool,
     cut: bool,
 }
@@ -221,6 +230,7 @@ impl Life {
     /// Follows signals and engines until all engines have ended.
     async fn until_end(&mut self) -> Result<Ended> {
         let mut running = self.app.models.len();
+        let mut usage = Usage::default();
         let mut look = tokio::time::interval(Duration::from_millis(50));
         let mut save = tokio::time::interval(SAVE_EVERY);
         save.tick().await;
@@ -228,7 +238,9 @@ impl Life {
             tokio::select! {
                 end = self.ends.recv() => {
                     running -= 1;
-                    self.cut |= end.unwrap_or(Ok(false))?;
+                    let Some(end) = end else { break };
+                    add_usage(&self.app, &mut usage, end.model, end.usage);
+                    self.cut |= end.result?;
                 }
                 signal = self.signals.recv() => match signal {
                     Some(ServerSignal::Reload) => self.reload(),
@@ -240,6 +252,7 @@ impl Life {
                 _ = save.tick() => self.save().await,
             }
         }
+        write_usage(&self.app, usage).await;
         Ok(Ended { cut: self.cut })
     }
 
@@ -273,7 +286,6 @@ impl Life {
         let app = self.app.clone();
         tokio::spawn(async move {
             tokio::time::sleep(delay).await;
-            save_usage(&app).await;
             app.set_phase(Phase::Draining);
             let timeout = app.settings.drain_timeout;
             app.models.iter().for_each(|model| model.send(Command::Drain(timeout)));
@@ -288,27 +300,41 @@ impl Life {
         if let Some(socket) = &self.notify
             && let Err(e) = notify::notify(socket, message)
         {
-            (self.app.log)(&format!("systemd cannot be told {message}: {e}"));
+            (self.app.log)(&format!("systemd does not receive {message}: {e}"));
         }
     }
 }
 
 /// Saves the use of the keys, if there is a directory for it.
 async fn save_usage(app: &Arc<App>) {
-    let Some(dir) = app.settings.state_dir.clone() else { return };
+    if app.settings.state_dir.is_none() {
+        return;
+    }
     let mut usage = Usage::default();
     for model in &app.models {
         let (sender, receiver) = std::sync::mpsc::channel();
         model.send(Command::Usage(sender));
-        let answered = tokio::task::spawn_blocking(move || receiver.recv_timeout(Duration::from_secs(2)).ok()).await;
-        let Ok(Some(used)) = answered else { continue };
-        let ids = app.key_ids();
-        for (key, used) in used.into_iter().enumerate() {
-            if let (Some(name), Some(used)) = (ids.name(key), used) {
-                usage.set(&model.name, name, used);
-            }
+        let answered = tokio::task::spawn_blocking(move || receiver.recv_timeout(USAGE_TIME).ok()).await;
+        // Without the use of each model, the former file is more complete.
+        let Ok(Some(used)) = answered else { return };
+        add_usage(app, &mut usage, model.number, used);
+    }
+    write_usage(app, usage).await;
+}
+
+/// Adds the use of the keys of a model.
+fn add_usage(app: &App, usage: &mut Usage, model: usize, used: UsageOf) {
+    let (ids, model) = (app.key_ids(), &app.models[model].name);
+    for (key, used) in used.into_iter().enumerate() {
+        if let (Some(name), Some(used)) = (ids.name(key), used) {
+            usage.set(model, name, used);
         }
     }
+}
+
+/// Writes the use of the keys, if there is a directory for it.
+async fn write_usage(app: &App, usage: Usage) {
+    let Some(dir) = app.settings.state_dir.clone() else { return };
     let saved = tokio::task::spawn_blocking(move || usage.save(&dir, SystemTime::now())).await;
     if let Ok(Err(e)) = saved {
         (app.log)(&format!("the use of the keys was not saved: {e}"));

@@ -112,6 +112,9 @@ pub enum Command {
     Usage(Sender<UsageOf>),
     /// Ends when all requests have ended, at the latest after this time.
     Drain(Duration),
+    /// Makes the next step panic.
+    #[cfg(test)]
+    Panic,
 }
 
 /// A request for the thread that computes.
@@ -244,7 +247,7 @@ pub struct Jobs {
 #[derive(Default)]
 struct JobState {
     waiting: VecDeque<Job>,
-    /// Number of groups of threads that were told to end.
+    /// Number of groups of threads that were stopped.
     stops: u64,
 }
 

@@ -93,7 +93,7 @@ fn bytes_of(reply: &Reply) -> usize {
 }
 
 impl Outlet {
-    /// Sends a message. One that nobody receives any more is dropped.
+    /// Sends a message. It is dropped if the reader has left.
     pub fn send(&self, reply: Reply) {
         self.backlog.events.fetch_add(1, Ordering::Relaxed);
         self.backlog.bytes.fetch_add(bytes_of(&reply), Ordering::Relaxed);

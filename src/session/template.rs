@@ -14,6 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::io::{ErrorKind, Read, Write};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -153,6 +154,8 @@ impl Worker {
     fn start(process: &RenderProcess) -> Result<Worker> {
         let mut command = Command::new(&process.program);
         command.args(&process.arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        // An interrupt from the terminal concerns the parent alone: it may end an answer and go on with another.
+        command.process_group(0);
         let mut child = command.spawn().map_err(child_refused).at(&process.program)?;
         let (input, output) = (child.stdin.take(), child.stdout.take());
         let (input, output) = (input.expect("a pipe was asked for"), output.expect("a pipe was asked for"));

@@ -86,6 +86,11 @@ const SHOWN: &[(&str, &str)] = &[
          target_bpw dry_run json",
     ),
     (
+        "serve",
+        "models config check_only host port api-key-file max-seqs max-queue state-dir adapter-dir lora precision device \
+         ctx kv_memory",
+    ),
+    (
         "simulate",
         "requests rate bursts keys flood prompt_tokens answer_tokens max_tokens seed max_seqs step_ms max_queue \
          queue_timeout ctx pages prefill_rate step_times out overwrite json",

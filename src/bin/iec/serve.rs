@@ -29,10 +29,10 @@ const LEAST_KV: u64 = 64 << 20;
 /// Arguments of `iec serve`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Each setting of the server has an environment variable (IEC_ and its name, such as IEC_MAX_SEQS) and a line in the file \
-of --config (max-seqs = 16). An option wins over a variable, a variable over the file.\n\n\
-SIGTERM and Ctrl-C finish the requests that run and end the server; a second one ends it at once. SIGHUP reads the keys \
-again.\n\n\
+Each setting of the server has an environment variable (IEC_ and its name, such as IEC_MAX_SEQS) and a line in the \
+file of --config (max-seqs = 16). An option wins over a variable, a variable over the file.\n\n\
+SIGTERM and Ctrl-C finish the requests that run and end the server; a second one ends it at once. SIGHUP reads the \
+keys again.\n\n\
 Examples:\n  \
 iec serve\n  \
 iec serve packs/tinyllama --port 8000\n  \
@@ -41,16 +41,16 @@ iec serve --model small=packs/tinyllama --model large=packs/gpt-oss --api-key-fi
 #[command(mut_arg("check", |arg| arg.long("check-hashes")))]
 pub struct Args {
     /// Serve the model in DIR by this name; repeatable, in place of MODEL
-    #[arg(long = "model", value_name = "NAME=MODEL", conflicts_with_all = ["pack", "model_dir", "model_json"])]
+    #[arg(help_heading = HEADING, long = "model", value_name = "NAME=MODEL", conflicts_with_all = ["pack", "model_dir", "model_json"])]
     models: Vec<ModelSource>,
     /// Read settings from a file
-    #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = HEADING, long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Print the settings and the memory that the models need as JSON, and do not serve (exit code 6 if it does not
     /// fit)
-    #[arg(long = "check", id = "check_only")]
+    #[arg(help_heading = HEADING, long = "check", id = "check_only")]
     check: bool,
-    /// The address at which the server listens is printed as JSON in any case
+    /// Has no effect: the address is printed as JSON in any case
     #[arg(long, hide = true)]
     pub json: bool,
     #[command(flatten)]
@@ -224,7 +224,7 @@ fn check(settings: &ServeSettings, models: &[Served]) -> Result<()> {
 /// A model to serve.
 struct Served {
     name: String,
-    /// What names the model; `None` = the embedded one.
+    /// Path or name of the model; `None` = the embedded one.
     spec: Option<PathBuf>,
     places: Places,
     options: SessionOptions,
@@ -232,7 +232,7 @@ struct Served {
     held: Mutex<Held>,
 }
 
-/// What keeps a pack in its place.
+/// Values that keep a pack in its place.
 #[derive(Default)]
 struct Held {
     /// Use of an entry of the cache.

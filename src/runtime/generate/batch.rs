@@ -1,5 +1,6 @@
 //! Batch: the engine, driven by the scheduler. Requests come and go between steps.
 
+use super::choices::{Choices, Errors};
 use super::constrained::MaskThread;
 use super::slot::{Likely, Slot};
 use super::texts::Texts;
@@ -8,7 +9,7 @@ use crate::error::{Cause, Error, Result};
 use crate::progress::{self, ProgressBar};
 use crate::runtime::engine::Engine;
 use crate::runtime::profile::Stage;
-use crate::runtime::sequence::{Feed, Output};
+use crate::runtime::sequence::Feed;
 use crate::runtime::speculate::Speculator;
 use crate::sched::{self, Cost, Micros, Outcome, PageCounts, Rejection, RequestId, Scheduler, Work};
 use std::collections::{BTreeMap, HashMap};
@@ -16,15 +17,6 @@ use std::time::Instant;
 
 /// Largest number of tokens per step while a progress bar for long prompts is visible.
 const PIECE: usize = 128;
-
-/// Largest number of rows of logits that the scoring of a prompt keeps in memory.
-const SCORED_ROWS: u32 = 128;
-
-/// Errors of texts of a step, by index.
-type Errors = HashMap<usize, Error>;
-
-/// Logits after the last token of a prompt, by index of the text in the step.
-type LastRows = HashMap<usize, Vec<f32>>;
 
 /// Number of pages that the scheduler counts with if the pool has no budget.
 const UNLIMITED: u32 = u32::MAX / 4;
@@ -402,7 +394,7 @@ impl Batch {
             slot.ids.extend(draft);
         }
         self.choices.clear(engine);
-        let (mut errors, mut last_rows) = self.score_prompts(engine, active)?;
+        let (mut errors, mut last_rows) = self.choices.score_prompts(engine, active)?;
         errors.extend(self.run(engine, active)?);
         let decodes = active.iter().all(|(work, _)| work.decodes);
         if decodes && !speculator.is_off() {
@@ -433,36 +425,7 @@ impl Batch {
         Ok((computed, outcomes))
     }
 
-    /// Computes the parts of prompts whose tokens are scored, at most [`SCORED_ROWS`] rows of logits at a time. Returns
-    /// the errors of texts that fail, and the last row of those that choose a token, both by index.
-    fn score_prompts(&mut self, engine: &mut Engine, active: &mut [(Work, Slot)]) -> Result<(Errors, LastRows)> {
-        let (mut errors, mut last_rows) = (Errors::new(), LastRows::new());
-        let vocab = engine.config().vocab;
-        for (i, (work, slot)) in active.iter_mut().enumerate().filter(|(_, (work, slot))| slot.scores(work)) {
-            let mut left = *work;
-            while left.tokens > 0 {
-                let part = Work { tokens: left.tokens.min(SCORED_ROWS), ..left };
-                self.choices.logits.clear();
-                match self.choices.make(engine, &mut [slot.feed(&part)], None) {
-                    Err(e) if e.is_interrupt() => return Err(e),
-                    Err(e) => {
-                        _ = errors.insert(i, e);
-                        break;
-                    }
-                    Ok(()) => slot.take_scores(part.start as usize, &self.choices.logits, vocab),
-                }
-                (left.start, left.tokens) = (left.start + part.tokens, left.tokens - part.tokens);
-            }
-            if work.samples && !errors.contains_key(&i) {
-                let rows = &self.choices.logits;
-                last_rows.insert(i, rows[rows.len() - vocab..].to_vec());
-            }
-        }
-        self.choices.clear(engine);
-        Ok((errors, last_rows))
-    }
-
-    /// Runs the engine for all texts but those of [`Batch::score_prompts`]. If that fails for another reason than an
+    /// Runs the engine for all texts but those of [`Choices::score_prompts`]. If that fails for another reason than an
     /// interrupt, runs each text alone, and returns the errors of those that fail, by index. If memory is missing, the
     /// prefix cache is emptied first.
     fn run(&mut self, engine: &mut Engine, active: &mut [(Work, Slot)]) -> Result<Errors> {
@@ -568,56 +531,5 @@ fn take(
         }
         Ok(()) if slot.finish.is_some() => Ok(Outcome::Stopped(new)),
         Ok(()) => Ok(Outcome::Tokens(new)),
-    }
-}
-
-/// Logits from which the tokens of a step are chosen, row by row.
-#[derive(Default)]
-struct Choices {
-    /// All logits, `(rows, vocab)`; empty if `best` is used.
-    logits: Vec<f32>,
-    vocab: usize,
-    /// The largest logits of each row, if the device selects them.
-    best: Vec<Vec<(u32, f32)>>,
-}
-
-impl Choices {
-    fn clear(&mut self, engine: &Engine) {
-        self.best.clear();
-        self.logits.clear();
-        self.vocab = engine.config().vocab;
-    }
-
-    /// Runs the engine and adds the rows. For each row it returns only the `suffices` largest logits if it can select
-    /// them, else all. More tokens than a step of the engine takes are divided among several.
-    fn make(&mut self, engine: &mut Engine, mut feeds: &mut [Feed<'_>], suffices: Option<usize>) -> Result<()> {
-        let best = suffices.filter(|k| engine.finds_best(*k));
-        while !feeds.is_empty() {
-            let mut tokens = 0;
-            let fits = |feed: &&Feed<'_>| {
-                tokens += feed.tokens.len();
-                tokens <= engine.step_rows()
-            };
-            let count = feeds.iter().take_while(fits).count().max(1);
-            let (now, later) = feeds.split_at_mut(count);
-            feeds = later;
-            match best {
-                Some(k) => engine.step(now, Output::Best(k, &mut self.best))?,
-                None => engine.step(now, Output::Logits(&mut self.logits))?,
-            }
-        }
-        Ok(())
-    }
-
-    fn rows(&self) -> usize {
-        if self.best.is_empty() { self.logits.len() / self.vocab } else { self.best.len() }
-    }
-
-    fn rows_from(&self, first: usize, count: usize) -> Vec<Likely<'_>> {
-        let row = |i: usize| match self.best.is_empty() {
-            true => Likely::All(&self.logits[i * self.vocab..][..self.vocab]),
-            false => Likely::Best(&self.best[i]),
-        };
-        (first..first + count).map(row).collect()
     }
 }

@@ -8,9 +8,11 @@
 //! `constrained` computes the masks during the steps.
 
 mod batch;
+mod choices;
 mod constrained;
 mod slot;
 mod texts;
+mod written;
 
 pub use batch::{Batch, StepReport, Terms};
 
@@ -53,7 +55,7 @@ pub struct Request {
     pub adapters: Option<AdapterSet>,
     /// Divides the prefix cache of the engine: texts reuse the computation of texts with the same salt only.
     pub salt: Vec<u8>,
-    /// How the text ends, besides by the end tokens of the run.
+    /// Rules for the end of the text, besides the end tokens of the run.
     pub ends: Ends,
     /// Show special tokens in this text, whatever the run does.
     pub show_special: bool,

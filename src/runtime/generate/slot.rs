@@ -1,7 +1,8 @@
 //! Slot of the batch: the state of one text during generation.
 
 use super::constrained::{Constrained, MaskThread};
-use super::{CachedPrefix, Completion, Ends, Event, Finish, Likelihood, Options, Request};
+use super::written::Written;
+use super::{CachedPrefix, Completion, Event, Finish, Likelihood, Options, Request};
 use crate::error::{Error, Result};
 use crate::runtime::engine::Engine;
 use crate::runtime::kv::PAGE;
@@ -9,7 +10,6 @@ use crate::runtime::profile::Stage;
 use crate::runtime::sampler::{Sampler, Sampling, candidates};
 use crate::runtime::sequence::{Feed, Sequence, Want};
 use crate::runtime::speculate::{Memory, Text};
-use crate::runtime::text::{StopMatcher, TextStream, Tokenizer};
 use crate::sched::Work;
 use std::sync::Arc;
 use std::time::Instant;
@@ -27,20 +27,13 @@ pub(super) struct Slot {
     logprobs: Option<usize>,
     sampler: Sampler,
     constraint: Option<Constrained>,
-    stream: TextStream,
-    stop: StopMatcher,
-    stop_strings: Vec<String>,
-    text: String,
+    written: Written,
     pub(super) finish: Option<Finish>,
     /// Reason why the text failed.
     error: Option<Error>,
     started: Instant,
     marks: Vec<Instant>,
     memory: Memory,
-    /// Rules for the end, and the tokens that end the text.
-    ends: Ends,
-    end_tokens: Vec<u32>,
-    stopped_by: Option<String>,
     /// Tokens that may be generated; empty = all.
     allowed: Arc<[u32]>,
     /// Logits without those of excluded tokens.
@@ -69,6 +62,7 @@ impl Slot {
     ) -> Result<Slot> {
         let started = Instant::now();
         let prompt_tokens = request.ids.len();
+        let written = Written::new(&request, options)?;
         let mut memory = Memory::default();
         let known = request.known(engine);
         let adapters = request.adapters(engine).clone();
@@ -92,11 +86,6 @@ impl Slot {
         let constraint = request.constraint.map(|constraint| masks.begin(&constraint)).transpose()?;
         let most = request.max_new.min(engine.context() + 1 - prompt_tokens);
         let mut ids = request.ids;
-        let hides_special = !(options.show_special || request.show_special);
-        let stream = match options.tokenizer.filter(|_| request.continues) {
-            Some(tokenizer) => TextStream::after(&ids, tokenizer, hides_special)?,
-            None => TextStream::new(hides_special),
-        };
         ids.reserve(most);
         Ok(Slot {
             index,
@@ -108,18 +97,12 @@ impl Slot {
             logprobs: request.logprobs,
             sampler,
             constraint,
-            stream,
-            stop: StopMatcher::new(&request.stop),
-            stop_strings: request.stop,
-            text: String::new(),
+            written,
             finish: None,
             error: None,
             started,
             marks: Vec::with_capacity(most),
             memory,
-            end_tokens: request.ends.all(options.eos),
-            ends: request.ends,
-            stopped_by: None,
             allowed: request.allowed,
             masked: Vec::new(),
             score: request.score,
@@ -140,7 +123,7 @@ impl Slot {
 
     /// Returns true if some tokens may not be the next one, besides those that a constraint excludes.
     fn excludes(&self) -> bool {
-        !self.allowed.is_empty() || self.marks.len() < self.ends.min_new && !self.end_tokens.is_empty()
+        !self.allowed.is_empty() || self.marks.len() < self.written.least && !self.written.end_tokens.is_empty()
     }
 
     /// Returns true if the constraint does not allow every token, so that all logits are needed.
@@ -258,7 +241,7 @@ impl Slot {
         sink: &mut dyn FnMut(&Event<'_>) -> Result<()>,
     ) -> Result<()> {
         let id = self.choose(likely)?;
-        let ends = self.end_tokens.contains(&id);
+        let ends = self.written.end_tokens.contains(&id);
         let complete = match &mut self.constraint {
             Some(constraint) if !ends => constraint.accept(id)?,
             _ => false,
@@ -268,9 +251,9 @@ impl Slot {
         self.marks.push(Instant::now());
         engine.lap(Stage::Sampling);
         self.finish = if complete { Some(Finish::Complete) } else { self.finish_of(ends, engine.context()) };
-        let shown = self.text.len();
+        let shown = self.written.text.len();
         if let Some(tokenizer) = options.tokenizer {
-            self.extend_text(tokenizer, id)?;
+            self.finish = self.written.push(tokenizer, id, self.marks.len(), self.finish)?;
         }
         engine.lap(Stage::Tokenizer);
         let likely = match likely {
@@ -281,7 +264,7 @@ impl Slot {
             request: self.index,
             step: self.marks.len() - 1,
             id,
-            text: &self.text[shown..],
+            text: &self.written.text[shown..],
             likely: likely.as_ref(),
             finish: self.finish,
         })?;
@@ -297,7 +280,7 @@ impl Slot {
             Likely::Best(best) => return self.sampler.sample_best(best),
         };
         if let Some(constraint) = &mut self.constraint {
-            logits = constraint.mask(logits, &self.end_tokens)?;
+            logits = constraint.mask(logits, &self.written.end_tokens)?;
         }
         if !excludes {
             return self.sampler.sample(logits);
@@ -309,8 +292,8 @@ impl Slot {
             self.masked.resize(logits.len(), f32::NEG_INFINITY);
             self.allowed.iter().for_each(|id| self.masked[*id as usize] = logits[*id as usize]);
         }
-        if self.marks.len() < self.ends.min_new {
-            let ends = self.end_tokens.iter();
+        if self.marks.len() < self.written.least {
+            let ends = self.written.end_tokens.iter();
             ends.for_each(|id| self.masked.get_mut(*id as usize).into_iter().for_each(|x| *x = f32::NEG_INFINITY));
         }
         self.sampler.sample(&self.masked)
@@ -328,33 +311,6 @@ impl Slot {
         }
     }
 
-    /// Appends the text that can be shown now; with the last token, this includes all text that was held back.
-    fn extend_text(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<()> {
-        let mut piece = String::new();
-        if self.finish != Some(Finish::Eos) || self.ends.include_stop && self.ends.tokens.contains(&id) {
-            piece += &self.stream.push(tokenizer, id)?;
-        }
-        if self.finish.is_some() {
-            piece += &self.stream.finish(tokenizer)?;
-        }
-        if self.marks.len() < self.ends.min_new {
-            self.text += &piece;
-            return Ok(());
-        }
-        let shown = self.stop.push(&piece);
-        self.text += &shown.text;
-        if let Some(stop) = shown.stopped {
-            self.finish = Some(Finish::Stop);
-            self.stopped_by = self.stop_strings.get(stop).cloned();
-            if self.ends.include_stop {
-                self.text += self.stopped_by.as_deref().unwrap_or_default();
-            }
-        } else if self.finish.is_some() {
-            self.text += &self.stop.finish();
-        }
-        Ok(())
-    }
-
     /// Ends the text because it cannot be computed. `drafts` draft tokens have been added.
     pub(super) fn fail(&mut self, drafts: usize, error: Error) {
         self.ids.truncate(self.ids.len() - drafts);
@@ -369,8 +325,7 @@ impl Slot {
             self.sequence.truncate(self.ids.len());
             self.finish = Some(finish);
             if let Some(tokenizer) = options.tokenizer {
-                self.text += &self.stop.push(&self.stream.finish(tokenizer)?).text;
-                self.text += &self.stop.finish();
+                self.written.finish(tokenizer)?;
             }
         }
         Ok(())
@@ -391,7 +346,7 @@ impl Slot {
         Completion {
             index: self.index,
             ids: generated,
-            text: self.text,
+            text: self.written.text,
             finish: self.finish.unwrap_or(Finish::Interrupted),
             prompt_tokens: self.prompt_tokens,
             reused_tokens: self.reused_tokens.unwrap_or(0),
@@ -400,7 +355,7 @@ impl Slot {
             drafted_tokens: drafted,
             accepted_tokens: accepted,
             constraint_met,
-            stopped_by: self.stopped_by,
+            stopped_by: self.written.stopped_by,
             scores: self.scores,
             prefix: keep_prefix.then_some(CachedPrefix { sequence: self.sequence, ids: read, draft }),
             error: self.error,

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 pub struct ApiError {
     /// Status of the response.
     pub status: StatusCode,
-    /// What is wrong and what was expected.
+    /// Description: the fault, and the expected value.
     pub message: String,
     /// Field of the request that is wrong.
     pub param: Option<String>,

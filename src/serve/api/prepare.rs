@@ -32,13 +32,13 @@ pub struct Conversation {
     pub options: RenderOptions,
     /// Tools that the model may call.
     pub tools: Vec<Tool>,
-    /// Which of them it must call.
+    /// The tools of which it must call one.
     pub choice: ToolChoice,
     /// Whether it may call several.
     pub parallel: bool,
 }
 
-/// What is generated for each prompt.
+/// Description of the texts that are generated for each prompt.
 #[derive(Debug)]
 pub struct Plan {
     /// Settings of the client.
@@ -105,6 +105,13 @@ impl ShownPrompt {
     }
 }
 
+/// Largest number of prompt tokens of a request, counted for each of its texts.
+const MOST_TOKENS: usize = 1 << 22;
+/// Largest number of log-probabilities of prompts in an answer.
+const MOST_SCORES: usize = 1 << 18;
+/// Largest number of log-probabilities in an answer that is not streamed.
+const MOST_LOGPROBS: usize = 1 << 20;
+
 /// Result of [`prepare`]: `None` if there is no room for the adapters until other requests have ended.
 pub type MaybePrepared = ApiResult<Option<Prepared>>;
 
@@ -115,13 +122,15 @@ pub type MaybePrepared = ApiResult<Option<Prepared>>;
 pub fn prepare(encoder: &Encoder<'_>, sources: &[Source], plan: &Plan) -> MaybePrepared {
     let Some(adapters) = adapters(encoder, plan)? else { return Ok(None) };
     let sampling = sampling(encoder, plan)?;
-    let mut prepared = Prepared::default();
+    let (mut prepared, mut tokens) = (Prepared::default(), 0);
     for source in sources {
         let mut ids = encode(encoder, source, plan)?;
         if let Some(most) = plan.settings.truncate {
             ids.drain(..ids.len().saturating_sub(most));
         }
         check_length(&ids, plan)?;
+        tokens += ids.len() * plan.texts;
+        check_size(tokens, sources.len(), plan)?;
         let constraint = match source {
             Source::Chat(chat) => constraint_of(encoder, chat, &ids, plan)?,
             _ => plan.settings.constraint.clone(),
@@ -132,6 +141,8 @@ pub fn prepare(encoder: &Encoder<'_>, sources: &[Source], plan: &Plan) -> MaybeP
         for text in 0..plan.texts {
             let seed = plan.seed.wrapping_add((prepared.prompts.len() * plan.texts + text) as u64);
             let request = Request {
+                // A constraint describes the text without a space before its first word.
+                continues: constraint.is_none() && !matches!(source, Source::Chat(_)),
                 constraint: constraint.clone(),
                 adapters: Some(adapters.clone()),
                 ..request(ids.clone(), sampling.clone(), seed, source, plan)
@@ -178,7 +189,6 @@ fn request(ids: Vec<u32>, sampling: Sampling, seed: u64, source: &Source, plan: 
             include_stop: settings.include_stop,
         },
         show_special: settings.show_special,
-        continues: !matches!(source, Source::Chat(_)),
         allowed: settings.allowed.clone().into(),
         ids,
         ..Request::default()
@@ -230,6 +240,24 @@ fn check_length(ids: &[u32], plan: &Plan) -> ApiResult<()> {
         }
         None => Ok(()),
     }
+}
+
+/// Checks that the memory of a request and of its answer is bounded. `tokens` are those of the prompts so far.
+fn check_size(tokens: usize, prompts: usize, plan: &Plan) -> ApiResult<()> {
+    if tokens > MOST_TOKENS {
+        let message = format!("found more than {MOST_TOKENS} tokens of all prompts, counted for each answer");
+        return Err(ApiError::field("prompt", message).code("too_large"));
+    }
+    let scores = plan.score.map_or(0, |k| tokens.saturating_mul(k + 1));
+    let answers = plan.max_tokens.unwrap_or(plan.facts.context).min(plan.facts.context + 1);
+    let answers = answers.saturating_mul(prompts * plan.texts);
+    let logprobs = plan.logprobs.map_or(0, |k| answers.saturating_mul(k + 1));
+    if scores > MOST_SCORES || logprobs > MOST_LOGPROBS && !plan.settings.stream {
+        let message =
+            "the answer may have too many log-probabilities; ask for fewer, for fewer tokens, or for a stream";
+        return Err(ApiError::field("logprobs", message).code("too_large"));
+    }
+    Ok(())
 }
 
 fn adapters(encoder: &Encoder<'_>, plan: &Plan) -> ApiResult<Option<AdapterSet>> {

@@ -2,6 +2,8 @@
 
 mod live;
 mod run;
+#[cfg(test)]
+mod tests;
 
 use super::keys::KeyChange;
 use super::metrics::{Metrics, ModelInfo};
@@ -35,7 +37,7 @@ const FAILURES_WITHIN: Duration = Duration::from_secs(600);
 /// Largest accepted `tokenizer_config.json` in bytes.
 const FILE_LIMIT: u64 = 64 << 20;
 
-/// What the threads of all models share.
+/// State that the threads of all models share.
 #[derive(Debug)]
 pub struct Shared {
     /// Turns of the models.
@@ -55,12 +57,12 @@ pub struct Shared {
 /// Use of the keys so far, in the order of their numbers.
 pub type UsageOf = Vec<Option<KeyUsage>>;
 
-/// Computes for a model until the server ends; returns true if requests were cut. `usage` is the use of its keys in
-/// earlier runs.
+/// Computes for a model until the server ends; returns true if requests were cut. `usage` is the use of its keys, at
+/// first that in earlier runs.
 ///
 /// # Errors
 /// The model cannot be opened, or the engine failed repeatedly.
-pub fn work(model: &Arc<Model>, commands: &Receiver<Command>, shared: &Shared, mut usage: UsageOf) -> Result<bool> {
+pub fn work(model: &Arc<Model>, commands: &Receiver<Command>, shared: &Shared, usage: &mut UsageOf) -> Result<bool> {
     let (mut failures, mut changes) = (Vec::new(), Vec::new());
     loop {
         model.set_status(Status::Loading);
@@ -73,7 +75,7 @@ pub fn work(model: &Arc<Model>, commands: &Receiver<Command>, shared: &Shared, m
                 return Err(e);
             }
         };
-        let end = compute(model, commands, shared, &mut session, facts, &mut changes, &mut usage)?;
+        let end = compute(model, commands, shared, &mut session, facts, &mut changes, usage)?;
         model.jobs.clear();
         match end {
             End::Drained { cut } => {
@@ -124,7 +126,7 @@ fn compute(
         model.set_status(Status::Ready(Arc::new(facts)));
         model.beat();
         let mut run = Run::new(model, shared, &metrics, parts, &encoder, &eos);
-        run.restore(changes, usage);
+        run.restore(changes, std::mem::take(usage));
         let end = run.steps(commands, changes);
         *usage = run.usage();
         run.finish(matches!(end, End::Failed(_)));

@@ -50,6 +50,8 @@ pub(super) struct Run<'a> {
     count: usize,
     /// Number of keys so far.
     keys: usize,
+    /// Use of the keys before these steps, in the order of their numbers.
+    earlier: UsageOf,
     started: Instant,
     /// Time at which requests that are left are cut.
     drain: Option<Instant>,
@@ -58,6 +60,8 @@ pub(super) struct Run<'a> {
     prefill_rate: f64,
     /// Whether the last step had work.
     worked: bool,
+    #[cfg(test)]
+    panics: bool,
 }
 
 impl<'a> Run<'a> {
@@ -86,22 +90,21 @@ impl<'a> Run<'a> {
             lives: Lives::default(),
             count: 0,
             keys: 0,
+            earlier: UsageOf::new(),
             started: Instant::now(),
             drain: None,
             cut: false,
             prefill_rate: 0.0,
             worked: false,
+            #[cfg(test)]
+            panics: false,
         }
     }
 
-    /// Adds the keys that were known before, with their use.
-    pub fn restore(&mut self, changes: &[KeyChange], usage: &UsageOf) {
+    /// Adds the keys that were known before. `usage` is the use of these and of the next ones before.
+    pub fn restore(&mut self, changes: &[KeyChange], usage: UsageOf) {
+        self.earlier = usage;
         changes.iter().for_each(|change| self.change(change));
-        for (key, used) in usage.iter().enumerate().take(self.keys) {
-            if let Some(used) = used {
-                self.batch.restore_usage(self.now(), key, used);
-            }
-        }
     }
 
     /// Returns the use of all keys.
@@ -141,10 +144,10 @@ impl<'a> Run<'a> {
     /// Ends all requests that are left, and returns the prefix cache to the engine.
     pub fn finish(self, failed: bool) {
         let why = if failed { "the engine failed and is opened again" } else { "the server is shutting down" };
-        let mut told = std::collections::HashSet::new();
+        let mut answered = std::collections::HashSet::new();
         for live in self.lives.all.values() {
             self.metrics.cancelled(live.phase());
-            if told.insert(live.ticket) {
+            if answered.insert(live.ticket) {
                 live.outlet.send(Reply::Refused(Refusal::Stopped(why.into())));
             }
         }
@@ -199,6 +202,8 @@ impl<'a> Run<'a> {
             }
             Command::Usage(answer) => _ = answer.send(self.usage()),
             Command::Drain(timeout) => self.drain = Some(Instant::now() + timeout),
+            #[cfg(test)]
+            Command::Panic => self.panics = true,
         }
         // A step applies it: a request that was cancelled leaves the batch.
         self.worked = true;
@@ -207,8 +212,11 @@ impl<'a> Run<'a> {
     fn change(&mut self, change: &KeyChange) {
         match change {
             KeyChange::Add(limits) => {
-                self.batch.add_key(limits.clone());
+                let key = self.batch.add_key(limits.clone());
                 self.keys += 1;
+                if let Some(used) = self.earlier.get_mut(key).and_then(Option::take) {
+                    self.batch.restore_usage(self.now(), key, &used);
+                }
             }
             KeyChange::Set(key, limits) => self.batch.set_key(self.now(), *key, limits.clone()),
             KeyChange::Disable(key) => self.batch.disable_key(*key),
@@ -298,6 +306,8 @@ impl<'a> Run<'a> {
     }
 
     fn step(&mut self) -> Result<StepReport> {
+        #[cfg(test)]
+        assert!(!self.panics, "a panic that a test asked for");
         let (lives, metrics, now) = (&self.lives, self.metrics, self.now());
         let mut sink = |event: &Event<'_>| {
             if let Some(live) = lives.all.get(&event.request) {

@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// Longest `x-request-id` that is taken over.
 const LONGEST_ID: usize = 128;
 
-/// Who sent a request.
+/// The sender of a request.
 #[derive(Debug, Clone)]
 pub struct Caller {
     /// Index of the key.
@@ -119,7 +119,7 @@ fn is_own(origin: &HeaderValue, host: &str) -> bool {
     origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://")).is_some_and(|own| own == host)
 }
 
-/// What a request needs.
+/// Permission that a request needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Needed {
     /// No key.

@@ -95,6 +95,18 @@ pub async fn read_body(app: &App, request: Request) -> ApiResult<(Vec<u8>, Owned
     }
 }
 
+/// A request that was handed to the engine, with the form of its answer and the number of its texts.
+struct Started {
+    ticket: Ticket,
+    form: Box<dyn Form>,
+    texts: usize,
+    is_stream: bool,
+    /// Seed that the server chose.
+    seed: Option<u64>,
+    /// Names of the fields that were ignored.
+    ignored: Vec<String>,
+}
+
 async fn answer(
     app: &Arc<App>,
     caller: &Caller,
@@ -102,6 +114,38 @@ async fn answer(
     read: ReadJob,
     record: &mut Record,
 ) -> ApiResult<Response> {
+    let Started { mut ticket, mut form, texts, is_stream, seed, ignored } =
+        start(app, caller, request, read, record).await?;
+    match ticket.inlet.receive().await {
+        Some(Reply::Queued) => {}
+        Some(Reply::Refused(refusal)) => return Err(ApiError::of_refusal(&refusal)),
+        _ => return Err(ended()),
+    }
+    let mut response = match is_stream {
+        true => stream(ticket, form, texts, std::mem::take(record)),
+        false => {
+            collect(&mut ticket, form.as_mut(), texts).await?;
+            record.finish(form.as_ref());
+            respond::json(StatusCode::OK, &form.body())
+        }
+    };
+    if let Some(seed) = seed {
+        respond::set(&mut response, "x-iec-seed", &seed.to_string());
+    }
+    if !ignored.is_empty() {
+        respond::set(&mut response, "x-iec-ignored", &ignored.join(", "));
+    }
+    Ok(response)
+}
+
+/// Reads a request, encodes its prompts and hands it to the engine.
+async fn start(
+    app: &Arc<App>,
+    caller: &Caller,
+    request: Request,
+    read: ReadJob,
+    record: &mut Record,
+) -> ApiResult<Started> {
     let arrived = Instant::now();
     let deadline = deadline(request.headers(), arrived)?;
     let (bytes, permit) = read_body(app, request).await?;
@@ -116,49 +160,29 @@ async fn answer(
     let named = job.settings.sampling.adapters.clone().unwrap_or_default();
     let target = app.target(key, model.as_deref(), &named)?;
     record.model(&target);
-    let seed = job.settings.seed.unwrap_or_else(random);
-    let unnamed_seed = job.settings.seed.is_none().then_some(seed);
-    let is_stream = job.settings.stream;
+    let (own_seed, is_stream) = (job.settings.seed, job.settings.stream);
+    let seed = own_seed.unwrap_or_else(random);
     let owner = key.cache_owner().map(String::from);
     let (mut prepared, plan, id, form) = prepare_job(app, job, &target, seed, owner).await?;
     drop(permit);
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    let named = Named { id: app.new_id(id), model: target.shown.clone(), created };
-    let mut form = form(named, &plan, &mut prepared);
+    let form = form(Named { id: app.new_id(id), model: target.shown, created }, &plan, &mut prepared);
     let texts = prepared.choices.len();
     record.prompt(prepared.prompts.iter().map(Vec::len).sum());
-    let (names, name): (Vec<String>, Arc<str>) =
-        (target.adapters.into_iter().map(|(name, _)| name).collect(), key.name.as_str().into());
-    let mut ticket = target.model.submit(|ticket, outlet| Arrival {
+    let adapters = target.adapters.into_iter().map(|(name, _)| name).collect();
+    let key_name = key.name.as_str().into();
+    let choices = prepared.choices;
+    let ticket = target.model.submit(|ticket, outlet| Arrival {
         ticket,
-        choices: prepared.choices,
+        choices,
         key: key_id,
-        key_name: name,
-        adapters: names,
+        key_name,
+        adapters,
         deadline,
         arrived,
         outlet,
     });
-    match ticket.inlet.receive().await {
-        Some(Reply::Queued) => {}
-        Some(Reply::Refused(refusal)) => return Err(ApiError::of_refusal(&refusal)),
-        _ => return Err(ended()),
-    }
-    let mut response = match is_stream {
-        true => stream(ticket, form, texts, std::mem::take(record)),
-        false => {
-            collect(&mut ticket, form.as_mut(), texts).await?;
-            record.finish(form.as_ref());
-            respond::json(StatusCode::OK, &form.body())
-        }
-    };
-    if let Some(seed) = unnamed_seed {
-        respond::set(&mut response, "x-iec-seed", &seed.to_string());
-    }
-    if !ignored.is_empty() {
-        respond::set(&mut response, "x-iec-ignored", &ignored.join(", "));
-    }
-    Ok(response)
+    Ok(Started { ticket, form, texts, is_stream, seed: own_seed.is_none().then_some(seed), ignored })
 }
 
 /// Parts of a request that was prepared: requests for the engine, plan, beginning of the id, form.

@@ -123,7 +123,7 @@ async fn accept_unix(listener: Option<&UnixListener>) -> std::io::Result<tokio::
     }
 }
 
-/// Opens a Unix socket that only its owner can use. A socket that nobody listens to any more is replaced.
+/// Opens a Unix socket that only its owner can use. A socket of a process that has ended is replaced.
 fn open_unix(path: &Path) -> Result<(StdUnixListener, PathBuf)> {
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
     if is_socket && std::os::unix::net::UnixStream::connect(path).is_err() {
@@ -153,7 +153,7 @@ async fn connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         _ = connection.as_mut() => {}
         _ = stop.changed() => {
             connection.as_mut().graceful_shutdown();
-            // The client may close the connection before it was told anything.
+            // The client may close the connection before it got an answer.
             let _ = connection.await;
         }
     }

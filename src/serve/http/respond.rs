@@ -10,7 +10,7 @@ use serde_json::Value;
 /// Header that tells clients of OpenAI whether to repeat a request.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
-/// Which API the objects of errors follow.
+/// API whose objects describe errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
     /// That of OpenAI.

@@ -96,7 +96,8 @@ fn check_prints_settings_and_memory() {
     assert_eq!(ran.status.code(), Some(0), "{}", String::from_utf8_lossy(&ran.stderr));
     let plan: Value = serde_json::from_slice(&ran.stdout).unwrap();
     assert_eq!(plan["settings"]["max_seqs"], 4);
-    assert_eq!(plan["settings"]["models"][0]["plan"]["kv_pool_bytes"].as_u64(), Some(64 << 20));
+    let pool = plan["settings"]["models"][0]["plan"]["kv_pool_bytes"].as_u64().unwrap();
+    assert!(pool <= 64 << 20 && pool > 60 << 20, "whole pages of the memory for the KV cache: {pool}");
     assert_eq!(plan["fits"], true);
     let ran = iec().args(["serve", "--check", "--kv-memory", "900T"]).output().unwrap();
     assert_eq!(ran.status.code(), Some(6));

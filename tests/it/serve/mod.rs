@@ -8,3 +8,4 @@ mod keys;
 mod life;
 mod probabilities;
 mod streams;
+mod tools;

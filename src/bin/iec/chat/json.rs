@@ -170,7 +170,7 @@ fn answer(question: Question, talk: &mut Talk) -> Result<()> {
     });
     match reply {
         Ok(reply) => done(talk, &reply),
-        // SIGINT also ends the child process that renders templates, whose failure arrives here as another error.
+        // An interrupt that came before the failure is not kept for the next answer.
         Err(e) if !e.is_interrupt() && interrupt::take_interrupt() => Err(Error::usage(format!("interrupted: {e}"))),
         Err(e) => Err(e),
     }

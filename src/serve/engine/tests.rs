@@ -1,0 +1,79 @@
+//! Failures of the engine: its requests end, and the model is opened again.
+
+use super::*;
+use crate::runtime::generate::Request;
+use crate::sched::KeyLimits;
+use crate::serve::model::{Arrival, Ticket};
+use crate::serve::reply::{Refusal, Reply};
+use crate::serve::turns::Turns;
+use crate::session::SessionOptions;
+use std::sync::mpsc::channel;
+
+fn shared() -> Shared {
+    Shared {
+        turns: Turns::new(1),
+        metrics: Arc::new(Metrics::new()),
+        limits: sched::Options::with_pages(0, 0),
+        prefix_cache: true,
+        max_adapters: 1,
+        state: None,
+    }
+}
+
+fn ask(model: &Model, max_new: usize) -> Ticket {
+    let ids = vec![1, 403, 407];
+    let request = Request { ids, max_new, seed: Some(1), ..Request::default() };
+    model.submit(|ticket, outlet| Arrival {
+        ticket,
+        choices: vec![request],
+        key: 0,
+        key_name: "default".into(),
+        adapters: Vec::new(),
+        deadline: None,
+        arrived: Instant::now(),
+        outlet,
+    })
+}
+
+/// Waits for the end of a request, and returns its tokens or the reason why it was refused.
+fn end(mut ticket: Ticket) -> std::result::Result<usize, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(async {
+        loop {
+            match ticket.inlet.receive().await {
+                Some(Reply::Done(done)) => return Ok(done.completion.ids.len()),
+                Some(Reply::Refused(Refusal::Stopped(why))) => return Err(why),
+                Some(Reply::Refused(refusal)) => return Err(format!("{refusal:?}")),
+                Some(_) => {}
+                None => return Err("the channel was closed".into()),
+            }
+        }
+    })
+}
+
+#[test]
+fn a_panic_ends_the_requests_of_a_step_and_the_model_is_opened_again() {
+    let open: crate::serve::model::Open = Box::new(|| Session::open_embedded(&SessionOptions::default()));
+    let (model, commands) = Model::new(0, "embedded".into(), open);
+    let model = Arc::new(model);
+    let (sender, ended) = channel();
+    let thread = {
+        let model = model.clone();
+        std::thread::spawn(move || {
+            let mut usage = UsageOf::new();
+            let _ = sender.send((work(&model, &commands, &shared(), &mut usage).map_err(|e| e.to_string()), usage));
+        })
+    };
+    model.send(Command::Keys(vec![KeyChange::Add(KeyLimits::default())]));
+    for failure in 1..=MOST_FAILURES {
+        assert_eq!(end(ask(&model, 5)), Ok(5), "before failure {failure}");
+        let unlucky = ask(&model, 400);
+        model.send(Command::Panic);
+        assert!(end(unlucky).unwrap_err().contains("failed"));
+    }
+    let (result, usage) = ended.recv().unwrap();
+    thread.join().unwrap();
+    assert!(result.unwrap_err().contains("failed 3 times"));
+    let used = usage[0].as_ref().unwrap();
+    assert!(used.generated_tokens >= 15 && used.unfinished == 0, "the use of keys survives failures: {used:?}");
+}
