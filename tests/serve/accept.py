@@ -24,6 +24,7 @@ PARTS = {
     "openai": clients.openai,
     "openai-errors": clients.openai_errors,
     "anthropic": clients.anthropic,
+    "adapters": clients.adapters,
     "lm-eval": evaluation.lm_eval,
     "schemathesis": schemas.schemathesis,
     "jsonschema": schemas.constrained,

@@ -133,7 +133,8 @@ def responses(api, model):
               if event.type == "response.output_text.delta"]
     check("".join(pieces) == whole.output_text, f"streamed {pieces}: {whole.output_text!r}")
     tool = {"type": "function", "name": "weather", "parameters": WEATHER, "strict": True}
-    more = ask | {"max_output_tokens": 300, "temperature": 1, "tools": [tool], "tool_choice": "required"}
+    more = ask | {"max_output_tokens": 300, "temperature": 1, "tools": [tool], "tool_choice": "required",
+                  "parallel_tool_calls": False}
     _, called = calling(lambda seed: api.responses.create(**more, extra_body=NO_THINKING | {"seed": seed}),
                         lambda answer: answer.status == "completed")
     calls = [item for item in called.output if item.type == "function_call"]
@@ -261,7 +262,7 @@ def anthropic(context):
         raise Skip("the server has no /v1/messages")
     api = sdk_of_anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
     # This model reads every message as the beginning of a story.
-    ask = {"model": "story", "max_tokens": 24, "messages": MESSAGES, "temperature": 0}
+    ask = {"model": "story", "max_tokens": 24, "messages": MESSAGES, "extra_body": {"temperature": 0}}
     whole = api.messages.create(**ask)
     check(whole.content[0].text and whole.stop_reason == "max_tokens", f"{whole}")
     check(whole.usage.output_tokens == 24, f"{whole.usage}")
@@ -273,13 +274,14 @@ def anthropic(context):
     counted = api.messages.count_tokens(model="story", messages=MESSAGES).input_tokens
     check(counted == whole.usage.input_tokens, f"counted {counted}, used {whole.usage.input_tokens}")
     tool = {"name": "weather", "description": "Tells the weather", "input_schema": WEATHER}
-    more = ask | {"max_tokens": 300, "temperature": 1, "tools": [tool], "tool_choice": {"type": "any"}}
-    seed, called = calling(lambda seed: api.messages.create(**more, extra_body=NO_THINKING | {"seed": seed}),
+    more = ask | {"max_tokens": 300, "tools": [tool], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+    extra = NO_THINKING | {"temperature": 1}
+    seed, called = calling(lambda seed: api.messages.create(**more | {"extra_body": extra | {"seed": seed}}),
                            lambda answer: answer.stop_reason != "max_tokens")
     uses = [block for block in called.content if block.type == "tool_use"]
     check(uses and called.stop_reason == "tool_use", f"a call: {called}")
     validate(uses[0].input, WEATHER)
-    with api.messages.stream(**more, extra_body=NO_THINKING | {"seed": seed}) as stream:
+    with api.messages.stream(**more | {"extra_body": extra | {"seed": seed}}) as stream:
         uses = [block for block in stream.get_final_message().content if block.type == "tool_use"]
     check(uses, "a streamed call")
     validate(uses[0].input, WEATHER)
@@ -294,3 +296,25 @@ def anthropic(context):
             check(type(e) is kind, f"found {type(e).__name__} for {change}")
     server.wait_until_idle()
     return f"anthropic {sdk_of_anthropic.__version__}: messages, streams, tools, counts, errors"
+
+
+def adapters(context):
+    """Loads one adapter from many connections at the same time: one of them succeeds, the others are in conflict."""
+    server = context.serve("--model", f"llama={context.llama()}", "--adapter-dir", context.adapters())
+    base = server.complete("Once", model="llama", max_tokens=8, ignore_eos=True)
+    changed = None
+    for round_number in range(10):
+        found = []
+        load = {"lora_name": "one", "lora_path": "r16-all"}
+        threads = [threading.Thread(target=lambda: found.append(server.request("POST", "/v1/load_lora_adapter", load)[0]))
+                   for _ in range(6)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        check(sorted(found) == [200] + [409] * 5, f"round {round_number}: statuses {sorted(found)}")
+        text = server.complete("Once", model="one", max_tokens=8, ignore_eos=True)
+        changed = changed or text
+        check(text == changed != base, f"the adapter changes the answer: {text!r}, {base!r}")
+        status, _, text = server.request("POST", "/v1/unload_lora_adapter", {"lora_name": "one"})
+        check(status == 200, f"unloading: status {status}: {text}")
+    check(server.complete("Once", model="llama", max_tokens=8, ignore_eos=True) == base, "the base is as before")
+    return "10 times, one of 6 loads at the same time succeeded and 5 were in conflict"

@@ -120,16 +120,17 @@ def aiperf(context):
     if not program or not pathlib.Path(program).exists():
         raise Skip("aiperf is not installed")
     pack = context.story()
-    server = context.serve("--model", f"story={pack}", "--prefix-cache", "off")
+    # Fewer slots than clients: requests wait in the server, so that the time of the clients themselves is small beside.
+    server = context.serve("--model", f"story={pack}", "--prefix-cache", "off", "--max-seqs", "2")
     home = context.work / "aiperf"
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir()
     environment = context.environment | {"HF_HOME": str(home / "hf"), "AIPERF_SERVICE_REGISTRATION_TIMEOUT": "120"}
     common = ["profile", "--model", "story", "--url", server.url, "--endpoint-type", "completions", "--streaming",
-              "--tokenizer", pack, "--isl", "256", "--isl-stddev", "0", "--osl", "128", "--osl-stddev", "0", "--extra-inputs",
+              "--tokenizer", pack, "--isl", "256", "--isl-stddev", "0", "--osl", "256", "--osl-stddev", "0", "--extra-inputs",
               "ignore_eos:true", "--ui", "none", "--random-seed", "1", "--use-server-token-count"]
     results = []
-    for name, how in (("concurrency", ["--concurrency", "4"]), ("rate", ["--request-rate", "5"])):
+    for name, how in (("concurrency", ["--concurrency", "16"]), ("rate", ["--request-rate", "10"])):
         before = latencies(server)
         command = [program, *common, *how, "--request-count", "80", "--artifact-dir", home / name]
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=400, env=environment, cwd=home)
@@ -159,8 +160,8 @@ def compare(report, before, after, name):
     for metric in ("time_to_first_token", "inter_token_latency"):
         total, count = (late - early for late, early in zip(after[metric], before[metric]))
         own, theirs = 1000 * total / count, report[metric]["avg"]
-        # aiperf and the server share the processor with this machine's other work; below 20 us no client is exact.
-        near = abs(own - theirs) <= max(0.05 * own, 0.5)
+        # A client that shares the processor with the server sees an event some milliseconds late; real models are slower.
+        near = abs(own - theirs) <= max(0.05 * own, {"time_to_first_token": 10, "inter_token_latency": 0.5}[metric])
         words.append(f"{metric} {theirs:.2f} ms, in /metrics {own:.2f} ms")
         check(near, f"{name}: {metric}: aiperf {theirs:.3f} ms, /metrics {own:.3f} ms")
     return ", ".join(words)
