@@ -1,23 +1,24 @@
 #!/usr/bin/env python3
 """Measures `iec serve` beside llama-server under the same loads, on one machine.
 
-    scripts/race-serve.py --pack DIR [--gguf FILE] [--iec BIN] [--server LLAMA_SERVER] [--rounds N] [--threads N] [ROW...]
+    scripts/race-serve.py --pack DIR [--gguf FILE] [--iec BIN] [--server LLAMA_SERVER] [--rounds N] [--threads N]
+                          [ROW...]
 
 DIR is a pack, FILE the same model, made by `iec export-gguf`; without it only iec is measured. Prompts are lists of
 random token ids, answers are greedy and do not end early. Each round runs every row with both servers, one after the
 other, in alternating order; every run starts its server anew. The client shares the processor with the server, so it
-parses nothing: it notes when events arrive. Prints a Markdown table with the medians of the rounds, and the ratio of iec
-to llama-server. Rows:
+parses nothing: it notes when events arrive. Prints a Markdown table with the medians of the rounds, and the ratio of
+iec to llama-server. Rows:
 
     closed       16 clients that each send one request after the other: tokens of answers per second
     one          1 client: time to the first token (TTFT) and between tokens (ITL), medians
     poisson      arrivals at random, at 60 % of the closed-loop rate of each server itself: TTFT p50, p99, ITL p99
     poisson-iec  the same at 60 % of the rate of iec for both
     long         a prompt of --long tokens beside a stream: largest pause of the stream
-    head         32 prompts with a common beginning of --head tokens: TTFT of the first and of the others, and the tokens
-                 that were computed for prompts, relative to the fewest possible
-    overload     three times the closed-loop rate of each server for --seconds: tokens per second of the answers that came
-                 in the last three quarters, TTFT p99 of these and the others, refused requests, memory
+    head         32 prompts with a common beginning of --head tokens: TTFT of the first and of the others, and the
+                 tokens that were computed for prompts, relative to the fewest possible
+    overload     three times the closed-loop rate of each server for --seconds: tokens per second of the answers that
+                 came in the last three quarters, TTFT p99 of all answers, refused requests, memory
 
 Only the standard library is needed. scripts/build-llama-cpp.sh builds llama-server.
 """
@@ -60,11 +61,39 @@ class Program:
             one.bind(("127.0.0.1", 0))
             self.port = one.getsockname()[1]
         if name == "iec":
-            command = [args.iec, "serve", args.pack, "--port", str(self.port), "--threads", threads, "--max-seqs",
-                       str(CLIENTS), *args.iec_option]
+            command = [
+                args.iec,
+                "serve",
+                args.pack,
+                "--port",
+                str(self.port),
+                "--threads",
+                threads,
+                "--max-seqs",
+                str(CLIENTS),
+                *args.iec_option,
+            ]
         else:
-            command = [args.server, "-m", args.gguf, "-np", str(CLIENTS), "--kv-unified", "-fa", "on", "-c", str(args.context),
-                       "-t", threads, "-tb", threads, "--port", str(self.port), "--metrics", *args.llama_option]
+            command = [
+                args.server,
+                "-m",
+                args.gguf,
+                "-np",
+                str(CLIENTS),
+                "--kv-unified",
+                "-fa",
+                "on",
+                "-c",
+                str(args.context),
+                "-t",
+                threads,
+                "-tb",
+                threads,
+                "--port",
+                str(self.port),
+                "--metrics",
+                *args.llama_option,
+            ]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         end = time.monotonic() + 120
         while time.monotonic() < end:
@@ -198,13 +227,20 @@ class Load:
     async def poisson(self, of):
         tasks = await self.arrivals(0.6 * self.rates[of], count=self.args.requests * 4)
         answers = check(await asyncio.gather(*tasks), self.args.new)
-        return times(answers, {"TTFT p50, ms": (0.5, "first"), "TTFT p99, ms": (0.99, "first"),
-                               "ITL p99, ms": (0.99, "gaps")})
+        return times(
+            answers, {"TTFT p50, ms": (0.5, "first"), "TTFT p99, ms": (0.99, "first"), "ITL p99, ms": (0.99, "gaps")}
+        )
 
     async def long(self):
         sent = asyncio.Event()
-        stream = asyncio.create_task(ask(self.program, self.ids(self.args.prompt), self.args.new * 4,
-                                         lambda count: sent.set() if count >= self.args.new else None))
+        stream = asyncio.create_task(
+            ask(
+                self.program,
+                self.ids(self.args.prompt),
+                self.args.new * 4,
+                lambda count: sent.set() if count >= self.args.new else None,
+            )
+        )
         await sent.wait()
         at = time.monotonic()
         await ask(self.program, self.ids(self.args.long), 1)
@@ -218,8 +254,12 @@ class Load:
         first = [1000 * answer.first for answer in check(answers, 1)]
         ideal = self.args.head + 32 * self.args.tail
         warm = statistics.median(first[1:])
-        return {"cold TTFT, ms": first[0], "warm TTFT p50, ms": warm, "warm / cold": warm / first[0],
-                "computed / fewest tokens": (self.program.prefilled() - before) / ideal}
+        return {
+            "cold TTFT, ms": first[0],
+            "warm TTFT p50, ms": warm,
+            "warm / cold": warm / first[0],
+            "computed / fewest tokens": (self.program.prefilled() - before) / ideal,
+        }
 
     async def overload(self):
         begin = time.monotonic()
@@ -236,17 +276,27 @@ class Load:
         late = [answer for answer in complete if answer.end >= begin + (now - begin) / 4]
         goodput = len(late) * self.args.new / (0.75 * (now - begin))
         return times(complete, {"TTFT p99, ms": (0.99, "first")}) | {
-            "goodput, tokens/s": goodput, "goodput / capacity": goodput / capacity, "sent": len(tasks), "refused": refused,
-            "memory, MiB": self.program.peak()}
+            "goodput, tokens/s": goodput,
+            "goodput / capacity": goodput / capacity,
+            "sent": len(tasks),
+            "refused": refused,
+            "memory, MiB": self.program.peak(),
+        }
 
     async def run(self, row):
         await self.warm_up()
         name = self.program.name
         if row in ("poisson", "poisson-iec", "overload") and name not in self.rates:
             await self.closed()
-        work = {"closed": self.closed, "one": self.single, "poisson": lambda: self.poisson(name),
-                "poisson-iec": lambda: self.poisson("iec"), "long": self.long, "head": self.head,
-                "overload": self.overload}[row]
+        work = {
+            "closed": self.closed,
+            "one": self.single,
+            "poisson": lambda: self.poisson(name),
+            "poisson-iec": lambda: self.poisson("iec"),
+            "long": self.long,
+            "head": self.head,
+            "overload": self.overload,
+        }[row]
         return await work()
 
 
@@ -261,8 +311,10 @@ def check(answers, new):
 
 def times(answers, wanted):
     """Returns quantiles of TTFT (`first`) or ITL (`gaps`) in milliseconds."""
-    values = {"first": sorted(answer.first for answer in answers),
-              "gaps": sorted(gap for answer in answers for gap in answer.gaps)}
+    values = {
+        "first": sorted(answer.first for answer in answers),
+        "gaps": sorted(gap for answer in answers for gap in answer.gaps),
+    }
 
     def quantile(part, kind):
         found = values[kind]
@@ -288,7 +340,9 @@ def main():
     parser.add_argument("--head", type=int, default=1024, help="tokens of the common beginning")
     parser.add_argument("--tail", type=int, default=64, help="tokens behind the common beginning")
     parser.add_argument("--per-client", type=int, default=4, help="requests of a client of the closed loop")
-    parser.add_argument("--requests", type=int, default=10, help="requests of 1 client; Poisson sends four times as many")
+    parser.add_argument(
+        "--requests", type=int, default=10, help="requests of 1 client; Poisson sends four times as many"
+    )
     parser.add_argument("--seconds", type=float, default=60, help="length of the overload")
     parser.add_argument("--json", action="store_true", help="also print each measurement as a JSON line on stderr")
     parser.add_argument("row", nargs="*", metavar="ROW", help=", ".join(ROWS))
@@ -316,7 +370,9 @@ def race(args, rows):
     print("| load | measure | iec | llama-server | iec / llama-server | bar |")
     print("|---|---|---|---|---|---|")
     for (row, measure_name), values in found.items():
-        medians = [statistics.median(values[name]) if name in values else float("nan") for name in ("iec", "llama-server")]
+        medians = [
+            statistics.median(values[name]) if name in values else float("nan") for name in ("iec", "llama-server")
+        ]
         ratio = medians[0] / medians[1] if medians[1] else float("nan")
         bar = BARS.get((row, measure_name), "")
         print(f"| {row} | {measure_name} | {medians[0]:.4g} | {medians[1]:.4g} | {ratio:.3f} | {bar} |")

@@ -12,9 +12,10 @@
 #   --soak MIN     also minutes of mixed load: adapters come and go, requests are cancelled, wrong, cut; restarts
 #   --overload S   also seconds of three times the capacity
 #
-# Other options are those of tests/serve/accept.py. Needs python3 with venv, PyPI and, for the programs of Debian, apt-get
-# as root. Everything runs on the loopback interface. Takes about 12 minutes, half of them to install; with --work, a second
-# run installs nothing. Prints a line for each part: `ok`, `skipped` or `FAILED`; exit code 1 if one failed.
+# Other options are those of tests/serve/accept.py. Needs python3 with venv, PyPI and, for the programs of Debian,
+# apt-get as root. Everything runs on the loopback interface. Takes about 12 minutes, half of them to install; with
+# --work, a second run installs nothing. Prints a line for each part: `ok`, `skipped` or `FAILED`; exit code 1 if one
+# failed.
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/..")
 iec=$root/target/release/iec work='' install=1 keep='' rest=()
@@ -53,7 +54,8 @@ install_debian() {
   fi
   # The packages start no services: the parts start what they need.
   timeout 600 env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 sh -c \
-    'apt-get -qq update && apt-get -qq install -y --no-install-recommends "$@"' sh "${missing[@]}" > "$work/apt.log" 2>&1 ||
+    'apt-get -qq update && apt-get -qq install -y --no-install-recommends "$@"' sh "${missing[@]}" \
+    > "$work/apt.log" 2>&1 ||
     echo "serve-accept.sh: apt-get failed, see $work/apt.log; parts without their programs are skipped" >&2
 }
 
@@ -61,7 +63,8 @@ if [ -n "$install" ]; then
   install_python venv 'openai>=3.54,<4' 'anthropic>=2.12,<3' 'lm_eval[api]==0.4.13' 'schemathesis==4.32.*' \
     'jsonschema[format-nongpl]>=4.26,<5' 'websocket-client>=1.9,<2' ||
     { echo "serve-accept.sh: pip could not install the clients" >&2; exit 1; }
-  install_python venv-aiperf 'aiperf==0.13.*' || echo "serve-accept.sh: aiperf is not installed; its part is skipped" >&2
+  install_python venv-aiperf 'aiperf==0.13.*' ||
+    echo "serve-accept.sh: aiperf is not installed; its part is skipped" >&2
   install_debian
 fi
 python=$work/venv/bin/python

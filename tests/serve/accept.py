@@ -65,9 +65,16 @@ def main():
     parser.add_argument("--schemas", type=int, help="number of schemas (60, with --full 300)")
     parser.add_argument("--examples", type=int, help="examples of schemathesis per endpoint (15, with --full 100)")
     parser.add_argument("--soak", type=float, default=0, metavar="MINUTES", help="minutes of mixed load")
-    parser.add_argument("--rss-slope", type=float, default=1.0, metavar="MIB",
-                        help="largest growth of memory in MiB per minute in the soak (1)")
-    parser.add_argument("--overload", type=float, default=0, metavar="SECONDS", help="seconds of three times the capacity")
+    parser.add_argument(
+        "--rss-slope",
+        type=float,
+        default=1.0,
+        metavar="MIB",
+        help="largest growth of memory in MiB per minute in the soak (1)",
+    )
+    parser.add_argument(
+        "--overload", type=float, default=0, metavar="SECONDS", help="seconds of three times the capacity"
+    )
     parser.add_argument("--aiperf", help="the program aiperf")
     parser.add_argument("--list", action="store_true", help="print the names of the parts")
     options = parser.parse_args()

@@ -19,9 +19,20 @@ class Page:
             raise Skip("chromium is not installed")
         profile = context.work / "chromium"
         shutil.rmtree(profile, ignore_errors=True)
-        command = [program, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-                   "--disable-background-networking", "--disable-component-update", "--remote-allow-origins=*",
-                   "--remote-debugging-port=0", f"--user-data-dir={profile}", "about:blank"]
+        command = [
+            program,
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--remote-allow-origins=*",
+            "--remote-debugging-port=0",
+            f"--user-data-dir={profile}",
+            "about:blank",
+        ]
         self.log = open(context.work / "chromium.log", "w")
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
         port_file, end = profile / "DevToolsActivePort", time.monotonic() + 60
@@ -81,9 +92,11 @@ LABEL = "document.getElementById('send').getAttribute('aria-label')"
 
 def set_tokens(page, count):
     """Sets the largest number of tokens in the settings of the page."""
-    page.evaluate(f"(() => {{ const e = document.getElementById('set-max_tokens'); e.value = '{count}'; "
-                  "e.dispatchEvent(new Event('input', {bubbles: true})); "
-                  "e.dispatchEvent(new Event('change', {bubbles: true})); })()")
+    page.evaluate(
+        f"(() => {{ const e = document.getElementById('set-max_tokens'); e.value = '{count}'; "
+        "e.dispatchEvent(new Event('input', {bubbles: true})); "
+        "e.dispatchEvent(new Event('change', {bubbles: true})); })()"
+    )
 
 
 def chromium(context):

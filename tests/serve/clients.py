@@ -1,4 +1,4 @@
-"""Official client libraries: endpoints with and without streams, tools, schemas, errors, retries, cancelled requests."""
+"""Official client libraries: all endpoints with and without streams, tools, schemas, errors, retries, cancelling."""
 
 import asyncio
 import hashlib
@@ -11,11 +11,17 @@ from jsonschema import validate
 from pydantic import BaseModel
 from server import Skip, check
 
-WEATHER = {"type": "object", "required": ["city", "days"], "additionalProperties": False, "properties": {
-    "city": {"enum": ["Oslo", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}}}
+WEATHER = {
+    "type": "object",
+    "required": ["city", "days"],
+    "additionalProperties": False,
+    "properties": {"city": {"enum": ["Oslo", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+}
 TOOL = {"type": "function", "function": {"name": "weather", "description": "Tells the weather", "parameters": WEATHER}}
-CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {
-    "type": "object", "properties": {}, "additionalProperties": False}}}
+CLOCK = {
+    "type": "function",
+    "function": {"name": "clock", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
+}
 # The model is free to think before a call, and the small one here would do so in almost all answers without an end.
 NO_THINKING = {"bad_words": ["<th"]}
 MESSAGES = [{"role": "user", "content": "Once upon a time"}]
@@ -48,7 +54,9 @@ def completions(api, model):
     check(whole.usage.completion_tokens == 24 and choice.finish_reason == "length", f"usage: {whole.usage}")
     lists = choice.logprobs
     check(len(lists.tokens) == whole.usage.total_tokens == len(lists.text_offset), "a log-probability for each token")
-    check(lists.token_logprobs[0] is None and all(value <= 0 for value in lists.token_logprobs[1:]), "log-probabilities")
+    check(
+        lists.token_logprobs[0] is None and all(value <= 0 for value in lists.token_logprobs[1:]), "log-probabilities"
+    )
     plain = api.completions.create(**ask).choices[0].text
     check(choice.text == ask["prompt"] + plain, "echo shows the prompt and the same answer")
     chunks = list(api.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
@@ -68,7 +76,8 @@ def chat(api, model):
     choice = whole.choices[0]
     check(len(choice.logprobs.content) == 24 and len(choice.logprobs.content[0].top_logprobs) == 2, "log-probabilities")
     content, _, finish, usage = joined(
-        api.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
+        api.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True})
+    )
     check((content, finish) == (choice.message.content, choice.finish_reason), f"streamed {content!r}: {choice}")
     check(usage.completion_tokens == whole.usage.completion_tokens == 24, f"usage {usage}")
     check(len(api.chat.completions.create(**ask | {"temperature": 1}, n=3).choices) == 3, "three choices")
@@ -96,22 +105,34 @@ def calling(ask, is_call):
 
 
 def tools(api, model):
-    ask = {"model": model, "messages": MESSAGES, "max_completion_tokens": 300, "temperature": 1, "tools": [TOOL, CLOCK],
-           "extra_body": NO_THINKING}
+    ask = {
+        "model": model,
+        "messages": MESSAGES,
+        "max_completion_tokens": 300,
+        "temperature": 1,
+        "tools": [TOOL, CLOCK],
+        "extra_body": NO_THINKING,
+    }
     named = {"type": "function", "function": {"name": "clock"}}
     for choice in ("required", named):
         more = ask | {"tool_choice": choice, "parallel_tool_calls": False}
-        seed, answer = calling(lambda seed: api.chat.completions.create(**more, seed=seed),
-                               lambda answer: answer.choices[0].finish_reason != "length")
+        seed, answer = calling(
+            lambda seed: api.chat.completions.create(**more, seed=seed),
+            lambda answer: answer.choices[0].finish_reason != "length",
+        )
         whole = answer.choices[0]
         check(whole.finish_reason == "tool_calls" and len(whole.message.tool_calls) == 1, f"{choice}: {whole}")
         call = whole.message.tool_calls[0]
-        validate(json.loads(call.function.arguments), WEATHER if call.function.name == "weather" else {"type": "object"})
+        validate(
+            json.loads(call.function.arguments), WEATHER if call.function.name == "weather" else {"type": "object"}
+        )
         check(choice == "required" or call.function.name == "clock", f"the named function is called: {call}")
         _, calls, finish, _ = joined(api.chat.completions.create(**more, seed=seed, stream=True))
         check((calls, finish) == ([(call.function.name, call.function.arguments)], "tool_calls"), f"streamed: {calls}")
-    answered = MESSAGES + [{"role": "assistant", "content": None, "tool_calls": [call.model_dump()]},
-                           {"role": "tool", "tool_call_id": call.id, "content": "It is noon."}]
+    answered = MESSAGES + [
+        {"role": "assistant", "content": None, "tool_calls": [call.model_dump()]},
+        {"role": "tool", "tool_call_id": call.id, "content": "It is noon."},
+    ]
     after = api.chat.completions.create(**ask | {"messages": answered, "max_completion_tokens": 8}, tool_choice="none")
     check(after.choices[0].message.content is not None and not after.choices[0].message.tool_calls, f"{after}")
     auto = api.chat.completions.create(**ask | {"max_completion_tokens": 16}, tool_choice="auto")
@@ -129,14 +150,22 @@ def responses(api, model):
             return 0
         raise
     check(whole.output_text and whole.store is not True, f"an answer that is not stored: {whole}")
-    pieces = [event.delta for event in api.responses.create(**ask, stream=True)
-              if event.type == "response.output_text.delta"]
+    pieces = [
+        event.delta for event in api.responses.create(**ask, stream=True) if event.type == "response.output_text.delta"
+    ]
     check("".join(pieces) == whole.output_text, f"streamed {pieces}: {whole.output_text!r}")
     tool = {"type": "function", "name": "weather", "parameters": WEATHER, "strict": True}
-    more = ask | {"max_output_tokens": 300, "temperature": 1, "tools": [tool], "tool_choice": "required",
-                  "parallel_tool_calls": False}
-    _, called = calling(lambda seed: api.responses.create(**more, extra_body=NO_THINKING | {"seed": seed}),
-                        lambda answer: answer.status == "completed")
+    more = ask | {
+        "max_output_tokens": 300,
+        "temperature": 1,
+        "tools": [tool],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+    }
+    _, called = calling(
+        lambda seed: api.responses.create(**more, extra_body=NO_THINKING | {"seed": seed}),
+        lambda answer: answer.status == "completed",
+    )
     calls = [item for item in called.output if item.type == "function_call"]
     check(calls, f"a call: {called.output}")
     validate(json.loads(calls[0].arguments), WEATHER)
@@ -155,8 +184,9 @@ async def together(server, model):
     api = sdk.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
 
     async def one(seed):
-        stream = await api.chat.completions.create(model=model, messages=MESSAGES, max_completion_tokens=32, seed=seed,
-                                                   stream=True)
+        stream = await api.chat.completions.create(
+            model=model, messages=MESSAGES, max_completion_tokens=32, seed=seed, stream=True
+        )
         return "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
 
     alone = [await one(seed) for seed in range(8)]
@@ -168,8 +198,9 @@ def cancel(server, api, model):
     """Closes streams early; their requests end and free their pages."""
     before = server.metric("iec_cancelled_total")
     for _ in range(4):
-        stream = api.completions.create(model=model, prompt="Once", max_tokens=1900, stream=True,
-                                        extra_body={"ignore_eos": True})
+        stream = api.completions.create(
+            model=model, prompt="Once", max_tokens=1900, stream=True, extra_body={"ignore_eos": True}
+        )
         for _ in zip(range(3), stream):
             pass
         stream.close()
@@ -193,8 +224,9 @@ def key_file(context, *keys):
     """Writes a file of keys: pairs of a text and lines of limits."""
     path = context.work / f"keys-{time.monotonic_ns()}.toml"
     entry = '[[key]]\nname = "{0}"\nsha256 = "{1}"\n{2}\n'
-    path.write_text("".join(entry.format(text, hashlib.sha256(text.encode()).hexdigest(), limits)
-                            for text, limits in keys))
+    path.write_text(
+        "".join(entry.format(text, hashlib.sha256(text.encode()).hexdigest(), limits) for text, limits in keys)
+    )
     return path
 
 
@@ -222,8 +254,13 @@ def openai_errors(context):
     expect(sdk.AuthenticationError, 401, lambda: client(server, "wrong").completions.create(**ask))
     expect(sdk.PermissionDeniedError, 403, lambda: client(server, "watcher").completions.create(**ask))
     expect(sdk.InternalServerError, 501, lambda: api.embeddings.create(model="story", input="x"))
-    expect(sdk.InternalServerError, 504, lambda: create(
-        **ask | {"max_tokens": 1900}, extra_body={"ignore_eos": True}, extra_headers={"x-iec-deadline-ms": "100"}))
+    expect(
+        sdk.InternalServerError,
+        504,
+        lambda: create(
+            **ask | {"max_tokens": 1900}, extra_body={"ignore_eos": True}, extra_headers={"x-iec-deadline-ms": "100"}
+        ),
+    )
     slow = client(server, "slow")
     slow.completions.create(**ask)
     expect(sdk.RateLimitError, 429, lambda: slow.completions.create(**ask), code="rate_limit_exceeded")
@@ -239,8 +276,9 @@ def retries(context):
 
     def one():
         try:
-            answer = api.completions.create(model="story", prompt="Once", max_tokens=400, temperature=0,
-                                            extra_body={"ignore_eos": True})
+            answer = api.completions.create(
+                model="story", prompt="Once", max_tokens=400, temperature=0, extra_body={"ignore_eos": True}
+            )
             texts.append(answer.choices[0].text)
         except sdk.OpenAIError as e:
             problems.append(e)
@@ -256,6 +294,7 @@ def retries(context):
 
 def anthropic(context):
     import anthropic as sdk_of_anthropic
+
     server = context.serve("--model", f"story={context.story()}")
     status, _, text = server.request("POST", "/v1/messages", {})
     if status == 404 and "not_found" in text:
@@ -276,8 +315,10 @@ def anthropic(context):
     tool = {"name": "weather", "description": "Tells the weather", "input_schema": WEATHER}
     more = ask | {"max_tokens": 300, "tools": [tool], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
     extra = NO_THINKING | {"temperature": 1}
-    seed, called = calling(lambda seed: api.messages.create(**more | {"extra_body": extra | {"seed": seed}}),
-                           lambda answer: answer.stop_reason != "max_tokens")
+    seed, called = calling(
+        lambda seed: api.messages.create(**more | {"extra_body": extra | {"seed": seed}}),
+        lambda answer: answer.stop_reason != "max_tokens",
+    )
     uses = [block for block in called.content if block.type == "tool_use"]
     check(uses and called.stop_reason == "tool_use", f"a call: {called}")
     validate(uses[0].input, WEATHER)
@@ -287,8 +328,10 @@ def anthropic(context):
     validate(uses[0].input, WEATHER)
     stopped = api.messages.create(**ask | {"max_tokens": 200}, stop_sequences=["."])
     check(stopped.stop_reason == "stop_sequence" and stopped.stop_sequence == ".", f"{stopped}")
-    for kind, change in ((sdk_of_anthropic.NotFoundError, {"model": "none"}),
-                         (sdk_of_anthropic.BadRequestError, {"max_tokens": 0})):
+    for kind, change in (
+        (sdk_of_anthropic.NotFoundError, {"model": "none"}),
+        (sdk_of_anthropic.BadRequestError, {"max_tokens": 0}),
+    ):
         try:
             api.messages.create(**ask | change)
             check(False, f"found no error for {change}")
@@ -306,8 +349,10 @@ def adapters(context):
     for round_number in range(10):
         found = []
         load = {"lora_name": "one", "lora_path": "r16-all"}
-        threads = [threading.Thread(target=lambda: found.append(server.request("POST", "/v1/load_lora_adapter", load)[0]))
-                   for _ in range(6)]
+        threads = [
+            threading.Thread(target=lambda: found.append(server.request("POST", "/v1/load_lora_adapter", load)[0]))
+            for _ in range(6)
+        ]
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
         check(sorted(found) == [200] + [409] * 5, f"round {round_number}: statuses {sorted(found)}")

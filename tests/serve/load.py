@@ -5,7 +5,6 @@ import pathlib
 import re
 import shutil
 import subprocess
-import sys
 import threading
 import time
 
@@ -73,6 +72,7 @@ backend servers
 
 def free_port():
     import socket
+
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
@@ -89,7 +89,9 @@ def haproxy(context):
     port = free_port()
     path = context.work / "haproxy.cfg"
     path.write_text(CONFIG.format(port=port, a=f"{a.host}:{a.port}", b=f"{b.host}:{b.port}"))
-    proxy = subprocess.Popen([program, "-db", "-f", str(path)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    proxy = subprocess.Popen(
+        [program, "-db", "-f", str(path)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     try:
         end = time.monotonic() + 20
         while True:
@@ -99,8 +101,11 @@ def haproxy(context):
             except subprocess.CalledProcessError:
                 check(proxy.poll() is None and time.monotonic() < end, "haproxy found no server")
                 time.sleep(0.2)
-        stream = subprocess.run(["curl", "-fsSN", f"http://127.0.0.1:{port}/v1/completions", "-d",
-                                 json.dumps(BODY | {"stream": True})], capture_output=True, text=True)
+        stream = subprocess.run(
+            ["curl", "-fsSN", f"http://127.0.0.1:{port}/v1/completions", "-d", json.dumps(BODY | {"stream": True})],
+            capture_output=True,
+            text=True,
+        )
         check(events(stream.stdout), f"a stream through haproxy: {stream.stderr}")
         ended = []
         stopper = threading.Timer(3, lambda: ended.append(a.stop()))
@@ -126,14 +131,40 @@ def aiperf(context):
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir()
     environment = context.environment | {"HF_HOME": str(home / "hf"), "AIPERF_SERVICE_REGISTRATION_TIMEOUT": "120"}
-    common = ["profile", "--model", "story", "--url", server.url, "--endpoint-type", "completions", "--streaming",
-              "--tokenizer", pack, "--isl", "256", "--isl-stddev", "0", "--osl", "256", "--osl-stddev", "0", "--extra-inputs",
-              "ignore_eos:true", "--ui", "none", "--random-seed", "1", "--use-server-token-count"]
+    common = [
+        "profile",
+        "--model",
+        "story",
+        "--url",
+        server.url,
+        "--endpoint-type",
+        "completions",
+        "--streaming",
+        "--tokenizer",
+        pack,
+        "--isl",
+        "256",
+        "--isl-stddev",
+        "0",
+        "--osl",
+        "256",
+        "--osl-stddev",
+        "0",
+        "--extra-inputs",
+        "ignore_eos:true",
+        "--ui",
+        "none",
+        "--random-seed",
+        "1",
+        "--use-server-token-count",
+    ]
     results = []
     for name, how in (("concurrency", ["--concurrency", "16"]), ("rate", ["--request-rate", "10"])):
         before = latencies(server)
         command = [program, *common, *how, "--request-count", "80", "--artifact-dir", home / name]
-        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=400, env=environment, cwd=home)
+        done = subprocess.run(
+            list(map(str, command)), capture_output=True, text=True, timeout=400, env=environment, cwd=home
+        )
         (home / f"{name}.txt").write_text(done.stdout + done.stderr)
         files = list((home / name).rglob("profile_export_aiperf.json"))
         check(done.returncode == 0 and files, f"aiperf: {(done.stdout + done.stderr)[-1500:]}")
@@ -146,8 +177,10 @@ def latencies(server):
     found = server.metrics()
     pairs = {}
     for name in ("time_to_first_token", "inter_token_latency"):
-        parts = [sum(value for sample, value in found.items() if sample.startswith(f"vllm:{name}_seconds_{part}{{"))
-                 for part in ("sum", "count")]
+        parts = [
+            sum(value for sample, value in found.items() if sample.startswith(f"vllm:{name}_seconds_{part}{{"))
+            for part in ("sum", "count")
+        ]
         pairs[name] = parts
     return pairs
 
@@ -160,7 +193,7 @@ def compare(report, before, after, name):
     for metric in ("time_to_first_token", "inter_token_latency"):
         total, count = (late - early for late, early in zip(after[metric], before[metric]))
         own, theirs = 1000 * total / count, report[metric]["avg"]
-        # A client that shares the processor with the server sees an event some milliseconds late; real models are slower.
+        # A client that shares the processor with the server sees an event some milliseconds late.
         near = abs(own - theirs) <= max(0.05 * own, {"time_to_first_token": 10, "inter_token_latency": 0.5}[metric])
         words.append(f"{metric} {theirs:.2f} ms, in /metrics {own:.2f} ms")
         check(near, f"{name}: {metric}: aiperf {theirs:.3f} ms, /metrics {own:.3f} ms")

@@ -13,14 +13,29 @@ def prometheus(context):
         if not shutil.which(program):
             raise Skip(f"{program} is not installed")
     adapter = context.adapters() / "r8-qv"
-    server = context.serve("--model", f"llama={context.llama()}", "--lora", f"tuned={adapter}", "--max-seqs", "2",
-                           "--max-queue", "4", "--state-dir", context.work / "state")
+    server = context.serve(
+        "--model",
+        f"llama={context.llama()}",
+        "--lora",
+        f"tuned={adapter}",
+        "--max-seqs",
+        "2",
+        "--max-queue",
+        "4",
+        "--state-dir",
+        context.work / "state",
+    )
     stop = threading.Event()
 
     def ask(number):
         while not stop.is_set():
-            body = {"model": ["llama", "tuned"][number % 2], "prompt": f"Once upon a time there was {number % 3} dog",
-                    "max_tokens": 120, "ignore_eos": True, "stream": number % 2 == 0}
+            body = {
+                "model": ["llama", "tuned"][number % 2],
+                "prompt": f"Once upon a time there was {number % 3} dog",
+                "max_tokens": 120,
+                "ignore_eos": True,
+                "stream": number % 2 == 0,
+            }
             try:
                 # Full queues and cancelled requests are panels of their own.
                 server.request("POST", "/v1/completions", body, timeout=0.05 if number == 0 else 60)

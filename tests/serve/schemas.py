@@ -16,14 +16,33 @@ def schemathesis(context):
     """Sends requests made from /openapi.json, right and wrong ones: no answer is a failure of the server."""
     server = context.serve(context.llama(), "--adapter-dir", context.adapters(), "--queue-timeout", "20s")
     program = pathlib.Path(sys.executable).with_name("schemathesis")
-    command = [program, "run", server.url + "/openapi.json", "--max-examples", context.options.examples, "--phases",
-               "examples,coverage,fuzzing", "--checks",
-               "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance",
-               # /v1/embeddings is always 501, and a short deadline 504, as they should.
-               "--exclude-path", "/v1/embeddings", "-H", "x-iec-deadline-ms: 60000", "--request-timeout", "60", "--seed", "1", "--no-color",
-               "--continue-on-failure", "--max-time", "600" if context.options.full else "150"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=900,
-                          cwd=context.work, env=context.environment)
+    command = [
+        program,
+        "run",
+        server.url + "/openapi.json",
+        "--max-examples",
+        context.options.examples,
+        "--phases",
+        "examples,coverage,fuzzing",
+        "--checks",
+        "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance",
+        # /v1/embeddings is always 501, and a short deadline 504, as they should.
+        "--exclude-path",
+        "/v1/embeddings",
+        "-H",
+        "x-iec-deadline-ms: 60000",
+        "--request-timeout",
+        "60",
+        "--seed",
+        "1",
+        "--no-color",
+        "--continue-on-failure",
+        "--max-time",
+        "600" if context.options.full else "150",
+    ]
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, timeout=900, cwd=context.work, env=context.environment
+    )
     (context.work / "schemathesis.txt").write_text(done.stdout + done.stderr)
     server.wait_until_idle()
     check(server.process.poll() is None, "the server ended")
@@ -73,7 +92,9 @@ def schema_of(rng, depth):
         lambda: {"type": "string", "minLength": rng.randint(0, 3), "maxLength": rng.randint(3, 9)},
         lambda: {"type": "string", "pattern": rng.choice(["^[a-f0-9]{4}$", "^(yes|no)$", "^[A-Z][a-z]{1,5}$"])},
         lambda: {"type": "string", "format": rng.choice(["date", "time", "ipv4", "uuid"])},
-        lambda: {"enum": rng.sample(["red", "green", 7, None, True, {"a": [1]}, "\u00e9\U0001f600"], rng.randint(1, 4))},
+        lambda: {
+            "enum": rng.sample(["red", "green", 7, None, True, {"a": [1]}, "\u00e9\U0001f600"], rng.randint(1, 4))
+        },
         lambda: {"const": rng.choice(["x", 3, [1, 2], {"k": "v"}])},
     ]
     if depth == 0 or rng.random() < 0.2:
@@ -81,16 +102,32 @@ def schema_of(rng, depth):
     kind = rng.choice(["object", "object", "array", "tuple", "anyOf", "ref"])
     if kind == "object":
         names = rng.sample(["name", "age", "tags", "pos", "a b", "\u00fc", "id"], rng.randint(1, 4))
-        return {"type": "object", "properties": {name: schema_of(rng, depth - 1) for name in names},
-                "required": rng.sample(names, rng.randint(1, len(names))), "additionalProperties": False}
+        return {
+            "type": "object",
+            "properties": {name: schema_of(rng, depth - 1) for name in names},
+            "required": rng.sample(names, rng.randint(1, len(names))),
+            "additionalProperties": False,
+        }
     if kind == "array":
-        return {"type": "array", "items": schema_of(rng, depth - 1), "minItems": rng.randint(0, 2),
-                "maxItems": rng.randint(2, 4)}
+        return {
+            "type": "array",
+            "items": schema_of(rng, depth - 1),
+            "minItems": rng.randint(0, 2),
+            "maxItems": rng.randint(2, 4),
+        }
     if kind == "tuple":
         parts = [schema_of(rng, depth - 1) for _ in range(rng.randint(1, 3))]
         return {"type": "array", "prefixItems": parts, "items": False, "minItems": len(parts)}
     if kind == "anyOf":
         return {"anyOf": [schema_of(rng, depth - 1) for _ in range(rng.randint(2, 3))]}
-    return {"$defs": {"part": schema_of(rng, 0)}, "type": "object", "required": ["one"], "additionalProperties": False,
-            "properties": {"one": {"$ref": "#/$defs/part"}, "two": {"$ref": "#/$defs/part"}}} if depth == 3 else schema_of(
-                rng, 0)
+    return (
+        {
+            "$defs": {"part": schema_of(rng, 0)},
+            "type": "object",
+            "required": ["one"],
+            "additionalProperties": False,
+            "properties": {"one": {"$ref": "#/$defs/part"}, "two": {"$ref": "#/$defs/part"}},
+        }
+        if depth == 3
+        else schema_of(rng, 0)
+    )

@@ -43,8 +43,12 @@ class Context:
         self.options = options
         self.work = pathlib.Path(options.work)
         self.work.mkdir(parents=True, exist_ok=True)
-        self.environment = {"PATH": os.environ["PATH"], "HOME": str(self.work), "IEC_DEVICE": "cpu",
-                            "IEC_CACHE": str(self.work / "cache")}
+        self.environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.work),
+            "IEC_DEVICE": "cpu",
+            "IEC_CACHE": str(self.work / "cache"),
+        }
         self.servers = []
 
     def iec(self, *arguments, **more):
@@ -104,8 +108,14 @@ class Server:
         # Without a limit the KV cache would take half of the memory of the machine, which other servers need too.
         if "--kv-memory" not in options:
             command += ["--kv-memory", "256M"]
-        self.process = subprocess.Popen(command, env=context.environment | environment, stdin=subprocess.DEVNULL,
-                                        stdout=subprocess.PIPE, stderr=self.log_file, text=True)
+        self.process = subprocess.Popen(
+            command,
+            env=context.environment | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self.log_file,
+            text=True,
+        )
         line = self.process.stdout.readline()
         check(line.startswith("{"), f"the server did not start: {line}{self.log()}")
         self.url = json.loads(line)["http"]
@@ -154,9 +164,11 @@ class Server:
 
     def metric(self, name, **labels):
         """Returns the sum of the samples of a name with these labels."""
+
         def fits(sample):
             found, _, rest = sample.partition("{")
             return found == name and all(f'{key}="{value}"' in rest for key, value in labels.items())
+
         return sum(value for sample, value in self.metrics().items() if fits(sample))
 
     def wait_for(self, what, condition, seconds=20):
@@ -167,8 +179,14 @@ class Server:
 
     def wait_until_idle(self):
         """Waits until no request runs and all pages are free or cached."""
-        self.wait_for("an idle server with no used page", lambda: self.metric("vllm:num_requests_running") == 0
-                      and self.metric("vllm:num_requests_waiting") == 0 and self.metric("iec_kv_pages", state="used") == 0)
+        self.wait_for(
+            "an idle server with no used page",
+            lambda: (
+                self.metric("vllm:num_requests_running") == 0
+                and self.metric("vllm:num_requests_waiting") == 0
+                and self.metric("iec_kv_pages", state="used") == 0
+            ),
+        )
 
     def rss(self):
         """Returns the resident memory in MiB."""

@@ -9,7 +9,7 @@ pub struct Endpoint {
     pub method: &'static str,
     /// Group of the endpoint.
     pub tag: &'static str,
-    /// What the endpoint does.
+    /// Summary of what the endpoint does.
     pub summary: &'static str,
     /// Scope that an API key needs; `None` = no key is needed.
     pub scope: Option<&'static str>,
@@ -36,7 +36,7 @@ pub enum Answer {
     Generated(&'static str, &'static str),
 }
 
-/// Which API the objects of errors follow.
+/// API that the objects of errors follow.
 #[derive(Debug, Clone, Copy)]
 pub enum Style {
     /// That of OpenAI.

@@ -1,8 +1,8 @@
 //! Description of the API in the format of OpenAPI 3.1, as `/openapi.json` shows it.
 //!
-//! `fields` has the fields of requests, one row for each; `endpoints` has the endpoints, one row for each; `schemas` has
-//! the objects that both refer to. This file turns the rows into the document. Tests compare the rows with the routes of
-//! the server and with the functions that read requests.
+//! `fields` has the fields of requests, one row for each; `endpoints` has the endpoints, one row for each; `schemas`
+//! has the objects that both refer to. This file turns the rows into the document. Tests compare the rows with the
+//! routes of the server and with the functions that read requests.
 
 mod endpoints;
 mod fields;

@@ -21,7 +21,7 @@ fn to(name: &str) -> Value {
     super::reference("schemas", name)
 }
 
-/// A text, or null.
+/// Returns the schema of a text or null.
 fn text_or_null() -> Value {
     json!({"type": ["string", "null"]})
 }
@@ -34,18 +34,18 @@ fn list(items: Value) -> Value {
     json!({"type": "array", "items": items})
 }
 
-/// An object in which all members must be present.
+/// Returns the schema of an object in which all members must be present.
 fn object(members: Value) -> Value {
     let required: Vec<&String> = members.as_object().into_iter().flat_map(Map::keys).collect();
     json!({"type": "object", "required": required, "properties": members})
 }
 
-/// An object with members of any name.
+/// Returns the schema of an object with members of any name.
 fn any_object() -> Value {
     json!({"type": "object"})
 }
 
-/// Parts of requests that generate text.
+/// Returns the schemas of the parts of requests that generate text.
 fn settings() -> Value {
     let id = json!({"type": "integer", "minimum": 0, "maximum": u32::MAX});
     let stop = json!({"type": "string", "minLength": 1, "maxLength": 256});
@@ -74,7 +74,7 @@ fn settings() -> Value {
         ]}},
         "StreamOptions": {"type": "object", "properties": {
             "include_usage": {"type": "boolean", "description": "End with a chunk that has the numbers of tokens."},
-            "continuous_usage_stats": {"type": "boolean", "description": "Each chunk has the numbers of tokens so far."},
+            "continuous_usage_stats": {"type": "boolean", "description": "Each chunk has the tokens so far."},
         }},
         "ResponseFormat": {"oneOf": [
             {"type": "object", "required": ["type"], "properties": {"type": {"enum": ["text", "json_object"]}}},
@@ -99,7 +99,7 @@ fn settings() -> Value {
     })
 }
 
-/// Parts of requests with a conversation.
+/// Returns the schemas of the parts of requests with a conversation.
 fn conversation() -> Value {
     let content = json!({"anyOf": [
         {"type": "string"},
@@ -147,7 +147,7 @@ fn conversation() -> Value {
     })
 }
 
-/// Members that all answers of OpenAI's API begin with.
+/// Returns the schema of an answer of OpenAI's API.
 fn answer(kind: &str, choice: &str, has_usage: bool) -> Value {
     let mut schema = object(json!({
         "id": {"type": "string"}, "object": {"const": kind}, "created": whole(), "model": {"type": "string"},
@@ -164,7 +164,7 @@ fn finish() -> Value {
     json!({"enum": ["stop", "length", "tool_calls", null]})
 }
 
-/// Answers of `/v1/completions`.
+/// Returns the schemas of answers of `/v1/completions`.
 fn text_answers() -> Value {
     let ids = list(whole());
     let mut choice = object(json!({
@@ -190,7 +190,7 @@ fn text_answers() -> Value {
     })
 }
 
-/// Answers of `/v1/chat/completions`.
+/// Returns the schemas of answers of `/v1/chat/completions`.
 fn chat_answers() -> Value {
     let likely = json!({
         "token": {"type": "string"}, "logprob": {"type": "number"},
@@ -234,7 +234,7 @@ fn chat_answers() -> Value {
     })
 }
 
-/// Objects of the Responses API and of Anthropic's API, whose documentation describes them.
+/// Returns the schemas of the Responses API and of Anthropic's API, whose documentation has the details.
 fn other_apis() -> Value {
     let described = |text: &str| json!({"type": "object", "description": text});
     json!({
