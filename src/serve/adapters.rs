@@ -31,6 +31,8 @@ const ROOM_TIME: Duration = Duration::from_secs(10);
 /// # Errors
 /// Loading is off, the name or the path is not allowed, there are too many adapters, or the files are not valid.
 pub async fn load(app: &App, model: &Arc<Model>, name: &str, path: &str, in_place: bool) -> ApiResult<()> {
+    // Two requests at the same time must not both find a name or the last place free.
+    let _one = app.adapter_loads.lock().await;
     let dir = allowed_dir(app, path)?;
     let source: Source = format!("{name}={}", dir.display()).parse().map_err(|e| ApiError::field("lora_name", e))?;
     let source = Source { name: name.into(), dir, ..source };

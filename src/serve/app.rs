@@ -40,6 +40,8 @@ pub struct App {
     pub bodies: Arc<Semaphore>,
     /// Receiver of log lines.
     pub log: LogLine,
+    /// Held while an adapter is loaded.
+    pub adapter_loads: tokio::sync::Mutex<()>,
     tenants: RwLock<Arc<Tenants>>,
     key_ids: Mutex<KeyIds>,
     adapters: Mutex<BTreeMap<String, Adapter>>,
@@ -124,6 +126,7 @@ impl App {
             models,
             metrics,
             log,
+            adapter_loads: tokio::sync::Mutex::default(),
             tenants: RwLock::new(Arc::new(tenants)),
             key_ids: Mutex::new(key_ids),
             adapters: Mutex::default(),

@@ -76,7 +76,7 @@ impl clap::Args for SettingArgs {
             let default = (setting.default)().map_or(String::new(), |text| format!(" [default: {text}]"));
             let arg = Arg::new(name).long(name).env(variable).hide_env_values(true).help_heading(HEADING);
             let arg = arg.help(format!("{}{default}", setting.help()));
-            command.arg(match setting.value_name {
+            command.arg(match value_name(setting) {
                 Some(value) if setting.is_list => arg.value_name(value).action(ArgAction::Append),
                 Some(value) => arg.value_name(value).value_parser(move |text: &str| checked(name, text)),
                 None => arg.action(ArgAction::SetTrue).value_parser(clap::builder::FalseyValueParser::new()),
@@ -89,6 +89,12 @@ impl clap::Args for SettingArgs {
     }
 }
 
+/// Returns the name of the value of an option; `None` for a switch. A switch that is on by default takes a value, since
+/// it could not be turned off otherwise.
+fn value_name(setting: &Setting) -> Option<&'static str> {
+    setting.value_name.or_else(|| (setting.default)().map(|_| "on|off"))
+}
+
 /// Checks the text of a setting.
 fn checked(name: &str, text: &str) -> std::result::Result<String, String> {
     Given::default().set(name, text).map(|()| text.to_string())
@@ -99,7 +105,7 @@ impl FromArgMatches for SettingArgs {
         let mut given = Given::default();
         for setting in offered() {
             let name = setting.name();
-            let texts: Vec<String> = match setting.value_name {
+            let texts: Vec<String> = match value_name(setting) {
                 Some(_) => matches.get_many::<String>(&name).into_iter().flatten().cloned().collect(),
                 None if matches.get_flag(&name) => vec!["true".into()],
                 None => Vec::new(),
@@ -351,4 +357,30 @@ fn name_of(spec: &Path) -> String {
         false => file(&full),
     };
     dir.unwrap_or_else(|| "model".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Args as _;
+
+    fn given(arguments: &[&str]) -> std::result::Result<Given, clap::Error> {
+        let command = SettingArgs::augment_args(Command::new("serve"));
+        let matches = command.try_get_matches_from(std::iter::once("serve").chain(arguments.iter().copied()))?;
+        SettingArgs::from_arg_matches(&matches).map(|settings| settings.0)
+    }
+
+    #[test]
+    fn a_switch_that_is_on_by_default_can_be_turned_off() {
+        for (arguments, expected) in [
+            (vec!["--prefix-cache", "off"], Some(false)),
+            (vec!["--prefix-cache=on", "--no-auth"], Some(true)),
+            (vec!["--no-auth"], None),
+        ] {
+            let given = given(&arguments).unwrap();
+            assert_eq!(given.prefix_cache, expected, "{arguments:?}");
+        }
+        assert!(given(&["--prefix-cache", "perhaps"]).is_err());
+        assert!(given(&["--no-auth", "off"]).is_err(), "a switch that is off by default takes no value");
+    }
 }

@@ -12,7 +12,7 @@ const DEPTH: usize = 64;
 pub const MOST_PROMPTS: usize = 64;
 
 /// Fields that are accepted and have no effect on the answer.
-const INERT: [&str; 7] =
+pub(super) const INERT: [&str; 7] =
     ["user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"];
 
 /// Fields that would change the answer and that this server cannot honour.
