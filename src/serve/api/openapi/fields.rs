@@ -67,6 +67,7 @@ pub const SAMPLING: &[Field] = &[
     field("logit_bias", Kind::Schema("LogitBias"), "Numbers added to the logits of tokens."),
     field("bad_words", Kind::Texts(Some(1024)), "Texts that are not generated."),
     field("priority", Kind::Whole(-(1 << 31), Some((1 << 31) - 1)), "Lower values are computed first; default 0."),
+    field("normalize", Kind::Schema("UnicodeForm"), "Unicode form to which texts are converted first."),
     field("adapters", Kind::Schema("AdapterScales"), "Adapters of the answer, at most 4."),
     field("samplers", Kind::Text, "Order of the sampling steps: their names with commas between."),
     field("dry_multiplier", NOT_NEGATIVE, "Factor of the penalties of DRY; 0 = off."),

@@ -59,6 +59,7 @@ fn settings() -> Value {
         ]},
         "Stop": {"anyOf": [stop, {"type": "array", "items": stop, "maxItems": 16}]},
         "AllowedTokens": {"type": "array", "items": id, "minItems": 1, "maxItems": 1 << 16},
+        "UnicodeForm": {"enum": ["nfc", "nfd", "nfkc", "nfkd"]},
         "LogitBias": {
             "type": "object",
             "description": "A key is a token id, or a text of one token.",
