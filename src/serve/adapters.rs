@@ -137,7 +137,7 @@ fn remember(app: &App) {
 
 fn save(app: &App, path: &Path) -> Result<()> {
     let listed: Vec<Value> = (app.adapters().iter())
-        .filter(|(_, adapter)| !app.settings.loras.contains(&adapter.source))
+        .filter(|(_, adapter)| !app.listed().contains(&adapter.source))
         .map(|(name, adapter)| {
             let model = &app.models[adapter.model].name;
             json!({"name": name, "dir": adapter.source.dir, "model": model})
@@ -187,6 +187,46 @@ pub async fn restore(app: &Arc<App>) {
             }
         }
     }
+}
+
+/// Replaces the adapters of the settings: loads new ones, then unloads those that are not listed any more and that no
+/// request uses.
+///
+/// # Errors
+/// A new adapter cannot be loaded; no adapter has changed then.
+pub async fn replace(app: &App, loras: Vec<Source>) -> std::result::Result<(), String> {
+    let model = &app.models[0];
+    let known = |source: &Source| app.adapters().values().any(|adapter| adapter.source == *source);
+    let new: Vec<Source> = loras.iter().filter(|source| !known(source)).cloned().collect();
+    for (at, source) in new.iter().enumerate() {
+        let name = source.name.clone();
+        let taken = app.adapters().contains_key(&name) || app.models.iter().any(|model| model.name == name);
+        let (rank, added) = (app.settings.max_lora_rank, source.clone());
+        let done = match taken {
+            true => Err(ApiError::invalid("the name is in use; give the changed adapter another one")),
+            false => {
+                let done = model.encode(move |encoder| register(encoder, &added, rank, false)).await;
+                done.unwrap_or_else(|| Err(stopped()))
+            }
+        };
+        if let Err(e) = done {
+            for undone in new[..at].iter().map(|source| source.name.clone()) {
+                let _ = model.encode(move |encoder| encoder.adapters().remove(&undone)).await;
+            }
+            return Err(format!("adapter `{name}`: {}", e.message));
+        }
+    }
+    let former = app.set_listed(loras.clone());
+    for source in former.into_iter().filter(|source| !loras.contains(source)) {
+        if let Err(e) = unload(app, &source.name).await {
+            (app.log)(&format!("adapter `{}` was not unloaded: {}", source.name, e.message));
+        }
+    }
+    for source in new {
+        let adapter = Adapter { model: model.number, source: source.clone(), created: now() };
+        app.adapters().insert(source.name, adapter);
+    }
+    Ok(())
 }
 
 /// Lists the adapters of the settings.

@@ -9,7 +9,7 @@ use iec::interrupt;
 use iec::resources::memory_left;
 use iec::serve::config::{Given, LogFormat, ModelSource, SETTINGS, ServeSettings, Setting, Size};
 use iec::serve::keys::Keys;
-use iec::serve::{self, Address, LogLine, Open, Reload, Server, ServerSignal};
+use iec::serve::{self, Address, LogLine, Open, Reload, Reloaded, Server, ServerSignal};
 use iec::session::models::{Places, Resolved, resolve};
 use iec::session::plan::MemoryPlan;
 use iec::session::{Session, SessionOptions, Speculation, embedded};
@@ -32,7 +32,7 @@ const LEAST_KV: u64 = 64 << 20;
 Each setting of the server has an environment variable (IEC_ and its name, such as IEC_MAX_SEQS) and a line in the \
 file of --config (max-seqs = 16). An option wins over a variable, a variable over the file.\n\n\
 SIGTERM and Ctrl-C finish the requests that run and end the server; a second one ends it at once. SIGHUP reads the \
-keys again.\n\n\
+keys and adapters again.\n\n\
 Examples:\n  \
 iec serve\n  \
 iec serve packs/tinyllama --port 8000\n  \
@@ -293,15 +293,15 @@ impl Args {
         Given::merge(of_model.or(self.settings.0.clone()).or(given), file)
     }
 
-    /// Returns the function that reads the keys again.
+    /// Returns the function that reads keys and adapters again.
     fn reload(&self) -> Reload {
-        let (config, given) = (self.config.clone(), self.settings.0.clone());
+        let loras = Some(self.model.lora.clone()).filter(|loras| !loras.is_empty());
+        let (config, given) = (self.config.clone(), Given { loras, ..self.settings.0.clone() });
         Box::new(move || {
             let file = config.as_deref().map(Given::read).transpose()?.unwrap_or_default();
-            match given.clone().or(file).api_key_file {
-                Some(path) => Ok(Keys::read(&path)?.keys),
-                None => Err(Error::usage("found no file of keys to read again").help("name one with --api-key-file")),
-            }
+            let given = given.clone().or(file);
+            let keys = given.api_key_file.map(|path| Keys::read(&path)).transpose()?.map(|file| file.keys);
+            Ok(Reloaded { keys, loras: given.loras.unwrap_or_default() })
         })
     }
 
