@@ -123,7 +123,7 @@ fn allowed_dir(app: &App, path: &str) -> ApiResult<PathBuf> {
     let root = root.canonicalize().map_err(|_| outside())?;
     // A relative path begins in the directory for adapters. Links are followed before the comparison.
     let dir = root.join(path).canonicalize().map_err(|_| outside())?;
-    if dir.starts_with(&root) && dir != root && dir.is_dir() { Ok(dir) } else { Err(outside()) }
+    if dir.starts_with(&root) && dir != root && files::is_dir(&dir).unwrap_or(false) { Ok(dir) } else { Err(outside()) }
 }
 
 /// Writes the list of adapters that were loaded from `--adapter-dir`, for the next start.
