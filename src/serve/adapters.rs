@@ -123,7 +123,7 @@ fn allowed_dir(app: &App, path: &str) -> ApiResult<PathBuf> {
     let root = root.canonicalize().map_err(|_| outside())?;
     // A relative path begins in the directory for adapters. Links are followed before the comparison.
     let dir = root.join(path).canonicalize().map_err(|_| outside())?;
-    if dir.starts_with(&root) && dir != root && dir.is_dir() { Ok(dir) } else { Err(outside()) }
+    if dir.starts_with(&root) && dir != root && files::is_dir(&dir).unwrap_or(false) { Ok(dir) } else { Err(outside()) }
 }
 
 /// Writes the list of adapters that were loaded from `--adapter-dir`, for the next start.
@@ -195,6 +195,7 @@ pub async fn restore(app: &Arc<App>) {
 /// # Errors
 /// A new adapter cannot be loaded; no adapter has changed then.
 pub async fn replace(app: &App, loras: Vec<Source>) -> std::result::Result<(), String> {
+    let _one = app.adapter_loads.lock().await;
     let model = &app.models[0];
     let known = |source: &Source| app.adapters().values().any(|adapter| adapter.source == *source);
     let new: Vec<Source> = loras.iter().filter(|source| !known(source)).cloned().collect();

@@ -222,7 +222,7 @@ def overload(context):
     seconds = context.options.overload
     body = {
         "prompt": "Once upon a time there was a little girl",
-        "max_tokens": 256,
+        "max_tokens": 1024,
         "temperature": 0,
         "ignore_eos": True,
     }
@@ -250,7 +250,7 @@ def overload(context):
         if number % 50 == 0:
             peak = max(peak, server.rss())
     took = time.monotonic() - begin
-    goodput = (server.metric("vllm:generation_tokens_total") - served) / 256 / took
+    goodput = (server.metric("vllm:generation_tokens_total") - served) / 1024 / took
     [thread.join() for thread in threads]
     server.wait_until_idle()
     text = (

@@ -11,7 +11,6 @@ use crate::serve::api::settings::Limits;
 use regex::Regex;
 use std::collections::BTreeSet;
 
-/// Endpoints that are described and may not have a route yet.
 const LIMITS: Limits = Limits { max_n: 16, max_logprobs: 20, strict_fields: true };
 
 /// Reads the fields of a request.
@@ -81,8 +80,7 @@ fn every_route_is_described_and_every_described_path_has_a_route() {
         route.captures_iter(source).map(|found| (found[1].replace("{*", "{"), found[2].to_string())).collect();
     assert_eq!(routes.len(), source.matches(".route(").count(), "each route has a form that this test reads");
     let described = |endpoint: &Endpoint| (endpoint.path.to_string(), endpoint.method.to_string());
-    let expected: BTreeSet<(String, String)> = ENDPOINTS.iter().map(described).collect();
-    assert_eq!(routes, expected);
+    assert_eq!(routes, ENDPOINTS.iter().map(described).collect());
 }
 
 #[test]
