@@ -87,8 +87,8 @@ const SHOWN: &[(&str, &str)] = &[
     ),
     (
         "serve",
-        "models config check_only host port api-key-file max-seqs max-queue state-dir adapter-dir lora precision device \
-         ctx kv_memory",
+        "models config check_only host port api-key-file max-seqs max-queue state-dir adapter-dir lora precision \
+         device ctx kv_memory",
     ),
     (
         "simulate",

@@ -41,7 +41,8 @@ iec serve --model small=packs/tinyllama --model large=packs/gpt-oss --api-key-fi
 #[command(mut_arg("check", |arg| arg.long("check-hashes")))]
 pub struct Args {
     /// Serve the model in DIR by this name; repeatable, in place of MODEL
-    #[arg(help_heading = HEADING, long = "model", value_name = "NAME=MODEL", conflicts_with_all = ["pack", "model_dir", "model_json"])]
+    #[arg(help_heading = HEADING, long = "model", value_name = "NAME=MODEL")]
+    #[arg(conflicts_with_all = ["pack", "model_dir", "model_json"])]
     models: Vec<ModelSource>,
     /// Read settings from a file
     #[arg(help_heading = HEADING, long, value_name = "FILE")]

@@ -4,7 +4,8 @@ use super::client::Server;
 use serde_json::{Value, json};
 
 /// Template of the embedded model with a place for tools, in the format of Hermes.
-const TEMPLATE: &str = "{{ bos_token }}{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>\
+const TEMPLATE: &str = "{{ bos_token }}{% if tools %}<tools>\
+    {% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>\
     <tool_call>\n{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call>{% endif %}\
     {% for m in messages %}{{ m.content }}{% for call in m.tool_calls or [] %}<tool_call>\n\
     {\"name\": \"{{ call.function.name }}\", \"arguments\": {{ call.function.arguments | tojson }}}\n</tool_call>\
@@ -68,7 +69,8 @@ fn a_call_that_is_asked_for_comes_with_valid_arguments() {
 fn results_of_calls_reach_the_template() {
     let (_home, server) = server();
     let call = json!({"id": "c1", "type": "function", "function": {"name": "first", "arguments": "{\"a\": 1}"}});
-    let messages = json!([{"role": "user", "content": "x"}, {"role": "assistant", "content": null, "tool_calls": [call]},
+    let messages = json!([{"role": "user", "content": "x"},
+                          {"role": "assistant", "content": null, "tool_calls": [call]},
                           {"role": "tool", "tool_call_id": "c1", "content": "42"}]);
     let tokens = server.ask("/tokenize", &json!({"messages": messages}));
     let text = server.ask("/detokenize", &json!({"tokens": tokens["tokens"], "skip_special_tokens": true}));
