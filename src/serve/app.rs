@@ -40,6 +40,9 @@ pub struct App {
     pub bodies: Arc<Semaphore>,
     /// Receiver of log lines.
     pub log: LogLine,
+    /// Tracer of requests, if there is a collector.
+    #[cfg(feature = "otel")]
+    pub tracer: Option<super::trace::Tracer>,
     tenants: RwLock<Arc<Tenants>>,
     key_ids: Mutex<KeyIds>,
     adapters: Mutex<BTreeMap<String, Adapter>>,
@@ -122,6 +125,8 @@ impl App {
             models,
             metrics,
             log,
+            #[cfg(feature = "otel")]
+            tracer: None,
             tenants: RwLock::new(Arc::new(tenants)),
             key_ids: Mutex::new(key_ids),
             adapters: Mutex::default(),
@@ -129,6 +134,12 @@ impl App {
             requests: AtomicU64::new(0),
             settings,
         }
+    }
+
+    /// Sets the tracer.
+    #[cfg(feature = "otel")]
+    pub fn with_tracer(self, tracer: Option<super::trace::Tracer>) -> App {
+        App { tracer, ..self }
     }
 
     /// Returns the keys.

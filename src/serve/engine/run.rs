@@ -428,7 +428,14 @@ impl<'a> Run<'a> {
             }
         }
         let choice = live.choice;
-        live.outlet.send(Reply::Done(Box::new(Done { choice, completion })));
+        live.outlet.send(Reply::Done(Box::new(Done {
+            choice,
+            completion,
+            #[cfg(feature = "otel")]
+            arrived: live.arrived,
+            #[cfg(feature = "otel")]
+            admitted: live.admitted,
+        })));
     }
 
     fn now(&self) -> Micros {
