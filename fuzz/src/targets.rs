@@ -89,6 +89,10 @@ pub const TARGETS: &[Target] = &[
     Target { name: "api_completions", allowance: BODIES, limit_ms: SECOND, run: api_completions },
     #[cfg(feature = "serve")]
     Target { name: "api_chat", allowance: BODIES, limit_ms: SECOND, run: api_chat },
+    #[cfg(feature = "serve")]
+    Target { name: "api_responses", allowance: BODIES, limit_ms: SECOND, run: api_responses },
+    #[cfg(feature = "serve")]
+    Target { name: "api_messages", allowance: BODIES, limit_ms: SECOND, run: api_messages },
     Target { name: "tool_output", allowance: OUTPUTS, limit_ms: SECOND, run: tool_output },
 ];
 
@@ -431,6 +435,18 @@ fn api_completions(data: &[u8]) {
 #[cfg(feature = "serve")]
 fn api_chat(data: &[u8]) {
     body(data, iec::serve::api::job::chat);
+}
+
+/// Reads the body of a request in the form of OpenAI's Responses API.
+#[cfg(feature = "serve")]
+fn api_responses(data: &[u8]) {
+    body(data, iec::serve::api::responses::read);
+}
+
+/// Reads the body of a request in the form of Anthropic's Messages API.
+#[cfg(feature = "serve")]
+fn api_messages(data: &[u8]) {
+    body(data, iec::serve::api::anthropic::read);
 }
 
 /// Reads the body of a request; what is left of it is known, or refused by name.

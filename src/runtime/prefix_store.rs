@@ -81,9 +81,26 @@ pub struct Saved {
     pub removed: usize,
 }
 
+/// Number of pages by what happened to their files since the directory was opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DiskCounts {
+    /// Pages that were read.
+    pub hit: usize,
+    /// Pages that were looked up and are not there.
+    pub miss: usize,
+    /// Pages whose files were damaged and are removed.
+    pub damaged: usize,
+    /// Pages that were written.
+    pub written: usize,
+    /// Pages that left because the limit was reached.
+    pub evicted: usize,
+}
+
 /// Directory of pages with a limit of its size.
 #[derive(Debug)]
 pub(super) struct PrefixStore {
+    /// Numbers of pages for reports.
+    pub counts: DiskCounts,
     dir: PathBuf,
     limit: u64,
     files: HashMap<PageName, Kept>,
@@ -108,7 +125,7 @@ impl PrefixStore {
         if make_dir(&dir)? {
             std::fs::set_permissions(&dir, Permissions::from_mode(0o700)).at(&dir)?;
         }
-        let mut store = PrefixStore { dir, limit, files: HashMap::new(), bytes: 0 };
+        let mut store = PrefixStore { counts: DiskCounts::default(), dir, limit, files: HashMap::new(), bytes: 0 };
         for entry in std::fs::read_dir(&store.dir).at(&store.dir)? {
             let sub = entry.at(&store.dir)?.path();
             stale::remove(&sub);
@@ -146,6 +163,7 @@ impl PrefixStore {
             }
         });
         let Some(bytes) = bytes else {
+            self.counts.damaged += 1;
             self.remove(&name);
             return false;
         };
@@ -156,6 +174,7 @@ impl PrefixStore {
             to.copy_from_slice(content);
             rest = after;
         }
+        self.counts.hit += 1;
         let used = SystemTime::now();
         self.files.entry(name).and_modify(|kept| kept.used = used);
         // Other processes see the use in the time of the file; without it the page may only leave earlier.
@@ -182,6 +201,7 @@ impl PrefixStore {
             let Some(oldest) = oldest else { break };
             self.remove(&oldest);
             saved.removed += 1;
+            self.counts.evicted += 1;
         }
         let path = self.path(&name);
         make_dir(path.parent().expect("a directory of two digits"))?;
@@ -195,6 +215,7 @@ impl PrefixStore {
         file.write_all(&hash.finalize()).at(&path)?;
         file.commit()?;
         self.bytes += bytes;
+        self.counts.written += 1;
         self.files.insert(name, Kept { bytes, used: SystemTime::now() });
         (saved.written, saved.bytes) = (saved.written + 1, saved.bytes + bytes);
         Ok(())

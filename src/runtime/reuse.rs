@@ -6,7 +6,7 @@
 
 use super::engine::Engine;
 use super::kv::{KvCache, PAGE, Page, PageCounts, PagePool};
-use super::prefix_store::{PageName, Place, PrefixStore, Saved};
+use super::prefix_store::{DiskCounts, PageName, Place, PrefixStore, Saved};
 use super::radix::{Hit, Key, RadixTree};
 use super::sequence::Sequence;
 use crate::error::Result;
@@ -49,6 +49,11 @@ impl PrefixCache {
         hash.finalize().into()
     }
 
+    /// Returns the numbers of pages on disk by what happened to them; `None` if none are kept there.
+    pub fn disk_counts(&self) -> Option<DiskCounts> {
+        self.store.as_ref().map(|store| store.counts)
+    }
+
     /// Returns true if a text that grows from `len` to `end` tokens gets other keys and values on the way.
     pub fn changes(&self, len: usize, end: usize) -> bool {
         self.short.is_some_and(|short| len <= short && end > short)
@@ -72,7 +77,9 @@ impl PrefixCache {
                 store.remove(&name);
                 continue;
             }
-            if loaded == pages.min(room) || !store.has(&name) {
+            let is_there = store.has(&name);
+            if loaded == pages.min(room) || !is_there {
+                store.counts.miss += usize::from(!is_there);
                 break;
             }
             // Without memory for a page, the text is computed.

@@ -31,6 +31,8 @@ const ROOM_TIME: Duration = Duration::from_secs(10);
 /// # Errors
 /// Loading is off, the name or the path is not allowed, there are too many adapters, or the files are not valid.
 pub async fn load(app: &App, model: &Arc<Model>, name: &str, path: &str, in_place: bool) -> ApiResult<()> {
+    // Two requests at the same time must not both find a name or the last place free.
+    let _one = app.adapter_loads.lock().await;
     let dir = allowed_dir(app, path)?;
     let source: Source = format!("{name}={}", dir.display()).parse().map_err(|e| ApiError::field("lora_name", e))?;
     let source = Source { name: name.into(), dir, ..source };
@@ -121,7 +123,7 @@ fn allowed_dir(app: &App, path: &str) -> ApiResult<PathBuf> {
     let root = root.canonicalize().map_err(|_| outside())?;
     // A relative path begins in the directory for adapters. Links are followed before the comparison.
     let dir = root.join(path).canonicalize().map_err(|_| outside())?;
-    if dir.starts_with(&root) && dir != root && dir.is_dir() { Ok(dir) } else { Err(outside()) }
+    if dir.starts_with(&root) && dir != root && files::is_dir(&dir).unwrap_or(false) { Ok(dir) } else { Err(outside()) }
 }
 
 /// Writes the list of adapters that were loaded from `--adapter-dir`, for the next start.
@@ -135,7 +137,7 @@ fn remember(app: &App) {
 
 fn save(app: &App, path: &Path) -> Result<()> {
     let listed: Vec<Value> = (app.adapters().iter())
-        .filter(|(_, adapter)| !app.settings.loras.contains(&adapter.source))
+        .filter(|(_, adapter)| !app.listed().contains(&adapter.source))
         .map(|(name, adapter)| {
             let model = &app.models[adapter.model].name;
             json!({"name": name, "dir": adapter.source.dir, "model": model})
@@ -185,6 +187,47 @@ pub async fn restore(app: &Arc<App>) {
             }
         }
     }
+}
+
+/// Replaces the adapters of the settings: loads new ones, then unloads those that are not listed any more and that no
+/// request uses.
+///
+/// # Errors
+/// A new adapter cannot be loaded; no adapter has changed then.
+pub async fn replace(app: &App, loras: Vec<Source>) -> std::result::Result<(), String> {
+    let _one = app.adapter_loads.lock().await;
+    let model = &app.models[0];
+    let known = |source: &Source| app.adapters().values().any(|adapter| adapter.source == *source);
+    let new: Vec<Source> = loras.iter().filter(|source| !known(source)).cloned().collect();
+    for (at, source) in new.iter().enumerate() {
+        let name = source.name.clone();
+        let taken = app.adapters().contains_key(&name) || app.models.iter().any(|model| model.name == name);
+        let (rank, added) = (app.settings.max_lora_rank, source.clone());
+        let done = match taken {
+            true => Err(ApiError::invalid("the name is in use; give the changed adapter another one")),
+            false => {
+                let done = model.encode(move |encoder| register(encoder, &added, rank, false)).await;
+                done.unwrap_or_else(|| Err(stopped()))
+            }
+        };
+        if let Err(e) = done {
+            for undone in new[..at].iter().map(|source| source.name.clone()) {
+                let _ = model.encode(move |encoder| encoder.adapters().remove(&undone)).await;
+            }
+            return Err(format!("adapter `{name}`: {}", e.message));
+        }
+    }
+    let former = app.set_listed(loras.clone());
+    for source in former.into_iter().filter(|source| !loras.contains(source)) {
+        if let Err(e) = unload(app, &source.name).await {
+            (app.log)(&format!("adapter `{}` was not unloaded: {}", source.name, e.message));
+        }
+    }
+    for source in new {
+        let adapter = Adapter { model: model.number, source: source.clone(), created: now() };
+        app.adapters().insert(source.name, adapter);
+    }
+    Ok(())
 }
 
 /// Lists the adapters of the settings.

@@ -43,9 +43,13 @@ pub struct App {
     /// Tracer of requests, if there is a collector.
     #[cfg(feature = "otel")]
     pub tracer: Option<super::trace::Tracer>,
+    /// Held while an adapter is loaded.
+    pub adapter_loads: tokio::sync::Mutex<()>,
     tenants: RwLock<Arc<Tenants>>,
     key_ids: Mutex<KeyIds>,
     adapters: Mutex<BTreeMap<String, Adapter>>,
+    /// Adapters that the settings list.
+    listed: Mutex<Vec<Source>>,
     phase: AtomicU8,
     requests: AtomicU64,
 }
@@ -127,9 +131,11 @@ impl App {
             log,
             #[cfg(feature = "otel")]
             tracer: None,
+            adapter_loads: tokio::sync::Mutex::default(),
             tenants: RwLock::new(Arc::new(tenants)),
             key_ids: Mutex::new(key_ids),
             adapters: Mutex::default(),
+            listed: Mutex::new(settings.loras.clone()),
             phase: AtomicU8::new(0),
             requests: AtomicU64::new(0),
             settings,
@@ -165,6 +171,16 @@ impl App {
     /// Returns the adapters by name.
     pub fn adapters(&self) -> MutexGuard<'_, BTreeMap<String, Adapter>> {
         self.adapters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the adapters that the settings list.
+    pub fn listed(&self) -> MutexGuard<'_, Vec<Source>> {
+        self.listed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Replaces the adapters that the settings list, and returns the former ones.
+    pub fn set_listed(&self, loras: Vec<Source>) -> Vec<Source> {
+        std::mem::replace(&mut *self.listed(), loras)
     }
 
     /// Returns the part of the life of the server.

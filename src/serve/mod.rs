@@ -31,6 +31,7 @@ pub mod usage;
 
 use crate::error::{Error, Result};
 use crate::resources::spawn_deep;
+use crate::session::adapters::Source;
 pub use app::LogLine;
 use app::{App, Phase};
 use config::ServeSettings;
@@ -60,8 +61,17 @@ const USAGE_TIME: Duration = Duration::from_secs(30);
 /// Time that connections have to send the last bytes after all requests have ended.
 const LAST_BYTES: Duration = Duration::from_secs(2);
 
-/// Reads keys and settings again, after their files were changed.
-pub type Reload = Box<dyn Fn() -> Result<Keys> + Send + Sync>;
+/// Settings that can change while a server runs.
+#[derive(Debug)]
+pub struct Reloaded {
+    /// Keys; `None` if they come from no file.
+    pub keys: Option<Keys>,
+    /// Adapters.
+    pub loras: Vec<Source>,
+}
+
+/// Reads settings again, after their files were changed.
+pub type Reload = Box<dyn Fn() -> Result<Reloaded> + Send + Sync>;
 /// Receiver of the places at which the server listens.
 pub type Announce = Box<dyn Fn(&Address) -> Result<()> + Send + Sync>;
 
@@ -73,7 +83,7 @@ pub struct Server {
     pub models: Vec<(String, Open)>,
     /// Keys.
     pub keys: Keys,
-    /// Reads the keys again.
+    /// Reads keys and adapters again.
     pub reload: Reload,
     /// Called once the sockets are open, before models are loaded.
     pub announce: Announce,
@@ -95,7 +105,7 @@ pub enum ServerSignal {
     Terminate,
     /// Finish all requests and end.
     Interrupt,
-    /// Read keys again.
+    /// Read keys and adapters again.
     Reload,
 }
 
@@ -258,7 +268,7 @@ impl Life {
                     self.cut |= end.result?;
                 }
                 signal = self.signals.recv() => match signal {
-                    Some(ServerSignal::Reload) => self.reload(),
+                    Some(ServerSignal::Reload) => self.reload().await,
                     Some(ServerSignal::Terminate) => self.leave(self.app.settings.drain_delay),
                     Some(ServerSignal::Interrupt) => self.leave(Duration::ZERO),
                     None => {}
@@ -281,15 +291,19 @@ impl Life {
         }
     }
 
-    /// Reads keys again. If they are not valid, the former ones stay.
-    fn reload(&self) {
+    /// Reads keys and adapters again. If one of them is not valid, the former ones stay.
+    async fn reload(&self) {
         self.tell("RELOADING=1");
-        match (self.reload)() {
+        let reloaded = match (self.reload)() {
+            Ok(Reloaded { keys, loras }) => adapters::replace(&self.app, loras).await.map(|()| keys),
+            Err(e) => Err(e.to_string()),
+        };
+        match reloaded {
             Ok(keys) => {
-                self.app.set_keys(keys);
-                (self.app.log)("the keys were read again");
+                keys.into_iter().for_each(|keys| self.app.set_keys(keys));
+                (self.app.log)("keys and adapters were read again");
             }
-            Err(e) => (self.app.log)(&format!("the former keys stay in use: {e}")),
+            Err(e) => (self.app.log)(&format!("the former keys and adapters stay in use: {e}")),
         }
         self.tell("READY=1");
     }

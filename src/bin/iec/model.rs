@@ -242,16 +242,19 @@ impl ModelArgs {
     }
 
     /// Returns the type of the KV cache, if an option names one.
+    #[cfg(feature = "serve")]
     pub fn kv(&self) -> Option<KvType> {
         self.kv
     }
 
     /// Returns the memory for the KV cache, if an option limits it.
+    #[cfg(feature = "serve")]
     pub fn kv_memory(&self) -> Option<u64> {
         self.kv_memory
     }
 
     /// Returns the memory for adapters, if an option limits it.
+    #[cfg(feature = "serve")]
     pub fn lora_memory(&self) -> Option<u64> {
         self.lora_memory
     }

@@ -9,7 +9,7 @@ use iec::interrupt;
 use iec::resources::memory_left;
 use iec::serve::config::{Given, LogFormat, ModelSource, SETTINGS, ServeSettings, Setting, Size};
 use iec::serve::keys::Keys;
-use iec::serve::{self, Address, LogLine, Open, Reload, Server, ServerSignal};
+use iec::serve::{self, Address, LogLine, Open, Reload, Reloaded, Server, ServerSignal};
 use iec::session::models::{Places, Resolved, resolve};
 use iec::session::plan::MemoryPlan;
 use iec::session::{Session, SessionOptions, Speculation, embedded};
@@ -32,7 +32,7 @@ const LEAST_KV: u64 = 64 << 20;
 Each setting of the server has an environment variable (IEC_ and its name, such as IEC_MAX_SEQS) and a line in the \
 file of --config (max-seqs = 16). An option wins over a variable, a variable over the file.\n\n\
 SIGTERM and Ctrl-C finish the requests that run and end the server; a second one ends it at once. SIGHUP reads the \
-keys again.\n\n\
+keys and adapters again.\n\n\
 Examples:\n  \
 iec serve\n  \
 iec serve packs/tinyllama --port 8000\n  \
@@ -76,7 +76,7 @@ impl clap::Args for SettingArgs {
             let default = (setting.default)().map_or(String::new(), |text| format!(" [default: {text}]"));
             let arg = Arg::new(name).long(name).env(variable).hide_env_values(true).help_heading(HEADING);
             let arg = arg.help(format!("{}{default}", setting.help()));
-            command.arg(match setting.value_name {
+            command.arg(match value_name(setting) {
                 Some(value) if setting.is_list => arg.value_name(value).action(ArgAction::Append),
                 Some(value) => arg.value_name(value).value_parser(move |text: &str| checked(name, text)),
                 None => arg.action(ArgAction::SetTrue).value_parser(clap::builder::FalseyValueParser::new()),
@@ -89,6 +89,12 @@ impl clap::Args for SettingArgs {
     }
 }
 
+/// Returns the name of the value of an option; `None` for a switch. A switch that is on by default takes a value, since
+/// it could not be turned off otherwise.
+fn value_name(setting: &Setting) -> Option<&'static str> {
+    setting.value_name.or_else(|| (setting.default)().map(|_| "on|off"))
+}
+
 /// Checks the text of a setting.
 fn checked(name: &str, text: &str) -> std::result::Result<String, String> {
     Given::default().set(name, text).map(|()| text.to_string())
@@ -99,7 +105,7 @@ impl FromArgMatches for SettingArgs {
         let mut given = Given::default();
         for setting in offered() {
             let name = setting.name();
-            let texts: Vec<String> = match setting.value_name {
+            let texts: Vec<String> = match value_name(setting) {
                 Some(_) => matches.get_many::<String>(&name).into_iter().flatten().cloned().collect(),
                 None if matches.get_flag(&name) => vec!["true".into()],
                 None => Vec::new(),
@@ -291,15 +297,15 @@ impl Args {
         Given::merge(of_model.or(self.settings.0.clone()).or(given), file)
     }
 
-    /// Returns the function that reads the keys again.
+    /// Returns the function that reads keys and adapters again.
     fn reload(&self) -> Reload {
-        let (config, given) = (self.config.clone(), self.settings.0.clone());
+        let loras = Some(self.model.lora.clone()).filter(|loras| !loras.is_empty());
+        let (config, given) = (self.config.clone(), Given { loras, ..self.settings.0.clone() });
         Box::new(move || {
             let file = config.as_deref().map(Given::read).transpose()?.unwrap_or_default();
-            match given.clone().or(file).api_key_file {
-                Some(path) => Ok(Keys::read(&path)?.keys),
-                None => Err(Error::usage("found no file of keys to read again").help("name one with --api-key-file")),
-            }
+            let given = given.clone().or(file);
+            let keys = given.api_key_file.map(|path| Keys::read(&path)).transpose()?.map(|file| file.keys);
+            Ok(Reloaded { keys, loras: given.loras.unwrap_or_default() })
         })
     }
 
@@ -355,4 +361,30 @@ fn name_of(spec: &Path) -> String {
         false => file(&full),
     };
     dir.unwrap_or_else(|| "model".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Args as _;
+
+    fn given(arguments: &[&str]) -> std::result::Result<Given, clap::Error> {
+        let command = SettingArgs::augment_args(Command::new("serve"));
+        let matches = command.try_get_matches_from(std::iter::once("serve").chain(arguments.iter().copied()))?;
+        SettingArgs::from_arg_matches(&matches).map(|settings| settings.0)
+    }
+
+    #[test]
+    fn a_switch_that_is_on_by_default_can_be_turned_off() {
+        for (arguments, expected) in [
+            (vec!["--prefix-cache", "off"], Some(false)),
+            (vec!["--prefix-cache=on", "--no-auth"], Some(true)),
+            (vec!["--no-auth"], None),
+        ] {
+            let given = given(&arguments).unwrap();
+            assert_eq!(given.prefix_cache, expected, "{arguments:?}");
+        }
+        assert!(given(&["--prefix-cache", "perhaps"]).is_err());
+        assert!(given(&["--no-auth", "off"]).is_err(), "a switch that is off by default takes no value");
+    }
 }

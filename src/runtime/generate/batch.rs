@@ -7,6 +7,7 @@ use super::texts::Texts;
 use super::{Completion, Event, Finish, Options, Request};
 use crate::error::{Cause, Error, Result};
 use crate::progress::{self, ProgressBar};
+use crate::runtime::DiskCounts;
 use crate::runtime::engine::Engine;
 use crate::runtime::profile::Stage;
 use crate::runtime::sequence::Feed;
@@ -205,6 +206,11 @@ impl Batch {
     /// nothing to compute.
     pub fn next_timer(&self) -> Option<Micros> {
         self.scheduler.next_timer()
+    }
+
+    /// Returns the numbers of pages of the prefix cache on disk; `None` if none are kept there.
+    pub fn disk_counts(&mut self) -> Option<DiskCounts> {
+        self.scheduler.cache().prefixes.as_ref()?.disk_counts()
     }
 
     /// Returns the scheduler's count of pages.

@@ -1,6 +1,7 @@
 //! Answers: what all endpoints know about a request that is being computed.
 
 use super::error::ApiError;
+use crate::error::{Cause, Error};
 use crate::runtime::generate::{Completion, Finish};
 use axum::http::StatusCode;
 use serde_json::{Value, json};
@@ -41,12 +42,19 @@ pub fn stop_reason(completion: &Completion) -> Value {
     completion.stopped_by.as_ref().map_or(Value::Null, |stop| json!(stop))
 }
 
+/// Converts the error of a step. The request was checked before, so that almost all that fails now is not its fault;
+/// but only while a text is generated does it show that a constraint and the allowed tokens exclude each other.
+fn of_step(error: &Error) -> ApiError {
+    match error.cause() {
+        Cause::Usage(_) => ApiError::from(error),
+        _ => ApiError { status: StatusCode::INTERNAL_SERVER_ERROR, ..ApiError::from(error) },
+    }
+}
+
 /// Returns the error of a text that did not reach its end.
 pub fn failure(completion: &Completion) -> Option<ApiError> {
     if let Some(error) = &completion.error {
-        let converted = ApiError::from(error);
-        // The request was checked: what fails now is not its fault.
-        return Some(ApiError { status: StatusCode::INTERNAL_SERVER_ERROR, ..converted });
+        return Some(of_step(error));
     }
     match completion.finish {
         Finish::Deadline => {
@@ -63,5 +71,19 @@ pub fn failure(completion: &Completion) -> Option<ApiError> {
             Some(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message))
         }
         Finish::Eos | Finish::Complete | Finish::Stop | Finish::Length | Finish::Context => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_that_excludes_every_token_is_to_blame_and_an_engine_that_fails_is_not() {
+        let excluded = Error::usage("found no token that may follow");
+        assert_eq!(of_step(&excluded).status, StatusCode::BAD_REQUEST);
+        for error in [Error::engine("the device is lost"), Error::corrupt("a block is damaged")] {
+            assert_eq!(of_step(&error).status, StatusCode::INTERNAL_SERVER_ERROR, "{error}");
+        }
     }
 }

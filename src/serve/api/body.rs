@@ -12,7 +12,7 @@ const DEPTH: usize = 64;
 pub const MOST_PROMPTS: usize = 64;
 
 /// Fields that are accepted and have no effect on the answer.
-const INERT: [&str; 7] =
+pub(super) const INERT: [&str; 7] =
     ["user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"];
 
 /// Fields that would change the answer and that this server cannot honour.
@@ -142,6 +142,23 @@ impl Body {
             None => Ok(None),
             Some(Value::Object(members)) => Ok(Some(members)),
             Some(other) => Err(expected(name, "an object", &other)),
+        }
+    }
+
+    /// Counts a field that was read, or a part of one, as unknown, because it has no effect.
+    pub fn ignore(&mut self, name: &str) {
+        self.fields.insert(name.into(), Value::Bool(true));
+    }
+
+    /// Takes a field that would change the answer and that the endpoint cannot honour.
+    ///
+    /// # Errors
+    /// It is neither absent, null, false, empty nor equal to `harmless`.
+    pub fn refuse(&mut self, name: &str, harmless: &Value, why: &str) -> ApiResult<()> {
+        let is_off = |value: &Value| *value == Value::Bool(false) || value.as_array().is_some_and(Vec::is_empty);
+        match self.take(name).filter(|value| !is_off(value) && value != harmless) {
+            Some(_) => Err(ApiError::field(name, why).code("unsupported_parameter")),
+            None => Ok(()),
         }
     }
 
@@ -359,6 +376,19 @@ mod tests {
         assert_eq!(rest(r#"{"x": 1, "y": null, "prompt": "a"}"#, false).unwrap(), ["x", "prompt"]);
         assert_eq!(rest(r#"{"x": 1}"#, true).unwrap_err().param.as_deref(), Some("x"));
         assert_eq!(rest(r#"{"suffix": "x"}"#, false).unwrap_err().param.as_deref(), Some("suffix"));
+    }
+
+    #[test]
+    fn fields_may_be_refused_or_counted_as_unknown() {
+        let body = |text: &str| Body::parse(text.as_bytes()).unwrap();
+        for harmless in ["{}", r#"{"x": null}"#, r#"{"x": false}"#, r#"{"x": []}"#, r#"{"x": 0}"#] {
+            assert_eq!(body(harmless).refuse("x", &Value::from(0), "why"), Ok(()), "{harmless}");
+        }
+        let error = body(r#"{"x": 1}"#).refuse("x", &Value::from(0), "why").unwrap_err();
+        assert_eq!((error.param.as_deref(), error.message.as_str()), (Some("x"), "`x`: why"));
+        let mut read = body("{}");
+        read.ignore("text.verbosity");
+        assert_eq!(read.rest(false).unwrap(), ["text.verbosity"]);
     }
 
     #[test]

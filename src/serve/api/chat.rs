@@ -80,7 +80,15 @@ pub type Tools = (Vec<tools::Tool>, ToolChoice, bool, Option<Value>);
 fn take_tools(body: &mut Body) -> ApiResult<Tools> {
     let parallel = body.flag("parallel_tool_calls", true)?;
     let choice = body.take("tool_choice");
-    let Some(value) = body.take("tools").filter(|tools| tools.as_array().is_none_or(|list| !list.is_empty())) else {
+    read_tools(body.take("tools"), choice, parallel)
+}
+
+/// Reads the tools and the choice of one in the form of chat completions.
+///
+/// # Errors
+/// One of them has another form, or a call is required and there is no tool.
+pub fn read_tools(tools: Option<Value>, choice: Option<Value>, parallel: bool) -> ApiResult<Tools> {
+    let Some(value) = tools.filter(|tools| tools.as_array().is_none_or(|list| !list.is_empty())) else {
         return match choice {
             None => Ok((Vec::new(), ToolChoice::None, parallel, None)),
             Some(choice) if choice == json!("none") || choice == json!("auto") => {

@@ -6,7 +6,7 @@ use crate::runtime::text::{Message, ToolCall};
 use serde_json::{Map, Value};
 
 /// Largest number of messages of a request.
-const MOST_MESSAGES: usize = 10_000;
+pub const MOST_MESSAGES: usize = 10_000;
 
 /// Reads the messages of OpenAI's API.
 ///

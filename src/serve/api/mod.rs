@@ -1,14 +1,19 @@
 //! The HTTP API: fields of requests and forms of answers, without connections.
 
 pub mod answer;
+pub mod anthropic;
 pub mod body;
 pub mod chat;
 pub mod completions;
+pub mod dialogue;
 pub mod error;
 pub mod form;
 pub mod job;
 pub mod messages_in;
+pub mod object;
 pub mod openapi;
+pub mod parts;
 pub mod prepare;
+pub mod responses;
 pub mod settings;
 pub mod text;

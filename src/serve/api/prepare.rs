@@ -204,18 +204,35 @@ fn salt(plan: &Plan) -> Vec<u8> {
 fn encode(encoder: &Encoder<'_>, source: &Source, plan: &Plan) -> ApiResult<Vec<u32>> {
     let encoded = match source {
         Source::Ids(ids) => return Ok(ids.clone()),
-        Source::Text(text, add_special_tokens) => encoder.encode(text, *add_special_tokens),
+        Source::Text(text, add_special_tokens) => {
+            let text = normalized(text, plan)?;
+            encoder.encode(&text, *add_special_tokens)
+        }
         Source::Chat(chat) => {
             let template = plan.facts.template.as_ref().ok_or_else(no_template)?;
-            encoder.encode_chat(&template.template.template, &chat.messages, &chat.options)
+            let mut messages = chat.messages.clone();
+            for message in &mut messages {
+                message.content = normalized(&message.content, plan)?;
+            }
+            encoder.encode_chat(&template.template.template, &messages, &chat.options)
         }
     };
     encoded.map_err(|e| match e.cause() {
         Cause::Usage(found) if found.contains("tokens") || found.contains("bytes") => {
             ApiError::of_field("prompt", &e).code("context_length_exceeded")
         }
+        // The help is about the template, but the conversation is too long.
+        Cause::Corrupt(found) if found.contains("the limit for the context") => {
+            ApiError::field("messages", found).code("context_length_exceeded")
+        }
         _ => ApiError::of_field(if matches!(source, Source::Chat(_)) { "messages" } else { "prompt" }, &e),
     })
+}
+
+/// Converts a text to the Unicode form that the request names.
+fn normalized(text: &str, plan: &Plan) -> ApiResult<String> {
+    let form = plan.settings.sampling.normalize;
+    form.map_or_else(|| Ok(text.to_string()), |form| form.of(text)).map_err(|e| ApiError::of_field("normalize", &e))
 }
 
 /// Builds the error for a conversation with a model that has no chat template.

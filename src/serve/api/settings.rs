@@ -31,7 +31,7 @@ const MOST_ADAPTERS: usize = 4;
 const LONGEST_SALT: usize = 256;
 
 /// Fields of sampling, with the names and meanings of a prompts file ([`PromptRequest`]).
-const SAMPLING: [&str; 24] = [
+pub(super) const SAMPLING: [&str; 25] = [
     "temperature",
     "top_p",
     "top_k",
@@ -44,6 +44,7 @@ const SAMPLING: [&str; 24] = [
     "logit_bias",
     "bad_words",
     "priority",
+    "normalize",
     "adapters",
     "samplers",
     "dry_multiplier",

@@ -3,12 +3,14 @@
 use super::live::{Live, Lives};
 use super::{Shared, UsageOf};
 use crate::error::Result;
-use crate::runtime::Engine;
 use crate::runtime::generate::{self, Batch, Completion, Event, Finish, StepReport, Terms};
 use crate::runtime::speculate::Speculator;
+use crate::runtime::{DiskCounts, Engine};
 use crate::sched::{self, Micros, Rejection};
 use crate::serve::keys::KeyChange;
-use crate::serve::metrics::{self, FinishedReason, ModelMetrics, RequestTimes, StepRecord, TokenCounts, TokenKind};
+use crate::serve::metrics::{
+    self, DiskPages, FinishedReason, ModelMetrics, RequestTimes, StepRecord, TokenCounts, TokenKind,
+};
 use crate::serve::model::{Arrival, Command, Model};
 use crate::serve::reply::{Done, Refusal, Reply, Token};
 use crate::session::{Encoder, Parts};
@@ -53,6 +55,8 @@ pub(super) struct Run<'a> {
     /// Use of the keys before these steps, in the order of their numbers.
     earlier: UsageOf,
     started: Instant,
+    /// Pages on disk at the last step.
+    disk: DiskCounts,
     /// Time at which requests that are left are cut.
     drain: Option<Instant>,
     cut: bool,
@@ -92,6 +96,7 @@ impl<'a> Run<'a> {
             keys: 0,
             earlier: UsageOf::new(),
             started: Instant::now(),
+            disk: DiskCounts::default(),
             drain: None,
             cut: false,
             prefill_rate: 0.0,
@@ -367,6 +372,24 @@ impl<'a> Run<'a> {
         self.metrics.queue(self.batch.running(), self.batch.waiting());
         self.model.set_load(self.lives.all.len());
         self.tell_adapters();
+        self.tell_disk();
+    }
+
+    /// Reports pages of the prefix cache that were read from disk since the last step.
+    fn tell_disk(&mut self) {
+        let Some(now) = self.batch.disk_counts() else { return };
+        let before = std::mem::replace(&mut self.disk, now);
+        for (result, pages) in [
+            (DiskPages::Hit, now.hit - before.hit),
+            (DiskPages::Miss, now.miss - before.miss),
+            (DiskPages::Damaged, now.damaged - before.damaged),
+            (DiskPages::Written, now.written - before.written),
+            (DiskPages::Evicted, now.evicted - before.evicted),
+        ] {
+            if pages > 0 {
+                self.metrics.disk_pages(result, pages);
+            }
+        }
     }
 
     fn tell_adapters(&self) {

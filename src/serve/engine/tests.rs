@@ -6,7 +6,7 @@ use crate::sched::KeyLimits;
 use crate::serve::model::{Arrival, Ticket};
 use crate::serve::reply::{Refusal, Reply};
 use crate::serve::turns::Turns;
-use crate::session::SessionOptions;
+use crate::session::{SessionOptions, embedded};
 use std::sync::mpsc::channel;
 
 fn shared() -> Shared {
@@ -53,7 +53,9 @@ fn end(mut ticket: Ticket) -> std::result::Result<usize, String> {
 
 #[test]
 fn a_panic_ends_the_requests_of_a_step_and_the_model_is_opened_again() {
-    let open: crate::serve::model::Open = Box::new(|| Session::open_embedded(&SessionOptions::default()));
+    let home = tempfile::tempdir().unwrap();
+    let pack = embedded::pack_into(home.path()).unwrap();
+    let open: crate::serve::model::Open = Box::new(move || Session::open(&pack, &SessionOptions::default()));
     let (model, commands) = Model::new(0, "embedded".into(), open);
     let model = Arc::new(model);
     let (sender, ended) = channel();

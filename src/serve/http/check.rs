@@ -35,7 +35,7 @@ pub async fn check(State(app): State<Arc<App>>, mut request: Request, next: Next
         None => app.new_id("req_"),
     };
     let origin = request.headers().get(ORIGIN).cloned();
-    let style = if request.uri().path().starts_with("/v1/messages") { Style::Anthropic } else { Style::OpenAi };
+    let style = Style::of(request.uri().path());
     let mut response = match admit(&app, &request) {
         _ if request.method() == Method::OPTIONS && origin.is_some() => preflight(),
         Err(error) => respond::error(&error, style),
@@ -45,6 +45,9 @@ pub async fn check(State(app): State<Arc<App>>, mut request: Request, next: Next
         }
     };
     respond::set(&mut response, "x-request-id", &id);
+    if style == Style::Anthropic {
+        respond::set(&mut response, "request-id", &id);
+    }
     if let Some(origin) = origin.filter(|origin| is_allowed(&app, origin)) {
         let headers = response.headers_mut();
         headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);

@@ -8,7 +8,7 @@ use crate::serve::api::error::{ApiError, ApiResult};
 use crate::serve::api::form::{Events, Form};
 use crate::serve::api::job::{Job, Named, ReadJob};
 use crate::serve::api::prepare::{self, Plan, Prepared};
-use crate::serve::app::{App, Target, random};
+use crate::serve::app::{App, Phase, Target, random, unavailable};
 use crate::serve::log::Record;
 use crate::serve::model::{Arrival, Ticket};
 use crate::serve::reply::Reply;
@@ -84,7 +84,7 @@ pub async fn read_body(app: &App, request: Request) -> ApiResult<(Vec<u8>, Owned
     let room = tokio::time::timeout(BODY_TIME, app.bodies.clone().acquire_many_owned(units));
     let permit = match room.await {
         Ok(Ok(permit)) => permit,
-        _ => return Err(crate::serve::app::unavailable("too many requests are being read", "busy", 5)),
+        _ => return Err(unavailable("too many requests are being read", "busy", 5)),
     };
     let limit = usize::try_from(most).unwrap_or(usize::MAX);
     match tokio::time::timeout(BODY_TIME, axum::body::to_bytes(request.into_body(), limit)).await {
@@ -119,7 +119,7 @@ async fn answer(
     match ticket.inlet.receive().await {
         Some(Reply::Queued) => {}
         Some(Reply::Refused(refusal)) => return Err(ApiError::of_refusal(&refusal)),
-        _ => return Err(ended()),
+        _ => return Err(not_accepted(app.phase())),
     }
     let mut response = match is_stream {
         true => stream(ticket, form, texts, std::mem::take(record)),
@@ -201,7 +201,7 @@ async fn prepare_job(app: &App, job: Job, target: &Target, seed: u64, owner: Opt
         let encoded = target.model.encode(move |encoder| prepare::prepare(encoder, &shared.0, &shared.1));
         let prepared = match tokio::time::timeout(PREPARE_TIME, encoded).await {
             Ok(Some(prepared)) => prepared?,
-            Ok(None) => return Err(ended()),
+            Ok(None) => return Err(not_accepted(app.phase())),
             Err(_) => {
                 let message = format!("the request took more than {} s to prepare", PREPARE_TIME.as_secs());
                 return Err(ApiError::invalid(message).code("too_complex"));
@@ -219,6 +219,14 @@ async fn prepare_job(app: &App, job: Job, target: &Target, seed: u64, owner: Opt
             }
             None => tokio::time::sleep(ROOM_TIME).await,
         }
+    }
+}
+
+/// Returns the error of a request that the engine has not taken. During the shutdown, another server can answer it.
+fn not_accepted(phase: Phase) -> ApiError {
+    match phase {
+        Phase::Draining => unavailable("the server is shutting down", "draining", 30),
+        Phase::Running | Phase::Leaving => ended(),
     }
 }
 
@@ -264,4 +272,16 @@ fn stream(ticket: Ticket, form: Box<dyn Form>, texts: usize, record: Record) -> 
     // Proxies that collect a response would hold a stream back.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_that_comes_too_late_for_the_engine_is_for_another_server() {
+        let late = not_accepted(Phase::Draining);
+        assert_eq!((late.status.as_u16(), late.code, late.retry_after), (503, Some("draining"), Some(30)));
+        assert_eq!(not_accepted(Phase::Running).status.as_u16(), 500);
+    }
 }

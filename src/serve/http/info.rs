@@ -1,7 +1,7 @@
 //! Endpoints that tell about the server.
 
 use super::check::Caller;
-use super::respond;
+use super::respond::{self, Style};
 use crate::serve::api::error::{ApiError, ApiResult};
 use crate::serve::api::openapi;
 use crate::serve::app::App;
@@ -121,12 +121,14 @@ pub async fn embeddings() -> ApiError {
 }
 
 /// Answers for paths without an endpoint.
-pub async fn unknown(method: Method, uri: Uri) -> ApiError {
-    ApiError::new(StatusCode::NOT_FOUND, format!("there is no endpoint {method} {}", uri.path())).code("not_found")
+pub async fn unknown(method: Method, uri: Uri) -> Response {
+    let message = format!("there is no endpoint {method} {}", uri.path());
+    respond::error(&ApiError::new(StatusCode::NOT_FOUND, message).code("not_found"), Style::of(uri.path()))
 }
 
 /// Answers for endpoints that are called with another method.
-pub async fn wrong_method(method: Method, uri: Uri) -> ApiError {
+pub async fn wrong_method(method: Method, uri: Uri) -> Response {
     let message = format!("{} has no method {method}", uri.path());
-    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message).code("method_not_allowed")
+    let error = ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message).code("method_not_allowed");
+    respond::error(&error, Style::of(uri.path()))
 }

@@ -12,7 +12,7 @@ mod tokens;
 pub use check::Caller;
 pub use listen::{Address, Listeners};
 
-use super::api::job;
+use super::api::{anthropic, job, responses};
 use super::app::App;
 use super::page;
 use axum::Router;
@@ -39,6 +39,9 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/models/{*id}", get(info::model))
         .route("/v1/completions", post(generate::endpoint(job::completions)))
         .route("/v1/chat/completions", post(generate::endpoint(job::chat)))
+        .route("/v1/responses", post(generate::endpoint(responses::read)))
+        .route("/v1/messages", post(generate::styled(anthropic::read, respond::Style::Anthropic)))
+        .route("/v1/messages/count_tokens", post(tokens::count))
         .route("/v1/embeddings", post(info::embeddings))
         .route("/v1/load_lora_adapter", post(adapters::load))
         .route("/v1/unload_lora_adapter", post(adapters::unload))

@@ -19,6 +19,14 @@ pub enum Style {
     Anthropic,
 }
 
+impl Style {
+    /// Returns the style of the endpoint with this path.
+    pub fn of(path: &str) -> Style {
+        let is_anthropic = path == "/v1/messages" || path.starts_with("/v1/messages/");
+        if is_anthropic { Style::Anthropic } else { Style::OpenAi }
+    }
+}
+
 /// Builds a response with a JSON object.
 pub fn json(status: StatusCode, value: &Value) -> Response {
     let mut response = Response::new(Body::from(value.to_string()));

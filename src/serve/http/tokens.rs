@@ -2,7 +2,8 @@
 
 use super::check::Caller;
 use super::generate::read_body;
-use super::respond;
+use super::respond::{self, Style};
+use crate::serve::api::anthropic;
 use crate::serve::api::body::{Body, Prompts};
 use crate::serve::api::chat::ChatRequest;
 use crate::serve::api::error::{ApiError, ApiResult};
@@ -44,6 +45,21 @@ pub async fn tokenize(
         object["token_strs"] = ids.iter().map(|id| Value::from(target.facts.tokens.text(*id))).collect();
     }
     Ok(respond::json(StatusCode::OK, &object))
+}
+
+/// Counts the tokens of a conversation in the form of Anthropic's API.
+pub async fn count(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>, request: Request) -> Response {
+    match count_messages(&app, &caller, request).await {
+        Ok(tokens) => respond::json(StatusCode::OK, &json!({"input_tokens": tokens})),
+        Err(error) => respond::error(&error, Style::Anthropic),
+    }
+}
+
+async fn count_messages(app: &App, caller: &Caller, request: Request) -> ApiResult<usize> {
+    let (mut body, target) = read(app, caller, request).await?;
+    let source = anthropic::read_count(&mut body, &app.limits)?;
+    body.rest(app.limits.strict_fields)?;
+    Ok(ids_of(&target, source).await?.len())
 }
 
 /// Encodes a text or a conversation on another thread.

@@ -47,6 +47,7 @@ pub fn constraint(
         forced: *choice != ToolChoice::Auto,
         parallel,
         in_reasoning: reasoning::is_open(tokenizer, prompt),
+        reasoned: !format.reasons() || reasoning::is_over(tokenizer, prompt),
     };
     Ok(Some(ConstraintSource::Phases((format.row().phases)(&rules))))
 }

@@ -1,7 +1,7 @@
 //! The table of formats in which models write calls.
 
 use super::row::Row;
-use super::{harmony, hermes, llama3, mistral};
+use super::{harmony, hermes, llama3, mistral, reasoning};
 use crate::runtime::text::{ChatTemplate, Tokenizer};
 use std::fmt;
 
@@ -10,18 +10,22 @@ pub(super) const FORMATS: &[Row] = &[harmony::ROW, mistral::ROW, hermes::ROW, ll
 
 /// Format in which a model writes calls: a row of the table of formats.
 #[derive(Clone, Copy)]
-pub struct Format(&'static Row);
+pub struct Format {
+    row: &'static Row,
+    /// Whether the template knows the tags between which a model reasons.
+    reasons: bool,
+}
 
 impl fmt::Debug for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Format").field(&self.0.name).finish()
+        f.debug_tuple("Format").field(&self.row.name).finish()
     }
 }
 
 /// Formats are equal if their names are.
 impl PartialEq for Format {
     fn eq(&self, other: &Format) -> bool {
-        self.0.name == other.0.name
+        self.row.name == other.row.name
     }
 }
 
@@ -34,20 +38,27 @@ impl Format {
         if !template.reads_tools() {
             return None;
         }
-        FORMATS.iter().find(|row| (row.detect)(template.tool_source(), tokenizer)).map(Format)
+        let source = template.tool_source();
+        let reasons = source.contains(reasoning::OPENING) || source.contains(reasoning::CLOSING);
+        FORMATS.iter().find(|row| (row.detect)(source, tokenizer)).map(|row| Format { row, reasons })
     }
 
     /// Returns all formats.
     pub fn all() -> impl Iterator<Item = Format> {
-        FORMATS.iter().map(Format)
+        FORMATS.iter().map(|row| Format { row, reasons: true })
     }
 
     /// Returns the name of the format: `harmony`, `hermes`, `llama3` or `mistral`.
     pub fn name(self) -> &'static str {
-        self.0.name
+        self.row.name
     }
 
     pub(super) fn row(self) -> &'static Row {
-        self.0
+        self.row
+    }
+
+    /// Returns whether a model may reason before a call that it must make.
+    pub(super) fn reasons(self) -> bool {
+        self.reasons
     }
 }

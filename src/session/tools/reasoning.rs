@@ -8,13 +8,23 @@ use crate::runtime::text::Tokenizer;
 pub(super) const OPENING: &str = "<think>";
 /// Tag behind reasoning.
 pub(super) const CLOSING: &str = "</think>";
-/// Number of tokens at the end of a prompt that are searched for an opening tag.
-const TAIL: usize = 8;
+/// Number of tokens at the end of a prompt that are searched for a tag. Small vocabularies spell a tag in single bytes.
+const TAIL: usize = 16;
 
 /// Returns true if a prompt ends within reasoning.
 pub(super) fn is_open(tokenizer: &Tokenizer, prompt: &[u32]) -> bool {
+    ends_with(tokenizer, prompt, OPENING)
+}
+
+/// Returns true if a prompt ends behind reasoning, so that the answer follows at once. Templates write empty reasoning
+/// where a request switches it off.
+pub(super) fn is_over(tokenizer: &Tokenizer, prompt: &[u32]) -> bool {
+    ends_with(tokenizer, prompt, CLOSING)
+}
+
+fn ends_with(tokenizer: &Tokenizer, prompt: &[u32], tag: &str) -> bool {
     let tail = tokenizer.decode(&prompt[prompt.len().saturating_sub(TAIL)..], false).unwrap_or_default();
-    tail.trim_end().ends_with(OPENING)
+    tail.trim_end().ends_with(tag)
 }
 
 /// State of the search for tags.

@@ -19,6 +19,8 @@ pub(super) struct CallRules<'a> {
     pub(super) parallel: bool,
     /// True if the prompt ends within reasoning.
     pub(super) in_reasoning: bool,
+    /// Whether the output begins behind reasoning, so that a forced call begins at once.
+    pub(super) reasoned: bool,
 }
 
 /// Calls of a format that writes them in text.
@@ -78,19 +80,20 @@ impl CallRules<'_> {
             let markers = to(markers, BODY).into_iter().chain(tag.clone()).chain(more).collect();
             Phase::Free { ends: true, markers }
         };
+        let open = |before: &str| Phase::Grammar {
+            lark: format!("start: {before} {}", calls.open),
+            exits: vec![(None, BODY)],
+        };
         let start = match (self.in_reasoning, self.forced) {
             (true, _) => in_reasoning.clone(),
             (false, false) => free(&calls.first, Some(thinking)),
+            (false, true) if self.reasoned => open(""),
             (false, true) => Phase::Grammar {
                 lark: format!("start: {think} | {}", calls.open),
                 exits: vec![(Some(thinking.0), REASONING), (None, BODY)],
             },
         };
         let is_last = calls.body_is_last || !self.parallel;
-        let open = |before: &str| Phase::Grammar {
-            lark: format!("start: {before} {}", calls.open),
-            exits: vec![(None, BODY)],
-        };
         let phases = vec![
             (START, start),
             (REASONING, in_reasoning),

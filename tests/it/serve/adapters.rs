@@ -68,3 +68,32 @@ fn without_a_directory_no_adapter_is_loaded() {
     let response = server.post("/v1/load_lora_adapter", &json!({"lora_name": "x", "lora_path": "y"}));
     assert_eq!((response.status, response.json()["error"]["code"].as_str()), (403, Some("adapters_off")));
 }
+
+#[test]
+fn the_adapters_of_the_configuration_are_read_again() {
+    let pack = packed_as("lora-llama-gqa-base", &fixture("llama-gqa"), &[]).display().to_string();
+    let all = fixture("lora-llama-gqa");
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("serve.toml");
+    let write = |loras: &[(&str, &str)]| {
+        let entry = |(name, dir): &(&str, &str)| {
+            format!("[[lora]]\nname = \"{name}\"\ndir = \"{}\"\n", all.join(dir).display())
+        };
+        std::fs::write(&file, loras.iter().map(entry).collect::<String>()).unwrap();
+    };
+    write(&[("a", "r16-all")]);
+    let server = Server::start(&[&pack, "--precision", "fp32", "--config", &file.display().to_string()]);
+    let base = names(&server)[0].clone();
+    assert_eq!(names(&server), [base.as_str(), "a"]);
+    let of_a = ids(&server, "a");
+    write(&[("b", "r8-qv"), ("c", "nothing")]);
+    server.signal("HUP");
+    server.wait("the refusal", || server.log().contains("stay in use"));
+    assert_eq!(names(&server), [base.as_str(), "a"], "all of them or none");
+    write(&[("b", "r8-qv"), ("c", "r16-all")]);
+    server.signal("HUP");
+    server.wait("the new adapters", || server.log().contains("were read again"));
+    assert_eq!(names(&server), [base.as_str(), "b", "c"]);
+    assert_eq!(ids(&server, "c"), of_a);
+    assert_eq!(server.post("/v1/completions", &json!({"model": "a", "prompt": [1]})).status, 404);
+}

@@ -44,7 +44,7 @@ fn keys_have_scopes_models_and_limits() {
     assert_eq!(ask("dave", 1).status, 200);
     std::fs::write(&file, key("erin", "")).unwrap();
     server.signal("HUP");
-    server.wait("the new keys", || server.log().contains("read again"));
+    server.wait("the new keys", || server.log().contains("were read again"));
     assert_eq!((ask("dave", 1).status, ask("erin", 1).status), (401, 200));
     assert!(!server.log().contains(&digest_of("erin")), "the log shows no digests");
 }

@@ -4,6 +4,7 @@ mod adapters;
 mod answers;
 mod client;
 mod errors;
+mod items;
 mod keys;
 mod life;
 mod probabilities;

@@ -1,0 +1,236 @@
+//! Fields of requests, one row for each.
+
+use super::reference;
+use serde_json::{Map, Value, json};
+
+/// Values of a field.
+#[derive(Debug, Clone, Copy)]
+pub enum Kind {
+    /// A text.
+    Text,
+    /// A text of at least one character.
+    Name,
+    /// True or false.
+    Flag,
+    /// A whole number of at least the first and at most the second value.
+    Whole(i64, Option<i64>),
+    /// A number of at least the first and at most the second value.
+    Number(Option<f64>, Option<f64>),
+    /// A number of more than 0 and at most this value.
+    Positive(Option<f64>),
+    /// Token ids, at most this many.
+    Ids(Option<usize>),
+    /// Texts, at most this many.
+    Texts(Option<usize>),
+    /// An object with any members.
+    Object,
+    /// A list of objects of this schema.
+    Objects(&'static str),
+    /// A schema of the document.
+    Schema(&'static str),
+}
+
+/// A field.
+#[derive(Debug)]
+pub struct Field {
+    /// Name.
+    pub name: &'static str,
+    /// Values.
+    pub kind: Kind,
+    /// Meaning.
+    pub about: &'static str,
+}
+
+const fn field(name: &'static str, kind: Kind, about: &'static str) -> Field {
+    Field { name, kind, about }
+}
+
+const ANY_WHOLE: Kind = Kind::Whole(i64::MIN, None);
+const ANY_NUMBER: Kind = Kind::Number(None, None);
+const NOT_NEGATIVE: Kind = Kind::Number(Some(0.0), None);
+const PROBABILITY: Kind = Kind::Number(Some(0.0), Some(1.0));
+
+/// Fields of all requests.
+pub const MODEL: &[Field] = &[field("model", Kind::Text, "Model or adapter; without a name, the only model.")];
+
+/// Fields of sampling.
+pub const SAMPLING: &[Field] = &[
+    field("temperature", NOT_NEGATIVE, "Divisor of the logits; 0 = the most likely token."),
+    field("top_p", Kind::Positive(Some(1.0)), "Total probability of the most likely tokens to sample from."),
+    field("top_k", Kind::Whole(-1, None), "Number of most likely tokens to sample from; 0 or -1 = all."),
+    field("min_p", PROBABILITY, "Smallest probability of tokens, as a fraction of that of the most likely one."),
+    field("typical_p", Kind::Positive(Some(1.0)), "Total probability of the most typical tokens to sample from."),
+    field("repetition_penalty", Kind::Positive(None), "Penalty for tokens that occurred; 1 = none."),
+    field("presence_penalty", ANY_NUMBER, "Number subtracted from the logits of tokens that occurred."),
+    field("frequency_penalty", ANY_NUMBER, "Number subtracted from the logits of tokens for each occurrence."),
+    field("repeat_last_n", Kind::Whole(-1, None), "Number of last tokens that the penalties consider; -1 = all."),
+    field("logit_bias", Kind::Schema("LogitBias"), "Numbers added to the logits of tokens."),
+    field("bad_words", Kind::Texts(Some(1024)), "Texts that are not generated."),
+    field("priority", Kind::Whole(-(1 << 31), Some((1 << 31) - 1)), "Lower values are computed first; default 0."),
+    field("normalize", Kind::Schema("UnicodeForm"), "Unicode form to which texts are converted first."),
+    field("adapters", Kind::Schema("AdapterScales"), "Adapters of the answer, at most 4."),
+    field("samplers", Kind::Text, "Order of the sampling steps: their names with commas between."),
+    field("dry_multiplier", NOT_NEGATIVE, "Factor of the penalties of DRY; 0 = off."),
+    field("dry_base", Kind::Number(Some(1.0), None), "Base of the penalties of DRY."),
+    field("dry_allowed_length", Kind::Whole(0, None), "Longest sequence that DRY does not penalize, in tokens."),
+    field("dry_penalty_last_n", Kind::Whole(-1, None), "Number of last tokens in which DRY searches; -1 = all."),
+    field("dry_sequence_breakers", Kind::Texts(None), "Texts that a repeated sequence of DRY must not contain."),
+    field("xtc_probability", PROBABILITY, "Probability with which XTC is applied to a token; 0 = off."),
+    field("xtc_threshold", PROBABILITY, "Probability from which XTC counts a token as likely."),
+    field("mirostat", Kind::Whole(0, Some(2)), "Version of Mirostat; 0 = off."),
+    field("mirostat_tau", NOT_NEGATIVE, "Target of Mirostat, in bits per token."),
+    field("mirostat_eta", NOT_NEGATIVE, "Learning rate of Mirostat."),
+];
+
+/// Settings of all requests that generate text.
+pub const SETTINGS: &[Field] = &[
+    field("stream", Kind::Flag, "Send the answer as events while it is generated."),
+    field("stream_options", Kind::Schema("StreamOptions"), "What the events of a stream have."),
+    field("n", Kind::Whole(1, None), "Number of answers to each prompt, at most --max-n."),
+    field("seed", ANY_WHOLE, "Seed of the first answer; answer i draws from seed + i."),
+    field("stop", Kind::Schema("Stop"), "Texts that end an answer."),
+    field("stop_token_ids", Kind::Ids(Some(1024)), "Tokens that end an answer."),
+    field("min_tokens", Kind::Whole(0, None), "Number of tokens before which an answer does not end."),
+    field("ignore_eos", Kind::Flag, "Continue behind the end tokens of the model."),
+    field("include_stop_str_in_output", Kind::Flag, "Show the text that ended the answer."),
+    field("skip_special_tokens", Kind::Flag, "Leave special tokens out of the answer; default true."),
+    field("allowed_token_ids", Kind::Schema("AllowedTokens"), "Tokens that may be generated; absent = all."),
+    field(
+        "cache_salt",
+        Kind::Text,
+        "Shares the prefix cache only with requests of the same value, of at most 256 bytes.",
+    ),
+    field("response_format", Kind::Schema("ResponseFormat"), "Form of the answer."),
+    field("structured_outputs", Kind::Schema("StructuredOutputs"), "Constraint on the answer."),
+    field("return_token_ids", Kind::Flag, "Report the token ids of prompt and answer."),
+    field("truncate_prompt_tokens", Kind::Whole(1, None), "Use only this many tokens at the end of the prompt."),
+];
+
+/// Other fields of `/v1/completions`.
+pub const COMPLETION: &[Field] = &[
+    field("prompt", Kind::Schema("Prompt"), "Texts or token ids to continue, at most 64."),
+    field("max_tokens", Kind::Whole(0, None), "Largest number of tokens of an answer; 0 with `echo` only; default 16."),
+    field("echo", Kind::Flag, "Begin the answer with the prompt."),
+    field("logprobs", Kind::Whole(0, None), "Number of most likely tokens that are reported with each token."),
+    field("best_of", Kind::Whole(1, None), "Number of texts of which the `n` most likely are returned; not streamed."),
+    field("add_special_tokens", Kind::Flag, "Add the special tokens of the tokenizer; default true."),
+];
+
+/// Other fields of `/v1/chat/completions`.
+pub const CHAT: &[Field] = &[
+    field("messages", Kind::Objects("ChatMessage"), "The conversation."),
+    field("max_completion_tokens", Kind::Whole(1, None), "Largest number of tokens of an answer."),
+    field("max_tokens", Kind::Whole(1, None), "The same by its old name."),
+    field("logprobs", Kind::Flag, "Report the log-probability of each token."),
+    field("top_logprobs", Kind::Whole(0, None), "Number of most likely tokens that are reported with each token."),
+    field("tools", Kind::Objects("Tool"), "Functions that the model may call."),
+    field("tool_choice", Kind::Schema("ToolChoice"), "Whether the model calls a function; default auto."),
+    field("parallel_tool_calls", Kind::Flag, "Whether the model may call several functions; default true."),
+    field("reasoning_effort", Kind::Text, "Variable of the chat template."),
+    field("chat_template_kwargs", Kind::Object, "Variables of the chat template."),
+    field("add_generation_prompt", Kind::Flag, "End the prompt with the beginning of an answer; default true."),
+    field("continue_final_message", Kind::Flag, "Continue the last message."),
+];
+
+/// Fields that have no effect on the answer.
+pub const INERT: &[Field] = &[
+    field("user", Kind::Text, "No effect."),
+    field("store", Kind::Flag, "No effect: nothing is stored."),
+    field("metadata", Kind::Object, "No effect."),
+    field("service_tier", Kind::Text, "No effect."),
+    field("safety_identifier", Kind::Text, "No effect."),
+    field("prompt_cache_key", Kind::Text, "No effect: the prefix cache works by itself."),
+    field("prompt_cache_retention", Kind::Text, "No effect: the prefix cache works by itself."),
+];
+
+/// Fields of `/tokenize` for a text.
+pub const TOKENIZE: &[Field] = &[
+    field("prompt", Kind::Text, "Text to encode; without it, the fields are those of a conversation."),
+    field("add_special_tokens", Kind::Flag, "Add the special tokens of the tokenizer; default true."),
+    field("return_token_strs", Kind::Flag, "Report the tokens as texts, too."),
+];
+
+/// Fields of `/detokenize`.
+pub const DETOKENIZE: &[Field] = &[
+    field("tokens", Kind::Ids(None), "Tokens to decode."),
+    field("skip_special_tokens", Kind::Flag, "Leave special tokens out; default false."),
+];
+
+/// Fields of `/v1/load_lora_adapter`.
+pub const LOAD_ADAPTER: &[Field] = &[
+    field("lora_name", Kind::Name, "Name of the adapter for requests."),
+    field("lora_path", Kind::Name, "Directory of the adapter, below --adapter-dir."),
+    field("load_inplace", Kind::Flag, "Replace an adapter of the same name."),
+    field("base_model_name", Kind::Text, "Model of the adapter; without a name, the only model."),
+];
+
+/// Fields of `/v1/unload_lora_adapter`.
+pub const UNLOAD_ADAPTER: &[Field] = &[
+    field("lora_name", Kind::Name, "Name of the adapter."),
+    field("lora_int_id", ANY_WHOLE, "No effect: the number that clients of vLLM send."),
+];
+
+/// A request: lists of fields, and the names of the fields that it must have.
+pub type Fields = (&'static str, &'static [&'static [Field]], &'static [&'static str]);
+
+/// Fields of all requests, by the names of their schemas.
+pub const REQUESTS: &[Fields] = &[
+    ("CompletionRequest", &[MODEL, COMPLETION, SAMPLING, SETTINGS, INERT], &["prompt"]),
+    ("ChatRequest", &[MODEL, CHAT, SAMPLING, SETTINGS, INERT], &["messages"]),
+    ("TokenizeRequest", &[MODEL, TOKENIZE, CHAT, SAMPLING, SETTINGS, INERT], &[]),
+    ("DetokenizeRequest", &[MODEL, DETOKENIZE], &["tokens"]),
+    ("LoadAdapterRequest", &[LOAD_ADAPTER], &["lora_name", "lora_path"]),
+    ("UnloadAdapterRequest", &[UNLOAD_ADAPTER], &["lora_name"]),
+];
+
+/// Builds the schema of a request.
+pub fn schema(lists: &[&[Field]], required: &[&str]) -> Value {
+    let described = |field: &Field| {
+        let mut schema = field.kind.schema();
+        schema["description"] = json!(field.about);
+        (field.name.to_string(), schema)
+    };
+    let properties: Map<String, Value> = lists.iter().copied().flatten().map(described).collect();
+    let about = "Fields that are null count as absent. Unknown fields are ignored and named in the header \
+                 `x-iec-ignored`, or refused with --strict-fields.";
+    json!({"type": "object", "description": about, "properties": properties, "required": required})
+}
+
+impl Kind {
+    /// Returns the JSON schema of the values.
+    pub fn schema(self) -> Value {
+        let with = |schema: Value, name: &str, value: Option<Value>| {
+            let mut schema = schema;
+            if let Some(value) = value {
+                schema[name] = value;
+            }
+            schema
+        };
+        let list = |items: Value, most: Option<usize>| {
+            with(json!({"type": "array", "items": items}), "maxItems", most.map(|most| json!(most)))
+        };
+        match self {
+            Kind::Text => json!({"type": "string"}),
+            Kind::Name => json!({"type": "string", "minLength": 1}),
+            Kind::Flag => json!({"type": "boolean"}),
+            Kind::Whole(least, most) => {
+                let least = Some(least).filter(|least| *least != i64::MIN);
+                let schema = with(json!({"type": "integer"}), "minimum", least.map(|least| json!(least)));
+                with(schema, "maximum", most.map(|most| json!(most)))
+            }
+            Kind::Number(least, most) => {
+                let schema = with(json!({"type": "number"}), "minimum", least.map(|least| json!(least)));
+                with(schema, "maximum", most.map(|most| json!(most)))
+            }
+            Kind::Positive(most) => {
+                let schema = json!({"type": "number", "exclusiveMinimum": 0});
+                with(schema, "maximum", most.map(|most| json!(most)))
+            }
+            Kind::Ids(most) => list(json!({"type": "integer", "minimum": 0, "maximum": u32::MAX}), most),
+            Kind::Texts(most) => list(json!({"type": "string"}), most),
+            Kind::Object => json!({"type": "object"}),
+            Kind::Objects(name) => list(reference("schemas", name), None),
+            Kind::Schema(name) => json!({"allOf": [reference("schemas", name)]}),
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Compares the description with the routes of the server and with the functions that read requests.
+
+use super::endpoints::ENDPOINTS;
+use super::fields::{self, Field, Kind};
+use super::*;
+use crate::serve::api::body::Body;
+use crate::serve::api::chat::ChatRequest;
+use crate::serve::api::completions::CompletionRequest;
+use crate::serve::api::error::ApiResult;
+use crate::serve::api::settings::Limits;
+use regex::Regex;
+use std::collections::BTreeSet;
+
+const LIMITS: Limits = Limits { max_n: 16, max_logprobs: 20, strict_fields: true };
+
+/// Reads the fields of a request.
+type Read = fn(&mut Body) -> ApiResult<()>;
+
+/// Returns a value of a field.
+fn example(kind: Kind) -> Value {
+    match kind {
+        Kind::Text | Kind::Name => json!("x"),
+        Kind::Flag => json!(true),
+        Kind::Whole(least, _) => json!(least.max(1)),
+        Kind::Number(..) | Kind::Positive(_) => json!(1),
+        Kind::Ids(_) => json!([1]),
+        Kind::Texts(_) => json!(["x"]),
+        Kind::Object => json!({}),
+        Kind::Objects(name) => json!([example_of(name)]),
+        Kind::Schema(name) => example_of(name),
+    }
+}
+
+/// Returns a value of a schema.
+fn example_of(schema: &str) -> Value {
+    match schema {
+        "Prompt" | "Stop" => json!("x"),
+        "AllowedTokens" => json!([1]),
+        "UnicodeForm" => json!("nfc"),
+        "LogitBias" => json!({"1": 2}),
+        "AdapterScales" => json!([{"name": "x", "scale": 0.5}]),
+        "StreamOptions" => json!({"include_usage": true}),
+        "ResponseFormat" => json!({"type": "json_object"}),
+        "StructuredOutputs" => json!({"regex": "x"}),
+        "ChatMessage" => json!({"role": "user", "content": "x"}),
+        "Tool" => json!({"type": "function", "function": {"name": "x"}}),
+        "ToolChoice" => json!("none"),
+        other => panic!("the schema {other} has no example here"),
+    }
+}
+
+/// Returns the part of a source before its tests.
+fn without_tests(source: &str) -> &str {
+    source.split("#[cfg(test)]").next().unwrap_or_default()
+}
+
+/// Returns the names of the fields that a source takes from a body.
+fn taken(source: &str) -> BTreeSet<String> {
+    let call =
+        Regex::new(r#"(?:body\.(?:take|text|flag|count|ids|object)\(|take_stop\(body, |required\(&mut body, )"(\w+)""#);
+    let mut names: BTreeSet<String> =
+        call.unwrap().captures_iter(without_tests(source)).map(|found| found[1].to_string()).collect();
+    for (call, name) in [("take_prompts()", "prompt"), ("take_tokens()", "tokens")] {
+        if source.contains(call) {
+            names.insert(name.into());
+        }
+    }
+    names
+}
+
+fn names(lists: &[&[Field]]) -> BTreeSet<String> {
+    lists.iter().copied().flatten().map(|field| field.name.to_string()).collect()
+}
+
+#[test]
+fn every_route_is_described_and_every_described_path_has_a_route() {
+    let route = Regex::new(r#"\.route\("([^"]+)", (get|post)\("#).unwrap();
+    let source = include_str!("../../http/mod.rs");
+    let routes: BTreeSet<(String, String)> =
+        route.captures_iter(source).map(|found| (found[1].replace("{*", "{"), found[2].to_string())).collect();
+    assert_eq!(routes.len(), source.matches(".route(").count(), "each route has a form that this test reads");
+    let described = |endpoint: &Endpoint| (endpoint.path.to_string(), endpoint.method.to_string());
+    assert_eq!(routes, ENDPOINTS.iter().map(described).collect());
+}
+
+#[test]
+fn every_described_field_is_one_that_the_endpoint_takes() {
+    let completion: Read = |body| CompletionRequest::take(body, &LIMITS).map(drop);
+    let chat: Read = |body| ChatRequest::take(body, &LIMITS).map(drop);
+    let mut checked = 0;
+    for (request, read) in [("CompletionRequest", completion), ("ChatRequest", chat)] {
+        let (_, lists, required) = fields::REQUESTS.iter().find(|(name, ..)| *name == request).unwrap();
+        for field in lists.iter().copied().flatten() {
+            let mut object = json!({});
+            for needed in lists.iter().copied().flatten().filter(|needed| required.contains(&needed.name)) {
+                object[needed.name] = example(needed.kind);
+            }
+            if field.name == "top_logprobs" {
+                object["logprobs"] = json!(true);
+            }
+            object[field.name] = example(field.kind);
+            let mut body = Body::parse(object.to_string().as_bytes()).unwrap();
+            body.text("model").unwrap();
+            read(&mut body).unwrap_or_else(|e| panic!("{request}, {object}: {e:?}"));
+            assert_eq!(body.rest(true), Ok(Vec::new()), "{request}, {object}");
+            checked += 1;
+        }
+    }
+    assert!(checked > 100, "{checked}");
+}
+
+#[test]
+fn every_field_that_an_endpoint_takes_is_described() {
+    let settings = taken(include_str!("../settings.rs"));
+    assert!(settings.contains("stop") && settings.contains("return_token_ids"), "{settings:?}");
+    assert_eq!(settings, names(&[fields::SETTINGS]));
+    assert_eq!(crate::serve::api::settings::SAMPLING.map(String::from), *names_in_order(fields::SAMPLING));
+    assert_eq!(crate::serve::api::body::INERT.map(String::from), *names_in_order(fields::INERT));
+    assert_eq!(taken(include_str!("../completions.rs")), names(&[fields::COMPLETION]));
+    assert_eq!(taken(include_str!("../chat.rs")), names(&[fields::CHAT]));
+    let tokens = names(&[fields::MODEL, fields::TOKENIZE, fields::DETOKENIZE]);
+    assert_eq!(taken(include_str!("../../http/tokens.rs")), tokens);
+    let adapters = names(&[fields::LOAD_ADAPTER, fields::UNLOAD_ADAPTER]);
+    assert_eq!(taken(include_str!("../../http/adapters.rs")), adapters);
+}
+
+fn names_in_order(fields: &[Field]) -> Vec<String> {
+    fields.iter().map(|field| field.name.to_string()).collect()
+}
+
+#[test]
+fn no_request_has_a_field_twice() {
+    for (request, lists, required) in fields::REQUESTS {
+        let all: Vec<&str> = lists.iter().copied().flatten().map(|field| field.name).collect();
+        let unique: BTreeSet<&str> = all.iter().copied().collect();
+        assert_eq!(all.len(), unique.len(), "{request}: {all:?}");
+        assert!(required.iter().all(|name| unique.contains(name)), "{request}");
+    }
+}
+
+#[test]
+fn every_reference_has_its_target() {
+    fn walk(value: &Value, found: &mut BTreeSet<String>) {
+        match value {
+            Value::Object(members) => {
+                found.extend(members.get("$ref").and_then(Value::as_str).map(String::from));
+                members.values().for_each(|value| walk(value, found));
+            }
+            Value::Array(list) => list.iter().for_each(|value| walk(value, found)),
+            _ => {}
+        }
+    }
+    let document = document();
+    let mut found = BTreeSet::new();
+    walk(&document, &mut found);
+    for reference in &found {
+        assert!(document.pointer(reference.trim_start_matches('#')).is_some(), "{reference}");
+    }
+    let schemas = document["components"]["schemas"].as_object().unwrap();
+    for name in schemas.keys() {
+        assert!(found.contains(&format!("#/components/schemas/{name}")), "nothing refers to the schema {name}");
+    }
+    let ids: BTreeSet<String> = ENDPOINTS.iter().map(Endpoint::id).collect();
+    assert_eq!(ids.len(), ENDPOINTS.len(), "names of operations are unique");
+}

@@ -1,0 +1,316 @@
+//! Answer of `/v1/responses`: a list of items (reasoning, messages, function calls), and the events that build it.
+
+use crate::serve::api::answer::{Usage, failure, finish_reason};
+use crate::serve::api::error::{ApiError, ApiResult};
+use crate::serve::api::form::{Events, Form};
+use crate::serve::api::job::Named;
+use crate::serve::api::parts::{Change, Kind, Part, Parts};
+use crate::serve::api::prepare::{Plan, Prepared};
+use crate::serve::reply::{Done, Token};
+use serde_json::{Map, Value, json};
+
+/// Answer of the endpoint.
+pub struct Responses {
+    named: Named,
+    /// Fields of the request that the answer repeats.
+    echo: Map<String, Value>,
+    parts: Parts,
+    usage: Usage,
+    /// Number of events so far.
+    sequence: u64,
+    /// Reason why the text ended; `None` while it is generated.
+    finish: Option<&'static str>,
+}
+
+impl Responses {
+    /// Creates the answer to a request that was prepared.
+    pub fn of(named: Named, mut echo: Map<String, Value>, plan: &Plan, prepared: &mut Prepared) -> Responses {
+        let (own, model) = (&plan.settings.sampling, &plan.facts.sampling);
+        echo.insert("temperature".into(), json!(own.temperature.unwrap_or(model.temperature)));
+        echo.insert("top_p".into(), json!(own.top_p.unwrap_or(model.top_p)));
+        let prompt = prepared.prompts.first().map_or(0, Vec::len);
+        Responses::new(named, echo, Parts::new(prepared.parsers.pop()), prompt)
+    }
+
+    fn new(named: Named, echo: Map<String, Value>, parts: Parts, prompt: usize) -> Responses {
+        let usage = Usage { prompt, ..Usage::default() };
+        Responses { named, echo, parts, usage, sequence: 0, finish: None }
+    }
+
+    /// Adds an event. `content` gives it the members besides its type and number.
+    fn event(&mut self, events: &mut Events, kind: &str, content: impl FnOnce(&Responses) -> Value) {
+        let number = self.sequence;
+        self.sequence += 1;
+        events.named(kind, || {
+            let mut object = json!({"type": kind, "sequence_number": number});
+            if let (Some(object), Value::Object(content)) = (object.as_object_mut(), content(self)) {
+                object.extend(content);
+            }
+            object
+        });
+    }
+
+    /// Adds the events at the beginning of the stream, once.
+    fn begin(&mut self, events: &mut Events) {
+        if self.sequence == 0 {
+            for kind in ["response.created", "response.in_progress"] {
+                self.event(events, kind, |form| json!({"response": form.response("in_progress", Vec::new())}));
+            }
+        }
+    }
+
+    fn changes(&mut self, changes: Vec<Change>, events: &mut Events) {
+        for change in changes {
+            match change {
+                Change::Begin(part) => self.begin_item(part, events),
+                Change::Add(part, text) => {
+                    let kind = match self.parts.list()[part].kind {
+                        Kind::Reasoning => "response.reasoning_text.delta",
+                        Kind::Text => "response.output_text.delta",
+                        Kind::Call { .. } => "response.function_call_arguments.delta",
+                    };
+                    self.event(events, kind, |form| form.text_event(part, "delta", &text));
+                }
+                Change::End(part) => self.end_item(part, events),
+            }
+        }
+    }
+
+    fn begin_item(&mut self, part: usize, events: &mut Events) {
+        let empty = Part { text: String::new(), ..self.parts.list()[part].clone() };
+        self.event(events, "response.output_item.added", |form| {
+            let mut item = form.item(part, &empty, "in_progress");
+            if empty.content_kind().is_some() {
+                item["content"] = json!([]);
+            }
+            json!({"output_index": part, "item": item})
+        });
+        if empty.content_kind().is_some() {
+            self.event(events, "response.content_part.added", |form| form.content_event(part, &empty));
+        }
+    }
+
+    fn end_item(&mut self, part: usize, events: &mut Events) {
+        let whole = self.parts.list()[part].clone();
+        let (kind, name) = match whole.kind {
+            Kind::Reasoning => ("response.reasoning_text.done", "text"),
+            Kind::Text => ("response.output_text.done", "text"),
+            Kind::Call { .. } => ("response.function_call_arguments.done", "arguments"),
+        };
+        self.event(events, kind, |form| form.text_event(part, name, &whole.text));
+        if whole.content_kind().is_some() {
+            self.event(events, "response.content_part.done", |form| form.content_event(part, &whole));
+        }
+        self.event(
+            events,
+            "response.output_item.done",
+            |form| json!({"output_index": part, "item": form.item(part, &whole, form.item_status(part))}),
+        );
+    }
+
+    /// Returns the members of an event about the text of an item, which is the member `name`.
+    fn text_event(&self, part: usize, name: &str, text: &str) -> Value {
+        let mut object = json!({"item_id": self.item_id(part), "output_index": part, name: text});
+        let kind = &self.parts.list()[part].kind;
+        match kind {
+            Kind::Call { name: function, .. } if name == "arguments" => object["name"] = json!(function),
+            Kind::Call { .. } => {}
+            Kind::Reasoning | Kind::Text => object["content_index"] = json!(0),
+        }
+        if *kind == Kind::Text {
+            object["logprobs"] = json!([]);
+        }
+        object
+    }
+
+    /// Returns the members of an event about the content of an item.
+    fn content_event(&self, part: usize, state: &Part) -> Value {
+        let id = self.item_id(part);
+        json!({"item_id": id, "output_index": part, "content_index": 0, "part": state.content()})
+    }
+
+    fn item_id(&self, part: usize) -> String {
+        let prefix = match self.parts.list()[part].kind {
+            Kind::Reasoning => "rs",
+            Kind::Text => "msg",
+            Kind::Call { .. } => "fc",
+        };
+        format!("{prefix}_{}{part:04x}", self.named.id.trim_start_matches("resp_"))
+    }
+
+    /// Returns the status of an item that ended: the last one is incomplete if the answer was cut.
+    fn item_status(&self, part: usize) -> &'static str {
+        let is_last = part + 1 == self.parts.list().len();
+        if is_last && self.finish == Some("length") { "incomplete" } else { "completed" }
+    }
+
+    fn item(&self, part: usize, state: &Part, status: &str) -> Value {
+        let id = self.item_id(part);
+        match &state.kind {
+            Kind::Reasoning => json!({
+                "id": id,
+                "type": "reasoning",
+                "status": status,
+                "summary": [],
+                "content": [state.content()],
+                "encrypted_content": null,
+            }),
+            Kind::Text => json!({
+                "id": id,
+                "type": "message",
+                "status": status,
+                "role": "assistant",
+                "content": [state.content()],
+            }),
+            Kind::Call { id: call_id, name } => json!({
+                "id": id,
+                "type": "function_call",
+                "status": status,
+                "call_id": call_id,
+                "name": name,
+                "arguments": state.text,
+            }),
+        }
+    }
+
+    fn items(&self) -> Vec<Value> {
+        let item = |(i, part)| self.item(i, part, self.item_status(i));
+        self.parts.list().iter().enumerate().map(item).collect()
+    }
+
+    fn response(&self, status: &str, output: Vec<Value>) -> Value {
+        let mut object = json!({
+            "id": self.named.id,
+            "object": "response",
+            "created_at": self.named.created,
+            "status": status,
+            "background": false,
+            "error": null,
+            "incomplete_details": null,
+            "model": self.named.model,
+            "output": output,
+            "previous_response_id": null,
+            "service_tier": "default",
+            "store": false,
+            "truncation": "disabled",
+            "usage": null,
+        });
+        if let Some(object) = object.as_object_mut() {
+            object.extend(self.echo.clone());
+        }
+        object
+    }
+
+    /// Returns the status of the whole answer and the answer.
+    fn whole(&self) -> (&'static str, Value) {
+        let is_cut = self.finish == Some("length");
+        let status = if is_cut { "incomplete" } else { "completed" };
+        let mut response = self.response(status, self.items());
+        if is_cut {
+            response["incomplete_details"] = json!({"reason": "max_output_tokens"});
+        }
+        let Usage { prompt, generated, cached } = self.usage;
+        response["usage"] = json!({
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+            "output_tokens": generated,
+            "output_tokens_details": {"reasoning_tokens": self.parts.reasoning_tokens()},
+            "total_tokens": prompt + generated,
+        });
+        (status, response)
+    }
+}
+
+impl Part {
+    /// Returns the type of the content of the item; a call has none.
+    fn content_kind(&self) -> Option<&'static str> {
+        match self.kind {
+            Kind::Reasoning => Some("reasoning_text"),
+            Kind::Text => Some("output_text"),
+            Kind::Call { .. } => None,
+        }
+    }
+
+    /// Returns the only element of the content of the item.
+    fn content(&self) -> Value {
+        let mut content = json!({"type": self.content_kind(), "text": self.text});
+        if self.kind == Kind::Text {
+            content["annotations"] = json!([]);
+            content["logprobs"] = json!([]);
+        }
+        content
+    }
+}
+
+/// Returns the name of an error within an answer.
+fn error_code(error: &ApiError) -> &'static str {
+    match (error.status.as_u16(), error.code) {
+        (429, _) => "rate_limit_exceeded",
+        (400, Some(code)) => code,
+        (400, None) => "invalid_prompt",
+        _ => "server_error",
+    }
+}
+
+impl Form for Responses {
+    fn token(&mut self, token: Token, events: &mut Events) {
+        self.begin(events);
+        self.usage.generated += 1;
+        let changes = self.parts.push(token.id, &token.text);
+        self.changes(changes, events);
+    }
+
+    fn done(&mut self, done: Done, events: &mut Events) -> ApiResult<()> {
+        if let Some(error) = failure(&done.completion) {
+            return Err(error);
+        }
+        self.begin(events);
+        self.usage.cached = done.completion.reused_tokens;
+        self.finish = Some(finish_reason(done.completion.finish));
+        let changes = self.parts.finish();
+        self.changes(changes, events);
+        Ok(())
+    }
+
+    fn end(&mut self, events: &mut Events) {
+        let (status, response) = self.whole();
+        self.event(events, &format!("response.{status}"), |_| json!({"response": response}));
+    }
+
+    /// Ends the stream with the event `error`, which has the members of this API and the object from which clients of
+    /// OpenAI make an exception, and with `response.failed`.
+    fn fail(&mut self, error: &ApiError, events: &mut Events) {
+        self.begin(events);
+        self.event(events, "error", |_| {
+            let mut object = error.to_json();
+            for name in ["code", "message", "param"] {
+                object[name] = object["error"][name].clone();
+            }
+            object
+        });
+        self.event(events, "response.failed", |form| {
+            let mut response = form.response("failed", form.items());
+            response["error"] = json!({"code": error_code(error), "message": error.message});
+            json!({"response": response})
+        });
+    }
+
+    fn body(&mut self) -> Value {
+        self.whole().1
+    }
+
+    fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    fn finish(&self) -> &'static str {
+        match self.finish {
+            Some("stop") if self.parts.has_calls() => "tool_calls",
+            other => other.unwrap_or("none"),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "form_tests.rs"]
+mod tests;

@@ -1,0 +1,31 @@
+//! `/v1/responses`: OpenAI's Responses API without state. The server keeps no conversation: each request has all items.
+
+mod form;
+mod input;
+mod request;
+
+use super::body::Body;
+use super::error::ApiResult;
+use super::job::Job;
+use super::settings::Limits;
+use form::Responses;
+use request::ResponsesRequest;
+
+/// Reads a request of `/v1/responses`.
+///
+/// # Errors
+/// A field has a wrong value, or needs something that this server does not have.
+pub fn read(body: &mut Body, limits: &Limits) -> ApiResult<Job> {
+    let ResponsesRequest { source, settings, max_tokens, echo } = ResponsesRequest::take(body, limits)?;
+    Ok(Job {
+        sources: vec![source],
+        settings,
+        max_tokens,
+        logprobs: None,
+        score: None,
+        echo: false,
+        texts: 1,
+        id: "resp_",
+        form: Box::new(move |named, plan, prepared| Box::new(Responses::of(named, echo, plan, prepared))),
+    })
+}
