@@ -40,6 +40,9 @@ pub struct App {
     pub bodies: Arc<Semaphore>,
     /// Receiver of log lines.
     pub log: LogLine,
+    /// Tracer of requests, if there is a collector.
+    #[cfg(feature = "otel")]
+    pub tracer: Option<super::trace::Tracer>,
     /// Held while an adapter is loaded.
     pub adapter_loads: tokio::sync::Mutex<()>,
     tenants: RwLock<Arc<Tenants>>,
@@ -126,6 +129,8 @@ impl App {
             models,
             metrics,
             log,
+            #[cfg(feature = "otel")]
+            tracer: None,
             adapter_loads: tokio::sync::Mutex::default(),
             tenants: RwLock::new(Arc::new(tenants)),
             key_ids: Mutex::new(key_ids),
@@ -135,6 +140,12 @@ impl App {
             requests: AtomicU64::new(0),
             settings,
         }
+    }
+
+    /// Sets the tracer.
+    #[cfg(feature = "otel")]
+    pub fn with_tracer(self, tracer: Option<super::trace::Tracer>) -> App {
+        App { tracer, ..self }
     }
 
     /// Returns the keys.

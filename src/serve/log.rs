@@ -1,4 +1,5 @@
-//! Log of requests: one line when a request ends, without its text and without keys.
+//! Log of requests: one line when a request ends, without its text and without keys. Traces are made from the same
+//! values.
 
 use super::api::answer::Usage;
 use super::api::error::ApiError;
@@ -6,6 +7,8 @@ use super::api::form::Form;
 use super::app::{App, Target};
 use super::config::LogFormat;
 use super::http::Caller;
+use super::reply::Done;
+use axum::extract::Request;
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,17 +26,25 @@ pub struct Record {
     begin: Option<Instant>,
     status: u16,
     finish: String,
+    /// Trace of the request.
+    #[cfg(feature = "otel")]
+    span: Option<super::trace::Span>,
 }
 
 impl Record {
     /// Creates the record of a request.
-    pub fn new(app: &Arc<App>, caller: &Caller, endpoint: &str) -> Record {
+    pub fn new(app: &Arc<App>, caller: &Caller, request: &Request) -> Record {
         let mut record = Record::default();
         record.app = Some(app.clone());
         record.id.clone_from(&caller.id);
         record.key.clone_from(&app.tenants().key(caller.key).0.name);
-        record.endpoint = endpoint.into();
-        record.begin = Some(Instant::now());
+        record.endpoint = request.uri().path().into();
+        let begin = Instant::now();
+        record.begin = Some(begin);
+        #[cfg(feature = "otel")]
+        {
+            record.span = app.tracer.as_ref().and_then(|tracer| tracer.begin(request.headers(), begin));
+        }
         // The status of a request whose client left, by the convention of nginx.
         (record.status, record.finish) = (499, "disconnected".into());
         record
@@ -47,6 +58,18 @@ impl Record {
     /// Sets the number of tokens of the prompts.
     pub fn prompt(&mut self, tokens: usize) {
         self.usage.prompt = tokens;
+    }
+
+    /// Records the end of a choice.
+    #[cfg_attr(
+        not(feature = "otel"),
+        expect(unused_variables, clippy::unused_self, reason = "only traces have choices")
+    )]
+    pub fn choice(&mut self, done: &Done) {
+        #[cfg(feature = "otel")]
+        if let Some(span) = &mut self.span {
+            span.choice(done);
+        }
     }
 
     /// Records an error.
@@ -64,7 +87,7 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
-        let Some(app) = &self.app else { return };
+        let Some(app) = self.app.take() else { return };
         let seconds = self.begin.map_or(0.0, |begin| begin.elapsed().as_secs_f64());
         let Usage { prompt, generated, cached } = self.usage;
         let line = match app.settings.log {
@@ -89,5 +112,19 @@ impl Drop for Record {
         };
         // A name from outside may hold control characters.
         (app.log)(&line.replace(char::is_control, "?"));
+        #[cfg(feature = "otel")]
+        if let (Some(tracer), Some(span)) = (&app.tracer, self.span.take()) {
+            tracer.end(super::trace::Finished {
+                span,
+                end: Instant::now(),
+                id: std::mem::take(&mut self.id),
+                key: std::mem::take(&mut self.key),
+                endpoint: std::mem::take(&mut self.endpoint),
+                model: std::mem::take(&mut self.model),
+                status: self.status,
+                finish: std::mem::take(&mut self.finish),
+                usage: self.usage,
+            });
+        }
     }
 }

@@ -24,6 +24,8 @@ pub mod page;
 mod reply;
 mod token_text;
 mod toml_text;
+#[cfg(feature = "otel")]
+mod trace;
 mod turns;
 pub mod usage;
 
@@ -46,6 +48,8 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, SystemTime};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
+#[cfg(feature = "otel")]
+pub use trace::TraceOptions;
 use usage::Usage;
 
 /// Bytes of stack of the threads that compute.
@@ -89,6 +93,9 @@ pub struct Server {
     pub notify: Option<OsString>,
     /// Signals; see [`signals`].
     pub signals: Signals,
+    /// Collector of traces.
+    #[cfg(feature = "otel")]
+    pub traces: Option<TraceOptions>,
 }
 
 /// Message to a running server.
@@ -145,7 +152,9 @@ struct EngineEnd {
 /// # Errors
 /// A socket cannot be opened, a model cannot be opened, or an engine failed repeatedly.
 pub fn run(server: Server) -> Result<Ended> {
-    let Server { settings, models, keys, reload, announce, log, notify, signals } = server;
+    #[cfg(feature = "otel")]
+    let tracer = server.traces.map(trace::Tracer::new);
+    let Server { settings, models, keys, reload, announce, log, notify, signals, .. } = server;
     let listeners = Listeners::open(&settings)?;
     announce(&listeners.address()?)?;
     let saved = settings.state_dir.as_deref().map(usage::Saved::load).transpose()?.flatten();
@@ -157,7 +166,13 @@ pub fn run(server: Server) -> Result<Ended> {
         .map(|(number, (name, open))| Model::new(number, name, open))
         .map(|(model, commands)| (Arc::new(model), commands))
         .unzip();
-    let app = Arc::new(App::new(settings, models, keys, metrics, log));
+    let app = App::new(settings, models, keys, metrics, log);
+    #[cfg(feature = "otel")]
+    let app = app.with_tracer(tracer);
+    let app = Arc::new(app);
+    // It is dropped after the runtime and its connections, and sends the last traces then.
+    #[cfg(feature = "otel")]
+    let _exporter = trace::Exporter::start(&app)?;
     adapters::list_settings(&app);
     let (sender, ends) = unbounded_channel();
     for (model, commands) in app.models.iter().zip(commands) {

@@ -54,6 +54,12 @@ pub struct Done {
     pub choice: usize,
     /// The whole text, its counts and times.
     pub completion: Completion,
+    /// Time at which its request came.
+    #[cfg(feature = "otel")]
+    pub arrived: std::time::Instant,
+    /// Time at which the choice first entered the batch.
+    #[cfg(feature = "otel")]
+    pub admitted: Option<std::time::Instant>,
 }
 
 /// Amount of messages that were sent and not received.

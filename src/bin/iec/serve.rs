@@ -132,6 +132,8 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     let settings = args.settings()?;
     let keys = read_keys(&settings, global)?;
     settings.check_host(!keys.is_open())?;
+    #[cfg(feature = "otel")]
+    let traces = serve::TraceOptions::of(settings.otlp_endpoint.as_deref(), &non_empty_variable)?;
     let models = args.models(&settings, global)?;
     if args.check {
         return check(&settings, &models);
@@ -158,6 +160,8 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         settings,
         notify: non_empty_variable("NOTIFY_SOCKET"),
         signals,
+        #[cfg(feature = "otel")]
+        traces,
     })?;
     match ended.cut {
         true => Err(Error::new(Cause::Io(std::io::Error::other("requests were ended before they were complete")))

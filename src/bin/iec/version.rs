@@ -4,8 +4,13 @@ use iec::runtime::cpu;
 use std::ffi::OsString;
 
 /// Features of the crate that change what the program can do.
-const FEATURES: &[(&str, bool)] =
-    &[("cli", cfg!(feature = "cli")), ("hub", cfg!(feature = "hub")), ("reference", cfg!(feature = "reference"))];
+const FEATURES: &[(&str, bool)] = &[
+    ("cli", cfg!(feature = "cli")),
+    ("hub", cfg!(feature = "hub")),
+    ("otel", cfg!(feature = "otel")),
+    ("reference", cfg!(feature = "reference")),
+    ("serve", cfg!(feature = "serve")),
+];
 
 /// Returns true if the words of the command line ask for details: `-v` or `--verbose`, also among other letters.
 pub fn wants_details(words: impl Iterator<Item = OsString>) -> bool {

@@ -26,7 +26,14 @@ pub fn done(finish: Finish, stopped_by: Option<&str>) -> Done {
         prefix: None,
         error: None,
     };
-    Done { choice: 0, completion }
+    Done {
+        choice: 0,
+        completion,
+        #[cfg(feature = "otel")]
+        arrived: std::time::Instant::now(),
+        #[cfg(feature = "otel")]
+        admitted: None,
+    }
 }
 
 /// Parses events with their names.

@@ -36,12 +36,28 @@ impl ServeSettings {
             return Err(Error::usage(format!("max-body: found {}, expected {least} to {most}", self.max_body)));
         }
         self.check_hosts()?;
+        self.check_otlp()?;
         self.check_names()?;
         if self.no_auth && self.api_key_file.is_some() {
             return Err(Error::usage("no-auth: found api-key-file, too, expected one of them")
                 .help("leave out no-auth to require keys, or api-key-file to serve without keys"));
         }
         Ok(())
+    }
+
+    #[cfg(feature = "otel")]
+    fn check_otlp(&self) -> Result<()> {
+        let url = self.otlp_endpoint.as_deref().map(crate::serve::trace::url_of).transpose();
+        url.map(drop).map_err(|why| Error::usage(format!("otlp-endpoint: {why}")))
+    }
+
+    #[cfg(not(feature = "otel"))]
+    fn check_otlp(&self) -> Result<()> {
+        match self.otlp_endpoint {
+            None => Ok(()),
+            Some(_) => Err(Error::usage("otlp-endpoint: this build has no OpenTelemetry")
+                .help("build with --features otel, or leave out otlp-endpoint")),
+        }
     }
 
     fn check_hosts(&self) -> Result<()> {

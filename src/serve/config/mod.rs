@@ -254,6 +254,9 @@ settings! {
     allowed_host: Vec<String> = Vec::new();
     /// Format of the log: text or json
     log: LogFormat = LogFormat::Text;
+    /// Collector that gets OpenTelemetry traces over HTTP, such as http://127.0.0.1:4318; needs a build with --features
+    /// otel [default: OTEL_EXPORTER_OTLP_ENDPOINT]
+    otlp_endpoint: String;
 }
 
 /// Sets a value, or adds it to a list.

@@ -51,6 +51,7 @@ fn the_defaults_are_those_of_the_contract() {
         ("cors-origin", ""),
         ("allowed-host", ""),
         ("log", "text"),
+        ("otlp-endpoint", ""),
     ];
     let expected = expected.map(|(name, text)| (name.to_string(), Some(text.to_string()).filter(|t| !t.is_empty())));
     assert_eq!(defaults, expected);
@@ -93,11 +94,12 @@ fn every_setting_of_the_file_and_of_options_has_the_same_effect() {
         ("cors-origin", "[\"https://a.example\", \"http://b:81\"]", "https://a.example, http://b:81"),
         ("allowed-host", "[\"chat.example\"]", "chat.example"),
         ("log", "\"json\"", "json"),
+        #[cfg(feature = "otel")]
+        ("otlp-endpoint", "\"http://127.0.0.1:4318\"", "http://127.0.0.1:4318"),
     ];
-    assert_eq!(
-        cases.map(|(name, ..)| name.to_string()).to_vec(),
-        SETTINGS.iter().map(Setting::name).collect::<Vec<_>>()
-    );
+    let names: Vec<String> = SETTINGS.iter().map(Setting::name).collect();
+    let possible = names.iter().filter(|name| cfg!(feature = "otel") || *name != "otlp-endpoint");
+    assert_eq!(cases.map(|(name, ..)| name).to_vec(), possible.collect::<Vec<_>>());
     for (name, toml, text) in cases {
         let from_file = merge(&format!("{name} = {toml}")).unwrap();
         assert_eq!(from_file, options(&[(name, text)]).unwrap(), "{name}");
@@ -241,4 +243,20 @@ proptest! {
         let _ = Given::merge(given, Given::default());
         let _ = text.parse::<ModelSource>();
     }
+}
+
+#[test]
+fn a_collector_has_an_address_and_needs_a_build_with_open_telemetry() {
+    let message = |text: &str| options(&[("otlp-endpoint", text)]).unwrap_err().to_string();
+    if !cfg!(feature = "otel") {
+        let found = message("http://127.0.0.1:4318");
+        assert!(found.contains("this build has no OpenTelemetry"), "{found}");
+        return;
+    }
+    for text in ["", "localhost:4318", "/v1/traces", "ftp://localhost", "http://", "http://localhost?a=b"] {
+        assert!(message(text).contains("otlp-endpoint: expected an address like"), "{text}");
+    }
+    assert!(message("http://user:secret@localhost").contains("found a user name"));
+    assert!(!message("http://user:secret@localhost").contains("secret"));
+    options(&[("otlp-endpoint", "https://collector.example/otlp")]).unwrap();
 }

@@ -139,7 +139,7 @@ impl<'a> Run<'a> {
             let done = catch_unwind(AssertUnwindSafe(|| self.step()));
             drop(turn);
             match done {
-                Ok(Ok(report)) => self.after(report, begin.elapsed()),
+                Ok(Ok(report)) => self.after(report, begin),
                 Ok(Err(e)) => return End::Failed(e.to_string()),
                 Err(_) => return End::Failed("a step of the engine panicked".into()),
             }
@@ -333,14 +333,16 @@ impl<'a> Run<'a> {
         self.batch.step(self.engine, self.speculator, now, &self.options, &mut sink)
     }
 
-    /// Tells readers and metrics what a step did.
-    fn after(&mut self, report: StepReport, time: Duration) {
+    /// Tells readers and metrics what a step did that began at `begin`.
+    fn after(&mut self, report: StepReport, begin: Instant) {
+        let time = begin.elapsed();
         self.worked = !report.work.is_empty();
         for event in &report.events {
             match event {
                 sched::Event::Admitted { id, cached } => {
                     if let Some(live) = self.lives.with_id(*id).filter(|live| live.admitted.is_none()) {
-                        live.admitted = Some(Instant::now());
+                        // The step that admits a choice computes its prompt, too.
+                        live.admitted = Some(begin);
                         self.metrics.request_admitted(live.prompt_tokens, *cached as usize);
                         self.metrics.prefix(live.prompt_tokens, *cached as usize);
                     }
@@ -449,7 +451,14 @@ impl<'a> Run<'a> {
             }
         }
         let choice = live.choice;
-        live.outlet.send(Reply::Done(Box::new(Done { choice, completion })));
+        live.outlet.send(Reply::Done(Box::new(Done {
+            choice,
+            completion,
+            #[cfg(feature = "otel")]
+            arrived: live.arrived,
+            #[cfg(feature = "otel")]
+            admitted: live.admitted,
+        })));
     }
 
     fn now(&self) -> Micros {

@@ -49,7 +49,7 @@ pub fn styled(
 ) -> impl Fn(State<Arc<App>>, Extension<Caller>, Request) -> Handler + Clone + Send + Sync + 'static {
     move |State(app), Extension(caller), request| {
         Box::pin(async move {
-            let mut record = Record::new(&app, &caller, request.uri().path());
+            let mut record = Record::new(&app, &caller, &request);
             match answer(&app, &caller, request, read, &mut record).await {
                 Ok(response) => response,
                 Err(error) => {
@@ -124,7 +124,7 @@ async fn answer(
     let mut response = match is_stream {
         true => stream(ticket, form, texts, std::mem::take(record)),
         false => {
-            collect(&mut ticket, form.as_mut(), texts).await?;
+            collect(&mut ticket, form.as_mut(), texts, record).await?;
             record.finish(form.as_ref());
             respond::json(StatusCode::OK, &form.body())
         }
@@ -245,13 +245,14 @@ fn deadline(headers: &HeaderMap, arrived: Instant) -> ApiResult<Option<Instant>>
 }
 
 /// Takes all messages about a request.
-async fn collect(ticket: &mut Ticket, form: &mut dyn Form, mut texts: usize) -> ApiResult<()> {
+async fn collect(ticket: &mut Ticket, form: &mut dyn Form, mut texts: usize, record: &mut Record) -> ApiResult<()> {
     let mut events = Events::new(false);
     while texts > 0 {
         match ticket.inlet.receive().await {
             Some(Reply::Queued) => {}
             Some(Reply::Token(token)) => form.token(token, &mut events),
             Some(Reply::Done(done)) => {
+                record.choice(&done);
                 form.done(*done, &mut events)?;
                 texts -= 1;
             }

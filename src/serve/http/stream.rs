@@ -48,6 +48,7 @@ impl StreamBody {
             }
             Some(Reply::Done(done)) => {
                 self.texts -= 1;
+                self.record.choice(&done);
                 self.form.done(*done, &mut self.events).err()
             }
             Some(Reply::Refused(refusal)) => Some(ApiError::of_refusal(&refusal)),

@@ -10,3 +10,5 @@ mod life;
 mod probabilities;
 mod streams;
 mod tools;
+#[cfg(feature = "otel")]
+mod traces;
