@@ -14,6 +14,7 @@ use iec::session::models::{Places, Resolved, resolve};
 use iec::session::plan::MemoryPlan;
 use iec::session::{Session, SessionOptions, Speculation, embedded};
 use serde_json::json;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -353,15 +354,17 @@ impl Args {
     }
 }
 
-/// Returns the name by which requests refer to a model: the last part of its path, or the name of a model of the Hub.
+/// Returns the name by which requests refer to a model: the last part of its path, without the end of a GGUF file, or
+/// the name of a model of the Hub.
 fn name_of(spec: &Path) -> String {
     let full = spec.canonicalize().unwrap_or_else(|_| spec.to_path_buf());
-    let file = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
-    let dir = match full.is_file() && full.extension().is_some_and(|end| end == "json") {
-        true => full.parent().and_then(file),
-        false => file(&full),
+    let text = |name: &OsStr| name.to_string_lossy().into_owned();
+    let name = match full.extension().and_then(OsStr::to_str) {
+        Some("json") => full.parent().and_then(Path::file_name).map(text),
+        Some("gguf") => full.file_stem().map(text),
+        _ => full.file_name().map(text),
     };
-    dir.unwrap_or_else(|| "model".into())
+    name.unwrap_or_else(|| "model".into())
 }
 
 #[cfg(test)]

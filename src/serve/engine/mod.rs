@@ -15,6 +15,7 @@ use crate::files;
 use crate::iebin::JSON_NAME;
 use crate::output::swap;
 use crate::resources::spawn_scoped;
+use crate::runtime::adapters::AdapterSet;
 use crate::runtime::kv::PAGE;
 use crate::runtime::sampler::Sampling;
 use crate::sched::{self, KeyUsage};
@@ -106,6 +107,8 @@ fn compute(
     changes: &mut Vec<KeyChange>,
     usage: &mut UsageOf,
 ) -> Result<End> {
+    // Requests name their adapters; the engine holds none for others, which could not be unloaded.
+    session.engine.set_adapters(AdapterSet::default());
     let enabled = shared.prefix_cache && session.enable_prefix_cache();
     if let Some((dir, most)) = shared.state.as_ref().filter(|_| enabled) {
         session.engine.keep_prefixes_in(dir, *most)?;
