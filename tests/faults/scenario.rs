@@ -218,6 +218,10 @@ pub const LEFT_OUT: &[(&str, &str)] = &[
         "chat",
         "it writes files only at requests of its user; session::chat::history writes them through output::AtomicFile",
     ),
+    (
+        "serve",
+        "it ends by a signal only; with --state-dir it writes pages as run does, and two lists through output::AtomicFile",
+    ),
     ("demo", "it calls the functions of pack, verify, ptq, q4, tensor-map, dedup, run and bench, which have scenarios"),
     ("pull", "it needs a server and the feature `hub`; tests/it/pull.rs cuts its transfers off"),
     ("help", "it prints"),

@@ -62,6 +62,8 @@ const FORMS: &[(&str, i32)] = &[
     ("chat --model-dir {P} --chat-template alpaca --prompt a --max-new 4", 0),
     ("chat --model-dir {P} --chat-template alpaca --json", 0),
     ("chat --model-dir {P}", 1),
+    ("serve --check --model-dir {P}", 0),
+    ("serve --check --model-dir {P} --max-n 0", 2),
     ("run --model-dir {P} --prompt a --choice x,y", 0),
     ("run --json --model-dir {P} --prompt a --regex (", 2),
     ("bench --model-dir {P} --prompt-len 4 --max-new 2 --runs 1 --warmup 0", 0),

@@ -212,7 +212,9 @@ mod tests {
         // Software events exist on machines without hardware counters, too: page faults, context switches, a dummy.
         let Ok(group) = system::Group::open(1, [2, 3, 9]) else { return };
         let before = group.read().unwrap();
-        let pages = vec![1u8; 8 << 20];
+        // Memory of the heap may have been touched before.
+        let mut pages = memmap2::MmapMut::map_anon(8 << 20).unwrap();
+        pages.fill(1);
         std::hint::black_box(&pages);
         let after = group.read().unwrap();
         assert!(after[0] > before[0], "{before:?} {after:?}");

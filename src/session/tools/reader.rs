@@ -146,9 +146,11 @@ impl Reader {
             return rest.to_string();
         }
         let text = held.clone() + rest;
+        let seen = held.len() + first.len_utf8();
         match held.rfind(|c| self.notation.between.contains(c)).filter(|_| !is_marked) {
-            // The last character that may stand between calls may also begin a marker.
-            Some(last) if self.markers().any(|(marker, _)| may_begin(&text[last..], marker)) => {
+            // The last character that may stand between calls may also begin a marker. Only the next character decides:
+            // the result must not depend on how much text has come.
+            Some(last) if self.markers().any(|(marker, _)| marker.starts_with(&text[last..seen])) => {
                 text[last..].to_string()
             }
             Some(last) => text[last + 1..].to_string(),
@@ -225,9 +227,4 @@ impl Reader {
         }
         self.space += &text[end..];
     }
-}
-
-/// Returns true if a text begins with a marker, or with the beginning of one that it may complete later.
-fn may_begin(text: &str, marker: &str) -> bool {
-    text.starts_with(marker) || marker.starts_with(text)
 }
