@@ -5,8 +5,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Names of commands of ollama, llama.cpp, hf, uv and similar programs.
 const COMMANDS: &[(&str, &str)] = &[
-    ("serve", "there is no server yet; `iec run PACK` generates text"),
-    ("server", "there is no server yet; `iec run PACK` generates text"),
+    ("server", "use `iec serve PACK`"),
     ("convert", "use `iec pack` for a checkpoint, `iec import-gguf` for a GGUF file"),
     ("create", "use `iec pack CHECKPOINT --out-dir PACK`"),
     ("build", "use `iec pack CHECKPOINT --out-dir PACK`"),
