@@ -173,7 +173,7 @@ fn variables_without_a_prefix_act_on_bench_only() {
 
 #[test]
 fn commands_of_similar_programs_are_answered_with_ours() {
-    for (name, expected) in [("serve", "there is no server"), ("quantize", "iec pack"), ("packs", "'pack'")] {
+    for (name, expected) in [("server", "iec serve"), ("quantize", "iec pack"), ("packs", "'pack'")] {
         let output = iec().arg(name).output().unwrap();
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{stderr}");

@@ -93,7 +93,7 @@ fn the_scheme_q8_0_is_int8_with_groups_of_32() {
 fn tips_for_names_of_similar_programs_are_commands_and_options_that_exist() {
     let known = commands();
     for (line, tip) in [
-        ("serve", "`iec run PACK` generates text"),
+        ("server", "`iec serve PACK`"),
         ("quantize", "use `iec pack CHECKPOINT --bits 4 --out-dir PACK`"),
         ("ps", "no model stays in memory"),
         ("create", "use `iec pack CHECKPOINT --out-dir PACK`"),
