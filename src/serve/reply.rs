@@ -30,6 +30,8 @@ pub enum Reply {
 pub enum Refusal {
     /// A limit of the queue, of the key or of memory; with the seconds after which the request may fit, if known.
     Limit(Rejection, Option<u64>),
+    /// The server is shutting down.
+    Draining,
     /// The engine stopped or failed.
     Stopped(String),
 }

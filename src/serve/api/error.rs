@@ -58,6 +58,11 @@ impl ApiError {
     pub fn of_refusal(refusal: &Refusal) -> ApiError {
         let (rejection, wait) = match refusal {
             Refusal::Stopped(why) => return ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, why),
+            Refusal::Draining => {
+                let message = "the server is shutting down";
+                let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).code("draining");
+                return ApiError { retry_after: Some(30), ..error };
+            }
             Refusal::Limit(rejection, wait) => (rejection, *wait),
         };
         let (message, code) = match rejection {

@@ -148,12 +148,15 @@ impl<'a> Run<'a> {
 
     /// Ends all requests that are left, and returns the prefix cache to the engine.
     pub fn finish(self, failed: bool) {
-        let why = if failed { "the engine failed and is opened again" } else { "the server is shutting down" };
+        let refusal = match failed {
+            true => Refusal::Stopped("the engine failed and is opened again".into()),
+            false => Refusal::Draining,
+        };
         let mut answered = std::collections::HashSet::new();
         for live in self.lives.all.values() {
             self.metrics.cancelled(live.phase());
             if answered.insert(live.ticket) {
-                live.outlet.send(Reply::Refused(Refusal::Stopped(why.into())));
+                live.outlet.send(Reply::Refused(refusal.clone()));
             }
         }
         let (batch, engine) = (self.batch, self.engine);
@@ -232,7 +235,7 @@ impl<'a> Run<'a> {
     fn arrive(&mut self, arrival: Arrival) {
         let Arrival { ticket, choices, key, key_name, adapters, deadline, arrived, outlet } = arrival;
         if self.drain.is_some() {
-            return outlet.send(Reply::Refused(Refusal::Stopped("the server is shutting down".into())));
+            return outlet.send(Reply::Refused(Refusal::Draining));
         }
         let deadline = deadline.map(|at| micros(at.saturating_duration_since(self.started)));
         let adapters: std::sync::Arc<[String]> = adapters.into();
