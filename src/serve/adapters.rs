@@ -8,7 +8,7 @@ use crate::error::{Context, Error, Result};
 use crate::files;
 use crate::output::{Inputs, Rules, Target as OutputTarget};
 use crate::session::Encoder;
-use crate::session::adapters::Source;
+use crate::session::adapters::{Source, check_name};
 use crate::strict_json;
 use axum::http::StatusCode;
 use serde_json::{Value, json};
@@ -34,8 +34,8 @@ pub async fn load(app: &App, model: &Arc<Model>, name: &str, path: &str, in_plac
     // Two requests at the same time must not both find a name or the last place free.
     let _one = app.adapter_loads.lock().await;
     let dir = allowed_dir(app, path)?;
-    let source: Source = format!("{name}={}", dir.display()).parse().map_err(|e| ApiError::field("lora_name", e))?;
-    let source = Source { name: name.into(), dir, ..source };
+    check_name(name).map_err(|e| ApiError::field("lora_name", e))?;
+    let source = Source { name: name.into(), dir, scale: 1.0 };
     if app.models.iter().any(|model| model.name == name) {
         return Err(ApiError::field("lora_name", "a model has this name"));
     }
@@ -55,8 +55,9 @@ pub async fn load(app: &App, model: &Arc<Model>, name: &str, path: &str, in_plac
     }
     let (rank, replaces, added) = (app.settings.max_lora_rank, known.is_some(), source.clone());
     let done = model.encode(move |encoder| register(encoder, &added, rank, replaces)).await;
-    done.unwrap_or_else(|| Err(stopped()))?;
+    done.unwrap_or_else(|| Err(app.engine_ended()))?;
     app.adapters().insert(name.into(), Adapter { model: model.number, source, created: now() });
+    app.keep_adapters(model);
     remember(app);
     Ok(())
 }
@@ -77,6 +78,7 @@ pub async fn unload(app: &App, name: &str) -> ApiResult<()> {
     let done = done.unwrap_or_else(|| Err(Error::engine("the engine ended before the request")));
     done.map_err(|e| ApiError { status: StatusCode::CONFLICT, ..ApiError::of_field("lora_name", &e) })?;
     app.adapters().remove(name);
+    app.keep_adapters(model);
     remember(app);
     Ok(())
 }
@@ -207,7 +209,7 @@ pub async fn replace(app: &App, loras: Vec<Source>) -> std::result::Result<(), S
             true => Err(ApiError::invalid("the name is in use; give the changed adapter another one")),
             false => {
                 let done = model.encode(move |encoder| register(encoder, &added, rank, false)).await;
-                done.unwrap_or_else(|| Err(stopped()))
+                done.unwrap_or_else(|| Err(app.engine_ended()))
             }
         };
         if let Err(e) = done {
@@ -227,6 +229,7 @@ pub async fn replace(app: &App, loras: Vec<Source>) -> std::result::Result<(), S
         let adapter = Adapter { model: model.number, source: source.clone(), created: now() };
         app.adapters().insert(source.name, adapter);
     }
+    app.keep_adapters(model);
     Ok(())
 }
 
@@ -240,8 +243,4 @@ pub fn list_settings(app: &App) {
 
 fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
-}
-
-fn stopped() -> ApiError {
-    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the engine ended before the request")
 }

@@ -202,6 +202,18 @@ impl App {
         self.phase() == Phase::Running && self.models.iter().all(|model| matches!(model.status(), Status::Ready(_)))
     }
 
+    /// Returns the error of a request that the engine did not take or finish. During the shutdown, another server can
+    /// answer it.
+    pub fn engine_ended(&self) -> ApiError {
+        engine_ended(self.phase())
+    }
+
+    /// Tells a model its adapters, for the case that it is opened again.
+    pub fn keep_adapters(&self, model: &Model) {
+        let own = |adapter: &&Adapter| adapter.model == model.number;
+        model.set_adapters(self.adapters().values().filter(own).map(|adapter| adapter.source.clone()).collect());
+    }
+
     /// Returns a name for an answer or a request that no other one has.
     pub fn new_id(&self, beginning: &str) -> String {
         format!("{beginning}{:016x}{:08x}", random(), self.requests.fetch_add(1, Ordering::Relaxed))
@@ -272,4 +284,25 @@ pub fn random() -> u64 {
         bytes = (now.as_nanos() as u64).to_le_bytes();
     }
     u64::from_le_bytes(bytes)
+}
+
+fn engine_ended(phase: Phase) -> ApiError {
+    match phase {
+        Phase::Draining => unavailable("the server is shutting down", "draining", 30),
+        Phase::Running | Phase::Leaving => {
+            ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the engine ended before the request")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_that_comes_too_late_for_the_engine_is_for_another_server() {
+        let late = engine_ended(Phase::Draining);
+        assert_eq!((late.status.as_u16(), late.code, late.retry_after), (503, Some("draining"), Some(30)));
+        assert_eq!(engine_ended(Phase::Running).status.as_u16(), 500);
+    }
 }

@@ -37,7 +37,7 @@ impl Record {
         let mut record = Record::default();
         record.app = Some(app.clone());
         record.id.clone_from(&caller.id);
-        record.key.clone_from(&app.tenants().key(caller.key).0.name);
+        record.key.clone_from(&caller.key().0.name);
         record.endpoint = request.uri().path().into();
         let begin = Instant::now();
         record.begin = Some(begin);

@@ -29,7 +29,8 @@ mod trace;
 mod turns;
 pub mod usage;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Signal};
+use crate::interrupt;
 use crate::resources::spawn_deep;
 use crate::session::adapters::Source;
 pub use app::LogLine;
@@ -54,8 +55,6 @@ use usage::Usage;
 
 /// Bytes of stack of the threads that compute.
 const STACK: usize = 8 << 20;
-/// Time between two saves of the use of keys.
-const SAVE_EVERY: Duration = Duration::from_secs(60);
 /// Time in which an engine must tell the use of its keys; it answers between two steps.
 const USAGE_TIME: Duration = Duration::from_secs(30);
 /// Time that connections have to send the last bytes after all requests have ended.
@@ -257,7 +256,7 @@ impl Life {
         let mut running = self.app.models.len();
         let mut usage = Usage::default();
         let mut look = tokio::time::interval(Duration::from_millis(50));
-        let mut save = tokio::time::interval(SAVE_EVERY);
+        let mut save = tokio::time::interval(usage::SAVE_INTERVAL);
         save.tick().await;
         while running > 0 {
             tokio::select! {
@@ -274,7 +273,8 @@ impl Life {
                     None => {}
                 },
                 _ = look.tick(), if !self.ready => self.look().await,
-                _ = save.tick() => self.save().await,
+                // An engine answers after its step; signals do not wait for it.
+                _ = save.tick() => drop(tokio::spawn(save_usage(self.app.clone()))),
             }
         }
         write_usage(&self.app, usage).await;
@@ -310,6 +310,10 @@ impl Life {
 
     /// Ends the server: after `delay` no more requests are taken, and those that are left are finished.
     fn leave(&self, delay: Duration) {
+        if !self.app.models.iter().any(|model| matches!(model.status(), Status::Ready(_))) {
+            // Nothing is computed. A model that is being packed stops where it leaves nothing half-written.
+            interrupt::request(Signal::Terminate);
+        }
         self.app.set_phase(Phase::Leaving);
         self.tell("STOPPING=1");
         let app = self.app.clone();
@@ -319,10 +323,6 @@ impl Life {
             let timeout = app.settings.drain_timeout;
             app.models.iter().for_each(|model| model.send(Command::Drain(timeout)));
         });
-    }
-
-    async fn save(&self) {
-        save_usage(&self.app).await;
     }
 
     fn tell(&self, message: &str) {
@@ -335,8 +335,9 @@ impl Life {
 }
 
 /// Saves the use of the keys, if there is a directory for it.
-async fn save_usage(app: &Arc<App>) {
-    if app.settings.state_dir.is_none() {
+async fn save_usage(app: Arc<App>) {
+    // Without the use of each model, the former file is more complete.
+    if app.settings.state_dir.is_none() || !app.is_ready() {
         return;
     }
     let mut usage = Usage::default();
@@ -344,11 +345,10 @@ async fn save_usage(app: &Arc<App>) {
         let (sender, receiver) = std::sync::mpsc::channel();
         model.send(Command::Usage(sender));
         let answered = tokio::task::spawn_blocking(move || receiver.recv_timeout(USAGE_TIME).ok()).await;
-        // Without the use of each model, the former file is more complete.
         let Ok(Some(used)) = answered else { return };
-        add_usage(app, &mut usage, model.number, used);
+        add_usage(&app, &mut usage, model.number, used);
     }
-    write_usage(app, usage).await;
+    write_usage(&app, usage).await;
 }
 
 /// Adds the use of the keys of a model.

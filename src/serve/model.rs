@@ -8,6 +8,7 @@ use crate::runtime::constraint::{Constraint, ConstraintSource};
 use crate::runtime::generate::Request;
 use crate::runtime::sampler::{Breakers, Sampling};
 use crate::sched::KeyId;
+use crate::session::adapters::{Adapters, Source};
 use crate::session::chat::Template;
 use crate::session::recent::Recent;
 use crate::session::{Encoder, Session};
@@ -84,6 +85,8 @@ pub struct Model {
     /// Texts to encode and other work that needs no engine.
     pub jobs: Jobs,
     status: RwLock<Status>,
+    /// Adapters once clients or a reload changed them; `None` = those with which the model is opened.
+    adapters: Mutex<Option<Vec<Source>>>,
     commands: Sender<Command>,
     tickets: AtomicU64,
     /// Milliseconds since the start at which the engine last showed that it is alive.
@@ -165,6 +168,7 @@ impl Model {
             open,
             jobs: Jobs::default(),
             status: RwLock::new(Status::Loading),
+            adapters: Mutex::default(),
             commands: sender,
             tickets: AtomicU64::new(0),
             beat: AtomicU64::new(0),
@@ -182,6 +186,26 @@ impl Model {
     /// Sets the state.
     pub fn set_status(&self, status: Status) {
         *self.status.write().unwrap_or_else(PoisonError::into_inner) = status;
+    }
+
+    /// Sets the adapters that the model has when it is opened again.
+    pub fn set_adapters(&self, adapters: Vec<Source>) {
+        *self.adapters.lock().unwrap_or_else(PoisonError::into_inner) = Some(adapters);
+    }
+
+    /// Gives a model that was opened again the adapters that it had. One whose files are gone is not there any more.
+    pub fn restore_adapters(&self, adapters: &Adapters) {
+        let kept = self.adapters.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(kept) = kept else { return };
+        for name in adapters.names() {
+            if !kept.iter().any(|source| source.name == name) {
+                let _ = adapters.remove(&name);
+            }
+        }
+        let known = adapters.names();
+        for source in kept.into_iter().filter(|source| !known.contains(&source.name)) {
+            let _ = adapters.add(source);
+        }
     }
 
     /// Records that the engine is alive.
@@ -258,7 +282,7 @@ impl Jobs {
         self.changed.notify_one();
     }
 
-    /// Returns the number of the current group of threads, which [`Jobs::stop`] ends.
+    /// Returns the number of the current group of threads, which [`Jobs::stop_later`] ends.
     pub fn group(&self) -> u64 {
         self.state().stops
     }
@@ -284,9 +308,14 @@ impl Jobs {
     }
 
     /// Ends the current group of threads. Work that waits is kept for the next one.
-    pub fn stop(&self) {
+    fn stop(&self) {
         self.state().stops += 1;
         self.changed.notify_all();
+    }
+
+    /// Returns a guard that ends the current group of threads when it is dropped, also by a panic or an error.
+    pub fn stop_later(&self) -> StopLater<'_> {
+        StopLater(self)
     }
 
     /// Drops the work that waits.
@@ -296,5 +325,14 @@ impl Jobs {
 
     fn state(&self) -> MutexGuard<'_, JobState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Ends the threads that encode when it is dropped.
+pub struct StopLater<'a>(&'a Jobs);
+
+impl Drop for StopLater<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
     }
 }

@@ -22,7 +22,7 @@ struct State {
     used: Vec<Duration>,
     /// Whether each model waits for its turn.
     waits: Vec<bool>,
-    /// Time at which the model with the turn began to count, the smallest of those that compute.
+    /// Used time of the model that got the last turn. A model that returns continues from it.
     floor: Duration,
 }
 

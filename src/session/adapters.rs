@@ -61,15 +61,24 @@ impl FromStr for Source {
                 (dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default(), dir)
             }
         };
-        let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-        if name.is_empty() || name.len() > 128 || !name.chars().all(allowed) {
-            return Err(format!(
-                "found the name `{name}`, expected up to 128 letters, digits, dots, hyphens and underscores"
-            ));
-        }
+        check_name(&name)?;
         match dir.as_os_str().is_empty() {
             true => Err("expected NAME=DIR or DIR".into()),
             false => Ok(Source { name, dir: dir.to_path_buf(), scale }),
+        }
+    }
+}
+
+/// Checks the name of an adapter.
+///
+/// # Errors
+/// It is empty, too long, or has other characters than letters, digits, dots, hyphens and underscores.
+pub fn check_name(name: &str) -> std::result::Result<(), String> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    match !name.is_empty() && name.len() <= 128 && name.chars().all(allowed) {
+        true => Ok(()),
+        false => {
+            Err(format!("found the name `{name}`, expected up to 128 letters, digits, dots, hyphens and underscores"))
         }
     }
 }

@@ -28,7 +28,7 @@ impl<K: PartialEq, V> Recent<K, V> {
     /// same time; other keys do not wait for it.
     ///
     /// # Errors
-    /// Those of `make`.
+    /// The errors of `make`.
     pub fn get(&self, key: K, make: impl FnOnce(&K) -> Result<Arc<V>>) -> Result<Arc<V>> {
         if let Some((_, value)) = self.state().iter().find(|(known, _)| *known == key) {
             return Ok(value.clone());

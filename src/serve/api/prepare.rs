@@ -10,6 +10,7 @@ use crate::runtime::text::{Message, RenderOptions, TextStream};
 use crate::serve::model::Facts;
 use crate::session::Encoder;
 use crate::session::tools::{self, OutputParser, Tool, ToolChoice};
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// A text to continue, before it is encoded.
@@ -210,9 +211,11 @@ fn encode(encoder: &Encoder<'_>, source: &Source, plan: &Plan) -> ApiResult<Vec<
         }
         Source::Chat(chat) => {
             let template = plan.facts.template.as_ref().ok_or_else(no_template)?;
-            let mut messages = chat.messages.clone();
-            for message in &mut messages {
-                message.content = normalized(&message.content, plan)?;
+            let mut messages = Cow::Borrowed(&chat.messages[..]);
+            if plan.settings.sampling.normalize.is_some() {
+                for message in messages.to_mut() {
+                    message.content = normalized(&message.content, plan)?.into_owned();
+                }
             }
             encoder.encode_chat(&template.template.template, &messages, &chat.options)
         }
@@ -230,9 +233,11 @@ fn encode(encoder: &Encoder<'_>, source: &Source, plan: &Plan) -> ApiResult<Vec<
 }
 
 /// Converts a text to the Unicode form that the request names.
-fn normalized(text: &str, plan: &Plan) -> ApiResult<String> {
-    let form = plan.settings.sampling.normalize;
-    form.map_or_else(|| Ok(text.to_string()), |form| form.of(text)).map_err(|e| ApiError::of_field("normalize", &e))
+fn normalized<'a>(text: &'a str, plan: &Plan) -> ApiResult<Cow<'a, str>> {
+    match plan.settings.sampling.normalize {
+        None => Ok(Cow::Borrowed(text)),
+        Some(form) => Ok(Cow::Owned(form.of(text).map_err(|e| ApiError::of_field("normalize", &e))?)),
+    }
 }
 
 /// Builds the error for a conversation with a model that has no chat template.

@@ -122,7 +122,10 @@ fn compute(
     let eos = facts.eos.clone();
     let (parts, encoder) = session.parts();
     let group = model.jobs.group();
+    model.restore_adapters(encoder.adapters());
     let end = std::thread::scope(|scope| {
+        // The scope waits for the threads, whatever ends it.
+        let _stop = model.jobs.stop_later();
         for _ in 0..ENCODERS {
             spawn_scoped(scope, "iec-encode", || model.jobs.work(group, &encoder))?;
         }
@@ -134,7 +137,6 @@ fn compute(
         *usage = run.usage();
         run.finish(matches!(end, End::Failed(_)));
         model.set_status(Status::Loading);
-        model.jobs.stop();
         Ok::<End, crate::Error>(end)
     })?;
     if matches!(end, End::Drained { .. }) && enabled && shared.state.is_some() {

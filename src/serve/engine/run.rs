@@ -55,6 +55,8 @@ pub(super) struct Run<'a> {
     /// Use of the keys before these steps, in the order of their numbers.
     earlier: UsageOf,
     started: Instant,
+    /// Whether a choice had adapters after the last step. True at first, so that the metric exists.
+    had_adapters: bool,
     /// Pages on disk at the last step.
     disk: DiskCounts,
     /// Time at which requests that are left are cut.
@@ -96,6 +98,7 @@ impl<'a> Run<'a> {
             keys: 0,
             earlier: UsageOf::new(),
             started: Instant::now(),
+            had_adapters: true,
             disk: DiskCounts::default(),
             drain: None,
             cut: false,
@@ -395,8 +398,10 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn tell_adapters(&self) {
-        if self.lives.all.values().all(|live| live.adapters.is_empty()) && !self.worked {
+    /// Reports the adapters in use, if there are some or there were some after the last step.
+    fn tell_adapters(&mut self) {
+        let are_some = self.lives.all.values().any(|live| !live.adapters.is_empty());
+        if !(std::mem::replace(&mut self.had_adapters, are_some) || are_some) {
             return;
         }
         let names = |running: bool| {

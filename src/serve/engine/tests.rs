@@ -67,8 +67,14 @@ fn a_panic_ends_the_requests_of_a_step_and_the_model_is_opened_again() {
         })
     };
     model.send(Command::Keys(vec![KeyChange::Add(KeyLimits::default())]));
+    // A client loaded two adapters; the files of one are gone when the model is opened again.
+    let fixture = concat!("kept=", env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/lora-llama-gqa/r8-qv");
+    model.set_adapters(vec!["gone=/no/such/directory".parse().unwrap(), fixture.parse().unwrap()]);
     for failure in 1..=MOST_FAILURES {
         assert_eq!(end(ask(&model, 5)), Ok(5), "before failure {failure}");
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let names = runtime.block_on(model.encode(|encoder| encoder.adapters().names()));
+        assert_eq!(names, Some(vec!["kept".to_string()]));
         let unlucky = ask(&model, 400);
         model.send(Command::Panic);
         assert!(end(unlucky).unwrap_err().contains("failed"));

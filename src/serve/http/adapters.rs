@@ -26,7 +26,7 @@ pub async fn load(
     let in_place = body.flag("load_inplace", false)?;
     let base = body.text("base_model_name")?;
     body.rest(app.limits.strict_fields)?;
-    let target = app.target(app.tenants().key(caller.key).0, base.as_deref(), &[])?;
+    let target = app.target(caller.key().0, base.as_deref(), &[])?;
     adapters::load(&app, &target.model, &name, &path, in_place).await?;
     Ok(format!("Success: LoRA adapter '{name}' added successfully.").into_response())
 }

@@ -1,9 +1,10 @@
 //! Checks of every request before its endpoint sees it: host, origin, key.
 
 use super::respond::{self, Style};
+use crate::sched::KeyId;
 use crate::serve::api::error::ApiError;
-use crate::serve::app::App;
-use crate::serve::keys::{self, Scope};
+use crate::serve::app::{App, Tenants};
+use crate::serve::keys::{self, Key, Scope};
 use crate::serve::origin::cors_allowed;
 use axum::extract::{Request, State};
 use axum::http::header::{
@@ -21,10 +22,19 @@ const LONGEST_ID: usize = 128;
 /// The sender of a request.
 #[derive(Debug, Clone)]
 pub struct Caller {
+    /// Keys at the time of the request; they may change while it is served.
+    tenants: Arc<Tenants>,
     /// Index of the key.
-    pub key: usize,
+    index: usize,
     /// Name of the request.
     pub id: String,
+}
+
+impl Caller {
+    /// Returns the key, and its number in the schedulers.
+    pub fn key(&self) -> (&Key, KeyId) {
+        self.tenants.key(self.index)
+    }
 }
 
 /// Checks a request, and passes it on.
@@ -36,11 +46,12 @@ pub async fn check(State(app): State<Arc<App>>, mut request: Request, next: Next
     };
     let origin = request.headers().get(ORIGIN).cloned();
     let style = Style::of(request.uri().path());
-    let mut response = match admit(&app, &request) {
+    let tenants = app.tenants();
+    let mut response = match admit(&app, &tenants, &request) {
         _ if request.method() == Method::OPTIONS && origin.is_some() => preflight(),
         Err(error) => respond::error(&error, style),
-        Ok(key) => {
-            request.extensions_mut().insert(Caller { key, id: id.clone() });
+        Ok(index) => {
+            request.extensions_mut().insert(Caller { tenants, index, id: id.clone() });
             next.run(request).await
         }
     };
@@ -76,7 +87,7 @@ fn preflight() -> Response {
 }
 
 /// Returns the index of the key of a request that may be served.
-fn admit(app: &App, request: &Request) -> Result<usize, ApiError> {
+fn admit(app: &App, tenants: &Tenants, request: &Request) -> Result<usize, ApiError> {
     let headers = request.headers();
     let path = request.uri().path();
     // Probes come from the machine itself and from load balancers, by any name.
@@ -96,7 +107,6 @@ fn admit(app: &App, request: &Request) -> Result<usize, ApiError> {
     if scope == Needed::Nothing {
         return Ok(0);
     }
-    let tenants = app.tenants();
     let Some(key) = tenants.keys.authorize(presented(headers)) else {
         let message = "expected a valid API key in `Authorization: Bearer KEY` or `x-api-key: KEY`";
         return Err(ApiError::new(StatusCode::UNAUTHORIZED, message).code("invalid_api_key"));

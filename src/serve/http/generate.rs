@@ -8,7 +8,7 @@ use crate::serve::api::error::{ApiError, ApiResult};
 use crate::serve::api::form::{Events, Form};
 use crate::serve::api::job::{Job, Named, ReadJob};
 use crate::serve::api::prepare::{self, Plan, Prepared};
-use crate::serve::app::{App, Phase, Target, random, unavailable};
+use crate::serve::app::{App, Target, random, unavailable};
 use crate::serve::log::Record;
 use crate::serve::model::{Arrival, Ticket};
 use crate::serve::reply::Reply;
@@ -119,12 +119,12 @@ async fn answer(
     match ticket.inlet.receive().await {
         Some(Reply::Queued) => {}
         Some(Reply::Refused(refusal)) => return Err(ApiError::of_refusal(&refusal)),
-        _ => return Err(not_accepted(app.phase())),
+        _ => return Err(app.engine_ended()),
     }
     let mut response = match is_stream {
         true => stream(ticket, form, texts, std::mem::take(record)),
         false => {
-            collect(&mut ticket, form.as_mut(), texts, record).await?;
+            collect(app, &mut ticket, form.as_mut(), texts, record).await?;
             record.finish(form.as_ref());
             respond::json(StatusCode::OK, &form.body())
         }
@@ -155,8 +155,7 @@ async fn start(
     let job = read(&mut body, &app.limits)?;
     let ignored = body.rest(app.limits.strict_fields)?;
     app.metrics.ignored_fields(ignored.len() as u64);
-    let tenants = app.tenants();
-    let (key, key_id) = tenants.key(caller.key);
+    let (key, key_id) = caller.key();
     let named = job.settings.sampling.adapters.clone().unwrap_or_default();
     let target = app.target(key, model.as_deref(), &named)?;
     record.model(&target);
@@ -201,7 +200,7 @@ async fn prepare_job(app: &App, job: Job, target: &Target, seed: u64, owner: Opt
         let encoded = target.model.encode(move |encoder| prepare::prepare(encoder, &shared.0, &shared.1));
         let prepared = match tokio::time::timeout(PREPARE_TIME, encoded).await {
             Ok(Some(prepared)) => prepared?,
-            Ok(None) => return Err(not_accepted(app.phase())),
+            Ok(None) => return Err(app.engine_ended()),
             Err(_) => {
                 let message = format!("the request took more than {} s to prepare", PREPARE_TIME.as_secs());
                 return Err(ApiError::invalid(message).code("too_complex"));
@@ -209,7 +208,7 @@ async fn prepare_job(app: &App, job: Job, target: &Target, seed: u64, owner: Opt
         };
         match prepared {
             Some(prepared) => {
-                let (_, plan) = Arc::try_unwrap(work).map_err(|_| ended())?;
+                let (_, plan) = Arc::try_unwrap(work).map_err(|_| app.engine_ended())?;
                 return Ok((prepared, plan, id, form));
             }
             None if begin.elapsed() > app.settings.queue_timeout => {
@@ -220,18 +219,6 @@ async fn prepare_job(app: &App, job: Job, target: &Target, seed: u64, owner: Opt
             None => tokio::time::sleep(ROOM_TIME).await,
         }
     }
-}
-
-/// Returns the error of a request that the engine has not taken. During the shutdown, another server can answer it.
-fn not_accepted(phase: Phase) -> ApiError {
-    match phase {
-        Phase::Draining => unavailable("the server is shutting down", "draining", 30),
-        Phase::Running | Phase::Leaving => ended(),
-    }
-}
-
-fn ended() -> ApiError {
-    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the engine ended before the request")
 }
 
 /// Reads the header with the largest number of milliseconds that the request may take.
@@ -245,7 +232,13 @@ fn deadline(headers: &HeaderMap, arrived: Instant) -> ApiResult<Option<Instant>>
 }
 
 /// Takes all messages about a request.
-async fn collect(ticket: &mut Ticket, form: &mut dyn Form, mut texts: usize, record: &mut Record) -> ApiResult<()> {
+async fn collect(
+    app: &App,
+    ticket: &mut Ticket,
+    form: &mut dyn Form,
+    mut texts: usize,
+    record: &mut Record,
+) -> ApiResult<()> {
     let mut events = Events::new(false);
     while texts > 0 {
         match ticket.inlet.receive().await {
@@ -257,7 +250,7 @@ async fn collect(ticket: &mut Ticket, form: &mut dyn Form, mut texts: usize, rec
                 texts -= 1;
             }
             Some(Reply::Refused(refusal)) => return Err(ApiError::of_refusal(&refusal)),
-            None => return Err(ended()),
+            None => return Err(app.engine_ended()),
         }
     }
     Ok(())
@@ -272,16 +265,4 @@ fn stream(ticket: Ticket, form: Box<dyn Form>, texts: usize, record: Record) -> 
     // Proxies that collect a response would hold a stream back.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_request_that_comes_too_late_for_the_engine_is_for_another_server() {
-        let late = not_accepted(Phase::Draining);
-        assert_eq!((late.status.as_u16(), late.code, late.retry_after), (503, Some("draining"), Some(30)));
-        assert_eq!(not_accepted(Phase::Running).status.as_u16(), 500);
-    }
 }

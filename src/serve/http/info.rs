@@ -80,8 +80,7 @@ pub async fn model(
 
 /// Returns the objects of all models and adapters that a caller may use.
 fn listed(app: &App, caller: &Caller) -> Vec<(String, Value)> {
-    let tenants = app.tenants();
-    let key = tenants.key(caller.key).0;
+    let (key, _) = caller.key();
     let mut all = Vec::new();
     for model in app.models.iter().filter(|model| key.may_use_model(&model.name)) {
         let (context, root) = match model.status() {

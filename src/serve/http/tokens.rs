@@ -21,7 +21,7 @@ async fn read(app: &App, caller: &Caller, request: Request) -> ApiResult<(Body, 
     let (bytes, _permit) = read_body(app, request).await?;
     let mut body = Body::parse(&bytes)?;
     let model = body.text("model")?;
-    let target = app.target(app.tenants().key(caller.key).0, model.as_deref(), &[])?;
+    let target = app.target(caller.key().0, model.as_deref(), &[])?;
     Ok((body, target))
 }
 
@@ -39,7 +39,7 @@ pub async fn tokenize(
         None => ChatRequest::take(&mut body, &app.limits)?.source,
     };
     body.rest(app.limits.strict_fields)?;
-    let ids = ids_of(&target, source).await?;
+    let ids = ids_of(&app, &target, source).await?;
     let mut object = json!({"count": ids.len(), "max_model_len": target.facts.context, "tokens": ids});
     if names {
         object["token_strs"] = ids.iter().map(|id| Value::from(target.facts.tokens.text(*id))).collect();
@@ -59,14 +59,14 @@ async fn count_messages(app: &App, caller: &Caller, request: Request) -> ApiResu
     let (mut body, target) = read(app, caller, request).await?;
     let source = anthropic::read_count(&mut body, &app.limits)?;
     body.rest(app.limits.strict_fields)?;
-    Ok(ids_of(&target, source).await?.len())
+    Ok(ids_of(&app, &target, source).await?.len())
 }
 
 /// Encodes a text or a conversation on another thread.
 ///
 /// # Errors
 /// The text is too long, or the template refuses the conversation.
-pub async fn ids_of(target: &Target, source: Source) -> ApiResult<Vec<u32>> {
+pub async fn ids_of(app: &App, target: &Target, source: Source) -> ApiResult<Vec<u32>> {
     let facts = target.facts.clone();
     let encoded = target.model.encode(move |encoder| -> ApiResult<Vec<u32>> {
         match &source {
@@ -79,7 +79,7 @@ pub async fn ids_of(target: &Target, source: Source) -> ApiResult<Vec<u32>> {
             }
         }
     });
-    encoded.await.unwrap_or_else(|| Err(ended()))
+    encoded.await.unwrap_or_else(|| Err(app.engine_ended()))
 }
 
 /// Decodes tokens.
@@ -99,13 +99,13 @@ pub async fn detokenize(
     let decoded = target.model.encode(move |encoder| encoder.tokenizer()?.decode(&ids, skip)).await;
     match decoded {
         Some(text) => Ok(respond::json(StatusCode::OK, &json!({"prompt": text?}))),
-        None => Err(ended()),
+        None => Err(app.engine_ended()),
     }
 }
 
 /// Shows the configuration of the tokenizer, with tokens as texts and with the chat template.
 pub async fn info(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> ApiResult<Response> {
-    let target = app.target(app.tenants().key(caller.key).0, None, &[])?;
+    let target = app.target(caller.key().0, None, &[])?;
     let facts = &target.facts;
     let mut object = facts.tokenizer_config.as_object().cloned().unwrap_or_default();
     for (name, value) in &mut object {
@@ -121,8 +121,4 @@ pub async fn info(State(app): State<Arc<App>>, Extension(caller): Extension<Call
     object.entry("tokenizer_class").or_insert(json!("PreTrainedTokenizerFast"));
     object.insert("max_chars_per_token".into(), json!(facts.tokens.longest()));
     Ok(respond::json(StatusCode::OK, &Value::Object(object)))
-}
-
-fn ended() -> ApiError {
-    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the engine ended before the request")
 }

@@ -34,6 +34,8 @@ fn adapters_change_answers_and_come_and_go() {
     let load = |server: &Server, path: &str| {
         server.post("/v1/load_lora_adapter", &json!({"lora_name": "x", "lora_path": path}))
     };
+    let strange = server.post("/v1/load_lora_adapter", &json!({"lora_name": "a=../x", "lora_path": name}));
+    assert_eq!((strange.status, strange.json()["error"]["param"].as_str()), (400, Some("lora_name")));
     for outside in ["/etc", "../llama-gqa", ".", "nothing"] {
         assert_eq!(load(&server, outside).status, 400, "{outside}");
     }
