@@ -77,6 +77,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "adapter_pack", allowance: ADAPTERS, limit_ms: SECOND, run: adapter_pack },
     Target { name: "adapter_config", allowance: ADAPTERS, limit_ms: SECOND, run: adapter_config },
     Target { name: "tokenizer", allowance: PIPELINES, limit_ms: SECOND, run: tokenizer },
+    Target { name: "prefix_page", allowance: LISTS, limit_ms: SECOND, run: prefix_page },
     Target { name: "template", allowance: STEPPED, limit_ms: SECOND, run: template },
     Target { name: "constraint", allowance: MATCHERS.0, limit_ms: MATCHERS.1, run: constraint },
     #[cfg(feature = "serve")]
@@ -384,6 +385,21 @@ fn constraint(data: &[u8]) {
     }
 }
 
+/// Reads a page of the prefix cache. The first byte is the length of the expected header, which follows, and then the
+/// file; a file that belongs to the header is accepted until one of its bytes is another.
+fn prefix_page(data: &[u8]) {
+    use iec::runtime::page_content;
+    let Some((length, rest)) = data.split_first() else { return };
+    let Some((header, file)) = rest.split_at_checked(usize::from(*length)) else { return };
+    assert!(page_content(file, header).is_none_or(|payload| file.len() > payload.len()));
+    let mut valid = [header, file].concat();
+    valid.extend(Sha256::digest(&valid));
+    assert_eq!(page_content(&valid, header), Some(file));
+    let at = data.iter().map(|byte| usize::from(*byte)).sum::<usize>() % valid.len();
+    valid[at] ^= 1;
+    assert_eq!(page_content(&valid, header), None, "byte {at} was changed");
+}
+
 /// Parses a file of API keys, uses each key, and gives a scheduler those of the file.
 #[cfg(feature = "serve")]
 fn api_keys(data: &[u8]) {
@@ -397,7 +413,8 @@ fn api_keys(data: &[u8]) {
     for change in changes {
         if let KeyChange::Add(limits) = change {
             let key = scheduler.add_key(limits);
-            let request = iec::sched::Request { key, priority: 0, prompt: 1, max_tokens: 1, deadline: None };
+            let request =
+                iec::sched::Request { key, priority: 0, prompt: 1, max_tokens: 1, deadline: None, further: false };
             let _ = scheduler.arrive(0, request);
         }
     }

@@ -57,7 +57,7 @@ pub use kv::KvType;
 pub use open::EngineOptions;
 pub use precision::Precision;
 pub use prefix::PrefixActivations;
-pub use prefix_store::{DiskCounts, Saved};
+pub use prefix_store::{DiskCounts, Saved, page_content};
 pub use profile::{Stage, Stages};
 pub use residency::Residency;
 pub use reuse::prefix_cache_bytes;

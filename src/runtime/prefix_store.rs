@@ -156,18 +156,13 @@ impl PrefixStore {
         let header = place.header(parts.iter().map(bytes_of));
         let expected = header.len() + parts.iter().map(bytes_of).sum::<usize>() + DIGEST;
         let path = self.path(&name);
-        let bytes = files::read_limited(&path, expected as u64).ok().filter(|bytes| {
-            bytes.len() == expected && bytes.starts_with(&header) && {
-                let (content, digest) = bytes.split_at(expected - DIGEST);
-                Sha256::digest(content)[..] == *digest
-            }
-        });
-        let Some(bytes) = bytes else {
+        let bytes = files::read_limited(&path, expected as u64).unwrap_or_default();
+        let content = page_content(&bytes, &header).filter(|_| bytes.len() == expected);
+        let Some(mut rest) = content else {
             self.counts.damaged += 1;
             self.remove(&name);
             return false;
         };
-        let mut rest = &bytes[header.len()..];
         for page in parts {
             let to: &mut [u8] = bytemuck::cast_slice_mut(page.get_mut().expect("a new page has one owner"));
             let (content, after) = rest.split_at(to.len());
@@ -233,6 +228,13 @@ impl PrefixStore {
         let hex: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
         self.dir.join(&hex[..2]).join(format!("{hex}.{EXTENSION}"))
     }
+}
+
+/// Returns the payload of the file of a page; `None` if the file has another header or its digest does not fit.
+pub fn page_content<'a>(file: &'a [u8], header: &[u8]) -> Option<&'a [u8]> {
+    let (content, digest) = file.split_at_checked(file.len().checked_sub(DIGEST)?)?;
+    let payload = content.strip_prefix(header)?;
+    (Sha256::digest(content)[..] == *digest).then_some(payload)
 }
 
 fn bytes_of(page: &Page) -> usize {

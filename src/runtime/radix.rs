@@ -50,6 +50,8 @@ struct Node {
     value: f64,
     /// Number of sequences that use the page.
     uses: usize,
+    /// Whether the page was written to disk.
+    saved: bool,
 }
 
 /// Predecessor of a node.
@@ -57,6 +59,23 @@ struct Node {
 enum Above {
     Root(Key),
     Node(NodeId),
+}
+
+/// A full page of the tree.
+#[derive(Debug, Clone, Copy)]
+pub struct FullPage<'a> {
+    /// Key of its text.
+    pub key: &'a Key,
+    /// Its node.
+    pub node: NodeId,
+    /// Node of the page before it.
+    pub before: Option<NodeId>,
+    /// Its tokens.
+    pub tokens: &'a [u32],
+    /// Page of each part.
+    pub parts: &'a [Page],
+    /// Whether it was written to disk.
+    pub saved: bool,
 }
 
 /// The longest known beginning of a text.
@@ -180,6 +199,7 @@ impl RadixTree {
                         let node = self.node_mut(index);
                         node.tokens = tokens.to_vec();
                         node.pages = parts.iter().map(|pages| pages[i].clone()).collect();
+                        node.saved = false;
                         replaced += 1;
                     }
                     index
@@ -195,28 +215,35 @@ impl RadixTree {
         (added, replaced)
     }
 
-    /// Adds the full page `i` of a text, which no sequence uses, behind the node of the page before it.
+    /// Adds the full page `i` of a text, which no sequence uses and which is on disk, behind the node of the page
+    /// before it.
     pub fn restore(&mut self, key: &Key, before: Option<NodeId>, i: usize, tokens: &[u32], pages: Vec<Page>) -> NodeId {
         let index = self.add_node(before.map_or(Above::Root(*key), Above::Node), i, tokens, pages);
         self.touch(index);
+        self.set_saved(index);
         index
     }
 
-    /// Calls `visit` with each full page: its key, its node, that of the page before it, its tokens and its parts. The
-    /// page before comes first.
+    /// Notes that a full page was written to disk.
+    pub fn set_saved(&mut self, index: NodeId) {
+        self.node_mut(index).saved = true;
+    }
+
+    /// Calls `visit` with each full page. The page before comes first.
     ///
     /// # Errors
     /// Returns the first error of `visit`.
     pub fn visit_full<E>(
         &self,
-        mut visit: impl FnMut(&Key, NodeId, Option<NodeId>, &[u32], &[Page]) -> std::result::Result<(), E>,
+        mut visit: impl FnMut(FullPage<'_>) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
         for (key, first) in &self.roots {
             let mut open: Vec<(Option<NodeId>, NodeId)> = first.iter().map(|index| (None, *index)).collect();
             while let Some((before, index)) = open.pop() {
                 let node = self.node(index);
                 if node.tokens.len() == PAGE {
-                    visit(key, index, before, &node.tokens, &node.pages)?;
+                    let (tokens, parts, saved) = (&node.tokens[..], &node.pages[..], node.saved);
+                    visit(FullPage { key, node: index, before, tokens, parts, saved })?;
                     open.extend(node.children.iter().map(|child| (Some(index), *child)));
                 }
             }
@@ -298,6 +325,7 @@ impl RadixTree {
             position: i * PAGE,
             value: 0.0,
             uses: 0,
+            saved: false,
         };
         let index = match self.vacant.pop() {
             Some(index) => {

@@ -95,18 +95,26 @@ impl PrefixCache {
         loaded
     }
 
-    /// Writes all full pages to disk that are not there.
-    fn save(&mut self) -> Result<Saved> {
-        let (mut saved, mut names) = (Saved::default(), HashMap::new());
-        if let Some(store) = &mut self.store {
-            self.tree.visit_full(|key, node, before, tokens, pages| {
-                let before = before.map_or(PageName::default(), |before| names[&before]);
-                let place = Place { key, before, tokens };
-                names.insert(node, place.name());
-                store.write(&place, pages, &mut saved)
-            })?;
-        }
-        Ok(saved)
+    /// Writes full pages to disk that were not written before, at most `most` of them. A page that left the directory
+    /// because of its limit is not written again.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn save(&mut self, most: usize) -> Result<Saved> {
+        let (mut saved, mut names, mut written) = (Saved::default(), HashMap::new(), Vec::new());
+        let Some(store) = &mut self.store else { return Ok(saved) };
+        let result = self.tree.visit_full(|page| {
+            let before = page.before.map_or(PageName::default(), |before| names[&before]);
+            let place = Place { key: page.key, before, tokens: page.tokens };
+            names.insert(page.node, place.name());
+            if !page.saved && saved.written < most {
+                store.write(&place, page.parts, &mut saved)?;
+                written.push(page.node);
+            }
+            Ok(())
+        });
+        written.into_iter().for_each(|node| self.tree.set_saved(node));
+        result.map(|()| saved)
     }
 }
 
@@ -160,13 +168,13 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes the full pages of the prefix cache to the directory of [`Engine::keep_prefixes_in`]. Pages that were used
-    /// least recently leave it when it is full.
+    /// Writes the full pages of the prefix cache that were not written before to the directory of
+    /// [`Engine::keep_prefixes_in`]. Pages that were used least recently leave it when it is full.
     ///
     /// # Errors
     /// A file cannot be written.
     pub fn save_prefixes(&mut self) -> Result<Saved> {
-        self.prefix_cache.as_mut().map_or(Ok(Saved::default()), PrefixCache::save)
+        self.prefix_cache.as_mut().map_or(Ok(Saved::default()), |prefixes| prefixes.save(usize::MAX))
     }
 
     /// Counts the KV pages of the CPU in each state; all are 0 if layers are on another device. Pages of a running

@@ -25,7 +25,7 @@ pub struct KeyLimits {
     pub tpm: Option<u64>,
     /// Tokens per day, counted in the same way.
     pub tokens_per_day: Option<u64>,
-    /// Unfinished requests.
+    /// Unfinished answers.
     pub concurrent: Option<usize>,
     /// Tokens of an answer.
     pub max_tokens: Option<u32>,
@@ -255,9 +255,10 @@ impl Keys {
             return Err(Rejection::Concurrent);
         }
         let amount = f64::from(request.prompt) + f64::from(request.max_tokens);
-        key.requests.iter_mut().try_for_each(|bucket| bucket.holds(now, 1.0))?;
+        let requests = if request.further { 0.0 } else { 1.0 };
+        key.requests.iter_mut().try_for_each(|bucket| bucket.holds(now, requests))?;
         key.tokens.iter_mut().flatten().try_for_each(|bucket| bucket.holds(now, amount))?;
-        key.requests.iter_mut().for_each(|bucket| bucket.left -= 1.0);
+        key.requests.iter_mut().for_each(|bucket| bucket.left -= requests);
         key.tokens.iter_mut().flatten().for_each(|bucket| bucket.left -= amount);
         key.unfinished += 1;
         if self.active.insert(request.key) {

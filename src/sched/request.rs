@@ -21,6 +21,8 @@ pub struct Request {
     pub max_tokens: u32,
     /// Time at which the request ends with [`Finish::Deadline`], if it is still waiting or running.
     pub deadline: Option<Micros>,
+    /// True for a further answer to the request before it, which a limit of requests per time does not count.
+    pub further: bool,
 }
 
 /// Reason why a request is refused at arrival.

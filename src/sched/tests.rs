@@ -16,7 +16,7 @@ pub fn scheduler(change: impl FnOnce(&mut Options)) -> Scheduler<BlockCache> {
 }
 
 pub fn request(prompt: u32, max_tokens: u32) -> Request {
-    Request { key: 0, priority: 0, prompt, max_tokens, deadline: None }
+    Request { key: 0, priority: 0, prompt, max_tokens, deadline: None, further: false }
 }
 
 /// Plans and computes a step that takes a millisecond per row, with one token for each sampling sequence.
@@ -376,7 +376,7 @@ fn replay(calls: &[Call], pages: u32) -> Result<Vec<Event>, String> {
         match call {
             Call::Arrive { key, priority, prompt, max_tokens, head, deadline } => {
                 let deadline = deadline.map(|after| now + after);
-                let arrived = s.arrive(now, Request { key, priority, prompt, max_tokens, deadline });
+                let arrived = s.arrive(now, Request { key, priority, prompt, max_tokens, deadline, further: false });
                 if disabled[key] && arrived.is_ok() {
                     return Err(format!("the disabled key {key} made a request"));
                 }

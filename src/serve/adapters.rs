@@ -233,12 +233,27 @@ pub async fn replace(app: &App, loras: Vec<Source>) -> std::result::Result<(), S
     Ok(())
 }
 
-/// Lists the adapters of the settings.
-pub fn list_settings(app: &App) {
+/// Lists the adapters of the settings, with which the model is opened.
+///
+/// # Errors
+/// There are too many, or the rank of one is too large.
+pub fn list_settings(app: &App) -> Result<()> {
+    let (found, most) = (app.settings.loras.len(), app.settings.max_adapters);
+    if found > most {
+        return Err(
+            Error::usage(format!("found {found} adapters, expected at most {most}")).help("raise --max-adapters")
+        );
+    }
     for source in &app.settings.loras {
+        let (rank, most) = (adapter::describe(&source.dir)?.rank, app.settings.max_lora_rank);
+        if rank > most {
+            let found = format!("found an adapter of rank {rank}, expected at most {most}");
+            return Err(Error::usage(found).at(&source.dir).help("raise --max-lora-rank"));
+        }
         let adapter = Adapter { model: 0, source: source.clone(), created: now() };
         app.adapters().insert(source.name.clone(), adapter);
     }
+    Ok(())
 }
 
 fn now() -> u64 {

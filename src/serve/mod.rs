@@ -172,7 +172,7 @@ pub fn run(server: Server) -> Result<Ended> {
     // It is dropped after the runtime and its connections, and sends the last traces then.
     #[cfg(feature = "otel")]
     let _exporter = trace::Exporter::start(&app)?;
-    adapters::list_settings(&app);
+    adapters::list_settings(&app)?;
     let (sender, ends) = unbounded_channel();
     for (model, commands) in app.models.iter().zip(commands) {
         let usage = earlier_usage(&app, &model.name, saved.as_ref());

@@ -220,7 +220,7 @@ pub const LEFT_OUT: &[(&str, &str)] = &[
     ),
     (
         "serve",
-        "it ends by a signal only; with --state-dir it writes pages as run does, and two lists through output::AtomicFile",
+        "it ends by a signal only; into --state-dir it writes pages as run does, and lists through output::AtomicFile",
     ),
     ("demo", "it calls the functions of pack, verify, ptq, q4, tensor-map, dedup, run and bench, which have scenarios"),
     ("pull", "it needs a server and the feature `hub`; tests/it/pull.rs cuts its transfers off"),

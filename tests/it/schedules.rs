@@ -103,10 +103,10 @@ struct Seen {
 struct Twin(Scheduler<NoCache>);
 
 impl Twin {
-    fn arrive(&mut self, now: u64, request: &Request, Terms { key, priority, deadline }: Terms) -> u64 {
+    fn arrive(&mut self, now: u64, request: &Request, Terms { key, priority, deadline, further }: Terms) -> u64 {
         let room = self.0.options().ctx as usize + 1 - request.ids.len();
         let (prompt, max_tokens) = (request.ids.len() as u32, request.max_new.min(room) as u32);
-        self.0.arrive(now, sched::Request { key, priority, prompt, max_tokens, deadline }).unwrap()
+        self.0.arrive(now, sched::Request { key, priority, prompt, max_tokens, deadline, further }).unwrap()
     }
 
     /// Plans and ends a step with the cost and the outcomes of the batch; returns the work and the changes of requests.
@@ -157,7 +157,8 @@ fn run(
         while waiting > 0 && (batch.is_empty() || dice.one_in(3)) {
             waiting -= 1;
             let index = dice.between(0, requests.len());
-            let terms = Terms { key: keys[dice.between(0, 2)], priority: dice.between(0, 3) as i32, deadline: None };
+            let terms =
+                Terms { key: keys[dice.between(0, 2)], priority: dice.between(0, 3) as i32, ..Terms::default() };
             let id = batch.arrive(engine, now, traces.len(), requests[index].clone(), terms).unwrap();
             twin.iter_mut().for_each(|twin| assert_eq!(twin.arrive(now, &requests[index], terms), id));
             traces.insert(traces.len(), (index, Trace::new()));

@@ -24,9 +24,17 @@ pub fn mutate(target: &str, input: &[u8], other: &[u8], rng: &mut Rng, limit: us
         "template" => template::mutate,
         "api_keys" | "serve_config" => toml::mutate,
         "dedup" => json::mutate_open,
+        "prefix_page" => mutate_bytes,
         _ => json::mutate,
     };
     mutate(input, other, rng).filter(|output| output.len() <= limit)
+}
+
+/// Mutates an input without any structure.
+fn mutate_bytes(input: &[u8], other: &[u8], rng: &mut Rng) -> Option<Vec<u8>> {
+    let mut bytes = input.to_vec();
+    (0..1 + below(rng, 4)).for_each(|_| edit(&mut bytes, other, rng));
+    Some(bytes)
 }
 
 /// Returns a random number below `n`, or 0 when `n` is 0.

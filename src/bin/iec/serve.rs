@@ -52,8 +52,8 @@ pub struct Args {
     /// fit)
     #[arg(help_heading = HEADING, long = "check", id = "check_only")]
     check: bool,
-    /// Has no effect: the address is printed as JSON in any case
-    #[arg(long, hide = true)]
+    /// Print errors as JSON on stdout; the address and the result of --check are JSON in any case
+    #[arg(help_heading = HEADING, long)]
     pub json: bool,
     #[command(flatten)]
     model: ModelArgs,
@@ -341,6 +341,7 @@ impl Args {
             options.engine.context = settings.ctx;
             options.engine.kv = settings.kv;
             options.engine.kv_memory = Some(kv_memory);
+            options.engine.prefill_chunk = settings.max_step_tokens as usize;
             options
         };
         let served = |(name, spec): (String, Option<PathBuf>)| Served {

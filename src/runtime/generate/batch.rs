@@ -31,6 +31,8 @@ pub struct Terms {
     pub priority: i32,
     /// Time at which the request ends if it has not ended before.
     pub deadline: Option<Micros>,
+    /// True for a further answer to the request before it, which a limit of requests per time does not count.
+    pub further: bool,
 }
 
 /// Requests that are computed together by one engine. Each gets the tokens that it would get alone.
@@ -147,8 +149,9 @@ impl Batch {
     ) -> std::result::Result<RequestId, Rejection> {
         let prompt = request.ids.len();
         let most = request.max_new.min((engine.context() + 1).saturating_sub(prompt));
-        let Terms { key, priority, deadline } = terms;
-        let queued = sched::Request { key, priority, prompt: count(prompt), max_tokens: count(most), deadline };
+        let Terms { key, priority, deadline, further } = terms;
+        let (prompt_tokens, max_tokens) = (count(prompt), count(most));
+        let queued = sched::Request { key, priority, prompt: prompt_tokens, max_tokens, deadline, further };
         let id = self.scheduler.arrive(now, queued)?;
         let known = request.known(engine);
         let (owner, reads) = (request.owner(engine), request.score.is_none());
@@ -211,6 +214,16 @@ impl Batch {
     /// Returns the numbers of pages of the prefix cache on disk; `None` if none are kept there.
     pub fn disk_counts(&mut self) -> Option<DiskCounts> {
         self.scheduler.cache().prefixes.as_ref()?.disk_counts()
+    }
+
+    /// Writes one full page of the prefix cache to the directory of [`Engine::keep_prefixes_in`]. Returns false once
+    /// all were written.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn save_prefix(&mut self) -> Result<bool> {
+        let prefixes = self.scheduler.cache().prefixes.as_mut();
+        prefixes.map_or(Ok(false), |prefixes| prefixes.save(1).map(|saved| saved.written > 0))
     }
 
     /// Returns the scheduler's count of pages.

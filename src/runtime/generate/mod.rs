@@ -471,7 +471,7 @@ impl Run<'_> {
             let checked = request.and_then(|request| check(&request, engine).map(|()| request));
             match checked.tensor(&format!("prompt {index}")) {
                 Ok(request) => {
-                    let terms = Terms { key: self.key, priority: request.priority, deadline: None };
+                    let terms = Terms { key: self.key, priority: request.priority, ..Terms::default() };
                     batch.arrive(engine, 0, index, request, terms).expect("a request that was checked, without limits");
                 }
                 Err(e) => self.end(Completion::without_text(index, tokens, Finish::Invalid, Some(e)), options)?,

@@ -201,8 +201,8 @@ impl ChatTemplate {
     /// Renders a prompt as [`render`](ChatTemplate::render) does, with tools, variables and another ending.
     ///
     /// # Errors
-    /// The errors of [`render`](ChatTemplate::render); there are tools and the template does not read them; a variable has
-    /// another source; or the content of the last message, which the model should continue, is not in the prompt.
+    /// The errors of [`render`](ChatTemplate::render); there are tools and the template does not read them; a variable
+    /// has another source; or the content of the last message, which the model should continue, is not in the prompt.
     pub fn render_with(&self, messages: &[Message], options: &RenderOptions, longest: usize) -> Result<String> {
         self.render_within(messages, options, longest, STEPS)
     }

@@ -169,7 +169,7 @@ impl Iterator for Arrivals {
             _ => 0,
         };
         let head = Head { text: head << 32 | adapter, tokens: head_tokens.min(prompt) };
-        let request = Request { key, priority, prompt, max_tokens, deadline: None };
+        let request = Request { key, priority, prompt, max_tokens, deadline: None, further: false };
         Some(Arrival { time, request, head, client: self.client() })
     }
 }

@@ -49,7 +49,7 @@ impl ChatRequest {
             return Err(ApiError::field("top_logprobs", "it needs `logprobs`: true"));
         }
         let logprobs = wanted.then_some(top.unwrap_or(0));
-        let chat = Conversation { messages, options, tools, choice, parallel };
+        let chat = Conversation { field: "messages", messages, options, tools, choice, parallel };
         Ok(ChatRequest { source: Source::Chat(Box::new(chat)), settings, max_tokens, logprobs })
     }
 }

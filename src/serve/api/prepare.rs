@@ -24,9 +24,21 @@ pub enum Source {
     Chat(Box<Conversation>),
 }
 
+impl Source {
+    /// Returns the name of the field that errors name.
+    fn field(&self) -> &'static str {
+        match self {
+            Source::Text(..) | Source::Ids(_) => "prompt",
+            Source::Chat(chat) => chat.field,
+        }
+    }
+}
+
 /// A conversation to continue.
 #[derive(Debug)]
 pub struct Conversation {
+    /// Name of the field that errors about the messages name.
+    pub field: &'static str,
     /// Messages.
     pub messages: Vec<Message>,
     /// Tools, and how the template is rendered.
@@ -153,7 +165,7 @@ pub fn prepare(encoder: &Encoder<'_>, sources: &[Source], plan: &Plan) -> MaybeP
             if let Source::Chat(chat) = source {
                 let tokenizer = encoder.tokenizer()?;
                 let calls = !chat.tools.is_empty() && chat.choice != ToolChoice::None;
-                let format = format_of(encoder, plan)?.filter(|_| calls);
+                let format = format_of(encoder, chat, plan)?.filter(|_| calls);
                 prepared.parsers.push(OutputParser::new(format, tokenizer, &ids, seed));
             }
         }
@@ -210,7 +222,7 @@ fn encode(encoder: &Encoder<'_>, source: &Source, plan: &Plan) -> ApiResult<Vec<
             encoder.encode(&text, *add_special_tokens)
         }
         Source::Chat(chat) => {
-            let template = plan.facts.template.as_ref().ok_or_else(no_template)?;
+            let template = plan.facts.template.as_ref().ok_or_else(|| no_template(chat))?;
             let mut messages = Cow::Borrowed(&chat.messages[..]);
             if plan.settings.sampling.normalize.is_some() {
                 for message in messages.to_mut() {
@@ -222,13 +234,13 @@ fn encode(encoder: &Encoder<'_>, source: &Source, plan: &Plan) -> ApiResult<Vec<
     };
     encoded.map_err(|e| match e.cause() {
         Cause::Usage(found) if found.contains("tokens") || found.contains("bytes") => {
-            ApiError::of_field("prompt", &e).code("context_length_exceeded")
+            ApiError::of_field(source.field(), &e).code("context_length_exceeded")
         }
         // The help is about the template, but the conversation is too long.
         Cause::Corrupt(found) if found.contains("the limit for the context") => {
-            ApiError::field("messages", found).code("context_length_exceeded")
+            ApiError::field(source.field(), found).code("context_length_exceeded")
         }
-        _ => ApiError::of_field(if matches!(source, Source::Chat(_)) { "messages" } else { "prompt" }, &e),
+        _ => ApiError::of_field(source.field(), &e),
     })
 }
 
@@ -241,8 +253,8 @@ fn normalized<'a>(text: &'a str, plan: &Plan) -> ApiResult<Cow<'a, str>> {
 }
 
 /// Builds the error for a conversation with a model that has no chat template.
-pub fn no_template() -> ApiError {
-    ApiError::field("messages", "the model has no chat template; use /v1/completions").code("no_chat_template")
+pub fn no_template(chat: &Conversation) -> ApiError {
+    ApiError::field(chat.field, "the model has no chat template; use /v1/completions").code("no_chat_template")
 }
 
 fn check_length(ids: &[u32], plan: &Plan) -> ApiResult<()> {
@@ -300,8 +312,8 @@ fn sampling(encoder: &Encoder<'_>, plan: &Plan) -> ApiResult<Sampling> {
     Ok(sampling)
 }
 
-fn format_of(encoder: &Encoder<'_>, plan: &Plan) -> ApiResult<Option<tools::Format>> {
-    let template = plan.facts.template.as_ref().ok_or_else(no_template)?;
+fn format_of(encoder: &Encoder<'_>, chat: &Conversation, plan: &Plan) -> ApiResult<Option<tools::Format>> {
+    let template = plan.facts.template.as_ref().ok_or_else(|| no_template(chat))?;
     Ok(tools::Format::of(&template.template.template, encoder.tokenizer()?))
 }
 
@@ -324,7 +336,7 @@ fn constraint_of(
         return Ok(own);
     }
     let no_format = || ApiError::field("tools", "the chat template of the model has no known format of tool calls");
-    let format = format_of(encoder, plan)?.ok_or_else(no_format)?;
+    let format = format_of(encoder, chat, plan)?.ok_or_else(no_format)?;
     tools::constraint(format, encoder.tokenizer()?, ids, &chat.tools, &chat.choice, chat.parallel)
         .map_err(|e| ApiError::of_field("tools", &e))
 }

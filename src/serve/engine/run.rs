@@ -5,7 +5,7 @@ use super::{Shared, UsageOf};
 use crate::error::Result;
 use crate::runtime::generate::{self, Batch, Completion, Event, Finish, StepReport, Terms};
 use crate::runtime::speculate::Speculator;
-use crate::runtime::{DiskCounts, Engine};
+use crate::runtime::{DiskCounts, Engine, Stage};
 use crate::sched::{self, Micros, Rejection};
 use crate::serve::keys::KeyChange;
 use crate::serve::metrics::{
@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 const SLOW_READER: Duration = Duration::from_secs(30);
 /// Longest time without a sign of life while there is nothing to do.
 const IDLE: Duration = Duration::from_secs(1);
+/// Time without work after which pages of the prefix cache are written to disk.
+const SAVE_AFTER: Duration = Duration::from_millis(200);
 /// Time between two looks at readers that are slow.
 const READERS: Duration = Duration::from_millis(20);
 /// Weight of the last step in the mean speed of prefill.
@@ -66,6 +68,8 @@ pub(super) struct Run<'a> {
     prefill_rate: f64,
     /// Whether the last step had work.
     worked: bool,
+    /// Time of the last step that had work, if pages of the prefix cache may not be on disk since.
+    unsaved: Option<Instant>,
     #[cfg(test)]
     panics: bool,
 }
@@ -83,6 +87,7 @@ impl<'a> Run<'a> {
         let drafts = if speculator.is_off() { 0 } else { u32::MAX };
         let mut batch = Batch::new(engine, sched::Options { drafts, ..shared.limits.clone() });
         batch.hide_progress();
+        engine.profile(true);
         let options =
             generate::Options { tokenizer: encoder.tokenizer().ok(), eos, skip_invalid: true, ..Default::default() };
         Run {
@@ -104,6 +109,7 @@ impl<'a> Run<'a> {
             cut: false,
             prefill_rate: 0.0,
             worked: false,
+            unsaved: None,
             #[cfg(test)]
             panics: false,
         }
@@ -138,6 +144,9 @@ impl<'a> Run<'a> {
             }
             self.model.beat();
             let turn = self.shared.turns.take(self.model.number);
+            // The time since the last step is that of no stage.
+            self.engine.lap(Stage::Other);
+            self.engine.take_stages();
             let begin = Instant::now();
             let done = catch_unwind(AssertUnwindSafe(|| self.step()));
             drop(turn);
@@ -175,7 +184,7 @@ impl<'a> Run<'a> {
         if idle && self.drain.is_none_or(|_| !self.batch.is_empty()) {
             match commands.recv_timeout(self.patience()) {
                 Ok(command) => self.obey(command, changes),
-                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Timeout) => self.save_prefix(),
                 Err(RecvTimeoutError::Disconnected) => return false,
             }
         }
@@ -191,11 +200,28 @@ impl<'a> Run<'a> {
     /// Returns how long the next step can wait if no command comes.
     fn patience(&self) -> Duration {
         if self.batch.is_empty() {
-            return IDLE;
+            return self.unsaved.map_or(IDLE, |since| SAVE_AFTER.saturating_sub(since.elapsed()));
         }
         let timer = self.batch.next_timer().map(|at| Duration::from_micros(at.saturating_sub(self.now())));
         let readers = self.lives.all.values().any(|live| live.paused.is_some()).then_some(READERS);
         timer.into_iter().chain(readers).fold(IDLE, Duration::min)
+    }
+
+    /// Writes a page of the prefix cache to disk, if there has been nothing to compute for a while.
+    fn save_prefix(&mut self) {
+        if !self.batch.is_empty() || self.unsaved.is_none_or(|since| since.elapsed() < SAVE_AFTER) {
+            return;
+        }
+        match self.batch.save_prefix() {
+            Ok(true) => {}
+            Ok(false) => self.unsaved = None,
+            // The end of the server tries again, and reports why it failed.
+            Err(_) => {
+                self.metrics.disk_pages(DiskPages::Failed, 1);
+                self.unsaved = None;
+            }
+        }
+        self.tell_disk();
     }
 
     fn obey(&mut self, command: Command, changes: &mut Vec<KeyChange>) {
@@ -243,7 +269,7 @@ impl<'a> Run<'a> {
         let deadline = deadline.map(|at| micros(at.saturating_duration_since(self.started)));
         let adapters: std::sync::Arc<[String]> = adapters.into();
         for (choice, request) in choices.into_iter().enumerate() {
-            let terms = Terms { key, priority: request.priority, deadline };
+            let terms = Terms { key, priority: request.priority, deadline, further: choice > 0 };
             let (index, prompt_tokens, now) = (self.count, request.ids.len(), self.now());
             self.count += 1;
             match self.batch.arrive(self.engine, now, index, request, terms) {
@@ -363,9 +389,11 @@ impl<'a> Run<'a> {
             sched::Outcome::Failed => 0,
         };
         let generated_tokens = report.outcomes.iter().map(new).sum();
+        let stages = self.engine.take_stages();
         if self.worked {
+            self.unsaved = self.shared.state.as_ref().map(|_| Instant::now());
             let prompt_tokens = prompt_tokens as usize;
-            self.metrics.step(&StepRecord { prompt_tokens, generated_tokens, time, stages: None });
+            self.metrics.step(&StepRecord { prompt_tokens, generated_tokens, time, stages: Some(&stages) });
         }
         if prompt_tokens > 0 {
             self.learn_rate(f64::from(prompt_tokens), time);

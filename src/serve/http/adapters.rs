@@ -2,7 +2,7 @@
 
 use super::check::Caller;
 use super::generate::read_body;
-use super::respond;
+use super::respond::{self, Ignored};
 use crate::serve::adapters;
 use crate::serve::api::body::Body;
 use crate::serve::api::error::{ApiError, ApiResult};
@@ -25,10 +25,10 @@ pub async fn load(
     let (name, path) = (required(&mut body, "lora_name")?, required(&mut body, "lora_path")?);
     let in_place = body.flag("load_inplace", false)?;
     let base = body.text("base_model_name")?;
-    body.rest(app.limits.strict_fields)?;
+    let ignored = Ignored::read(&app, body)?;
     let target = app.target(caller.key().0, base.as_deref(), &[])?;
     adapters::load(&app, &target.model, &name, &path, in_place).await?;
-    Ok(format!("Success: LoRA adapter '{name}' added successfully.").into_response())
+    Ok(ignored.shown_in(format!("Success: LoRA adapter '{name}' added successfully.").into_response()))
 }
 
 /// Unloads an adapter that no request uses.
@@ -38,9 +38,9 @@ pub async fn unload(State(app): State<Arc<App>>, request: Request) -> ApiResult<
     let name = required(&mut body, "lora_name")?;
     // Clients of vLLM may send the number of the adapter.
     let _ = body.take("lora_int_id");
-    body.rest(app.limits.strict_fields)?;
+    let ignored = Ignored::read(&app, body)?;
     adapters::unload(&app, &name).await?;
-    Ok(format!("Success: LoRA adapter '{name}' removed successfully.").into_response())
+    Ok(ignored.shown_in(format!("Success: LoRA adapter '{name}' removed successfully.").into_response()))
 }
 
 /// Lists the adapters.

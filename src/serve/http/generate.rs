@@ -1,7 +1,7 @@
 //! Endpoints that generate text.
 
 use super::check::Caller;
-use super::respond::{self, Style};
+use super::respond::{self, Ignored, Style};
 use super::stream::StreamBody;
 use crate::serve::api::body::Body;
 use crate::serve::api::error::{ApiError, ApiResult};
@@ -103,8 +103,7 @@ struct Started {
     is_stream: bool,
     /// Seed that the server chose.
     seed: Option<u64>,
-    /// Names of the fields that were ignored.
-    ignored: Vec<String>,
+    ignored: Ignored,
 }
 
 async fn answer(
@@ -132,10 +131,7 @@ async fn answer(
     if let Some(seed) = seed {
         respond::set(&mut response, "x-iec-seed", &seed.to_string());
     }
-    if !ignored.is_empty() {
-        respond::set(&mut response, "x-iec-ignored", &ignored.join(", "));
-    }
-    Ok(response)
+    Ok(ignored.shown_in(response))
 }
 
 /// Reads a request, encodes its prompts and hands it to the engine.
@@ -153,8 +149,7 @@ async fn start(
     drop(bytes);
     let model = body.text("model")?;
     let job = read(&mut body, &app.limits)?;
-    let ignored = body.rest(app.limits.strict_fields)?;
-    app.metrics.ignored_fields(ignored.len() as u64);
+    let ignored = Ignored::read(app, body)?;
     let (key, key_id) = caller.key();
     let named = job.settings.sampling.adapters.clone().unwrap_or_default();
     let target = app.target(key, model.as_deref(), &named)?;

@@ -1,6 +1,8 @@
 //! Responses with JSON, and responses for errors.
 
-use crate::serve::api::error::ApiError;
+use crate::serve::api::body::Body as RequestBody;
+use crate::serve::api::error::{ApiError, ApiResult};
+use crate::serve::app::App;
 use axum::body::Body;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderName, HeaderValue, StatusCode};
@@ -65,5 +67,29 @@ impl IntoResponse for ApiError {
 pub fn set(response: &mut Response, name: &'static str, value: &str) {
     if let Ok(value) = HeaderValue::from_str(value) {
         response.headers_mut().insert(HeaderName::from_static(name), value);
+    }
+}
+
+/// Names of the fields of a request that are unknown and were ignored.
+#[derive(Debug)]
+pub struct Ignored(Vec<String>);
+
+impl Ignored {
+    /// Checks the fields of a body that were not read, and counts those that are ignored.
+    ///
+    /// # Errors
+    /// As [`RequestBody::rest`].
+    pub fn read(app: &App, body: RequestBody) -> ApiResult<Ignored> {
+        let names = body.rest(app.limits.strict_fields)?;
+        app.metrics.ignored_fields(names.len() as u64);
+        Ok(Ignored(names))
+    }
+
+    /// Adds the header that names the fields, if there are some.
+    pub fn shown_in(&self, mut response: Response) -> Response {
+        if !self.0.is_empty() {
+            set(&mut response, "x-iec-ignored", &self.0.join(", "));
+        }
+        response
     }
 }

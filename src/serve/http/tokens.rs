@@ -2,7 +2,7 @@
 
 use super::check::Caller;
 use super::generate::read_body;
-use super::respond::{self, Style};
+use super::respond::{self, Ignored, Style};
 use crate::serve::api::anthropic;
 use crate::serve::api::body::{Body, Prompts};
 use crate::serve::api::chat::ChatRequest;
@@ -38,28 +38,28 @@ pub async fn tokenize(
         Some(_) => return Err(ApiError::field("prompt", "expected one text")),
         None => ChatRequest::take(&mut body, &app.limits)?.source,
     };
-    body.rest(app.limits.strict_fields)?;
+    let ignored = Ignored::read(&app, body)?;
     let ids = ids_of(&app, &target, source).await?;
     let mut object = json!({"count": ids.len(), "max_model_len": target.facts.context, "tokens": ids});
     if names {
         object["token_strs"] = ids.iter().map(|id| Value::from(target.facts.tokens.text(*id))).collect();
     }
-    Ok(respond::json(StatusCode::OK, &object))
+    Ok(ignored.shown_in(respond::json(StatusCode::OK, &object)))
 }
 
 /// Counts the tokens of a conversation in the form of Anthropic's API.
 pub async fn count(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>, request: Request) -> Response {
     match count_messages(&app, &caller, request).await {
-        Ok(tokens) => respond::json(StatusCode::OK, &json!({"input_tokens": tokens})),
+        Ok((tokens, ignored)) => ignored.shown_in(respond::json(StatusCode::OK, &json!({"input_tokens": tokens}))),
         Err(error) => respond::error(&error, Style::Anthropic),
     }
 }
 
-async fn count_messages(app: &App, caller: &Caller, request: Request) -> ApiResult<usize> {
+async fn count_messages(app: &App, caller: &Caller, request: Request) -> ApiResult<(usize, Ignored)> {
     let (mut body, target) = read(app, caller, request).await?;
     let source = anthropic::read_count(&mut body, &app.limits)?;
-    body.rest(app.limits.strict_fields)?;
-    Ok(ids_of(&app, &target, source).await?.len())
+    let ignored = Ignored::read(app, body)?;
+    Ok((ids_of(app, &target, source).await?.len(), ignored))
 }
 
 /// Encodes a text or a conversation on another thread.
@@ -73,9 +73,9 @@ pub async fn ids_of(app: &App, target: &Target, source: Source) -> ApiResult<Vec
             Source::Ids(ids) => Ok(ids.clone()),
             Source::Text(text, special) => Ok(encoder.encode(text, *special)?),
             Source::Chat(chat) => {
-                let template = facts.template.as_ref().ok_or_else(no_template)?;
+                let template = facts.template.as_ref().ok_or_else(|| no_template(chat))?;
                 let encoded = encoder.encode_chat(&template.template.template, &chat.messages, &chat.options);
-                encoded.map_err(|e| ApiError::of_field("messages", &e))
+                encoded.map_err(|e| ApiError::of_field(chat.field, &e))
             }
         }
     });
@@ -91,14 +91,14 @@ pub async fn detokenize(
     let (mut body, target) = read(&app, &caller, request).await?;
     let ids = body.take_tokens()?.ok_or_else(|| ApiError::field("tokens", "found none, expected token ids"))?;
     let skip = body.flag("skip_special_tokens", false)?;
-    body.rest(app.limits.strict_fields)?;
+    let ignored = Ignored::read(&app, body)?;
     if let Some(id) = ids.iter().find(|id| **id as usize >= target.facts.vocab) {
         let most = target.facts.vocab;
         return Err(ApiError::field("tokens", format!("found the token id {id}, expected an id below {most}")));
     }
     let decoded = target.model.encode(move |encoder| encoder.tokenizer()?.decode(&ids, skip)).await;
     match decoded {
-        Some(text) => Ok(respond::json(StatusCode::OK, &json!({"prompt": text?}))),
+        Some(text) => Ok(ignored.shown_in(respond::json(StatusCode::OK, &json!({"prompt": text?})))),
         None => Err(app.engine_ended()),
     }
 }

@@ -27,7 +27,7 @@ const MOST_CONCURRENT: i64 = 1_000_000;
 const WEIGHTS: std::ops::RangeInclusive<f64> = 0.001..=1000.0;
 
 /// Names of the fields of a key.
-const FIELDS: [&str; 13] = [
+const FIELDS: [&str; 12] = [
     "name",
     "sha256",
     "scopes",
@@ -40,7 +40,6 @@ const FIELDS: [&str; 13] = [
     "weight",
     "models",
     "cache",
-    "trusted",
 ];
 
 /// Advice for a digest that is none.
@@ -141,7 +140,6 @@ fn parse_key(table: Table<'_>) -> Result<Key> {
                     _ => return Err(field.error("found another text, expected \"private\" or \"shared\"")),
                 }
             }
-            "trusted" => key.trusted = field.boolean()?,
             _ => return Err(field.unknown(&FIELDS)),
         }
     }
@@ -215,7 +213,7 @@ mod tests {
     fn all_fields_are_read() {
         let text = file(
             "scopes = [\"infer\", \"metrics\"]\nrpm = 1\ntpm = 2\ntokens_per_day = 3\nconcurrent = 4\nmax_tokens = 5\n\
-             max_priority = -6\nweight = 2\nmodels = [\"m\", \"org/n\"]\ncache = \"shared\"\ntrusted = true",
+             max_priority = -6\nweight = 2\nmodels = [\"m\", \"org/n\"]\ncache = \"shared\"",
         );
         let keys = Keys::parse(text.as_bytes()).unwrap();
         let key = &keys.list()[0];
@@ -231,10 +229,10 @@ mod tests {
         assert_eq!(key.limits, limits);
         assert!(key.may(Scope::Infer) && !key.may(Scope::Admin) && key.may(Scope::Metrics));
         assert!(key.may_use_model("org/n") && !key.may_use_model("n"));
-        assert_eq!((key.cache_owner(), key.trusted, key.name.as_str()), (None, true, "a"));
+        assert_eq!((key.cache_owner(), key.name.as_str()), (None, "a"));
         let plain = Keys::parse(file("").as_bytes()).unwrap();
         let plain = &plain.list()[0];
-        assert_eq!((&plain.limits, plain.scopes, plain.trusted), (&KeyLimits::default(), Scopes::INFER, false));
+        assert_eq!((&plain.limits, plain.scopes), (&KeyLimits::default(), Scopes::INFER));
         assert_eq!((&plain.models, plain.cache_owner()), (&None, Some("a")));
     }
 
@@ -256,7 +254,7 @@ mod tests {
             (file("scopes = [\"all\"]"), "expected infer, admin or metrics"),
             (file("models = []"), "without `models`"),
             (file("cache = \"public\""), "expected \"private\" or \"shared\""),
-            (file("trusted = 1"), "expected true or false"),
+            (file("trusted = true"), "unknown name `trusted`"),
             (other("b", &digest_of("x")), "line 5: key `b` has the digest of an earlier key"),
             (other("a", &digest), "line 5: key `a` has the name of an earlier key"),
             (other("b c", &digest), "line 6: `name`: expected 1 to 64"),

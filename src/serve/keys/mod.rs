@@ -11,13 +11,12 @@
 //! rpm = 60                      # requests per minute
 //! tpm = 20000                   # tokens per minute, prompt and answer
 //! tokens_per_day = 1000000
-//! concurrent = 4                # unfinished requests
+//! concurrent = 4                # unfinished answers
 //! max_tokens = 2048             # tokens of an answer
 //! max_priority = 0              # most urgent priority that requests may ask for; lower is more urgent
 //! weight = 1.0                  # share of the machine in relation to other keys
 //! models = ["tiny"]             # models and adapters; by default all
 //! cache = "private"             # "shared": pages of the prefix cache are shared with other shared keys
-//! trusted = false               # the key belongs to a router that names its users
 //! ```
 //!
 //! Only `name` and `sha256` are required. A new random key and its digest are made with
@@ -132,8 +131,6 @@ pub struct Key {
     pub models: Option<Vec<String>>,
     /// Keys that may use its pages of the prefix cache.
     pub cache: CacheUse,
-    /// True if the key may name sub-keys: it belongs to a router that knows its users.
-    pub trusted: bool,
     digest: Digest,
 }
 
@@ -141,7 +138,7 @@ impl Key {
     /// Creates a key for models without limits.
     fn new(name: &str, scopes: Scopes, digest: Digest) -> Key {
         let (models, cache, limits) = (None, CacheUse::default(), KeyLimits::default());
-        Key { name: name.to_string(), scopes, limits, models, cache, trusted: false, digest }
+        Key { name: name.to_string(), scopes, limits, models, cache, digest }
     }
 
     /// Returns true if the key may make requests of this scope.

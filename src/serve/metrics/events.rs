@@ -34,7 +34,7 @@ pub struct StepRecord<'a> {
     pub generated_tokens: usize,
     /// Time of the whole step.
     pub time: Duration,
-    /// Time of each stage of the step; `None` unless the engine profiles.
+    /// Time of each stage of the step, and its hardware events; `None` unless the engine profiles.
     pub stages: Option<&'a Stages>,
 }
 
@@ -132,6 +132,8 @@ label_values! {
         Written = "written",
         /// They failed verification and were deleted.
         Damaged = "damaged",
+        /// They could not be written.
+        Failed = "failed",
         /// They were deleted to make room.
         Evicted = "evicted",
     }

@@ -132,7 +132,13 @@ pub(super) const FAMILIES: &[Family] = &[
     row("vllm:iteration_tokens_total", Kind::Histogram, "Prompt and generated tokens of a step.", |m, out| {
         out.histogram(&[], &m.step_tokens);
     }),
-    row("iec_step_seconds", Kind::Histogram, "Time of a step of the engine, and of its stages if profiled.", steps),
+    row("iec_step_seconds", Kind::Histogram, "Time of a step of the engine, and of its stages.", steps),
+    row(
+        "iec_stage_events_total",
+        Counter,
+        "Hardware events of the thread that drives the engine, by stage, where the system lets them be counted.",
+        stage_events,
+    ),
     row("iec_kv_pages", Gauge, "Pages of the KV cache, by state.", |m, out| {
         out.counts(
             "state",
@@ -168,6 +174,17 @@ fn adapters(model: &ModelMetrics, out: &mut Series<'_>) {
             ("waiting_lora_adapters", &sets.waiting),
         ];
         out.value(&names, sets.time);
+    }
+}
+
+fn stage_events(model: &ModelMetrics, out: &mut Series<'_>) {
+    for ((stage, _), events) in model.stages.iter().zip(&model.stage_events) {
+        for (event, count) in events.named() {
+            let count = count.load(Ordering::Relaxed);
+            if count > 0 {
+                out.value(&[("stage", stage), ("event", event)], count);
+            }
+        }
     }
 }
 

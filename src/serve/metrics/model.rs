@@ -7,9 +7,26 @@ use super::buckets;
 use super::events::{DiskPages, FinishedReason, Phase, Rejection, RequestTimes, StepRecord, TokenCounts};
 use super::histogram::Histogram;
 use crate::runtime::Stage;
+use crate::runtime::cpu::counters::Counts as Events;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Hardware events of a stage in all steps: instructions, cycles, and misses of the last-level cache.
+#[derive(Debug, Default)]
+pub(super) struct StageEvents([AtomicU64; 3]);
+
+impl StageEvents {
+    fn add(&self, counts: &Events) {
+        let counts = [counts.instructions, counts.cycles, counts.cache_misses];
+        self.0.iter().zip(counts).for_each(|(sum, count)| _ = sum.fetch_add(count, Ordering::Relaxed));
+    }
+
+    /// Returns the names of the events, and their numbers.
+    pub(super) fn named(&self) -> impl Iterator<Item = (&'static str, &AtomicU64)> {
+        ["instructions", "cycles", "cache_misses"].into_iter().zip(&self.0)
+    }
+}
 
 /// Facts about a model that its metrics show.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,6 +91,8 @@ pub struct ModelMetrics {
     pub(super) step: Histogram,
     /// Times of the stages of steps, with their names.
     pub(super) stages: Vec<(&'static str, Histogram)>,
+    /// Hardware events of the stages, in the same order.
+    pub(super) stage_events: Vec<StageEvents>,
     pub(super) adapters: Mutex<Option<AdapterSets>>,
 }
 
@@ -113,6 +132,7 @@ impl ModelMetrics {
             step_tokens: Histogram::tokens(buckets::STEP_TOKENS),
             step: step(),
             stages: Stage::all().map(|stage| (stage.name(), step())).collect(),
+            stage_events: Stage::all().map(|_| StageEvents::default()).collect(),
             adapters: Mutex::new(None),
         }
     }
@@ -167,10 +187,13 @@ impl ModelMetrics {
         self.step_tokens.observe_tokens(step.prompt_tokens.saturating_add(step.generated_tokens));
         self.step.observe(step.time);
         if let Some(stages) = step.stages {
-            for (stage, (_, histogram)) in Stage::all().zip(&self.stages) {
+            for (stage, ((_, histogram), events)) in Stage::all().zip(self.stages.iter().zip(&self.stage_events)) {
                 let time = stages.get(stage);
                 if !time.is_zero() {
                     histogram.observe(time);
+                }
+                if let Some(counts) = stages.counts(stage) {
+                    events.add(&counts);
                 }
             }
         }

@@ -62,6 +62,8 @@ fn unknown_fields_are_named_or_refused() {
     let server = Server::start(&[]);
     let response = server.post("/v1/completions", &body);
     assert_eq!((response.status, response.header("x-iec-ignored")), (200, Some("colour")));
+    let counted = server.post("/tokenize", &json!({"prompt": "Once", "colour": "red"}));
+    assert_eq!((counted.status, counted.header("x-iec-ignored")), (200, Some("colour")));
     let strict = Server::start(&["--strict-fields"]);
     let response = strict.post("/v1/completions", &body);
     assert_eq!((response.status, response.json()["error"]["param"].as_str()), (400, Some("colour")));

@@ -124,6 +124,45 @@ fn settings_come_from_options_variables_and_a_file() {
 }
 
 #[test]
+fn a_step_has_at_most_the_tokens_of_the_setting() {
+    let server = Server::start(&["--max-step-tokens", "16"]);
+    server.ask("/v1/completions", &json!({"prompt": vec![5; 200], "max_tokens": 1, "ignore_eos": true}));
+    let metrics = server.get("/metrics").body;
+    let steps = metrics.lines().find(|line| line.starts_with("vllm:iteration_tokens_total_count")).unwrap();
+    let steps: usize = steps.rsplit(' ').next().unwrap().parse().unwrap();
+    assert!(steps >= 200 / 16, "{steps} steps");
+}
+
+#[test]
+fn adapters_beyond_the_limits_are_refused_at_the_start() {
+    let pack = crate::common::packed_as("lora-llama-gqa-base", &crate::common::fixture("llama-gqa"), &[]);
+    let lora = format!("x={}", crate::common::fixture("lora-llama-gqa").join("r16-all").display());
+    let mut command = iec();
+    command.arg("serve").arg(&pack).args(["--port", "0", "--lora", &lora, "--max-lora-rank", "8"]);
+    let ran = command.output().unwrap();
+    assert_eq!(ran.status.code(), Some(2), "{ran:?}");
+    assert!(String::from_utf8_lossy(&ran.stderr).contains("--max-lora-rank"));
+}
+
+#[test]
+fn pages_of_the_prefix_cache_survive_a_server_that_is_killed() {
+    let home = story_pack(512);
+    let (pack, state) = (home.path().join("pack").display().to_string(), home.path().join("state"));
+    let options = [pack.as_str(), "--state-dir", state.to_str().unwrap()];
+    let body = json!({"prompt": vec![5; 300], "max_tokens": 1, "ignore_eos": true});
+    let mut server = Server::start(&options);
+    server.ask("/v1/completions", &body);
+    let written = r#"iec_disk_pages_total{model_name="pack",engine="0",result="written"} 2"#;
+    server.wait("pages on disk", || server.get("/metrics").body.contains(written));
+    assert!(server.get("/metrics").body.contains(r#"engine="0",stage="mlp""#), "stages are measured");
+    server.signal("KILL");
+    server.end();
+    let server = Server::start(&options);
+    let answer = server.ask("/v1/completions", &body);
+    assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 256);
+}
+
+#[test]
 fn systemd_is_told() {
     let home = tempfile::tempdir().unwrap();
     let path = home.path().join("notify");

@@ -47,7 +47,7 @@ impl MessagesRequest {
         let (tools, choice, parallel, tools_value) = take_tools(body)?;
         let (messages, ending) = messages::read(body.take("system"), body.take("messages"))?;
         let options = RenderOptions { tools: tools_value, ending, variables };
-        let chat = Conversation { messages, options, tools, choice, parallel };
+        let chat = Conversation { field: "messages", messages, options, tools, choice, parallel };
         Ok(MessagesRequest { source: Source::Chat(Box::new(chat)), settings, max_tokens })
     }
 }

@@ -103,6 +103,8 @@ fn answer(endpoint: &Endpoint) -> Value {
     }
     if endpoint.generates() {
         object["headers"]["x-iec-seed"] = reference("headers", "Seed");
+    }
+    if endpoint.body.is_some() {
         object["headers"]["x-iec-ignored"] = reference("headers", "Ignored");
     }
     object

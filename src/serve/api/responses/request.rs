@@ -53,7 +53,7 @@ impl ResponsesRequest {
         }
         let messages = input::read(instructions, body.take("input"))?;
         let options = RenderOptions { tools: tools_value, variables, ..RenderOptions::default() };
-        let chat = Conversation { messages, options, tools, choice, parallel };
+        let chat = Conversation { field: "input", messages, options, tools, choice, parallel };
         Ok(ResponsesRequest { source: Source::Chat(Box::new(chat)), settings, max_tokens: most, echo })
     }
 }
