@@ -11,6 +11,7 @@ parses nothing: it notes when events arrive. Prints a Markdown table with the me
 iec to llama-server. Rows:
 
     closed       16 clients that each send one request after the other: tokens of answers per second
+    adapters     the same, each client with one of four adapters (rank 16, q and v); needs --adapters
     one          1 client: time to the first token (TTFT) and between tokens (ITL), medians
     poisson      arrivals at random, at 60 % of the closed-loop rate of each server itself: TTFT p50, p99, ITL p99
     poisson-iec  the same at 60 % of the rate of iec for both
@@ -20,7 +21,8 @@ iec to llama-server. Rows:
     overload     three times the closed-loop rate of each server for --seconds: tokens per second of the answers that
                  came in the last three quarters, TTFT p99 of all answers, refused requests, memory
 
-Only the standard library is needed. scripts/build-llama-cpp.sh builds llama-server.
+Only the standard library is needed; --adapters also needs numpy, safetensors and gguf from PyPI.
+scripts/build-llama-cpp.sh builds llama-server.
 """
 
 import argparse
@@ -29,6 +31,7 @@ import json
 import os
 import random
 import re
+import runpy
 import signal
 import socket
 import statistics
@@ -38,10 +41,12 @@ import time
 import urllib.request
 
 CLIENTS = 16
-ROWS = ["closed", "one", "poisson", "poisson-iec", "long", "head", "overload"]
+ADAPTERS = 4
+ROWS = ["closed", "adapters", "one", "poisson", "poisson-iec", "long", "head", "overload"]
 # Bars for the ratio of iec to llama-server, by row and measure.
 BARS = {
     ("closed", "tokens/s"): ">= 2.2",
+    ("adapters", "tokens/s"): ">= 3",
     ("one", "TTFT p50, ms"): "<= 0.5",
     ("one", "ITL p50, ms"): "<= 0.9",
     ("poisson", "TTFT p50, ms"): "<= 0.5",
@@ -53,9 +58,9 @@ BARS = {
 
 
 class Program:
-    """A server in a process of its own."""
+    """A server in a process of its own, with the adapters of pairs (PEFT directory, GGUF file)."""
 
-    def __init__(self, args, name):
+    def __init__(self, args, name, adapters):
         self.name, threads = name, str(args.threads)
         with socket.socket() as one:
             one.bind(("127.0.0.1", 0))
@@ -71,6 +76,7 @@ class Program:
                 threads,
                 "--max-seqs",
                 str(CLIENTS),
+                *[f"--lora=a{number}={peft}" for number, (peft, _) in enumerate(adapters)],
                 *args.iec_option,
             ]
         else:
@@ -92,6 +98,7 @@ class Program:
                 "--port",
                 str(self.port),
                 "--metrics",
+                *(["--lora", ",".join(file for _, file in adapters), "--lora-init-without-apply"] if adapters else []),
                 *args.llama_option,
             ]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -107,12 +114,15 @@ class Program:
         self.close()
         sys.exit(f"{name} was not ready after two minutes")
 
-    def request(self, ids, new):
-        """Returns the bytes of a request."""
+    def request(self, ids, new, adapter=None):
+        """Returns the bytes of a request, with the number of its adapter."""
         if self.name == "iec":
             path, body = "/v1/completions", {"prompt": ids, "max_tokens": new}
+            chosen = {"model": f"a{adapter}"}
         else:
             path, body = "/completion", {"prompt": ids, "n_predict": new, "cache_prompt": True}
+            chosen = {"lora": [{"id": adapter, "scale": 1.0}]}
+        body |= {} if adapter is None else chosen
         body = json.dumps(body | {"stream": True, "temperature": 0, "ignore_eos": True})
         head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nContent-Type: application/json\r\n"
         return f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
@@ -157,12 +167,12 @@ class Answer:
         return [late - early for early, late in zip(self.tokens, self.tokens[1:])]
 
 
-async def ask(program, ids, new, on_token=None):
+async def ask(program, ids, new, on_token=None, adapter=None):
     """Sends a request and notes when its events come."""
     answer = Answer()
     reader, writer = await asyncio.open_connection("127.0.0.1", program.port)
     try:
-        writer.write(program.request(ids, new))
+        writer.write(program.request(ids, new, adapter))
         rest = b""
         while data := await reader.read(1 << 16):
             now = time.monotonic()
@@ -193,22 +203,30 @@ class Load:
     def ids(self, count):
         return [self.rng.randrange(3, self.args.vocab) for _ in range(count)]
 
-    def one(self):
-        return ask(self.program, self.ids(self.args.prompt), self.args.new)
+    def one(self, adapter=None):
+        return ask(self.program, self.ids(self.args.prompt), self.args.new, adapter=adapter)
 
     async def warm_up(self):
         await ask(self.program, self.ids(8), 4)
 
-    async def closed(self):
-        async def client():
-            return [await self.one() for _ in range(self.args.per_client)]
+    async def clients(self, adapters):
+        """Runs a client for each adapter, all at the same time; returns the answers per second."""
+
+        async def client(adapter):
+            return [await self.one(adapter) for _ in range(self.args.per_client)]
 
         begin = time.monotonic()
-        lists = await asyncio.gather(*[client() for _ in range(CLIENTS)])
+        lists = await asyncio.gather(*map(client, adapters))
         seconds = time.monotonic() - begin
-        complete = check([answer for answers in lists for answer in answers], self.args.new)
-        self.rates[self.program.name] = len(complete) / seconds
-        return {"tokens/s": len(complete) * self.args.new / seconds}
+        return len(check([answer for answers in lists for answer in answers], self.args.new)) / seconds
+
+    async def closed(self):
+        rate = self.rates[self.program.name] = await self.clients([None] * CLIENTS)
+        return {"tokens/s": rate * self.args.new}
+
+    async def adapters(self):
+        rate = await self.clients([number % ADAPTERS for number in range(CLIENTS)])
+        return {"tokens/s": rate * self.args.new}
 
     async def single(self):
         answers = check([await self.one() for _ in range(self.args.requests)], self.args.new)
@@ -290,6 +308,7 @@ class Load:
             await self.closed()
         work = {
             "closed": self.closed,
+            "adapters": self.adapters,
             "one": self.single,
             "poisson": lambda: self.poisson(name),
             "poisson-iec": lambda: self.poisson("iec"),
@@ -344,16 +363,28 @@ def main():
         "--requests", type=int, default=10, help="requests of 1 client; Poisson sends four times as many"
     )
     parser.add_argument("--seconds", type=float, default=60, help="length of the overload")
+    parser.add_argument("--adapters", metavar="DIR", help="directory of the adapters, which are made once")
     parser.add_argument("--json", action="store_true", help="also print each measurement as a JSON line on stderr")
     parser.add_argument("row", nargs="*", metavar="ROW", help=", ".join(ROWS))
     args = parser.parse_args()
     unknown = [row for row in args.row if row not in ROWS]
     if unknown:
         parser.error(f"there is no row {', '.join(unknown)}")
+    rows = args.row or [row for row in ROWS if row != "adapters" or args.adapters]
+    if "adapters" in rows and not args.adapters:
+        parser.error("the row adapters needs --adapters")
     with open(os.path.join(args.pack, "config.json")) as file:
         config = json.load(file)
     args.vocab = (config.get("text_config") or config)["vocab_size"]
-    race(args, args.row or ROWS)
+    args.adapter_files = make_adapters(args.adapters, config) if "adapters" in rows else []
+    race(args, rows)
+
+
+def make_adapters(directory, config):
+    """Returns pairs of a PEFT directory and a GGUF file, those of race-adapters.py."""
+    os.makedirs(directory, exist_ok=True)
+    make = runpy.run_path(os.path.join(os.path.dirname(__file__), "race-adapters.py"))["make_adapter"]
+    return [make(directory, config, seed, 16, ["q_proj", "v_proj"]) for seed in range(ADAPTERS)]
 
 
 def race(args, rows):
@@ -380,7 +411,7 @@ def race(args, rows):
 
 def measure(args, name, row, rates, seed):
     """Runs a row on a new server."""
-    program = Program(args, name)
+    program = Program(args, name, args.adapter_files if row == "adapters" else [])
     try:
         values = asyncio.run(Load(args, program, rates, seed).run(row))
     finally:
