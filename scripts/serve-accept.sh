@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Checks `iec serve` with the clients and tools that people use: openai and anthropic, lm-evaluation-harness,
-# schemathesis, jsonschema, Prometheus with the dashboard, wrk, haproxy, Chromium with the page, aiperf.
+# Checks `iec serve` with the clients and tools that people use: openai and anthropic, async-openai of Rust,
+# lm-evaluation-harness, schemathesis, jsonschema, Prometheus with the dashboard, wrk, haproxy, Chromium with the page,
+# aiperf.
 #
 #   scripts/serve-accept.sh [--iec BIN] [--work DIR] [--no-install] [OPTION...]
 #
@@ -12,10 +13,10 @@
 #   --soak MIN     also minutes of mixed load: adapters come and go, requests are cancelled, wrong, cut; restarts
 #   --overload S   also seconds of three times the capacity
 #
-# Other options are those of tests/serve/accept.py. Needs python3 with venv, PyPI and, for the programs of Debian,
-# apt-get as root. Everything runs on the loopback interface. Takes about 12 minutes, half of them to install; with
-# --work, a second run installs nothing. Prints a line for each part: `ok`, `skipped` or `FAILED`; exit code 1 if one
-# failed.
+# Other options are those of tests/serve/accept.py. Needs python3 with venv and PyPI; for async-openai, cargo and
+# crates.io; for the programs of Debian, apt-get as root. Everything runs on the loopback interface. Takes about 12
+# minutes, half of them to install; with --work, a second run installs nothing. Prints a line for each part: `ok`,
+# `skipped` or `FAILED`; exit code 1 if one failed.
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/..")
 iec=$root/target/release/iec work='' install=1 keep='' rest=()

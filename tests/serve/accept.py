@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 
+import async_openai
 import browser
 import clients
 import evaluation
@@ -24,6 +25,7 @@ PARTS = {
     "openai": clients.openai,
     "openai-errors": clients.openai_errors,
     "anthropic": clients.anthropic,
+    "async-openai": async_openai.async_openai,
     "adapters": clients.adapters,
     "lm-eval": evaluation.lm_eval,
     "schemathesis": schemas.schemathesis,
