@@ -40,6 +40,7 @@ mod documents;
 mod eval;
 mod examples;
 mod formats;
+mod forward_f64;
 mod gguf;
 mod golden;
 #[cfg(feature = "reference")]

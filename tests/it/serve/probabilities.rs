@@ -2,6 +2,7 @@
 
 use super::client::Server;
 use crate::common::{all_logits, fixture, packed_as};
+use crate::forward_f64;
 use iec::runtime::Precision;
 use iec::runtime::{Engine, EngineOptions};
 use iec::session::Session;
@@ -33,6 +34,31 @@ fn the_scores_of_a_prompt_are_those_of_the_model() {
         for (ids, choice) in prompts.iter().zip(answer["choices"].as_array().unwrap()) {
             check(&mut session.engine, ids, &choice["logprobs"], again);
         }
+    }
+}
+
+/// The scores of the server are those of the definition of the model, computed in f64: within 1e-3 nat, the bar for
+/// lm-evaluation-harness, which reads them.
+#[test]
+fn the_scores_of_a_prompt_are_those_of_a_forward_pass_in_f64() {
+    let dir = fixture("stories260k");
+    let pack = packed_as("stories260k", &dir, &[]);
+    let config: Value = serde_json::from_slice(&std::fs::read(dir.join("config.json")).unwrap()).unwrap();
+    let mut config = config;
+    let head_dim = config["hidden_size"].as_u64().unwrap() / config["num_attention_heads"].as_u64().unwrap();
+    config["head_dim"] = head_dim.into();
+    let weights = forward_f64::read(&dir);
+    let session = Session::open(&pack, &SessionOptions::default()).unwrap();
+    let ids = session.encode("Once upon a time, there was a little girl named Lily. She had a dog.").unwrap();
+    let logits = forward_f64::Model { config: &config, weights: &weights }.logits(&ids);
+    let vocab = logits.len() / ids.len();
+    let server = Server::start(&[&pack.display().to_string(), "--precision", "fp32"]);
+    let body = json!({"prompt": ids, "max_tokens": 0, "echo": true, "logprobs": 0});
+    let answer = server.ask("/v1/completions", &body);
+    let found = answer["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap();
+    for (at, id) in ids.iter().enumerate().skip(1) {
+        let expected = forward_f64::softmax(&logits[(at - 1) * vocab..at * vocab])[*id as usize].ln();
+        assert!((found[at].as_f64().unwrap() - expected).abs() < 1e-3, "token {at}: {}, not {expected}", found[at]);
     }
 }
 
