@@ -6,15 +6,26 @@
 //! model.embed_tokens.weight                                  (vocab, hidden)
 //! model.layers.N.input_layernorm.weight                      (hidden)
 //! model.layers.N.self_attn.{q,k,v,o}_proj.{weight,bias}      (out, in) / (out)
-//! model.layers.N.self_attn.{q,k}_norm.weight                 (head_dim); one norm for all heads
+//! model.layers.N.self_attn.{q,k}_norm.weight                 (head_dim); one norm for all heads; or (heads * head_dim)
+//! model.layers.N.self_attn.gate_proj.weight                  (heads * head_dim, hidden); gate of the heads' outputs
+//! model.layers.N.self_attn.{q_a,q_b,kv_b}_proj.weight, .kv_a_proj_with_mqa.weight, .{q_a,kv_a}_layernorm.weight
+//!                                                            latent attention, see [`crate::model_config::Latent`]
 //! model.layers.N.self_attn.sinks                             (n_heads)
 //! model.layers.N.post_attention_layernorm.weight             (hidden); norm of the MLP's input; with post norms: of
 //!                                                            attention's output, and the next two exist, too:
 //! model.layers.N.{pre,post}_feedforward_layernorm.weight     (hidden); input and output of the MLP
 //! model.layers.N.mlp.{gate,up,down}_proj.{weight,bias}       (out, in) / (out)
 //! model.layers.N.mlp.router.{weight,bias}                    (experts, hidden) / (experts)
+//! model.layers.N.mlp.router.selection_bias                   (experts); added to scores for the choice of experts
+//! model.layers.N.mlp.shared_experts.{gate,up,down}_proj.weight   (out, in); an MLP beside the experts
 //! model.layers.N.mlp.experts.{gate_up,down}_proj             (experts, out, in); gate and up rows alternate
 //! model.layers.N.mlp.experts.{gate_up,down}_proj_bias        (experts, out)
+//! model.layers.N.mlp.{experts.pre,experts.post,shared_experts.post}_layernorm.weight   (hidden)
+//! model.layers.N.mlp.router.{input_scale,expert_scale}       (hidden) / (experts)
+//! model.layers.N.{per_layer_input_gate,per_layer_projection}.weight, .post_per_layer_input_norm.weight,
+//! model.{embed_tokens_per_layer,per_layer_model_projection,per_layer_projection_norm}.weight
+//!                                                            further inputs of layers (Gemma 4 E2B and E4B)
+//! model.layers.N.layer_scalar                                (1); factor at the end of the layer
 //! model.norm.weight                                          (hidden)
 //! lm_head.weight                                             (vocab, hidden); absent if the embedding is used instead
 //! ```
@@ -41,7 +52,7 @@ impl Role {
         let leaf = name.strip_prefix("model.").unwrap_or(name);
         if leaf.ends_with("bias") {
             Role::Bias
-        } else if leaf.starts_with("embed_tokens.") {
+        } else if leaf.starts_with("embed_tokens.") || leaf.starts_with("embed_tokens_per_layer.") {
             Role::Embedding
         } else if leaf.starts_with("lm_head.") {
             Role::LmHead

@@ -2,7 +2,7 @@
 //! sampling, in the sizes of TinyLlama 1.1B (routing: 128 experts).
 
 use super::best;
-use iec::model_config::{Activation, Rope, RopeScaling, RouterSoftmax};
+use iec::model_config::{Activation, Rope, RopeScaling, RotaryPairs, RouterSoftmax};
 use iec::rng::Rng;
 use iec::runtime::KvType;
 use iec::runtime::attention::{Attend, Task};
@@ -88,7 +88,11 @@ fn attention(cpu: &Cpu, kind: KvType, tokens: usize, position: usize) -> f64 {
             n_heads: HEADS,
             n_kv_heads: KV_HEADS,
             head_dim: HEAD_DIM,
-            rotary: 0,
+            value_dim: HEAD_DIM,
+            kv_from: None,
+            rotary: Some(0),
+            pairs: RotaryPairs::Halves,
+            position_scale: None,
             window: None,
             scale: 1.0,
             softcap: None,
@@ -127,12 +131,21 @@ struct Rotate<'a> {
 impl Kernel for Rotate<'_> {
     #[inline(always)]
     fn run(self) {
-        rotate(self.heads, HEAD_DIM, self.angles, 1.0);
+        rotate(self.heads, HEAD_DIM, RotaryPairs::Halves, self.angles, 1.0);
     }
 }
 
 fn rotary(cpu: &Cpu) -> f64 {
-    let rotary = Rotary::new(&Rope { theta: 1e4, rotary_dim: None, scaling: RopeScaling::None }, HEAD_DIM);
+    let rotary = Rotary::new(
+        &Rope {
+            theta: 1e4,
+            rotary_dim: None,
+            pairs: RotaryPairs::Halves,
+            turning_pairs: None,
+            scaling: RopeScaling::None,
+        },
+        HEAD_DIM,
+    );
     let (mut heads, mut angles) = (values((HEADS + KV_HEADS) * HEAD_DIM), vec![0.0; rotary.dim()]);
     once(cpu, || {
         rotary.angles(1000, false, &mut angles);

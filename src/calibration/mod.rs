@@ -89,10 +89,18 @@ impl Site {
         }
         let (layer, leaf) = name.strip_prefix("model.layers.")?.split_once('.')?;
         let part = match leaf {
-            "self_attn.q_proj.weight" | "self_attn.k_proj.weight" | "self_attn.v_proj.weight" => Part::Attention,
+            "self_attn.q_proj.weight"
+            | "self_attn.k_proj.weight"
+            | "self_attn.v_proj.weight"
+            | "self_attn.gate_proj.weight"
+            | "self_attn.q_a_proj.weight"
+            | "self_attn.kv_a_proj_with_mqa.weight" => Part::Attention,
             "self_attn.o_proj.weight" => Part::AttentionOutput,
-            "mlp.gate_proj.weight" | "mlp.up_proj.weight" => Part::Mlp,
-            "mlp.down_proj.weight" => Part::MlpMiddle,
+            "mlp.gate_proj.weight"
+            | "mlp.up_proj.weight"
+            | "mlp.shared_experts.gate_proj.weight"
+            | "mlp.shared_experts.up_proj.weight" => Part::Mlp,
+            "mlp.down_proj.weight" | "mlp.shared_experts.down_proj.weight" => Part::MlpMiddle,
             "mlp.experts.gate_up_proj" => Part::Experts,
             "mlp.experts.down_proj" => Part::ExpertsMiddle,
             _ => return None,

@@ -1,5 +1,6 @@
 //! Result of `--dry-run`: the plan of a conversion as plain data, made without reading a weight or writing a byte.
 
+use crate::convert::LeftOutPart;
 use crate::error::Result;
 use crate::scheme::QuantSpec;
 use crate::{job, output};
@@ -22,6 +23,9 @@ pub struct DryRun {
     /// Disk space; absent for commands that write no weights.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<Disk>,
+    /// Tensors of the checkpoint that do not belong to the language model and are left out.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<LeftOutPart>,
 }
 
 /// One tensor.
@@ -63,7 +67,8 @@ impl DryRun {
     pub(super) fn new(tensors: Vec<Row>, bytes_in: u64, disk: Option<Disk>) -> DryRun {
         let weights = tensors.iter().map(|t| t.shape.iter().product::<usize>() as u64).sum();
         let bytes = tensors.iter().map(|t| t.bytes).sum();
-        DryRun { tensors, weights, bytes_in, bytes, bits_per_weight: bytes as f64 * 8.0 / weights as f64, disk }
+        let bits_per_weight = bytes as f64 * 8.0 / weights as f64;
+        DryRun { tensors, weights, bytes_in, bytes, bits_per_weight, disk, left_out: Vec::new() }
     }
 }
 

@@ -53,4 +53,4 @@ pub mod synth;
 mod tokenizer_json;
 pub mod unpack;
 
-pub use checkpoint::{CanonicalTensor, Checkpoint, CheckpointOptions};
+pub use checkpoint::{CanonicalTensor, Checkpoint, CheckpointOptions, LeftOutPart};

@@ -12,7 +12,7 @@ use crate::calibration::panel::Panels;
 use crate::calibration::{Half, Part, Site, Sums};
 use crate::error::{Error, Result};
 use crate::interrupt;
-use crate::model_config::{Mlp, ModelConfig};
+use crate::model_config::{LayerConfig, Mlp, ModelConfig, SharedExpert};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -72,17 +72,24 @@ pub fn sites(config: &ModelConfig, products: bool) -> Vec<(Site, SiteShape)> {
         (site, SiteShape { name: site.to_string(), matrices, cols, products })
     };
     let layer = |layer| {
+        let LayerConfig { n_heads, value_dim, mlp, .. } = config.layer(layer);
         let mut sites = vec![
             shape(layer, Part::Attention, 1, config.hidden),
-            shape(layer, Part::AttentionOutput, 1, config.n_heads * config.head_dim),
+            shape(layer, Part::AttentionOutput, 1, n_heads * value_dim),
         ];
-        match config.mlp_of(layer) {
+        match mlp {
             Mlp::Dense { intermediate, .. } => sites
                 .extend([shape(layer, Part::Mlp, 1, config.hidden), shape(layer, Part::MlpMiddle, 1, intermediate)]),
-            Mlp::Moe { experts, intermediate, .. } => sites.extend([
-                shape(layer, Part::Experts, experts, config.hidden),
-                shape(layer, Part::ExpertsMiddle, experts, intermediate),
-            ]),
+            Mlp::Moe { experts, intermediate, shared, .. } => {
+                sites.extend([
+                    shape(layer, Part::Experts, experts, config.hidden),
+                    shape(layer, Part::ExpertsMiddle, experts, intermediate),
+                ]);
+                if let Some(SharedExpert { intermediate, .. }) = shared {
+                    sites.push(shape(layer, Part::Mlp, 1, config.hidden));
+                    sites.push(shape(layer, Part::MlpMiddle, 1, intermediate));
+                }
+            }
         }
         sites
     };

@@ -115,6 +115,8 @@ pub struct Run {
 pub struct Step<'a> {
     /// The residual stream `(n, hidden)`. A part that is not the last replaces it by the output of its last layer.
     pub x: &'a mut Vec<f32>,
+    /// Embeddings of the further inputs of all layers, `(n, layers * width)`; empty if the model has none.
+    pub further: &'a [f32],
     /// Cosines and sines of each row, one table `(n, rotary_dim)` per kind of rotation.
     pub angles: &'a [Vec<f32>],
     /// Sequence and position of each row.

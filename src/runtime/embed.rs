@@ -2,10 +2,12 @@
 
 use super::adapters::Group;
 use super::device::Run;
+use super::ops::UnitNorm;
 use super::rope::Rotary;
 use super::weights::Weights;
 use crate::error::Result;
 use crate::model_config::ModelConfig;
+use crate::simd::Level;
 use std::sync::Arc;
 
 /// Computes the input of each step in buffers that are reused. `n` is the number of rows of a step.
@@ -14,10 +16,17 @@ pub(super) struct Embedder {
     weights: Arc<Weights>,
     /// Factor of every embedding.
     scale: f32,
+    /// Epsilon of the norm of embeddings, if there is one.
+    norm_eps: Option<f32>,
     hidden: usize,
     rotaries: Vec<Rotary>,
     /// The residual stream: `(n, hidden)`.
     pub x: Vec<f32>,
+    /// Embeddings of the further inputs of all layers: `(n, layers * width)`; empty if there are none.
+    pub further: Vec<f32>,
+    further_width: usize,
+    /// Factor of these embeddings.
+    further_scale: f32,
     /// Cosines and sines of each row: one table `(n, rotary_dim)` per kind of rotation.
     pub angles: Vec<Vec<f32>>,
 }
@@ -25,16 +34,18 @@ pub(super) struct Embedder {
 impl Embedder {
     /// Prepares the embedding and the rotations of a model.
     pub fn new(config: &ModelConfig, weights: &Arc<Weights>) -> Embedder {
-        let rotaries: Vec<Rotary> = [Some(&config.rope), config.local_rope.as_ref()]
-            .into_iter()
-            .flatten()
-            .map(|rope| Rotary::new(rope, config.head_dim))
-            .collect();
+        let head_dim = |kind| config.rotated_head_dim(kind);
+        let rotaries: Vec<Rotary> =
+            config.ropes().enumerate().map(|(kind, rope)| Rotary::new(rope, head_dim(kind))).collect();
         Embedder {
             weights: weights.clone(),
             scale: config.embedding_scale,
+            norm_eps: config.embedding_norm.then_some(config.norm_eps),
             hidden: config.hidden,
             x: Vec::new(),
+            further: Vec::new(),
+            further_width: config.per_layer_input.map_or(0, |input| input.width * config.n_layers),
+            further_scale: config.per_layer_input.map_or(1.0, |input| (input.width as f32).sqrt()),
             angles: vec![Vec::new(); rotaries.len()],
             rotaries,
         }
@@ -56,6 +67,16 @@ impl Embedder {
             }
         }
         self.x.iter_mut().for_each(|x| *x *= self.scale);
+        if let Some(weights) = &self.weights.per_layer {
+            self.further.resize(tokens.len() * self.further_width, 0.0);
+            for (token, row) in tokens.iter().zip(self.further.chunks_exact_mut(self.further_width)) {
+                weights.embedding.read_row(*token as usize, row)?;
+            }
+            self.further.iter_mut().for_each(|x| *x *= self.further_scale);
+        }
+        if let Some(eps) = self.norm_eps {
+            self.x.chunks_exact_mut(self.hidden).for_each(|x| Level::detect().run(UnitNorm { x, eps }));
+        }
         Ok(())
     }
 

@@ -320,6 +320,7 @@ impl Engine {
             interrupt::check()?;
             let step = Step {
                 x: &mut self.embedder.x,
+                further: &self.embedder.further,
                 angles: &self.embedder.angles,
                 runs: &batch.runs,
                 groups: &groups,

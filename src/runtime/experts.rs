@@ -8,13 +8,13 @@ use super::adapters::{Changed, Group, Target};
 use super::cpu::{Acts, Form};
 use super::forward::{Model, Product, product};
 use super::layer::Moe;
-use super::moe::route;
+use super::moe::select;
 use super::observe::{ObserverRef, see_experts};
 use super::ops::{AddScaled, GatedPairs};
 use super::weights::{Host, Linear};
 use crate::calibration::{Part, Site};
 use crate::error::Result;
-use crate::model_config::RouterSoftmax;
+use crate::model_config::{RouterSoftmax, Selection};
 use crate::simd::Kernel;
 use std::ops::Range;
 
@@ -26,6 +26,8 @@ const ROWS: usize = 160;
 #[derive(Debug, Default)]
 pub struct Experts {
     logits: Vec<f32>,
+    /// Scores of the experts of a token.
+    scores: Vec<f32>,
     /// Chosen experts with their weights, best first: `(n, top_k)`.
     choices: Vec<(u32, f32)>,
     /// Row of each choice in the order of experts: `(n, top_k)`.
@@ -55,20 +57,21 @@ pub(super) struct Mixture<'a> {
 }
 
 impl Experts {
-    /// Writes the output of the mixture, `(n, hidden)`, to `branch`. `x` is the normalized input.
+    /// Writes the output of the mixture, `(n, hidden)`, to `branch`. `x` is the normalized input of the experts,
+    /// `router_input` that of the router.
     ///
     /// # Errors
     /// A weight cannot be read.
     pub(super) fn run(
         &mut self,
         mixture: &Mixture<'_>,
-        x: &Acts,
+        [x, router_input]: [&Acts; 2],
         groups: &[Group],
         branch: &mut Vec<f32>,
         mut observer: ObserverRef<'_>,
     ) -> Result<()> {
         let Mixture { model, layer, op } = *mixture;
-        self.route(mixture, x, groups)?;
+        self.route(mixture, router_input, groups)?;
         let site = Site { layer, part: Part::Experts };
         let row = |i: usize| &x.row(self.tokens[i] as usize)[..x.k()];
         see_experts(observer.as_deref_mut(), site, 0, &self.starts, row);
@@ -93,13 +96,18 @@ impl Experts {
     /// Chooses experts and sorts the tokens by expert.
     fn route(&mut self, mixture: &Mixture<'_>, x: &Acts, groups: &[Group]) -> Result<()> {
         let Mixture { model, layer, op } = *mixture;
-        let Moe { experts, top_k, softmax, .. } = *op;
+        let Moe { experts, top_k, softmax, selection, .. } = *op;
         self.logits.resize(x.n() * experts, 0.0);
         let product = product(&op.router, x, &mut self.logits).changed_by(groups, layer, Target::Router);
         model.multiply(vec![product], model.arithmetic.for_routers())?;
         self.choices.resize(x.n() * top_k, (0, 0.0));
+        self.scores.resize(experts, 0.0);
         for (logits, choices) in self.logits.chunks_exact(experts).zip(self.choices.chunks_exact_mut(top_k)) {
-            model.cpu.level().run(Route { logits, softmax, choices });
+            let (selection, bias, scores) = (&selection, op.selection_bias.as_deref(), &mut self.scores[..]);
+            model.cpu.level().run(Select { logits, softmax, selection, bias, scores, choices });
+            if let Some(factors) = &op.factors {
+                choices.iter_mut().for_each(|(expert, weight)| *weight *= factors[*expert as usize]);
+            }
         }
         self.starts.clear();
         self.starts.resize(experts + 1, 0);
@@ -220,16 +228,19 @@ fn forms(model: &Model, linears: &[Linear]) -> Vec<Form> {
     forms
 }
 
-/// [`route`] as a kernel.
-struct Route<'a> {
+/// [`select`] as a kernel.
+struct Select<'a> {
     logits: &'a [f32],
     softmax: RouterSoftmax,
+    selection: &'a Selection,
+    bias: Option<&'a [f32]>,
+    scores: &'a mut [f32],
     choices: &'a mut [(u32, f32)],
 }
 
-impl Kernel for Route<'_> {
+impl Kernel for Select<'_> {
     #[inline(always)]
     fn run(self) {
-        route(self.logits, self.softmax, self.choices);
+        select(self.logits, self.softmax, self.selection, self.bias, self.scores, self.choices);
     }
 }

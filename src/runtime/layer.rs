@@ -4,7 +4,7 @@
 //! residual stream, computes its operation, normalizes the result if the model does so, and adds it to the residual
 //! stream. Devices differ only in the storage of weights ([`Storage`]).
 
-use crate::model_config::{Activation, RouterSoftmax};
+use crate::model_config::{Activation, Latent, PositionScale, RotaryPairs, RouterSoftmax, Selection};
 use std::fmt::Debug;
 
 /// Storage of weights on a device.
@@ -22,17 +22,40 @@ pub trait Storage: Debug {
 pub struct Layer<S: Storage> {
     /// Blocks in the order of computation.
     pub blocks: Vec<Block<S>>,
+    /// Factor of the residual stream at the end, where the model has one.
+    pub scalar: Option<f32>,
 }
 
-/// A residual block: `x += post_norm(operation(norm(x)))`.
+/// A residual block: `x += post_norm(operation(input(x)))`.
 #[derive(Debug)]
 pub struct Block<S: Storage> {
-    /// Norm of the input: `(hidden)`.
-    pub norm: S::Vector,
+    /// Input of the operation.
+    pub input: BlockInput<S::Vector>,
     /// The operation between norm and residual addition.
     pub operation: Operation<S>,
     /// Norm of the output, where the model has one: `(hidden)`.
     pub post_norm: Option<S::Vector>,
+}
+
+/// Input of the operation of a block.
+#[derive(Debug)]
+pub enum BlockInput<V> {
+    /// The residual stream after a norm with these factors: `(hidden)`.
+    Normed(V),
+    /// The residual stream itself.
+    Stream,
+    /// The input of the block before.
+    Previous,
+}
+
+impl<V> BlockInput<V> {
+    /// Returns the factors of the norm, if there is one.
+    pub fn norm(&self) -> Option<&V> {
+        match self {
+            BlockInput::Normed(norm) => Some(norm),
+            BlockInput::Stream | BlockInput::Previous => None,
+        }
+    }
 }
 
 /// The operation of a block. A layer holds only a few, so the size difference between variants does not matter.
@@ -41,10 +64,14 @@ pub struct Block<S: Storage> {
 pub enum Operation<S: Storage> {
     /// Grouped-query attention.
     Attention(Attention<S>),
+    /// Multi-head latent attention.
+    Latent(LatentAttention<S>),
     /// A gated MLP.
     Mlp(Mlp<S>),
     /// A router and its experts.
     Moe(Moe<S>),
+    /// A further input that depends on the token alone.
+    Input(TokenInput<S>),
 }
 
 /// Attention: projections, norms of heads, rotation, scores, weighted values, output projection.
@@ -54,16 +81,44 @@ pub struct Attention<S: Storage> {
     pub shape: AttentionShape,
     /// Query projection: `(n_heads * head_dim, hidden)`.
     pub q: S::Matrix,
-    /// Key projection: `(n_kv_heads * head_dim, hidden)`.
-    pub k: S::Matrix,
-    /// Value projection: `(n_kv_heads * head_dim, hidden)`.
-    pub v: S::Matrix,
+    /// Key projection, `(n_kv_heads * head_dim, hidden)`; `None` if the layer reads keys and values of another one.
+    pub k: Option<S::Matrix>,
+    /// Value projection, `(n_kv_heads * head_dim, hidden)`; `None` if values are the projected keys.
+    pub v: Option<S::Matrix>,
+    /// Factors, all 1, of the norm of values, where the model has one: `(head_dim)`.
+    pub value_norm: Option<S::Vector>,
     /// Output projection: `(hidden, n_heads * head_dim)`.
     pub o: S::Matrix,
-    /// Norms of each query head and of each key head, where the model has them: `(head_dim)` each.
+    /// Norms of queries and of keys, where the model has them: `(head_dim)` each for norms of each head, or the width
+    /// of all heads for norms of all heads together.
     pub head_norms: Option<[S::Vector; 2]>,
+    /// Projection whose sigmoid multiplies the output of the heads, where the model has one:
+    /// `(n_heads * head_dim, hidden)`.
+    pub gate: Option<S::Matrix>,
     /// Attention sinks, an extra logit of each head: `(n_heads)`.
     pub sinks: Option<S::Vector>,
+}
+
+/// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), whose keys and values are computed from one short
+/// vector per token before they are kept.
+#[derive(Debug)]
+pub struct LatentAttention<S: Storage> {
+    /// Sizes and variants of the attention over expanded keys and values.
+    pub shape: AttentionShape,
+    /// Sizes of the vectors.
+    pub latent: Latent,
+    /// Projection to the vector of queries and factors of its norm, where the model has one: `(q_rank, hidden)`.
+    pub q_a: Option<(S::Matrix, S::Vector)>,
+    /// Query projection: `(n_heads * head_dim, q_rank or hidden)`.
+    pub q: S::Matrix,
+    /// Projection to the vector of keys and values, and to the rotated part of the keys: `(kv_rank + rope, hidden)`.
+    pub kv_a: S::Matrix,
+    /// Factors of the norm of the vector: `(kv_rank)`.
+    pub kv_norm: S::Vector,
+    /// Projection to the other part of the keys and to the values, head by head: `(n_heads * (nope + value), kv_rank)`.
+    pub kv_b: S::Matrix,
+    /// Output projection: `(hidden, n_heads * value)`.
+    pub o: S::Matrix,
 }
 
 /// Sizes and variants of attention in one layer.
@@ -73,11 +128,18 @@ pub struct AttentionShape {
     pub n_heads: usize,
     /// Number of key/value heads.
     pub n_kv_heads: usize,
-    /// Number of values per head.
+    /// Width of a query or key head.
     pub head_dim: usize,
-    /// Kind of rotation, an index into the tables of angles: 0 for the model's usual rotation, 1 for its rotation in
-    /// layers with a window, if that is another one (Gemma 3).
-    pub rotary: usize,
+    /// Width of a value head.
+    pub value_dim: usize,
+    /// Layer whose keys and values are read; `None` = this one.
+    pub kv_from: Option<usize>,
+    /// Kind of rotation, an index into the tables of angles; `None` = no rotation.
+    pub rotary: Option<usize>,
+    /// Values of a head that are rotated together.
+    pub pairs: RotaryPairs,
+    /// Growth of the queries with their positions.
+    pub position_scale: Option<PositionScale>,
     /// Number of positions a query attends to, including its own; `None` = all.
     pub window: Option<usize>,
     /// Factor of the products of queries and keys.
@@ -114,10 +176,43 @@ pub struct Moe<S: Storage> {
     pub top_k: usize,
     /// Set of experts over which the weights of the chosen ones are normalized.
     pub softmax: RouterSoftmax,
+    /// Further properties of the choice of experts.
+    pub selection: Selection,
+    /// Number of each expert that is added to its score for the choice, where the model has them: `(experts)`. It is
+    /// needed on the host only.
+    pub selection_bias: Option<Vec<f32>>,
+    /// Factor of the weight of each expert, where the model has them: `(experts)`. It is needed on the host only.
+    pub factors: Option<Vec<f32>>,
+    /// MLP that computes every token, where the model has one.
+    pub shared: Option<Mlp<S>>,
+    /// Norms of MLP and experts, where they have their own.
+    pub norms: Option<MixtureNorms<S::Vector>>,
     /// Router: `(experts, hidden)`.
     pub router: S::Matrix,
     /// One matrix `(2 * intermediate, hidden)` per expert, with alternating rows of gate and up.
     pub gate_up: S::Stack,
     /// One matrix `(hidden, intermediate)` per expert.
     pub down: S::Stack,
+}
+
+/// Factors of norms of an MLP and of the experts beside it: `(hidden)` each.
+#[derive(Debug)]
+pub struct MixtureNorms<V> {
+    /// Norm of the output of the MLP.
+    pub mlp_output: V,
+    /// Norm of the input of the router.
+    pub router_input: V,
+    /// Norm of the input of the experts.
+    pub expert_input: V,
+    /// Norm of the output of the experts.
+    pub expert_output: V,
+}
+
+/// A further input of a layer: `projection(gelu(gate(x)) * input)`.
+#[derive(Debug)]
+pub struct TokenInput<S: Storage> {
+    /// Gate: `(width, hidden)`.
+    pub gate: S::Matrix,
+    /// Projection: `(hidden, width)`.
+    pub projection: S::Matrix,
 }

@@ -6,7 +6,7 @@ use super::precision::Precision;
 use super::weights::HeldBytes;
 use crate::error::Result;
 use crate::iebin::IebinReader;
-use crate::model_config::{Mlp, ModelConfig};
+use crate::model_config::{LayerConfig, Mlp, ModelConfig};
 
 /// Memory of a model with given options.
 #[derive(Debug)]
@@ -65,11 +65,13 @@ impl Needs {
 /// Returns the bytes of the buffers for `rows` rows of a step: the residual stream, normalized inputs, queries, keys,
 /// values and the results of attention and MLP.
 pub(super) fn scratch_bytes(c: &ModelConfig, rows: usize) -> u64 {
-    let (q, kv) = (c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim);
+    let widths = |layer: LayerConfig| (layer.n_heads * layer.head_dim, layer.n_kv_heads * layer.head_dim);
+    let (q, kv) = c.layers().map(widths).fold((0, 0), |(q, kv), (a, b)| (q.max(a), kv.max(b)));
+    let further = c.per_layer_input.map_or(0, |input| 2 * input.width * c.n_layers);
     let mlp = |mlp: Mlp| match mlp {
         Mlp::Dense { intermediate, .. } => 4 * intermediate,
         Mlp::Moe { top_k, intermediate, .. } => top_k * (4 * intermediate + c.hidden),
     };
     let mlp = c.mlps().map(mlp).max().unwrap_or(0);
-    (size_of::<f32>() * (4 * c.hidden + 3 * q + 2 * kv + mlp) * rows) as u64
+    (size_of::<f32>() * (4 * c.hidden + 3 * q + 2 * kv + mlp + further) * rows) as u64
 }

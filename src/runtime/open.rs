@@ -104,8 +104,9 @@ impl Choice {
         let precision = Precision::resolve(options.precision, reader)?;
         let kv_layout = KvLayout::of(&config, options.kv.unwrap_or(precision.kv_type()));
         let context = context(options, &config, &kv_layout)?;
-        if config.head_dim > MAX_HEAD {
-            let found = format!("found heads of {} values, expected at most {MAX_HEAD}", config.head_dim);
+        let sizes = kv_layout.layers().iter().flat_map(|layer| [layer.heads.key, layer.heads.value]);
+        if let Some(size) = sizes.max().filter(|size| *size > MAX_HEAD) {
+            let found = format!("found heads of {size} values, expected at most {MAX_HEAD}");
             return Err(Error::engine(found).tensor("head_dim").at(&json));
         }
         kv_layout.check().map_err(|e| e.at(&json))?;

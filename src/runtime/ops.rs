@@ -122,6 +122,21 @@ fn sum_of_squares(values: &[f32]) -> f32 {
     fold(lanes)
 }
 
+#[inline(always)]
+fn sum(values: &[f32]) -> f32 {
+    let (chunks, tail) = values.as_chunks::<LANES>();
+    let mut lanes = [0f32; LANES];
+    for chunk in chunks {
+        for l in 0..LANES {
+            lanes[l] += chunk[l];
+        }
+    }
+    for l in 0..tail.len() {
+        lanes[l] += tail[l];
+    }
+    fold(lanes)
+}
+
 /// Computes 1 / sqrt(mean(x^2) + eps).
 #[inline(always)]
 fn inverse_root(x: &[f32], eps: f32) -> f32 {
@@ -151,6 +166,29 @@ impl Kernel for RmsNorm<'_> {
     }
 }
 
+/// `out = (x - mean(x)) / sqrt(variance(x) + eps) * weight`.
+#[derive(Debug)]
+pub struct LayerNorm<'a> {
+    /// Input of one token: `(width)`.
+    pub x: &'a [f32],
+    /// Factors of the norm: `(width)`.
+    pub weight: &'a [f32],
+    /// Added to the variance before the root.
+    pub eps: f32,
+    /// Normalized output: `(width)`.
+    pub out: &'a mut [f32],
+}
+
+impl Kernel for LayerNorm<'_> {
+    #[inline(always)]
+    fn run(self) {
+        let mean = sum(self.x) / self.x.len() as f32;
+        self.out.iter_mut().zip(self.x).for_each(|(out, x)| *out = x - mean);
+        let scale = inverse_root(self.out, self.eps);
+        self.out.iter_mut().zip(self.weight).for_each(|(out, w)| *out = *out * scale * w);
+    }
+}
+
 /// `x += y / sqrt(mean(y^2) + eps) * weight`.
 #[derive(Debug)]
 pub struct AddNormed<'a> {
@@ -171,6 +209,55 @@ impl Kernel for AddNormed<'_> {
         for ((x, y), w) in self.x.iter_mut().zip(self.y).zip(self.weight) {
             *x += y * scale * w;
         }
+    }
+}
+
+/// Divides a vector by its root mean square.
+#[derive(Debug)]
+pub struct UnitNorm<'a> {
+    /// Vector that is changed in place.
+    pub x: &'a mut [f32],
+    /// Added to the mean square before the root.
+    pub eps: f32,
+}
+
+impl Kernel for UnitNorm<'_> {
+    #[inline(always)]
+    fn run(self) {
+        let scale = inverse_root(self.x, self.eps);
+        self.x.iter_mut().for_each(|x| *x *= scale);
+    }
+}
+
+/// `x *= sigmoid(gate)`.
+#[derive(Debug)]
+pub struct SigmoidGate<'a> {
+    /// Vector that is changed in place.
+    pub x: &'a mut [f32],
+    /// Vector of the same length as `x`.
+    pub gate: &'a [f32],
+}
+
+impl Kernel for SigmoidGate<'_> {
+    #[inline(always)]
+    fn run(self) {
+        self.x.iter_mut().zip(self.gate).for_each(|(x, gate)| *x *= sigmoid(*gate));
+    }
+}
+
+/// `x *= factor`.
+#[derive(Debug)]
+pub struct Scale<'a> {
+    /// Vector that is changed in place.
+    pub x: &'a mut [f32],
+    /// Factor of every value.
+    pub factor: f32,
+}
+
+impl Kernel for Scale<'_> {
+    #[inline(always)]
+    fn run(self) {
+        self.x.iter_mut().for_each(|x| *x *= self.factor);
     }
 }
 
@@ -374,6 +461,22 @@ mod tests {
         Level::BASELINE.run(RmsNorm { x: &xs, weight: &xs, eps: 1e-5, out: &mut a });
         Level::detect().run(RmsNorm { x: &xs, weight: &xs, eps: 1e-5, out: &mut b });
         assert!(a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits()));
+    }
+
+    #[test]
+    fn layer_norm_subtracts_the_mean() {
+        for n in [1, 3, 16, 37, 80] {
+            let x: Vec<f32> = (0..n).map(|i| 5.0 + (i as f32 * 0.7).sin()).collect();
+            let weight: Vec<f32> = (0..n).map(|i| 0.5 + i as f32 * 0.1).collect();
+            let mut out = vec![f32::NAN; n];
+            Level::detect().run(LayerNorm { x: &x, weight: &weight, eps: 1e-5, out: &mut out });
+            let mean = x.iter().map(|x| f64::from(*x)).sum::<f64>() / n as f64;
+            let variance = x.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum::<f64>() / n as f64;
+            for ((x, w), found) in x.iter().zip(&weight).zip(out) {
+                let exact = (f64::from(*x) - mean) / (variance + 1e-5).sqrt() * f64::from(*w);
+                assert!((f64::from(found) - exact).abs() < 1e-4 * (1.0 + exact.abs()), "{n}: {found}, not {exact}");
+            }
+        }
     }
 
     #[test]

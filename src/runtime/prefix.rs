@@ -41,8 +41,8 @@ impl Engine {
     /// Reads `tokens` as a new text and returns the logits of those from index `first` on, `(tokens - first, vocab)`,
     /// with the same bits as [`Engine::forward`]. The embedding and all layers before `layer` must equal those of the
     /// models that used `prefix` before; if `layer` is the number of layers, only the output matrix may differ. If
-    /// `prefix` holds the input of `layer` in the same precision, the computation starts there; otherwise it starts
-    /// at the embedding and refills `prefix`.
+    /// `prefix` holds the input of `layer` in the same precision, the computation starts there; otherwise, and in models
+    /// whose layers read more than the residual stream, it starts at the embedding and refills `prefix`.
     ///
     /// # Errors
     /// The same as [`Engine::forward`]; also if layers are on a GPU.
@@ -54,12 +54,18 @@ impl Engine {
         prefix: &mut PrefixActivations,
     ) -> Result<Vec<f32>> {
         let precision = Some(self.precision());
-        let known = prefix.streams.get(layer).filter(|_| prefix.precision == precision);
+        let known = prefix.streams.get(layer).filter(|_| prefix.precision == precision && self.layers_stand_alone());
         let start = known.map(|stream| (layer, stream.clone()));
         if start.is_none() {
             *prefix = PrefixActivations { precision, ..PrefixActivations::default() };
         }
         prefix.last = layer;
         self.logits_from(tokens, first, start, prefix)
+    }
+
+    /// Returns true if a layer reads only the residual stream: no tokens, and no keys and values of other layers.
+    fn layers_stand_alone(&self) -> bool {
+        let config = self.config();
+        config.per_layer_input.is_none() && config.exceptions.iter().all(|exception| exception.kv_from.is_none())
     }
 }

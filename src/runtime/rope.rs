@@ -1,9 +1,9 @@
 //! Rotary position embedding (RoPE): frequencies with their long-context variants, and the rotation itself.
 //!
-//! Rotated pairs are `(i, i + rotary_dim/2)`. Frequencies and angles are rounded to f32 at the same points as in
+//! Frequencies and angles are rounded to f32 at the same points as in
 //! `transformers` (`modeling_rope_utils`), so that both agree far into the context.
 
-use crate::model_config::{Rope, RopeScaling};
+use crate::model_config::{Rope, RopeScaling, RotaryPairs};
 use std::f64::consts::TAU;
 
 /// Frequencies of one kind of rotation.
@@ -56,7 +56,12 @@ impl Rotary {
                 (all(&|i| plain(i) / short[i]), *attention_factor)
             }
         };
-        Rotary { inv_freq, long_inv_freq, attention_factor: factor as f32 }
+        let mut rotary = Rotary { inv_freq, long_inv_freq, attention_factor: factor as f32 };
+        let still = rope.turning_pairs.map_or(half, |pairs| pairs.min(half));
+        for frequencies in [Some(&mut rotary.inv_freq), rotary.long_inv_freq.as_mut()].into_iter().flatten() {
+            frequencies[still..].fill(0.0);
+        }
+        rotary
     }
 
     /// Returns the number of values of each head that are rotated.
@@ -92,11 +97,18 @@ fn llama3(freq: f64, factor: f64, (low, high, original): (f64, f64, f64)) -> f64
 
 /// Rotates the first `angles.len()` values of each head of `head_dim`, and multiplies all of them by `scale`.
 #[inline(always)]
-pub fn rotate(heads: &mut [f32], head_dim: usize, angles: &[f32], scale: f32) {
+pub fn rotate(heads: &mut [f32], head_dim: usize, pairs: RotaryPairs, angles: &[f32], scale: f32) {
     let (cos, sin) = angles.split_at(angles.len() / 2);
     for head in heads.chunks_exact_mut(head_dim) {
         let (rotated, kept) = head.split_at_mut(angles.len());
         kept.iter_mut().for_each(|v| *v *= scale);
+        if pairs == RotaryPairs::Adjacent {
+            let (pairs, _) = rotated.as_chunks_mut::<2>();
+            for ([a, b], (cos, sin)) in pairs.iter_mut().zip(cos.iter().zip(sin)) {
+                (*a, *b) = ((*a * cos - *b * sin) * scale, (*b * cos + *a * sin) * scale);
+            }
+            continue;
+        }
         let (first, second) = rotated.split_at_mut(cos.len());
         let (sin, second) = (&sin[..cos.len()], &mut second[..cos.len()]);
         for i in 0..cos.len() {
@@ -111,7 +123,11 @@ mod tests {
     use super::*;
 
     fn frequencies(scaling: RopeScaling) -> Vec<f32> {
-        Rotary::new(&Rope { theta: 10_000.0, rotary_dim: None, scaling }, 8).inv_freq
+        Rotary::new(
+            &Rope { theta: 10_000.0, rotary_dim: None, pairs: RotaryPairs::Halves, turning_pairs: None, scaling },
+            8,
+        )
+        .inv_freq
     }
 
     #[test]
@@ -158,7 +174,10 @@ mod tests {
     fn longrope_divides_by_the_factors_of_the_texts_length_and_has_a_magnitude() {
         let (short, long) = (vec![1.0, 2.0], vec![4.0, 8.0]);
         let scaling = RopeScaling::LongRope { short, long, original_max_position: 8, attention_factor: 2.0 };
-        let rotary = Rotary::new(&Rope { theta: 100.0, rotary_dim: None, scaling }, 4);
+        let rotary = Rotary::new(
+            &Rope { theta: 100.0, rotary_dim: None, pairs: RotaryPairs::Halves, turning_pairs: None, scaling },
+            4,
+        );
         let mut angles = [0.0; 4];
         for (is_long, frequencies) in [(false, [1.0f64, 0.05]), (true, [0.25, 0.0125])] {
             rotary.angles(3, is_long, &mut angles);
@@ -171,19 +190,34 @@ mod tests {
 
     #[test]
     fn rotation_keeps_lengths_and_position_zero_is_only_scaled() {
-        let rotary = Rotary::new(&Rope { theta: 10_000.0, rotary_dim: None, scaling: RopeScaling::None }, 4);
+        let rotary = Rotary::new(
+            &Rope {
+                theta: 10_000.0,
+                rotary_dim: None,
+                pairs: RotaryPairs::Halves,
+                turning_pairs: None,
+                scaling: RopeScaling::None,
+            },
+            4,
+        );
         let mut angles = [0.0; 4];
         rotary.angles(0, false, &mut angles);
         let mut head = [1.0, 2.0, 3.0, 4.0];
-        rotate(&mut head, 4, &angles, 0.5);
+        rotate(&mut head, 4, RotaryPairs::Halves, &angles, 0.5);
         assert_eq!(head, [0.5, 1.0, 1.5, 2.0]);
         rotary.angles(7, false, &mut angles);
-        rotate(&mut head, 4, &angles, 1.0);
+        rotate(&mut head, 4, RotaryPairs::Halves, &angles, 1.0);
         assert!((head.iter().map(|v| v * v).sum::<f32>() - 7.5).abs() < 1e-5);
+        // Pairs of neighbours are rotated like the same pairs half a head apart.
+        rotary.angles(7, false, &mut angles);
+        let (mut halves, mut adjacent) = ([1.0, 2.0, 3.0, 4.0], [1.0, 3.0, 2.0, 4.0]);
+        rotate(&mut halves, 4, RotaryPairs::Halves, &angles, 0.5);
+        rotate(&mut adjacent, 4, RotaryPairs::Adjacent, &angles, 0.5);
+        assert_eq!([halves[0], halves[2], halves[1], halves[3]], adjacent);
         // Only the first values of a wider head are rotated; the others are only scaled.
         let mut wider = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
         rotary.angles(0, false, &mut angles);
-        rotate(&mut wider, 6, &angles, 0.5);
+        rotate(&mut wider, 6, RotaryPairs::Halves, &angles, 0.5);
         assert_eq!(wider, [0.5, 1.0, 1.5, 2.0, 2.5, 3.0]);
     }
 }

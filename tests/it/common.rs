@@ -25,11 +25,57 @@ pub const FIXTURES: [&str; 16] = [
     "stories260k",
 ];
 
+/// Checkpoints of further families, with two prompts each.
+pub const FAMILIES: [&str; 19] = [
+    "gemma3-vl",
+    "qwen3vl",
+    "qwen25vl",
+    "ministral3",
+    "granite",
+    "smollm3",
+    "olmo2",
+    "olmo3",
+    "cohere2",
+    "glm4moe",
+    "museglimmer",
+    "deepseek2",
+    "deepseek3",
+    "glm4flash",
+    "mistral4",
+    "gemma4",
+    "gemma4-moe",
+    "gemma4-e",
+    "gemma4-unified",
+];
+
 /// Returns the path of a checkpoint of the repository: the embedded model or one under tests/fixtures.
 pub fn fixture(name: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    if FAMILIES.contains(&name) {
+        return decompressed(name, &root.join("tests/fixtures/families").join(name));
+    }
     let asset = root.join("assets").join(name);
     if asset.is_dir() { asset } else { root.join("tests/fixtures").join(name) }
+}
+
+/// Decompresses the files of a checkpoint that end in `.zst`, once per test run, and copies the others.
+fn decompressed(name: &str, from: &Path) -> PathBuf {
+    static DONE: LazyLock<Mutex<HashSet<String>>> = LazyLock::new(Mutex::default);
+    let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join("families").join(name);
+    let mut done = DONE.lock().unwrap_or_else(|e| e.into_inner());
+    if done.insert(name.to_string()) {
+        std::fs::create_dir_all(&to).unwrap();
+        for entry in std::fs::read_dir(from).unwrap() {
+            let path = entry.unwrap().path();
+            let bytes = std::fs::read(&path).unwrap();
+            let file = path.file_name().unwrap().to_str().unwrap();
+            match file.strip_suffix(".zst") {
+                Some(file) => std::fs::write(to.join(file), zstd::decode_all(&bytes[..]).unwrap()).unwrap(),
+                None => std::fs::write(to.join(file), bytes).unwrap(),
+            }
+        }
+    }
+    to
 }
 
 /// Returns a command that runs the real binary without the environment variables that it reads.

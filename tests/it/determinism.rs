@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 /// Fixtures with precision and type of KV cache: every precision, every cache type, dense models and mixtures of
 /// experts, every kind of tile, and every feature that some family adds.
-const COMPANY: [(&str, Precision, KvType); 20] = [
+const COMPANY: [(&str, Precision, KvType); 29] = [
     ("llama-gqa", Precision::Fp32, KvType::F32),
     ("llama-gqa", Precision::Fp32, KvType::Int8),
     ("llama-gqa", Precision::Int4w, KvType::Int4),
@@ -35,6 +35,15 @@ const COMPANY: [(&str, Precision, KvType); 20] = [
     ("gptoss-mxfp4", Precision::Bf16, KvType::F16),
     ("gptoss-mxfp4", Precision::Int4, KvType::Bf16),
     ("gptoss-mxfp4", Precision::Int4, KvType::Int4),
+    ("cohere2", Precision::Int4, KvType::F16),
+    ("olmo3", Precision::Bf16, KvType::F16),
+    ("ministral3", Precision::Int8, KvType::F16),
+    ("glm4moe", Precision::Int8w, KvType::F16),
+    ("museglimmer", Precision::Fp16, KvType::F16),
+    ("deepseek3", Precision::Fp32, KvType::Int8),
+    ("glm4flash", Precision::Bf16, KvType::Bf16),
+    ("gemma4-moe", Precision::Int8, KvType::F16),
+    ("gemma4-e", Precision::Bf16, KvType::F16),
 ];
 
 /// Packs the fixture so that it can run in the precision and returns the directory.

@@ -63,6 +63,8 @@ fn texts_that_reuse_beginnings_have_the_bits_of_texts_that_do_not() {
         ("mistral-swa", KvType::Int8),
         ("gptoss-trained", KvType::Bf16),
         ("qwen3moe", KvType::F32),
+        ("deepseek3", KvType::F16),
+        ("gemma4-e", KvType::Bf16),
     ] {
         let pack = packed_as(name, &fixture(name), &[]);
         let plain = EngineOptions { kv: Some(kv), ..EngineOptions::default() };

@@ -286,6 +286,16 @@ fn texts_of_a_mixture_of_experts_have_the_bits_that_they_have_alone() {
 }
 
 #[test]
+fn texts_of_latent_attention_have_the_bits_that_they_have_alone() {
+    check("deepseek3", KvType::F16, &[]);
+}
+
+#[test]
+fn texts_of_layers_that_share_keys_and_values_have_the_bits_that_they_have_alone() {
+    check("gemma4-e", KvType::Int8, &[]);
+}
+
+#[test]
 fn a_request_that_cannot_be_computed_fails_alone_and_one_past_its_deadline_keeps_its_text() {
     let pack = packed_as("llama-gqa", &fixture("llama-gqa"), &[]);
     let mut engine = open(&pack, KvType::F16, 1, 512, 8, 270);

@@ -1,6 +1,7 @@
 //! `--dry-run`: the plan of a conversion as a table or JSON.
 
 use crate::console;
+use iec::convert::LeftOutPart;
 use iec::convert::dry_run::{Disk, DryRun, Row};
 use iec::error::Result;
 use iec::output::require_space;
@@ -24,6 +25,18 @@ pub fn print(dry_run: &DryRun, out_dir: &Path, json: bool) -> Result<()> {
     }
 }
 
+/// Describes, in a line of its own, the tensors that are left out, if there are some.
+pub fn left_out(parts: &[LeftOutPart]) -> String {
+    if parts.is_empty() {
+        return String::new();
+    }
+    let part = |LeftOutPart { part, tensors, bytes }: &LeftOutPart| {
+        format!("{part} ({tensors} tensors, {})", human_bytes(*bytes))
+    };
+    let list: Vec<String> = parts.iter().map(part).collect();
+    format!("\nleft out, because the language model does not use them: {}", list.join(", "))
+}
+
 fn table(dry_run: &DryRun) -> Table {
     let bits = |bytes: u64, shape: &[usize]| bytes as f64 * 8.0 / shape.iter().product::<usize>().max(1) as f64;
     let columns: [Column<'_, &Row>; 8] = [
@@ -45,6 +58,7 @@ fn describe(dry_run: &DryRun) -> String {
     let mut text = format!(
         "{tensors} tensors, {weights} weights: {before} -> {after}, {bits:.2} bits per weight; nothing was written"
     );
+    text += &left_out(&dry_run.left_out);
     if let Some(Disk { needed, occupied, finished_tasks, free, .. }) = dry_run.disk {
         text += &format!("\ndisk: {} needed, {} free", human_bytes(needed.saturating_sub(occupied)), human_bytes(free));
         if finished_tasks > 0 {

@@ -202,6 +202,7 @@ pub fn describe(s: &PackSummary) -> String {
     };
     format!(
         "packed {part}{architecture}: {tensors} tensors ({quantized_tensors} quantized{finished}), {weights} weights, \
-         {before} -> {after}, {bits_per_weight:.2} bits per weight, {wall_time_s:.1} s, {rate}/s{missing}{refused}"
+         {before} -> {after}, {bits_per_weight:.2} bits per weight, {wall_time_s:.1} s, {rate}/s{missing}{refused}{}",
+        dry_run::left_out(&s.left_out)
     )
 }

@@ -104,7 +104,7 @@ impl Mapper<'_> {
                 let stacks = stacks.iter().map(|stack| self.view(stack, &part)).collect::<Result<Vec<_>>>()?;
                 (0..shape[0]).map(|i| interleaved(stacks.iter().map(|stack| stack.get(i)).collect(), part[1])).collect()
             }
-            View::Rows { .. } | View::Transposed { .. } | View::Mxfp4 { .. } => Ok(Vec::new()),
+            View::Rows { .. } | View::Slices { .. } | View::Transposed { .. } | View::Mxfp4 { .. } => Ok(Vec::new()),
         }
     }
 
@@ -158,6 +158,9 @@ impl Mapper<'_> {
             module.to_string(),
             module.replace(".block_sparse_moe.", ".mlp."),
             module.replace(".mlp.router", ".mlp.gate"),
+            // Adapters of wrappers name the modules of the language model inside.
+            module.replacen("model.", "model.language_model.", 1),
+            format!("language_model.{module}"),
         ];
         names.into_iter().find(|name| self.modules.contains_key(name))
     }

@@ -62,6 +62,13 @@ impl<'a> Fields<'a> {
         self.optional(key, "a whole number", |v| v.as_u64().and_then(|n| usize::try_from(n).ok()))
     }
 
+    /// Reads an optional count in the object `name`, which may be absent, too.
+    pub fn count_in(&self, name: &str, key: &str) -> Result<Option<usize>> {
+        let map = self.optional(name, "an object", Value::as_object)?;
+        let parent = self.name(name);
+        map.map_or(Ok(None), |map| Fields { map, parent: &parent }.count_opt(key))
+    }
+
     /// Reads a required count.
     pub fn count(&self, key: &str) -> Result<usize> {
         self.count_opt(key)?.ok_or_else(|| self.wrong(key, "a whole number"))

@@ -5,7 +5,7 @@
 use super::family::{LOCAL_BASE, dense, score_scale, windows};
 use super::{Arch, Fields, PLAIN, rope};
 use crate::error::Result;
-use crate::model_config::{Activation, Mlp, ModelConfig};
+use crate::model_config::{Activation, Mlp, ModelConfig, QkNorm};
 
 pub(super) const GEMMA2: Arch = Arch {
     class: "Gemma2ForCausalLM",
@@ -50,7 +50,7 @@ pub(super) const GEMMA3: Arch = Arch {
     },
     adjust: |config, model| {
         scale(config, model)?;
-        model.attention.qk_norm = true;
+        model.attention.qk_norm = QkNorm::Head;
         model.local_rope = Some(rope::local(config, 10_000.0, model.max_context)?);
         model.logit_softcap = softcap(config, "final_logit_softcapping", None)?;
         Ok(())
@@ -59,12 +59,18 @@ pub(super) const GEMMA3: Arch = Arch {
 };
 
 fn geglu(arch: &Arch, config: &Fields) -> Result<Mlp> {
+    check_gelu(config)?;
+    dense(arch, config, Activation::GeluTanh)
+}
+
+/// Refuses another activation than the tanh approximation of GELU.
+pub(super) fn check_gelu(config: &Fields) -> Result<()> {
     for key in ["hidden_activation", "hidden_act"] {
         if !matches!(config.word_opt(key)?, None | Some("gelu_pytorch_tanh")) {
             return Err(config.unsupported(key, "expected gelu_pytorch_tanh"));
         }
     }
-    dense(arch, config, Activation::GeluTanh)
+    Ok(())
 }
 
 /// Reads the windows: every `pattern`-th layer attends to all positions, the others have a sliding window.

@@ -7,7 +7,7 @@
 use super::family::{experts, rows_of_qkv, silu, windows};
 use super::{Arch, ExpectedTensor, Fields, PLAIN, View, layer_part, rope, whole};
 use crate::error::Result;
-use crate::model_config::{Activation, Mlp, ModelConfig, RopeScaling, RouterSoftmax};
+use crate::model_config::{Activation, Mlp, ModelConfig, RopeScaling, RouterSoftmax, Selection};
 
 pub(super) const GPT_OSS: Arch = Arch {
     class: "GptOssForCausalLM",
@@ -59,6 +59,8 @@ fn mlp(_: &Arch, config: &Fields) -> Result<Mlp> {
         bias: true,
         router_bias: true,
         router_softmax: RouterSoftmax::Chosen,
+        selection: Selection::default(),
+        shared: None,
     })
 }
 

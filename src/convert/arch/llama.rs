@@ -1,8 +1,9 @@
 //! `LlamaForCausalLM`, the plain decoder with optional biases; `MistralForCausalLM`, Llama with a sliding window in
-//! every layer; and `MixtralForCausalLM`, Mistral with experts, each of which is stored as three tensors.
+//! every layer; `MixtralForCausalLM`, Mistral with experts, each of which is stored as three tensors; and
+//! `Ministral3ForCausalLM`, Mistral without windows whose queries grow with their positions.
 
-use super::family::{same_windows, separate_experts, sparse};
-use super::{Arch, PLAIN};
+use super::family::{GROWTH, same_windows, separate_experts, sparse};
+use super::{Arch, PLAIN, rope};
 use crate::model_config::RouterSoftmax;
 
 pub(super) const LLAMA: Arch =
@@ -32,5 +33,20 @@ pub(super) const MIXTRAL: Arch = Arch {
     mlp: |_, config| sparse(config, 2, config.count("intermediate_size")?, RouterSoftmax::Chosen),
     windows: |config, n_layers| same_windows(config, n_layers, config.count_opt("sliding_window")?),
     views: |model, tensor| separate_experts(model, tensor, "block_sparse_moe", ["w1", "w3", "w2"]),
+    ..MISTRAL
+};
+
+pub(super) const MINISTRAL3: Arch = Arch {
+    class: "Ministral3ForCausalLM",
+    model_type: "ministral3",
+    max_context: 262_144,
+    norm_eps: 1e-5,
+    theta: 1e6,
+    honours: &["sliding_window", GROWTH],
+    windows: |config, n_layers| same_windows(config, n_layers, config.count_opt("sliding_window")?),
+    adjust: |config, model| {
+        model.attention.position_scale = rope::position_scale(config)?;
+        Ok(())
+    },
     ..MISTRAL
 };

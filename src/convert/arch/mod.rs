@@ -5,25 +5,36 @@
 //! decoder, and the views that make canonical tensors from source tensors. The list of tensors that a model must have
 //! follows from the [`ModelConfig`] alone ([`expected_tensors`]).
 
+mod cohere;
+mod deepseek;
 mod expected;
 mod family;
 mod fields;
 mod gemma;
+mod gemma4;
+mod glm;
 mod gpt_oss;
+mod granite;
 mod llama;
+mod muse;
+mod olmo;
 mod phi3;
 mod qwen;
 mod rope;
+mod smollm;
 mod view;
+mod wrapper;
 
 pub use expected::{ExpectedTensor, expected_tensors};
 pub use fields::Fields;
 pub use view::View;
+pub use wrapper::{LeftOut, Naming};
 
 use crate::error::Result;
 use crate::model_config::{Mlp, ModelConfig};
 use family::{dense, same_names, same_windows, silu};
 use serde_json::{Map, Value};
+use wrapper::text_fields;
 
 /// A model family: the defaults of `transformers` for fields that a configuration leaves out, and the differences from
 /// the plain decoder.
@@ -31,8 +42,10 @@ use serde_json::{Map, Value};
 pub struct Arch {
     /// Class name in `architectures`.
     pub class: &'static str,
-    /// `model_type`, which decides when `architectures` is absent.
+    /// `model_type`, which decides when `architectures` is absent, and in the `text_config` of wrappers.
     pub model_type: &'static str,
+    /// Other classes and model types with the same language model.
+    also: &'static [&'static str],
     /// Default number of key/value heads; `None` = as many as query heads.
     n_kv_heads: Option<usize>,
     /// Default width of a head; `None` = the hidden width divided by the number of heads.
@@ -69,6 +82,7 @@ pub struct Arch {
 const PLAIN: Arch = Arch {
     class: "",
     model_type: "",
+    also: &[],
     n_kv_heads: None,
     head_dim: None,
     max_context: 2048,
@@ -91,12 +105,25 @@ pub const ARCHS: &[Arch] = &[
     gpt_oss::GPT_OSS,
     llama::MISTRAL,
     llama::MIXTRAL,
+    llama::MINISTRAL3,
     qwen::QWEN2,
     qwen::QWEN3,
     qwen::QWEN3_MOE,
     gemma::GEMMA2,
     gemma::GEMMA3,
+    gemma4::GEMMA4,
     phi3::PHI3,
+    granite::GRANITE,
+    smollm::SMOLLM3,
+    olmo::OLMO2,
+    olmo::OLMO3,
+    cohere::COHERE2,
+    glm::GLM4_MOE,
+    muse::MUSE_GLIMMER,
+    deepseek::DEEPSEEK_V2,
+    deepseek::DEEPSEEK_V3,
+    deepseek::GLM4_MOE_LITE,
+    deepseek::MISTRAL4,
 ];
 
 impl Arch {
@@ -105,14 +132,15 @@ impl Arch {
     /// # Errors
     /// The architecture is unknown.
     pub fn of(config: &Fields) -> Result<&'static Arch> {
+        let text = text_fields(config)?;
         for arch in ARCHS {
-            if (arch.claims)(config) || arch.is_named(config)? {
+            if (arch.claims)(&text) || arch.is_named(&text)? {
                 return Ok(arch);
             }
         }
         let known = ARCHS.iter().map(|a| a.class).collect::<Vec<_>>().join(", ");
-        let key = if config.get("architectures").is_some() { "architectures" } else { "model_type" };
-        Err(config.unsupported(key, &format!("expected one of {known}")))
+        let key = if text.get("architectures").is_some() { "architectures" } else { "model_type" };
+        Err(text.unsupported(key, &format!("expected the language model of one of {known}")))
     }
 
     /// Finds the family of a class, such as `LlamaForCausalLM`.
@@ -123,16 +151,25 @@ impl Arch {
     /// Returns true when `architectures` lists the class, or is absent and `model_type` is the family's.
     fn is_named(&self, config: &Fields) -> Result<bool> {
         match config.words_opt("architectures")? {
-            Some(classes) if !classes.is_empty() => Ok(classes.contains(&self.class)),
-            _ => Ok(config.word_opt("model_type")? == Some(self.model_type)),
+            Some(classes) if !classes.is_empty() => {
+                Ok(classes.iter().any(|class| *class == self.class || self.also.contains(class)))
+            }
+            _ => Ok(config
+                .word_opt("model_type")?
+                .is_some_and(|name| name == self.model_type || self.also.contains(&name))),
         }
     }
 
     /// Reads and checks the configuration; `generation` is generation_config.json, whose end tokens are added.
     pub fn model_config(&self, config: &Fields, generation: Option<&Map<String, Value>>) -> Result<ModelConfig> {
-        let mut model = family::decoder(self, config)?;
-        (self.adjust)(config, &mut model)?;
-        let sources = [Some(*config), generation.map(Fields::new)];
+        let text = text_fields(config)?;
+        family::refuse_quantization(config, self.quantization)?;
+        let mut model = family::decoder(self, &text)?;
+        if text.get(TIED).is_none() {
+            model.tied_embeddings = config.flag(TIED, model.tied_embeddings)?;
+        }
+        (self.adjust)(&text, &mut model)?;
+        let sources = [Some(text), Some(*config), generation.map(Fields::new)];
         for fields in sources.into_iter().flatten() {
             model.bos = model.bos.or(fields.token_ids("bos_token_id")?.first().copied());
             for id in fields.token_ids("eos_token_id")? {
@@ -151,6 +188,19 @@ impl Arch {
     }
 }
 
+/// Field that says whether the output matrix is the embedding matrix.
+const TIED: &str = "tie_word_embeddings";
+
+/// Returns true for a wrapper that says two things about its output matrix; then the weights decide.
+///
+/// # Errors
+/// A field has the wrong type.
+pub fn disagrees_about_output(config: &Fields) -> Result<bool> {
+    let inner = config.object_opt("text_config")?;
+    let both = inner.filter(|inner| inner.get(TIED).is_some() && config.get(TIED).is_some());
+    both.map_or(Ok(false), |inner| Ok(inner.flag(TIED, false)? != config.flag(TIED, false)?))
+}
+
 /// Returns true for source tensors without weights: buffers that older versions of transformers saved.
 pub fn is_ignorable(source_name: &str) -> bool {
     source_name.ends_with("rotary_emb.inv_freq")
@@ -167,5 +217,7 @@ fn layer_part(canonical: &str) -> Option<(&str, &str)> {
     canonical.strip_prefix("model.layers.")?.split_once('.')
 }
 
+#[cfg(test)]
+mod newer_tests;
 #[cfg(test)]
 mod tests;

@@ -2,8 +2,7 @@
 //! Phi-4 heads that are rotated in part.
 
 use super::family::{PARTIAL, rows_of_qkv, same_names, same_windows};
-use super::{Arch, ExpectedTensor, Fields, PLAIN, View, layer_part, rope};
-use crate::error::Result;
+use super::{Arch, ExpectedTensor, PLAIN, View, layer_part, rope};
 use crate::model_config::{Mlp, ModelConfig};
 
 pub(super) const PHI3: Arch = Arch {
@@ -13,20 +12,10 @@ pub(super) const PHI3: Arch = Arch {
     norm_eps: 1e-5,
     honours: &["sliding_window", PARTIAL],
     windows: |config, n_layers| same_windows(config, n_layers, config.count_opt("sliding_window")?),
-    adjust: rotate_in_part,
+    adjust: |config, model| rope::set_partial(config, model, None),
     views,
     ..PLAIN
 };
-
-fn rotate_in_part(config: &Fields, model: &mut ModelConfig) -> Result<()> {
-    let Some((fields, share)) = rope::partial(config)? else { return Ok(()) };
-    if !(share > 0.0 && share < 1.0) {
-        return Err(fields.wrong(PARTIAL, "more than 0 and at most 1"));
-    }
-    // Rounded down, as in `transformers`.
-    model.rope.rotary_dim = Some((model.head_dim as f64 * share) as usize);
-    Ok(())
-}
 
 fn views(model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
     let Some((layer, part)) = layer_part(&tensor.name) else { return same_names(model, tensor) };

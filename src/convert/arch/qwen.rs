@@ -1,17 +1,25 @@
 //! `Qwen2ForCausalLM` (biases of q, k and v), `Qwen3ForCausalLM` (normalized q and k instead) and
 //! `Qwen3MoeForCausalLM` (experts in place of the MLP in all layers or in some).
 
-use super::family::{same_windows, separate_experts, sparse, windows};
+use super::family::{AXES, same_windows, separate_experts, sparse, windows};
 use super::{Arch, Fields, PLAIN};
 use crate::error::Result;
-use crate::model_config::{DenseLayers, Mlp, ModelConfig, RouterSoftmax};
+use crate::model_config::{DenseLayers, Mlp, ModelConfig, QkNorm, RouterSoftmax};
 
 pub(super) const QWEN2: Arch = Arch {
     class: "Qwen2ForCausalLM",
     model_type: "qwen2",
+    also: &[
+        "Qwen2_5_VLForConditionalGeneration",
+        "Qwen2VLForConditionalGeneration",
+        "qwen2_5_vl",
+        "qwen2_5_vl_text",
+        "qwen2_vl",
+        "qwen2_vl_text",
+    ],
     n_kv_heads: Some(32),
     max_context: 32_768,
-    honours: &["sliding_window", "use_sliding_window"],
+    honours: &["sliding_window", "use_sliding_window", AXES],
     windows: upper_windows,
     adjust: |_, model| {
         model.attention.qkv_bias = true;
@@ -23,10 +31,11 @@ pub(super) const QWEN2: Arch = Arch {
 pub(super) const QWEN3: Arch = Arch {
     class: "Qwen3ForCausalLM",
     model_type: "qwen3",
+    also: &["qwen3_vl_text"],
     head_dim: Some(128),
-    honours: &["sliding_window", "use_sliding_window", "attention_bias"],
+    honours: &["sliding_window", "use_sliding_window", "attention_bias", AXES],
     adjust: |_, model| {
-        model.attention.qk_norm = true;
+        model.attention.qk_norm = QkNorm::Head;
         Ok(())
     },
     ..QWEN2
@@ -35,6 +44,7 @@ pub(super) const QWEN3: Arch = Arch {
 pub(super) const QWEN3_MOE: Arch = Arch {
     class: "Qwen3MoeForCausalLM",
     model_type: "qwen3_moe",
+    also: &[],
     n_kv_heads: Some(4),
     head_dim: None,
     honours: &[
@@ -56,7 +66,7 @@ pub(super) const QWEN3_MOE: Arch = Arch {
         same_windows(config, n_layers, width)
     },
     adjust: |config, model| {
-        model.attention.qk_norm = true;
+        model.attention.qk_norm = QkNorm::Head;
         set_dense_layers(config, model)
     },
     views: |model, tensor| separate_experts(model, tensor, "mlp", ["gate_proj", "up_proj", "down_proj"]),

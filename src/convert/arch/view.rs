@@ -16,6 +16,15 @@ pub enum View {
         /// Length of the source's first axis.
         of: usize,
     },
+    /// Rows `first..first + shape[1]` of each matrix of a source tensor `(shape[0], of, shape[2])`.
+    Slices {
+        /// Name in the source.
+        source: String,
+        /// First row of each matrix.
+        first: usize,
+        /// Rows of each matrix of the source.
+        of: usize,
+    },
     /// A source tensor with the last two axes swapped.
     Transposed {
         /// Name in the source.
@@ -39,7 +48,7 @@ impl View {
     /// Returns the names of the source tensors.
     pub fn sources(&self) -> Vec<&str> {
         match self {
-            View::Rows { source, .. } | View::Transposed { source } => vec![source],
+            View::Rows { source, .. } | View::Slices { source, .. } | View::Transposed { source } => vec![source],
             View::Mxfp4 { blocks, scales } => vec![blocks, scales],
             View::Stacked(parts) | View::Interleaved(parts) => parts.iter().flat_map(View::sources).collect(),
         }
@@ -52,6 +61,7 @@ impl View {
     pub fn source_shapes(&self, shape: &[usize]) -> Vec<(&str, Vec<usize>)> {
         match self {
             View::Rows { source, of, .. } => vec![(source, [&[*of], &shape[1..]].concat())],
+            View::Slices { source, of, .. } => vec![(source, vec![shape[0], *of, shape[2]])],
             View::Transposed { source } => {
                 let mut swapped = shape.to_vec();
                 swapped.swap(shape.len() - 1, shape.len() - 2);

@@ -2,7 +2,7 @@
 //! in the source. No tensor of the source may be left over.
 
 use super::{BoundView, CanonicalTensor};
-use crate::convert::arch::{Arch, ExpectedTensor, View, expected_tensors, is_ignorable};
+use crate::convert::arch::{Arch, ExpectedTensor, LeftOut, Naming, View, expected_tensors, is_ignorable};
 use crate::convert::shards::Shards;
 use crate::convert::source_tensor::SourceTensor;
 use crate::dtype::DType;
@@ -17,19 +17,21 @@ use std::collections::HashSet;
 const INCOMPLETE: &str = "check that the download is complete (`iec verify-source --hf-dir DIR`), and that config.json \
                           belongs to these weights";
 
-/// Finds every expected tensor in the source and refuses tensors that are left over. Tensors that are not in the
-/// weights may be in the files of `manifest`.
+/// Finds every expected tensor in the source and refuses tensors that are left over, except those of the parts that
+/// `left_out` names. Tensors that are not in the weights may be in the files of `manifest`.
 pub(super) fn bind(
     arch: &Arch,
     model: &ModelConfig,
+    left_out: &LeftOut,
     shards: &Shards,
     manifest: Option<&Manifest>,
 ) -> Result<Vec<CanonicalTensor>> {
+    let naming = Naming::of(shards.tensors().map(|tensor| tensor.name.as_str()));
     refuse_exaggeration(model, shards)?;
     let mut used: HashSet<String> = HashSet::new();
     let mut tensors = Vec::new();
     for expected in expected_tensors(model) {
-        let views = arch.views(model, &expected);
+        let views: Vec<View> = arch.views(model, &expected).into_iter().map(|view| naming.view(view)).collect();
         let absent = !views.iter().any(|view| view.sources().iter().any(|name| shards.get(name).is_some()));
         if absent && let Some(packed) = finished(&expected, shards, manifest)? {
             used.insert(expected.name.clone());
@@ -40,8 +42,9 @@ pub(super) fn bind(
         used.extend(tensor.source.tensors().into_iter().map(|t| t.name.clone()));
         tensors.push(tensor);
     }
-    let tied_copy = |name: &str| model.tied_embeddings && name == "lm_head.weight";
-    let left = shards.tensors().find(|t| !used.contains(&t.name) && !is_ignorable(&t.name) && !tied_copy(&t.name));
+    let tied_copy = |name: &str| model.tied_embeddings && name.ends_with("lm_head.weight");
+    let ignored = |name: &str| is_ignorable(name) || tied_copy(name) || left_out.part(name).is_some();
+    let left = shards.tensors().find(|t| !used.contains(&t.name) && !ignored(&t.name));
     if let Some(name) = shards.packed.keys().find(|name| !used.contains(*name) && !tied_copy(name)) {
         let found = format!("unexpected tensor for {}", model.architecture);
         return Err(Error::unsupported(found)
@@ -133,6 +136,11 @@ impl Binder<'_> {
                     Store::Plain(dtype),
                     BoundView::Straight { tensor: tensor.clone(), skip: first * entry * dtype.size() },
                 )
+            }
+            View::Slices { source: name, first, of } => {
+                let tensor = self.source(name)?;
+                let dtype = self.float(tensor, &[shape[0], *of, last])?;
+                (Store::Plain(dtype), BoundView::Slices { tensor: tensor.clone(), first: *first, of: *of })
             }
             View::Transposed { source: name } => {
                 let tensor = self.source(name)?;

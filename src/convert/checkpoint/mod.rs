@@ -7,7 +7,7 @@
 mod bind;
 mod read;
 
-use super::arch::{Arch, Fields};
+use super::arch::{Arch, Fields, LeftOut, disagrees_about_output};
 use super::hub;
 use super::json::read_object;
 use super::layout::Layout;
@@ -20,7 +20,8 @@ use crate::iebin::{Store, matrices};
 use crate::manifest::{FinishedTensor, Manifest, PackedRange};
 use crate::model_config::ModelConfig;
 use crate::scheme::BLOCK;
-use std::collections::HashMap;
+use serde::Serialize;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 const CONFIG: &str = "config.json";
@@ -34,6 +35,18 @@ pub struct Checkpoint {
     tensors: Vec<CanonicalTensor>,
     by_name: HashMap<String, usize>,
     shards: Shards,
+    left_out: Vec<LeftOutPart>,
+}
+
+/// Tensors of a checkpoint that do not belong to the language model and are left out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct LeftOutPart {
+    /// Name of the part, as at the beginning of the names of its tensors.
+    pub part: String,
+    /// Number of tensors.
+    pub tensors: usize,
+    /// Bytes of these tensors.
+    pub bytes: u64,
 }
 
 /// Inputs for opening a checkpoint, in addition to its directory.
@@ -61,6 +74,8 @@ pub struct CanonicalTensor {
 enum BoundView {
     /// The bytes of a source tensor from `skip` on.
     Straight { tensor: SourceTensor, skip: usize },
+    /// Rows from `first` on of each matrix of a source tensor, whose matrices have `of` rows.
+    Slices { tensor: SourceTensor, first: usize, of: usize },
     /// A source tensor whose last two axes are swapped.
     Transposed { tensor: SourceTensor },
     /// MXFP4 codes and scales in two source tensors.
@@ -126,7 +141,11 @@ impl BoundView {
     /// final.
     fn tensors(&self) -> Vec<&SourceTensor> {
         match self {
-            BoundView::Straight { tensor, .. } | BoundView::Transposed { tensor } => vec![tensor],
+            BoundView::Straight { tensor, .. }
+            | BoundView::Slices { tensor, .. }
+            | BoundView::Transposed { tensor } => {
+                vec![tensor]
+            }
             BoundView::Mxfp4 { blocks, scales } => vec![blocks, scales],
             BoundView::Packed(_) => vec![],
             BoundView::Stacked(parts) | BoundView::Interleaved(parts) => {
@@ -170,11 +189,16 @@ impl Checkpoint {
         };
         let fields = Fields::new(&config);
         let arch = Arch::of(&fields).at(&config_path)?;
-        let model = arch.model_config(&fields, generation.as_ref()).at(&config_path)?;
+        let mut model = arch.model_config(&fields, generation.as_ref()).at(&config_path)?;
         let shards = Shards::open_layout(&layout)?;
-        let tensors = bind::bind(arch, &model, &shards, options.manifest).at(layout.dir())?;
+        if disagrees_about_output(&fields).at(&config_path)? {
+            model.tied_embeddings = !shards.tensors().any(|tensor| tensor.name.ends_with("lm_head.weight"));
+        }
+        let left_out = LeftOut::of(&fields).at(&config_path)?;
+        let tensors = bind::bind(arch, &model, &left_out, &shards, options.manifest).at(layout.dir())?;
+        let left_out = left_out_parts(&left_out, &shards, &tensors);
         let by_name = tensors.iter().enumerate().map(|(i, tensor)| (tensor.name.clone(), i)).collect();
-        Ok(Checkpoint { layout, config_path, config: model, tensors, by_name, shards })
+        Ok(Checkpoint { layout, config_path, config: model, tensors, by_name, shards, left_out })
     }
 
     /// Returns the model's configuration.
@@ -197,6 +221,11 @@ impl Checkpoint {
         &self.shards
     }
 
+    /// Returns the tensors that do not belong to the language model, by part.
+    pub fn left_out(&self) -> &[LeftOutPart] {
+        &self.left_out
+    }
+
     /// Returns the repository id (`ORG/NAME`) when the weights are in a Hugging Face cache.
     pub fn repo(&self) -> Option<String> {
         hub::repo_of(self.layout.dir())
@@ -212,6 +241,20 @@ impl Checkpoint {
             _ => self.layout.companion(name),
         }
     }
+}
+
+/// Counts the tensors that are left out, by part.
+fn left_out_parts(left_out: &LeftOut, shards: &Shards, tensors: &[CanonicalTensor]) -> Vec<LeftOutPart> {
+    let used: HashSet<&str> =
+        tensors.iter().flat_map(|tensor| tensor.source.tensors()).map(|tensor| tensor.name.as_str()).collect();
+    let mut parts = BTreeMap::<String, (usize, u64)>::new();
+    for tensor in shards.tensors().filter(|tensor| !used.contains(tensor.name.as_str())) {
+        if let Some(part) = left_out.part(&tensor.name) {
+            let (count, bytes) = parts.entry(part).or_default();
+            (*count, *bytes) = (*count + 1, *bytes + tensor.nbytes as u64);
+        }
+    }
+    parts.into_iter().map(|(part, (tensors, bytes))| LeftOutPart { part, tensors, bytes }).collect()
 }
 
 #[cfg(test)]

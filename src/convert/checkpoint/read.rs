@@ -112,6 +112,9 @@ impl Reader<'_> {
             BoundView::Straight { tensor, skip } => {
                 self.shards.read(tensor, skip + (matrix * n_rows + rows.start) * row_bytes, out)
             }
+            BoundView::Slices { tensor, first, of } => {
+                self.shards.read(tensor, (matrix * of + first + rows.start) * row_bytes, out)
+            }
             BoundView::Transposed { tensor: source } => {
                 let slab = Slab { source, first: matrix * cols * n_rows, width: n_rows, height: cols };
                 match self.element {

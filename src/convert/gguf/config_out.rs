@@ -8,7 +8,7 @@ use super::family::Family;
 use super::rope_factors::Llama3;
 use super::value::{Scalar, Value as Meta};
 use crate::error::{Error, Result};
-use crate::model_config::{Mlp, ModelConfig, Rope, RopeScaling, RouterSoftmax};
+use crate::model_config::{Mlp, ModelConfig, QkNorm, Rope, RopeScaling, RouterSoftmax};
 
 /// Metadata keys, extra tensors, and notes for the user.
 #[derive(Debug, Default)]
@@ -98,13 +98,20 @@ fn check(model: &ModelConfig, family: &Family) -> Result<()> {
         ("norm_plus_one", model.norm_plus_one == family.norm_plus_one, model.norm_plus_one.to_string()),
         ("post_norms", model.post_norms == family.norm_plus_one, model.post_norms.to_string()),
         ("attention.sinks", attention.sinks == family.sinks, attention.sinks.to_string()),
-        ("attention.qk_norm", attention.qk_norm == family.qk_norm, attention.qk_norm.to_string()),
+        (
+            "attention.qk_norm",
+            (attention.qk_norm == QkNorm::Head) == family.qk_norm,
+            format!("{:?}", attention.qk_norm),
+        ),
         (
             "tied_embeddings",
             family.tied.is_none_or(|tied| tied == model.tied_embeddings),
             model.tied_embeddings.to_string(),
         ),
     ];
+    if let Some(field) = model.first_extension() {
+        return Err(cannot(family, field, "a property that only newer families have"));
+    }
     match checks.into_iter().find(|(_, fits, _)| !fits) {
         Some((field, _, why)) => Err(cannot(family, field, &why)),
         None => Ok(()),
@@ -147,7 +154,7 @@ fn windows(model: &ModelConfig, family: &Family, out: &mut Description) {
         }
         return;
     };
-    let windowed: Vec<bool> = (0..model.n_layers).map(|layer| model.window(layer).is_some()).collect();
+    let windowed: Vec<bool> = (0..model.n_layers).map(|layer| model.layer(layer).window.is_some()).collect();
     let width = model.attention.windows.iter().flatten().next().copied();
     // Without windows, every layer attends to all positions, which a window as wide as the context expresses.
     out.entries.push((key("sliding_window"), Meta::u32(width.unwrap_or(model.max_context) as u32)));

@@ -14,6 +14,7 @@ use super::pack_output::{self, Totals, refuse_occupied};
 use super::read_at::InputFile;
 use super::{Checkpoint, CheckpointOptions};
 use crate::calibration::Calibration;
+use crate::convert::LeftOutPart;
 use crate::convert::guidance;
 use crate::convert::json::read_limited;
 use crate::dtype::DType;
@@ -100,6 +101,9 @@ pub struct PackSummary {
     /// True when the manifest is marked as refused by its gate.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub refused: bool,
+    /// Tensors of the checkpoint that do not belong to the language model and are not in the pack.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<LeftOutPart>,
 }
 
 /// Packs a checkpoint or one part of it, or merges its parts.
@@ -138,6 +142,7 @@ pub fn pack(options: &PackOptions) -> Result<PackSummary> {
         mb_per_s: inputs.bytes_in() as f64 / 1e6 / wall_time_s,
         tokenizer: inputs.companions.tokenizer().is_some(),
         refused: inputs.manifest.as_ref().is_some_and(|manifest| manifest.document().refused),
+        left_out: inputs.checkpoint.left_out().to_vec(),
     })
 }
 
@@ -159,7 +164,8 @@ pub fn dry_run(options: &PackOptions) -> Result<DryRun> {
         bytes: entry.nbytes as u64,
     };
     let rows = plan.items.iter().zip(&plan.layout.entries).map(row).collect();
-    Ok(DryRun::new(rows, inputs.bytes_in(), Some(inputs.conversion(&plan)?.disk()?)))
+    let plan = DryRun::new(rows, inputs.bytes_in(), Some(inputs.conversion(&plan)?.disk()?));
+    Ok(DryRun { left_out: inputs.checkpoint.left_out().to_vec(), ..plan })
 }
 
 /// Opened inputs.

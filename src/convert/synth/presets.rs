@@ -1,6 +1,7 @@
 //! Configurations of published models by name, and their reduction to fewer layers.
 
 use crate::error::{Error, Result};
+use crate::model_config::LAYER_LIMIT;
 use serde_json::Value;
 
 /// `--like` name and the model's public `config.json`.
@@ -13,12 +14,14 @@ const PRESETS: &[(&str, &str)] = &[
     ("qwen3-0.6b", include_str!("configs/qwen3-0.6b.json")),
     ("qwen3-30b-a3b", include_str!("configs/qwen3-30b-a3b.json")),
     ("gemma-3-1b", include_str!("configs/gemma-3-1b.json")),
+    ("gemma-4-e4b", include_str!("configs/gemma-4-e4b.json")),
+    ("gemma-4-26b-a4b", include_str!("configs/gemma-4-26b-a4b.json")),
+    ("ministral-3-3b", include_str!("configs/ministral-3-3b.json")),
+    ("ministral-3-8b", include_str!("configs/ministral-3-8b.json")),
+    ("glm-4.7-flash", include_str!("configs/glm-4.7-flash.json")),
     ("gpt-oss-20b", include_str!("configs/gpt-oss-20b.json")),
     ("gpt-oss-120b", include_str!("configs/gpt-oss-120b.json")),
 ];
-
-/// Maximum number of layers, the same as in `convert::arch`.
-const LAYER_LIMIT: usize = 10_000;
 
 /// Returns the names that `--like` accepts.
 pub fn names() -> impl Iterator<Item = &'static str> {
@@ -49,7 +52,13 @@ pub fn with_layers(mut config: Value, layers: usize) -> Result<Value> {
     if !(1..=LAYER_LIMIT).contains(&layers) {
         return Err(Error::usage(format!("--layers: found {layers}, expected 1 to {LAYER_LIMIT}")));
     }
-    object.insert("num_hidden_layers".into(), layers.into());
+    let before = object.insert("num_hidden_layers".into(), layers.into());
+    let before = before.and_then(|before| before.as_u64()).unwrap_or(0).max(1);
+    // Layers that share keys and values keep their part of all, unless too few are left to have some of each type.
+    if let Some(shared) = object.get("num_kv_shared_layers").and_then(Value::as_u64) {
+        let kept = if layers < 12 { 0 } else { shared.saturating_mul(layers as u64) / before };
+        object.insert("num_kv_shared_layers".into(), kept.into());
+    }
     if let Some(Value::Array(types)) = object.get_mut("layer_types")
         && !types.is_empty()
     {

@@ -8,7 +8,7 @@ mod merged;
 mod plan;
 
 use super::adapter::Combination;
-use super::arch::{Arch, Fields};
+use super::arch::{Arch, Fields, disagrees_about_output};
 use super::companions;
 use super::executor::{Conversion, Task, TaskOutput};
 use super::json::{read_json, read_limited};
@@ -98,7 +98,10 @@ pub fn unpack(reader: &IebinReader, options: &UnpackOptions) -> Result<UnpackSum
     })?;
     let fields = Fields::new(&config);
     let arch = Arch::of(&fields).at(&config_path)?;
-    let model = arch.model_config(&fields, None).at(&config_path)?;
+    let mut model = arch.model_config(&fields, None).at(&config_path)?;
+    if disagrees_about_output(&fields).at(&config_path)? {
+        model.tied_embeddings = reader.get("lm_head.weight").is_none();
+    }
     let dtype = options.dtype.unwrap_or_else(|| float_type(reader));
     let adapters = merged::read(reader, &options.adapters, options.combination, &model)?;
     let plan = plan::plan(reader, arch, &model, &fields, dtype).at(&options.model_dir)?;

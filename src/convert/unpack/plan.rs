@@ -2,7 +2,7 @@
 //! applied in reverse: a view gives the location of a canonical tensor in the source, and thereby the source tensor
 //! to which an entry of the pack belongs.
 
-use crate::convert::arch::{Arch, ExpectedTensor, Fields, View, expected_tensors};
+use crate::convert::arch::{Arch, ExpectedTensor, Fields, Naming, View, expected_tensors};
 use crate::convert::executor::Section;
 use crate::convert::sharding::Listed;
 use crate::dtype::DType;
@@ -100,9 +100,10 @@ pub(super) fn plan(
     let last = config.get("architectures").is_none() && config.get("model_type").is_none();
     let mut builder = Builder { reader, targets: Vec::new(), by_name: BTreeMap::new(), used: HashSet::new() };
     let mut dequantized = Vec::new();
+    let naming = Naming::usual(config)?;
     for expected in expected_tensors(model) {
         let (number, entry) = builder.entry(&expected)?;
-        let views = arch.views(model, &expected);
+        let views: Vec<View> = arch.views(model, &expected).into_iter().map(|view| naming.view(view)).collect();
         let codes = matches!(entry.store, Store::Tiled(spec) if spec.scheme.info().is_source_format)
             && views.iter().any(|view| matches!(view, View::Mxfp4 { .. }));
         let mut fitting = views.iter().filter(|view| codes == matches!(view, View::Mxfp4 { .. }));
@@ -182,6 +183,14 @@ impl<'a> Builder<'a> {
             View::Rows { first, .. } => {
                 let entry: usize = shape[1..].iter().product();
                 self.add(view, shape, [TargetPart { first: first * entry, ..part }]);
+            }
+            View::Slices { first, of, .. } => {
+                let (count, cols) = (shape[0], shape[2]);
+                for m in 0..count {
+                    let at = part.matrices.start + m;
+                    let first = (m * of + first) * cols;
+                    self.add(view, shape, [TargetPart { matrices: at..at + 1, first, ..part.clone() }]);
+                }
             }
             View::Transposed { .. } => self.add(view, shape, [TargetPart { form: PartForm::Transposed, ..part }]),
             View::Mxfp4 { .. } => {

@@ -63,10 +63,18 @@ pub enum Target {
     Down,
     /// Router of the experts.
     Router,
+    /// Gate of the attention output.
+    OutputGate,
+    /// Gate of the MLP beside experts.
+    SharedGate,
+    /// Up projection of the MLP beside experts.
+    SharedUp,
+    /// Down projection of the MLP beside experts.
+    SharedDown,
 }
 
 /// All targets with the ends of their canonical names.
-const TARGETS: [(Target, &str); 8] = [
+const TARGETS: [(Target, &str); 12] = [
     (Target::Q, "self_attn.q_proj.weight"),
     (Target::K, "self_attn.k_proj.weight"),
     (Target::V, "self_attn.v_proj.weight"),
@@ -75,6 +83,10 @@ const TARGETS: [(Target, &str); 8] = [
     (Target::Up, "mlp.up_proj.weight"),
     (Target::Down, "mlp.down_proj.weight"),
     (Target::Router, "mlp.router.weight"),
+    (Target::OutputGate, "self_attn.gate_proj.weight"),
+    (Target::SharedGate, "mlp.shared_experts.gate_proj.weight"),
+    (Target::SharedUp, "mlp.shared_experts.up_proj.weight"),
+    (Target::SharedDown, "mlp.shared_experts.down_proj.weight"),
 ];
 
 /// Changes of a layer.

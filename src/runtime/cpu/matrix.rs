@@ -116,6 +116,11 @@ pub enum Form {
     Int8,
 }
 
+impl Form {
+    /// All forms.
+    pub const ALL: [Form; 4] = [Form::F32, Form::Bf16, Form::Int16, Form::Int8];
+}
+
 impl MatrixStore {
     /// Returns the form of activations that a matrix of this store is multiplied by.
     pub fn form(&self, arithmetic: Arithmetic) -> Form {

@@ -321,9 +321,12 @@ pub fn gated(middle: &Middle<'_>, gate: View<f32>, up: Option<View<f32>>, n: usi
 /// Checks that launches can cover the shapes of a model, so that none of the assertions here depends on a file.
 ///
 /// # Errors
-/// There are too many experts, choices, heads, or rows of gate and up.
+/// The model has a property that no kernel computes, or too many experts, choices, heads, or rows of gate and up.
 pub fn check(config: &ModelConfig, rows: usize) -> Result<()> {
     let refuse = |found: String| Err(Error::engine(format!("{found} on a GPU")).help("use --device cpu"));
+    if let Some(field) = config.first_extension() {
+        return refuse(format!("found a model with `{field}`, which is not computed"));
+    }
     if config.n_heads > GRID {
         return refuse(format!("found {} query heads, expected at most {GRID}", config.n_heads));
     }

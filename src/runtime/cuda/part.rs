@@ -243,11 +243,13 @@ impl CudaPart {
         let mut branch: Option<Branch<'_>> = None;
         for (index, layer) in self.weights.iter().enumerate() {
             for block in &layer.blocks {
-                self.norm(x, branch, Some(&block.norm), None, n)?;
+                // `ops::check` refuses other inputs.
+                self.norm(x, branch, block.input.norm(), None, n)?;
                 let (y, chosen) = match &block.operation {
                     Operation::Attention(op) => (self.attend(plan, index, op)?, None),
                     Operation::Mlp(op) => (self.mlp(plan, index, op)?, None),
                     Operation::Moe(op) => self.mixture(plan, index, op)?,
+                    Operation::Latent(_) | Operation::Input(_) => unreachable!("see `ops::check`"),
                 };
                 branch = Some(Branch { y, post: block.post_norm.as_ref(), chosen });
             }
@@ -278,7 +280,8 @@ impl CudaPart {
     /// Computes the attention block of layer `index` of this part, including its projections, and returns its output.
     fn attend(&self, plan: &Plan, index: usize, op: &Attention<OnDevice>) -> Result<View<f32>> {
         let (s, shape, n) = (&self.scratch, &op.shape, plan.rows);
-        let products = [(&op.q, s.q.view()), (&op.k, s.k.view()), (&op.v, s.v.view())];
+        let (Some(k), Some(v)) = (&op.k, &op.v) else { unreachable!("see `ops::check`") };
+        let products = [(&op.q, s.q.view()), (k, s.k.view()), (v, s.v.view())];
         self.ops.matmuls(&products, &s.normed, n)?;
         self.adapt(plan, Place::Target(index, Target::Q), &products, &s.normed)?;
         let cache = self.pool.cache(index, self.input.view::<u64>(plan, Section::Tables).address(), plan.table_stride);
@@ -286,7 +289,7 @@ impl CudaPart {
             q: s.q.view(),
             k: s.k.view(),
             v: s.v.view(),
-            angles: self.input.view(plan, ANGLES[shape.rotary]),
+            angles: self.input.view(plan, ANGLES[shape.rotary.unwrap_or(0)]),
             head_norms: op.head_norms.as_ref().map(|[q, k]| [q.view(), k.view()]),
             rows: self.input.view(plan, Section::Rows),
             cache,

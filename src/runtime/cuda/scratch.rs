@@ -172,7 +172,9 @@ impl Sizes {
         let larger = |[a, b]: [usize; 2], [c, d]: [usize; 2]| [a.max(c), b.max(d)];
         match operation {
             Operation::Attention(op) => {
-                include(&mut self.normed, &[&op.q, &op.k, &op.v]);
+                let linears: Vec<&DeviceLinear> =
+                    [Some(&op.q), op.k.as_ref(), op.v.as_ref()].into_iter().flatten().collect();
+                include(&mut self.normed, &linears);
                 include(&mut self.attended, &[&op.o]);
                 self.q = self.q.max(op.shape.n_heads * op.shape.head_dim);
                 self.kv = self.kv.max(op.shape.n_kv_heads * op.shape.head_dim);
@@ -183,6 +185,7 @@ impl Sizes {
                 self.gate = self.gate.max(rows * op.intermediate);
                 self.up = self.up.max(rows * op.intermediate);
             }
+            Operation::Latent(_) | Operation::Input(_) => unreachable!("see `ops::check`"),
             Operation::Moe(op) => {
                 let pairs = rows * op.top_k;
                 include(&mut self.normed, &[&op.router, &op.gate_up]);

@@ -10,7 +10,7 @@ use crate::model_config::ModelConfig;
 use crate::progress::ProgressBar;
 use crate::runtime::cpu::{Arithmetic, Form, MatrixStore};
 use crate::runtime::kv::KvLayout;
-use crate::runtime::layer::{Attention, Block, Layer, Mlp, Moe, Operation, Storage};
+use crate::runtime::layer::{Attention, Block, BlockInput, Layer, Mlp, Moe, Operation, Storage};
 use crate::runtime::weights::{Host, Linear, Weight, Weights};
 use crate::scheme::{BLOCK, CodeMap, CodeTable, ScaleType};
 use std::f32::consts::LOG2_E;
@@ -268,11 +268,15 @@ pub fn upload(uploader: &mut Uploader<'_>, layer: &Layer<Host>, arithmetic: Arit
     let mut block = |block: &Block<Host>| -> Result<Block<OnDevice>> {
         Ok(Block {
             operation: upload_operation(uploader, &block.operation, arithmetic)?,
-            norm: uploader.vector(&block.norm)?,
+            input: match &block.input {
+                BlockInput::Normed(norm) => BlockInput::Normed(uploader.vector(norm)?),
+                BlockInput::Stream => BlockInput::Stream,
+                BlockInput::Previous => BlockInput::Previous,
+            },
             post_norm: block.post_norm.as_ref().map(|norm| uploader.vector(norm)).transpose()?,
         })
     };
-    Ok(Layer { blocks: layer.blocks.iter().map(&mut block).collect::<Result<_>>()? })
+    Ok(Layer { scalar: layer.scalar, blocks: layer.blocks.iter().map(&mut block).collect::<Result<_>>()? })
 }
 
 fn upload_operation(
@@ -285,19 +289,22 @@ fn upload_operation(
         Operation::Attention(op) => Operation::Attention(Attention {
             shape: op.shape,
             q: linear(&op.q)?,
-            k: linear(&op.k)?,
-            v: linear(&op.v)?,
+            k: op.k.as_ref().map(&mut linear).transpose()?,
+            v: op.v.as_ref().map(&mut linear).transpose()?,
+            value_norm: None,
             o: linear(&op.o)?,
             head_norms: match &op.head_norms {
                 Some([q, k]) => Some([uploader.vector(q)?, uploader.vector(k)?]),
                 None => None,
             },
+            gate: None,
             // Kernels compute powers of two instead of powers of e.
             sinks: match &op.sinks {
                 Some(sinks) => Some(uploader.vector(&sinks.iter().map(|sink| sink * LOG2_E).collect::<Vec<_>>())?),
                 None => None,
             },
         }),
+        Operation::Latent(_) | Operation::Input(_) => unreachable!("see `ops::check`"),
         Operation::Mlp(op) => Operation::Mlp(Mlp {
             activation: op.activation,
             intermediate: op.intermediate,
@@ -314,6 +321,11 @@ fn upload_operation(
                 experts: op.experts,
                 top_k: op.top_k,
                 softmax: op.softmax,
+                selection: op.selection,
+                selection_bias: op.selection_bias.clone(),
+                factors: op.factors.clone(),
+                shared: None,
+                norms: None,
                 gate_up: stack(&op.gate_up)?,
                 down: stack(&op.down)?,
                 // Choosing experts is a step function, so the inputs are not rounded; the product is cheap anyway.

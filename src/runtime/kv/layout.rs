@@ -7,7 +7,7 @@
 use super::element::{Element, KvType, by_type};
 use super::{Line, PAGE, hadamard};
 use crate::error::{Error, Result};
-use crate::model_config::ModelConfig;
+use crate::model_config::{LayerConfig, ModelConfig};
 use crate::runtime::ops::LANES;
 use std::ops::Range;
 
@@ -66,7 +66,12 @@ impl KvLayout {
 
     /// Returns the layout of all layers of a model.
     pub fn of(config: &ModelConfig, kind: KvType) -> KvLayout {
-        KvLayout::new(kind, (0..config.n_layers).map(|_| KvHeads::new(config.n_kv_heads, config.head_dim)))
+        let heads = |layer| {
+            let LayerConfig { n_kv_heads, head_dim, value_dim, kv_from, .. } = config.layer(layer);
+            let count = if kv_from.is_none() { n_kv_heads } else { 0 };
+            KvHeads { count, key: head_dim, value: value_dim }
+        };
+        KvLayout::new(kind, (0..config.n_layers).map(heads))
     }
 
     /// Returns the layout of some of the layers.

@@ -229,13 +229,20 @@ pub(super) mod tests {
     pub fn fixtures() -> Vec<(Tokenizer, Value)> {
         let more = std::env::var("IEC_TOKENIZERS").unwrap_or_default();
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let dirs = FIXTURES.iter().copied().chain(more.split(':').filter(|d| !d.is_empty()));
-        dirs.map(|dir| {
-            let dir = root.join(dir);
-            let golden = std::fs::read_to_string(dir.join("golden.json")).unwrap();
-            (Tokenizer::open(&dir.join(FILE_NAME)).unwrap(), serde_json::from_str(&golden).unwrap())
-        })
-        .collect()
+        let dirs = FIXTURES.iter().copied().chain(more.split(':').filter(|d| !d.is_empty())).map(|dir| root.join(dir));
+        let families = std::fs::read_dir(root.join("tests/fixtures/families")).unwrap();
+        let families = families.map(|entry| entry.unwrap().path());
+        dirs.chain(families).map(|dir| read(&dir)).collect()
+    }
+
+    /// Reads a fixture whose files may be compressed.
+    fn read(dir: &Path) -> (Tokenizer, Value) {
+        let content = |name: &str| match std::fs::read(dir.join(name)) {
+            Ok(plain) => plain,
+            Err(_) => zstd::decode_all(&std::fs::read(dir.join(format!("{name}.zst"))).unwrap()[..]).unwrap(),
+        };
+        let tokenizer = Tokenizer::parse(&content(FILE_NAME), &dir.join(FILE_NAME)).unwrap();
+        (tokenizer, serde_json::from_slice(&content("golden.json")).unwrap())
     }
 
     pub fn ids(value: &Value) -> Vec<u32> {

@@ -1,14 +1,16 @@
 //! Binding: finds the tensors of a pack that the model configuration requires and assigns them to the layers.
 
-use super::{Host, Linear, Shape, Weight, Weights, take};
+use super::{Host, Linear, PerLayerWeights, Shape, Weight, Weights, take};
 use crate::dtype::{DType, decode_floats};
 use crate::error::{Context, Error, Result};
 use crate::iebin::{Entry, IebinReader, Store};
 use crate::interrupt;
-use crate::model_config::{self as config, ModelConfig};
+use crate::model_config::{self as config, Latent, LayerConfig, ModelConfig, PerLayerInput, QkNorm};
 use crate::runtime::cache::Cache;
 use crate::runtime::cpu::{Matrix, MatrixStore};
-use crate::runtime::layer::{Attention, AttentionShape, Block, Layer, Mlp, Moe, Operation};
+use crate::runtime::layer::{
+    Attention, AttentionShape, Block, BlockInput, LatentAttention, Layer, MixtureNorms, Mlp, Moe, Operation, TokenInput,
+};
 use crate::runtime::rebuilt::Rebuilt;
 use crate::windowed::Windowed;
 use std::cell::{Cell, RefCell};
@@ -30,6 +32,7 @@ pub(super) struct Binder<'a> {
 }
 
 pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
+const FINAL_NORM: &str = "model.norm.weight";
 
 impl<'a> Binder<'a> {
     /// Creates a binder that has bound nothing yet.
@@ -49,87 +52,216 @@ impl<'a> Binder<'a> {
     /// Binds every tensor of the model.
     pub(super) fn model(&self, c: &ModelConfig) -> Result<Weights> {
         let embedding = self.matrix(EMBEDDING, c.vocab, c.hidden)?;
+        let per_layer = match c.per_layer_input {
+            Some(PerLayerInput { width, vocab }) => Some(PerLayerWeights {
+                embedding: self.matrix("model.embed_tokens_per_layer.weight", vocab, width * c.n_layers)?,
+                projection: self.linear("model.per_layer_model_projection", width * c.n_layers, c.hidden, false)?,
+                norm: self.norm(c, "model.per_layer_projection_norm.weight", width)?,
+            }),
+            None => None,
+        };
         let layers = (0..c.n_layers).map(|n| self.layer(c, n)).collect::<Result<Vec<_>>>()?;
-        let final_norm = self.norm(c, "model.norm.weight", c.hidden)?;
+        let final_norm = match c.plain_final_norm {
+            true => self.vector(FINAL_NORM, c.hidden)?,
+            false => self.norm(c, FINAL_NORM, c.hidden)?,
+        };
         let lm_head =
             if c.tied_embeddings { embedding.clone() } else { self.matrix("lm_head.weight", c.vocab, c.hidden)? };
         self.refuse_leftovers(c)?;
-        Ok(Weights { embedding, layers, final_norm, lm_head, cache: self.cache.clone() })
+        Ok(Weights { embedding, per_layer, layers, final_norm, lm_head, cache: self.cache.clone() })
     }
 
     fn layer(&self, c: &ModelConfig, n: usize) -> Result<Layer<Host>> {
         interrupt::check()?;
-        let norm = |leaf: &str| self.norm(c, &format!("model.layers.{n}.{leaf}"), c.hidden);
+        let layer = c.layer(n);
+        let norm = |leaf: &str| self.norm(c, &format!("model.layers.{n}.{leaf}_layernorm.weight"), c.hidden);
+        let input =
+            |leaf: &str| Ok::<_, Error>(if c.pre_norms { BlockInput::Normed(norm(leaf)?) } else { BlockInput::Stream });
+        let post_norm = |leaf: &str| if c.post_norms { norm(leaf).map(Some) } else { Ok(None) };
         // In models with post norms, `post_attention` is one of them; in others, it is the norm before the MLP.
-        let (attention_post_norm, mlp_norm, mlp_post_norm) = match c.post_norms {
-            true => (
-                Some(norm("post_attention_layernorm.weight")?),
-                norm("pre_feedforward_layernorm.weight")?,
-                Some(norm("post_feedforward_layernorm.weight")?),
-            ),
-            false => (None, norm("post_attention_layernorm.weight")?, None),
+        let mlp_input = match (c.parallel, c.post_norms) {
+            (true, _) => BlockInput::Previous,
+            (false, true) => input("pre_feedforward")?,
+            (false, false) => input("post_attention")?,
         };
         let attention = Block {
-            norm: norm("input_layernorm.weight")?,
-            operation: Operation::Attention(self.attention(c, n)?),
-            post_norm: attention_post_norm,
+            input: input("input")?,
+            operation: match c.attention.latent {
+                Some(latent) => Operation::Latent(self.latent_attention(c, &layer, latent, n)?),
+                None => Operation::Attention(self.attention(c, &layer, n)?),
+            },
+            post_norm: post_norm("post_attention")?,
         };
-        let mlp = Block { norm: mlp_norm, operation: self.mlp(c, n)?, post_norm: mlp_post_norm };
-        Ok(Layer { blocks: vec![attention, mlp] })
+        let mlp =
+            Block { input: mlp_input, operation: self.mlp(c, &layer, n)?, post_norm: post_norm("post_feedforward")? };
+        let mut blocks = vec![attention, mlp];
+        if let Some(PerLayerInput { width, .. }) = c.per_layer_input {
+            let linear = |leaf: &str, out, cols| self.linear(&format!("model.layers.{n}.{leaf}"), out, cols, false);
+            blocks.push(Block {
+                input: BlockInput::Stream,
+                operation: Operation::Input(TokenInput {
+                    gate: linear("per_layer_input_gate", width, c.hidden)?,
+                    projection: linear("per_layer_projection", c.hidden, width)?,
+                }),
+                post_norm: Some(self.norm(
+                    c,
+                    &format!("model.layers.{n}.post_per_layer_input_norm.weight"),
+                    c.hidden,
+                )?),
+            });
+        }
+        let scalar = c.layer_scalars.then(|| self.vector(&format!("model.layers.{n}.layer_scalar"), 1)).transpose()?;
+        Ok(Layer { blocks, scalar: scalar.map(|values| values[0]) })
     }
 
-    fn attention(&self, c: &ModelConfig, n: usize) -> Result<Attention<Host>> {
+    /// Returns the sizes and variants of the attention of a layer.
+    fn shape(c: &ModelConfig, layer: &LayerConfig) -> AttentionShape {
+        let LayerConfig { n_heads, n_kv_heads, head_dim, value_dim, window, rotary, kv_from, .. } = *layer;
+        AttentionShape {
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            value_dim,
+            kv_from,
+            rotary,
+            pairs: c.ropes().nth(rotary.unwrap_or(0)).map(|rope| rope.pairs).unwrap_or_default(),
+            position_scale: c.attention.position_scale,
+            window,
+            scale: c.attention.scale,
+            softcap: c.attention.softcap,
+        }
+    }
+
+    fn latent_attention(
+        &self,
+        c: &ModelConfig,
+        layer: &LayerConfig,
+        latent: Latent,
+        n: usize,
+    ) -> Result<LatentAttention<Host>> {
         let at = |leaf: &str| format!("model.layers.{n}.self_attn.{leaf}");
         let linear = |leaf: &str, out, cols, bias| self.linear(&at(leaf), out, cols, bias);
-        let (q, kv) = (c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim);
-        let head_norm = |leaf: &str| self.norm(c, &at(leaf), c.head_dim);
-        let window = c.window(n);
+        let (q, bias) = (layer.n_heads * layer.head_dim, c.attention.qkv_bias);
+        let Latent { q_rank, kv_rank, nope, rope, value, .. } = latent;
+        let (q_a, q) = match q_rank {
+            Some(rank) => {
+                let norm = self.vector(&at("q_a_layernorm.weight"), rank)?;
+                (Some((linear("q_a_proj", rank, c.hidden, bias)?, norm)), linear("q_b_proj", q, rank, false)?)
+            }
+            None => (None, linear("q_proj", q, c.hidden, false)?),
+        };
+        Ok(LatentAttention {
+            shape: Binder::shape(c, layer),
+            latent,
+            q_a,
+            q,
+            kv_a: linear("kv_a_proj_with_mqa", kv_rank + rope, c.hidden, bias)?,
+            kv_norm: self.vector(&at("kv_a_layernorm.weight"), kv_rank)?,
+            kv_b: linear("kv_b_proj", layer.n_heads * (nope + value), kv_rank, false)?,
+            o: linear("o_proj", c.hidden, layer.n_heads * value, c.attention.o_bias)?,
+        })
+    }
+
+    fn attention(&self, c: &ModelConfig, layer: &LayerConfig, n: usize) -> Result<Attention<Host>> {
+        let LayerConfig { n_heads, n_kv_heads, head_dim, keys_are_values, kv_from, .. } = *layer;
+        let at = |leaf: &str| format!("model.layers.{n}.self_attn.{leaf}");
+        let linear = |leaf: &str, out, cols, bias| self.linear(&at(leaf), out, cols, bias);
+        let (q, kv) = (n_heads * head_dim, n_kv_heads * head_dim);
+        let head_norms = |widths: [usize; 2]| -> Result<_> {
+            let k_norm = match kv_from {
+                None => self.norm(c, &at("k_norm.weight"), widths[1])?,
+                Some(_) => Vec::new(),
+            };
+            Ok([self.norm(c, &at("q_norm.weight"), widths[0])?, k_norm])
+        };
         Ok(Attention {
-            shape: AttentionShape {
-                n_heads: c.n_heads,
-                n_kv_heads: c.n_kv_heads,
-                head_dim: c.head_dim,
-                rotary: usize::from(c.local_rope.is_some() && window.is_some()),
-                window,
-                scale: c.attention.scale,
-                softcap: c.attention.softcap,
-            },
-            sinks: c.attention.sinks.then(|| self.vector(&at("sinks"), c.n_heads)).transpose()?,
+            shape: Binder::shape(c, layer),
+            sinks: c.attention.sinks.then(|| self.vector(&at("sinks"), n_heads)).transpose()?,
             head_norms: match c.attention.qk_norm {
-                true => Some([head_norm("q_norm.weight")?, head_norm("k_norm.weight")?]),
+                QkNorm::None => None,
+                QkNorm::Head => Some(head_norms([head_dim; 2])?),
+                QkNorm::All => Some(head_norms([q, kv])?),
+                QkNorm::Unit => Some([vec![1.0; head_dim], vec![1.0; head_dim]]),
+            },
+            gate: c.attention.gate.then(|| linear("gate_proj", q, c.hidden, false)).transpose()?,
+            q: linear("q_proj", q, c.hidden, c.attention.qkv_bias)?,
+            k: kv_from.is_none().then(|| linear("k_proj", kv, c.hidden, c.attention.qkv_bias)).transpose()?,
+            v: match kv_from.is_none() && !keys_are_values {
+                true => Some(linear("v_proj", kv, c.hidden, c.attention.qkv_bias)?),
                 false => None,
             },
-            q: linear("q_proj", q, c.hidden, c.attention.qkv_bias)?,
-            k: linear("k_proj", kv, c.hidden, c.attention.qkv_bias)?,
-            v: linear("v_proj", kv, c.hidden, c.attention.qkv_bias)?,
+            value_norm: c.attention.value_norm.then(|| vec![1.0; head_dim]),
             o: linear("o_proj", c.hidden, q, c.attention.o_bias)?,
         })
     }
 
-    fn mlp(&self, c: &ModelConfig, n: usize) -> Result<Operation<Host>> {
+    fn mlp(&self, c: &ModelConfig, layer: &LayerConfig, n: usize) -> Result<Operation<Host>> {
         let prefix = format!("model.layers.{n}.mlp");
         let linear = |leaf: &str, out, cols, bias| self.linear(&format!("{prefix}.{leaf}"), out, cols, bias);
-        Ok(match c.mlp_of(n) {
-            config::Mlp::Dense { intermediate, activation, bias } => Operation::Mlp(Mlp {
+        let dense = |prefix: &str, activation, intermediate, bias| -> Result<Mlp<Host>> {
+            let linear = |leaf: &str, out, cols| self.linear(&format!("{prefix}.{leaf}"), out, cols, bias);
+            Ok(Mlp {
                 activation,
                 intermediate,
-                gate: linear("gate_proj", intermediate, c.hidden, bias)?,
-                up: linear("up_proj", intermediate, c.hidden, bias)?,
-                down: linear("down_proj", c.hidden, intermediate, bias)?,
-            }),
-            config::Mlp::Moe { experts, top_k, intermediate, activation, router_softmax, bias, router_bias } => {
+                gate: linear("gate_proj", intermediate, c.hidden)?,
+                up: linear("up_proj", intermediate, c.hidden)?,
+                down: linear("down_proj", c.hidden, intermediate)?,
+            })
+        };
+        Ok(match layer.mlp {
+            config::Mlp::Dense { intermediate, activation, bias } => {
+                Operation::Mlp(dense(&prefix, activation, intermediate, bias)?)
+            }
+            config::Mlp::Moe {
+                experts,
+                top_k,
+                intermediate,
+                activation,
+                router_softmax,
+                bias,
+                router_bias,
+                selection,
+                shared,
+            } => {
                 let stack = |leaf: &str, shape| self.experts(&format!("{prefix}.experts.{leaf}"), shape, bias);
+                let normed = shared.is_some_and(|shared| shared.norms);
+                let shared = shared
+                    .map(|shared| dense(&format!("{prefix}.shared_experts"), activation, shared.intermediate, false));
                 Operation::Moe(Moe {
                     activation,
                     intermediate,
                     experts,
                     top_k,
                     softmax: router_softmax,
+                    selection,
+                    selection_bias: match selection.bias {
+                        true => Some(self.vector(&format!("{prefix}.router.selection_bias"), experts)?),
+                        false => None,
+                    },
+                    factors: match selection.factors {
+                        true => Some(self.vector(&format!("{prefix}.router.expert_scale"), experts)?),
+                        false => None,
+                    },
+                    norms: normed.then(|| self.mixture_norms(c, &prefix)).transpose()?,
+                    shared: shared.transpose()?,
                     router: linear("router", experts, c.hidden, router_bias)?,
                     gate_up: stack("gate_up_proj", [experts, 2 * intermediate, c.hidden])?,
                     down: stack("down_proj", [experts, c.hidden, intermediate])?,
                 })
             }
+        })
+    }
+
+    /// Binds the norms of an MLP and of the experts beside it.
+    fn mixture_norms(&self, c: &ModelConfig, prefix: &str) -> Result<MixtureNorms<Vec<f32>>> {
+        let norm = |leaf: &str| self.norm(c, &format!("{prefix}.{leaf}_layernorm.weight"), c.hidden);
+        let mut router_input = self.vector(&format!("{prefix}.router.input_scale"), c.hidden)?;
+        router_input.iter_mut().for_each(|x| *x /= (c.hidden as f32).sqrt());
+        Ok(MixtureNorms {
+            mlp_output: norm("shared_experts.post")?,
+            router_input,
+            expert_input: norm("experts.pre")?,
+            expert_output: norm("experts.post")?,
         })
     }
 

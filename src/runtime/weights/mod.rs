@@ -16,7 +16,7 @@ pub(super) use shape::Shape;
 use super::adapters::Target;
 use super::cache::{Cache, too_small};
 use super::cpu::{Arithmetic, Form, Matrix, MatrixStore, scalar};
-use super::layer::{Block, Layer, Operation, Storage};
+use super::layer::{Block, Layer, Moe, Operation, Storage};
 use super::rebuilt::Rebuilt;
 use super::residency::Residency;
 use crate::dtype::{DType, decode_floats};
@@ -152,11 +152,24 @@ impl Storage for Host {
     type Vector = Vec<f32>;
 }
 
+/// Weights that make the further inputs of all layers from a token and its embedding.
+#[derive(Debug)]
+pub struct PerLayerWeights {
+    /// Embedding of the inputs of all layers: `(vocab, layers * width)`.
+    pub embedding: Weight,
+    /// Projection of the embedding of the model: `(layers * width, hidden)`.
+    pub projection: Linear,
+    /// Factors of the norm of the projection, layer by layer: `(width)`.
+    pub norm: Vec<f32>,
+}
+
 /// All weights of a model.
 #[derive(Debug)]
 pub struct Weights {
     /// Embedding: `(vocab, hidden)`.
     pub embedding: Weight,
+    /// Weights of the further inputs of layers, if there are some.
+    pub per_layer: Option<PerLayerWeights>,
     /// Decoder layers.
     pub layers: Vec<Layer<Host>>,
     /// Factors of the final norm: `(hidden)`.
@@ -167,13 +180,31 @@ pub struct Weights {
     pub cache: Option<Arc<Cache>>,
 }
 
+impl Moe<Host> {
+    /// Returns the matrices of the MLP beside the experts.
+    fn shared_linears(&self) -> impl Iterator<Item = &Linear> {
+        self.shared.iter().flat_map(|mlp| [&mlp.gate, &mlp.up, &mlp.down])
+    }
+}
+
 impl Operation<Host> {
     /// Returns all matrices in the order of their use.
     fn linears(&self) -> Vec<&Linear> {
         match self {
-            Operation::Attention(op) => vec![&op.q, &op.k, &op.v, &op.o],
+            Operation::Attention(op) => [Some(&op.q), op.k.as_ref(), op.v.as_ref(), op.gate.as_ref(), Some(&op.o)]
+                .into_iter()
+                .flatten()
+                .collect(),
+            Operation::Latent(op) => {
+                let q_a = op.q_a.as_ref().map(|(matrix, _)| matrix);
+                q_a.into_iter().chain([&op.q, &op.kv_a, &op.kv_b, &op.o]).collect()
+            }
+            Operation::Input(op) => vec![&op.gate, &op.projection],
             Operation::Mlp(op) => vec![&op.gate, &op.up, &op.down],
-            Operation::Moe(op) => [&op.router].into_iter().chain(&op.gate_up).chain(&op.down).collect(),
+            Operation::Moe(op) => {
+                let experts = [&op.router].into_iter().chain(&op.gate_up).chain(&op.down);
+                experts.chain(op.shared_linears()).collect()
+            }
         }
     }
 
@@ -181,13 +212,19 @@ impl Operation<Host> {
     pub(super) fn target(&self, target: Target) -> Option<&Linear> {
         match (self, target) {
             (Operation::Attention(op), Target::Q) => Some(&op.q),
-            (Operation::Attention(op), Target::K) => Some(&op.k),
-            (Operation::Attention(op), Target::V) => Some(&op.v),
+            (Operation::Attention(op), Target::K) => op.k.as_ref(),
+            (Operation::Attention(op), Target::V) => op.v.as_ref(),
             (Operation::Attention(op), Target::O) => Some(&op.o),
+            (Operation::Latent(op), Target::Q) => Some(&op.q),
+            (Operation::Latent(op), Target::O) => Some(&op.o),
             (Operation::Mlp(op), Target::Gate) => Some(&op.gate),
             (Operation::Mlp(op), Target::Up) => Some(&op.up),
             (Operation::Mlp(op), Target::Down) => Some(&op.down),
             (Operation::Moe(op), Target::Router) => Some(&op.router),
+            (Operation::Attention(op), Target::OutputGate) => op.gate.as_ref(),
+            (Operation::Moe(op), Target::SharedGate) => op.shared.as_ref().map(|mlp| &mlp.gate),
+            (Operation::Moe(op), Target::SharedUp) => op.shared.as_ref().map(|mlp| &mlp.up),
+            (Operation::Moe(op), Target::SharedDown) => op.shared.as_ref().map(|mlp| &mlp.down),
             _ => None,
         }
     }
@@ -206,7 +243,7 @@ impl Operation<Host> {
         match self {
             Operation::Moe(op) => {
                 let router = op.router.matrix.store().form(arithmetic.for_routers());
-                op.gate_up.iter().chain(&op.down).map(form).chain([router]).collect()
+                op.gate_up.iter().chain(&op.down).chain(op.shared_linears()).map(form).chain([router]).collect()
             }
             _ => self.linears().into_iter().map(form).collect(),
         }
@@ -220,8 +257,15 @@ impl Operation<Host> {
                 let norms = op.head_norms.iter().flatten().chain(&op.sinks);
                 all(&self.linears()) + norms.map(|values| size_of_val(values.as_slice())).sum::<usize>()
             }
-            Operation::Mlp(_) => all(&self.linears()),
-            Operation::Moe(op) => op.router.nbytes() + op.top_k * all(&[&op.gate_up[0], &op.down[0]]),
+            Operation::Latent(op) => {
+                let norms = op.q_a.iter().map(|(_, norm)| norm).chain([&op.kv_norm]);
+                all(&self.linears()) + norms.map(|values| size_of_val(values.as_slice())).sum::<usize>()
+            }
+            Operation::Mlp(_) | Operation::Input(_) => all(&self.linears()),
+            Operation::Moe(op) => {
+                let shared = op.shared_linears().map(Linear::nbytes).sum::<usize>();
+                op.router.nbytes() + op.top_k * all(&[&op.gate_up[0], &op.down[0]]) + shared
+            }
         }
     }
 }
@@ -259,7 +303,8 @@ impl Weights {
     /// Returns all matrices in the order of their use; a tied embedding appears twice.
     pub fn matrices(&self) -> impl Iterator<Item = &Weight> {
         let layers = self.layers.iter().flat_map(Layer::linears).map(|linear| &linear.matrix);
-        [&self.embedding].into_iter().chain(layers).chain([&self.lm_head])
+        let further = self.per_layer.iter().map(|weights| &weights.projection.matrix);
+        [&self.embedding].into_iter().chain(further).chain(layers).chain([&self.lm_head])
     }
 
     /// Rebuilds weights before the first token: hot weights and, with [`Residency::Whole`] and [`Residency::Locked`],
@@ -306,6 +351,7 @@ impl Weights {
         let blocks = self.layers.iter().flat_map(|layer| &layer.blocks);
         let mut forms: Vec<Form> = blocks.flat_map(|block| block.operation.forms(arithmetic)).collect();
         forms.push(self.lm_head.store().form(arithmetic));
+        forms.extend(self.per_layer.iter().map(|weights| weights.projection.matrix.store().form(arithmetic)));
         forms.sort_unstable();
         forms.dedup();
         forms
@@ -315,12 +361,16 @@ impl Weights {
     pub fn bytes_per_token(&self) -> u64 {
         let blocks = self.layers.iter().flat_map(|layer| &layer.blocks);
         let block = |block: &Block<Host>| {
-            let norms = [Some(&block.norm), block.post_norm.as_ref()].into_iter().flatten();
+            let norms = [block.input.norm(), block.post_norm.as_ref()].into_iter().flatten();
             norms.map(|norm| size_of_val(norm.as_slice())).sum::<usize>() + block.operation.bytes_per_token()
         };
         let embedding_row = self.embedding.nbytes() / self.embedding.rows();
         let ends = embedding_row + size_of_val(self.final_norm.as_slice()) + self.lm_head.nbytes();
-        (blocks.map(block).sum::<usize>() + ends) as u64
+        let further = self
+            .per_layer
+            .iter()
+            .map(|weights| weights.projection.nbytes() + weights.embedding.nbytes() / weights.embedding.rows());
+        (blocks.map(block).sum::<usize>() + ends + further.sum::<usize>()) as u64
     }
 }
 

@@ -3,24 +3,28 @@
 //! Every operation handles one token at a time or is a product with independent columns, so a token's result does not
 //! depend on the other tokens of the chunk.
 
+mod feed;
+mod latent;
+mod rows;
+
 use super::adapters::factors::Factors;
 use super::adapters::{self, Changed, Group, Target};
 use super::attention::{Attend, Task};
 use super::cpu::{Acts, Arithmetic, Cpu, Form, Job, Matrix};
 use super::device::{Answer, Cache, DevicePart, PartCache, PartInfo, Run, Step};
-use super::experts::{Experts, Mixture};
+use super::experts::Experts;
 use super::kv::{KvCache, KvLayout, PagePool};
-use super::layer::{Attention, Layer, Mlp, Operation};
+use super::layer::{Attention, AttentionShape, BlockInput, Layer, Operation};
 use super::observe::see;
-use super::ops::{Add, AddNormed, Gated, RmsNorm, SoftCap, norm_heads};
+use super::ops::{Scale, SigmoidGate, SoftCap};
 use super::profile::Stage;
-use super::rope::rotate;
 use super::weights::{Held, Host, Linear, Weight, Weights};
 use crate::calibration::Part;
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::model_config::ModelConfig;
-use crate::simd::Kernel;
+use feed::MlpRole;
+use rows::Heads;
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 use std::sync::Arc;
@@ -63,14 +67,27 @@ struct Scratch {
     groups: Vec<Group>,
     /// Normalized inputs: `(n, hidden)`.
     normed: Acts,
+    /// Rows of the normalized inputs that are left in the last layer.
+    kept: Acts,
     /// Queries: `(n, n_heads * head_dim)`.
     q: Vec<f32>,
     /// Keys: `(n, n_kv_heads * head_dim)`.
     k: Vec<f32>,
     /// Values: `(n, n_kv_heads * head_dim)`.
     v: Vec<f32>,
+    /// Factor of the query of each row, in models whose queries grow with their positions: `(n)`.
+    q_factors: Vec<f32>,
+    /// Gate of the attention output, in models that have one: `(n, n_heads * head_dim)`.
+    output_gate: Vec<f32>,
+    /// Vectors of queries, and of keys and values with the rotated part of the keys, in models with latent attention.
+    q_latent: Vec<f32>,
+    kv_latent: Vec<f32>,
+    /// Such a vector after its norm.
+    latent: Acts,
+    /// Keys and values of all heads before they are divided: `(n, n_heads * (nope + value))`.
+    expanded: Vec<f32>,
     attend: Attend,
-    /// Attention output: `(n, n_heads * head_dim)`.
+    /// Attention output: `(n, n_heads * value_dim)`.
     attended: Acts,
     /// Result of the gate projection: `(n, intermediate)`.
     gate: Vec<f32>,
@@ -80,6 +97,10 @@ struct Scratch {
     middle: Acts,
     /// Output of the current block before it is added to the residual stream: `(n, hidden)`.
     branch: Vec<f32>,
+    /// Output of the MLP beside experts, or of the experts: `(n, hidden)`.
+    beside: Vec<f32>,
+    /// Further inputs of all layers, in models that have them: `(n, layers * width)`.
+    further: Vec<f32>,
     experts: Experts,
 }
 
@@ -134,7 +155,11 @@ impl DevicePart for CpuPart {
         let layers = self.model.layers.clone();
         let first = step.first_layer.max(layers.start);
         let mut walk = Walk { step, caches, scratch: &mut self.scratch };
-        let mut done = self.model.walk(first..layers.end, &mut walk);
+        let mut done = match &self.model.weights.per_layer {
+            Some(weights) => self.model.set_further(weights, &mut walk),
+            None => Ok(()),
+        };
+        done = done.and_then(|()| self.model.walk(first..layers.end, &mut walk));
         if done.is_ok() && layers.end == self.model.config.n_layers {
             done = self.model.answer(&mut walk, answer);
         }
@@ -174,33 +199,53 @@ impl Model {
 
     fn layer(&self, index: usize, layer: &Layer<Host>, w: &mut Walk<'_>) -> Result<()> {
         for block in &layer.blocks {
-            self.norm_rows(w.step.x, &block.norm, &mut w.scratch.normed);
+            match &block.input {
+                BlockInput::Normed(weight) => self.norm_rows(w.step.x, weight, &mut w.scratch.normed),
+                BlockInput::Stream => self.copy_rows(w.step.x, &mut w.scratch.normed),
+                BlockInput::Previous => {}
+            }
             w.step.profile.lap(Stage::Norms);
             match &block.operation {
                 Operation::Attention(op) => {
                     self.read(index, op, w)?;
                     if index + 1 == self.config.n_layers {
-                        self.keep_wanted(op, w);
+                        self.keep_wanted(&op.shape, op.gate.is_some(), w);
                     }
                     if w.scratch.runs.is_empty() {
                         return Ok(());
                     }
-                    self.attend(index, op, w)?;
+                    self.attend(index, &op.shape, op.sinks.as_deref(), op.gate.is_some(), &op.o, w)?;
+                    w.step.profile.lap(Stage::Projections);
+                }
+                Operation::Latent(op) => {
+                    self.read_latent(index, op, w)?;
+                    if index + 1 == self.config.n_layers {
+                        self.keep_wanted(&op.shape, false, w);
+                    }
+                    if w.scratch.runs.is_empty() {
+                        return Ok(());
+                    }
+                    self.attend(index, &op.shape, None, false, &op.o, w)?;
                     w.step.profile.lap(Stage::Projections);
                 }
                 Operation::Mlp(op) => {
-                    self.mlp(index, op, w)?;
+                    self.mlp(index, op, MlpRole::Only, w)?;
                     w.step.profile.lap(Stage::Mlp);
                 }
                 Operation::Moe(op) => {
-                    let mixture = Mixture { model: self, layer: index, op };
-                    let s = &mut *w.scratch;
-                    s.experts.run(&mixture, &s.normed, &s.groups, &mut s.branch, w.step.observer.as_deref_mut())?;
+                    self.mixture(index, op, w)?;
+                    w.step.profile.lap(Stage::Mlp);
+                }
+                Operation::Input(op) => {
+                    self.token_input(index, op, w)?;
                     w.step.profile.lap(Stage::Mlp);
                 }
             }
             self.add_branch(w.step.x, &w.scratch.branch, block.post_norm.as_deref());
             w.step.profile.lap(Stage::Norms);
+        }
+        if let Some(factor) = layer.scalar {
+            self.cpu.for_rows(w.step.x, self.config.hidden, |_, x| self.cpu.level().run(Scale { x, factor }));
         }
         Ok(())
     }
@@ -234,6 +279,10 @@ impl Model {
         let product =
             Product { weight: &self.weights.lm_head, bias: None, x: &s.normed, tokens, y: &mut *logits, changed };
         self.multiply(vec![product], self.arithmetic)?;
+        if self.config.logit_scale != 1.0 {
+            let factor = self.config.logit_scale;
+            self.cpu.for_rows(logits, self.config.vocab, |_, x| self.cpu.level().run(Scale { x, factor }));
+        }
         if let Some(cap) = self.config.logit_softcap {
             self.cpu.for_rows(logits, self.config.vocab, |_, x| self.cpu.level().run(SoftCap { x, cap }));
         }
@@ -268,38 +317,82 @@ impl Model {
         let (s, shape) = (&mut *w.scratch, &op.shape);
         see(w.step.observer.as_deref_mut(), index, Part::Attention, &s.normed);
         let (q_width, kv_width) = (shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim);
-        for (buffer, width) in [(&mut s.q, q_width), (&mut s.k, kv_width), (&mut s.v, kv_width)] {
-            buffer.resize(s.normed.n() * width, 0.0);
+        let n = s.normed.n();
+        s.q.resize(n * q_width, 0.0);
+        let mut products = vec![product(&op.q, &s.normed, &mut s.q).changed_by(&s.groups, index, Target::Q)];
+        for (linear, buffer, target) in [(&op.k, &mut s.k, Target::K), (&op.v, &mut s.v, Target::V)] {
+            if let Some(linear) = linear {
+                buffer.resize(n * kv_width, 0.0);
+                products.push(product(linear, &s.normed, buffer).changed_by(&s.groups, index, target));
+            }
         }
-        let products = vec![
-            product(&op.q, &s.normed, &mut s.q).changed_by(&s.groups, index, Target::Q),
-            product(&op.k, &s.normed, &mut s.k).changed_by(&s.groups, index, Target::K),
-            product(&op.v, &s.normed, &mut s.v).changed_by(&s.groups, index, Target::V),
-        ];
+        if let Some(gate) = &op.gate {
+            s.output_gate.resize(s.normed.n() * q_width, 0.0);
+            products.push(product(gate, &s.normed, &mut s.output_gate).changed_by(
+                &s.groups,
+                index,
+                Target::OutputGate,
+            ));
+        }
         self.multiply(products, self.arithmetic)?;
         w.step.profile.lap(Stage::Projections);
-        let angles = &w.step.angles[shape.rotary];
+        self.set_q_factors(shape, &s.runs, &mut s.q_factors);
+        let angles = shape.rotary.map_or(&[][..], |kind| &w.step.angles[kind]);
         let [q_norm, k_norm] = [0, 1].map(|i| op.head_norms.as_ref().map(|norms| norms[i].as_slice()));
-        let head_dim = shape.head_dim;
-        self.rotate_rows(&mut s.q, q_width, &Heads { norm: q_norm, head_dim, angles, scale: shape.scale * LOG2_E });
-        self.rotate_rows(&mut s.k, kv_width, &Heads { norm: k_norm, head_dim, angles, scale: 1.0 });
-        for run in &s.runs {
-            let rows = run.first * kv_width..(run.first + run.tokens) * kv_width;
-            let layer = index - self.layers.start;
-            w.caches[run.sequence].write(&self.cpu, layer, run.position, &s.k[rows.clone()], &s.v[rows]);
+        let keys = Heads { norm: k_norm, head_dim: shape.head_dim, pairs: shape.pairs, angles, scale: 1.0 };
+        let queries = Heads { norm: q_norm, scale: shape.scale * LOG2_E, ..keys };
+        self.rotate_rows(&mut s.q, q_width, &queries, &s.q_factors);
+        if op.k.is_some() {
+            if op.v.is_none() {
+                s.v.clone_from(&s.k);
+            }
+            if let Some(ones) = &op.value_norm {
+                let values = Heads { norm: Some(ones), head_dim: shape.value_dim, angles: &[], ..keys };
+                self.rotate_rows(&mut s.v, kv_width, &values, &[]);
+            }
+            self.rotate_rows(&mut s.k, kv_width, &keys, &[]);
+            self.write_cache(index, w);
         }
         w.step.profile.lap(Stage::Attention);
         Ok(())
     }
 
+    /// Writes the keys and values of all rows to the caches of layer `index`.
+    fn write_cache(&self, index: usize, w: &mut Walk<'_>) {
+        let (s, layer) = (&mut *w.scratch, index - self.layers.start);
+        let rows: usize = s.runs.iter().map(|run| run.tokens).sum();
+        let [k_width, v_width] = [s.k.len(), s.v.len()].map(|len| len / rows.max(1));
+        for run in &s.runs {
+            let rows = run.first..run.first + run.tokens;
+            let [k, v] = [(&s.k, k_width), (&s.v, v_width)].map(|(x, width)| &x[rows.start * width..rows.end * width]);
+            w.caches[run.sequence].write(&self.cpu, layer, run.position, k, v);
+        }
+    }
+
+    /// Computes the factor of the query of each row, in models whose queries grow with their positions.
+    fn set_q_factors(&self, shape: &AttentionShape, runs: &[Run], factors: &mut Vec<f32>) {
+        factors.clear();
+        if let Some(growth) = shape.position_scale {
+            let positions = runs.iter().flat_map(|run| run.position..run.position + run.tokens);
+            factors.extend(positions.map(|position| growth.at(position)));
+        }
+    }
+
     /// Drops all rows except the wanted ones: after the keys and values of the last layer, the others are not used.
-    fn keep_wanted(&self, op: &Attention<Host>, w: &mut Walk<'_>) {
+    fn keep_wanted(&self, shape: &AttentionShape, has_gate: bool, w: &mut Walk<'_>) {
         let rows: usize = w.step.runs.iter().map(|run| run.tokens).sum();
         if w.step.wanted.len() == rows {
             return;
         }
         let s = &mut *w.scratch;
-        let mut buffers = [(&mut *w.step.x, self.config.hidden), (&mut s.q, op.shape.n_heads * op.shape.head_dim)];
+        let q_width = shape.n_heads * shape.head_dim;
+        let mut buffers = vec![(&mut *w.step.x, self.config.hidden), (&mut s.q, q_width)];
+        if has_gate {
+            buffers.push((&mut s.output_gate, q_width));
+        }
+        if let Some(weights) = &self.weights.per_layer {
+            buffers.push((&mut s.further, weights.projection.matrix.rows()));
+        }
         s.runs.clear();
         for (i, row) in w.step.wanted.iter().enumerate() {
             let run = w.step.runs[w.step.runs.partition_point(|run| run.first + run.tokens <= *row)];
@@ -309,6 +402,13 @@ impl Model {
             }
         }
         buffers.into_iter().for_each(|(buffer, width)| buffer.truncate(w.step.wanted.len() * width));
+        if self.config.parallel {
+            // The MLP reads the same rows.
+            let forms: Vec<Form> = Form::ALL.into_iter().filter(|form| s.normed.has(*form)).collect();
+            let wanted: Vec<u32> = w.step.wanted.iter().map(|row| *row as u32).collect();
+            s.kept.gather(&self.cpu, &s.normed, &wanted, &forms);
+            std::mem::swap(&mut s.normed, &mut s.kept);
+        }
         for group in &mut s.groups {
             let kept = |row: usize| w.step.wanted.partition_point(|wanted| *wanted < row);
             group.rows = kept(group.rows.start)..kept(group.rows.end);
@@ -317,86 +417,42 @@ impl Model {
     }
 
     /// Computes attention for the queries of all rows and writes the projected result to `branch`.
-    fn attend(&self, index: usize, op: &Attention<Host>, w: &mut Walk<'_>) -> Result<()> {
-        let (s, shape) = (&mut *w.scratch, &op.shape);
+    fn attend(
+        &self,
+        index: usize,
+        shape: &AttentionShape,
+        sinks: Option<&[f32]>,
+        has_gate: bool,
+        o: &Linear,
+        w: &mut Walk<'_>,
+    ) -> Result<()> {
+        let s = &mut *w.scratch;
         let n = w.step.x.len() / self.config.hidden;
         let task = Task {
             cpu: &self.cpu,
-            layer: &self.kv_layout.layers()[index - self.layers.start],
+            layer: &self.kv_layout.layers()[shape.kv_from.unwrap_or(index) - self.layers.start],
             shape,
-            sinks: op.sinks.as_deref(),
+            sinks,
             runs: &s.runs,
             caches: &w.caches,
             queries: &s.q,
         };
-        s.attended.reset(n, shape.n_heads * shape.head_dim);
+        s.attended.reset(n, shape.n_heads * shape.value_dim);
         let (out, stride) = s.attended.rows_mut();
         s.attend.run(&task, out, stride);
+        if has_gate {
+            let width = shape.n_heads * shape.head_dim;
+            self.cpu.for_rows(out, stride, |i, out| {
+                let gate = &s.output_gate[i * width..][..width];
+                self.cpu.level().run(SigmoidGate { x: &mut out[..width], gate });
+            });
+        }
         see(w.step.observer.as_deref_mut(), index, Part::AttentionOutput, &s.attended);
         self.prepare(&mut s.attended);
         w.step.profile.lap(Stage::Attention);
         s.branch.resize(n * self.config.hidden, 0.0);
-        let product = product(&op.o, &s.attended, &mut s.branch).changed_by(&s.groups, index, Target::O);
+        let product = product(o, &s.attended, &mut s.branch).changed_by(&s.groups, index, Target::O);
         self.multiply(vec![product], self.arithmetic)
-    }
-
-    fn mlp(&self, index: usize, op: &Mlp<Host>, w: &mut Walk<'_>) -> Result<()> {
-        let (s, width) = (&mut *w.scratch, op.intermediate);
-        see(w.step.observer.as_deref_mut(), index, Part::Mlp, &s.normed);
-        let n = s.normed.n();
-        s.gate.resize(n * width, 0.0);
-        s.up.resize(n * width, 0.0);
-        let products = vec![
-            product(&op.gate, &s.normed, &mut s.gate).changed_by(&s.groups, index, Target::Gate),
-            product(&op.up, &s.normed, &mut s.up).changed_by(&s.groups, index, Target::Up),
-        ];
-        self.multiply(products, self.arithmetic)?;
-        s.middle.reset(n, width);
-        let (out, stride) = s.middle.rows_mut();
-        let (activation, gate, up) = (op.activation, &s.gate, &s.up);
-        self.cpu.for_rows(out, stride, |i, out| {
-            let row = i * width..(i + 1) * width;
-            let out = &mut out[..width];
-            self.cpu.level().run(Gated { activation, gate: &gate[row.clone()], up: &up[row], out });
-        });
-        see(w.step.observer.as_deref_mut(), index, Part::MlpMiddle, &s.middle);
-        self.prepare(&mut s.middle);
-        s.branch.resize(n * self.config.hidden, 0.0);
-        let product = product(&op.down, &s.middle, &mut s.branch).changed_by(&s.groups, index, Target::Down);
-        self.multiply(vec![product], self.arithmetic)
-    }
-
-    fn norm(&self, x: &[f32], weight: &[f32], out: &mut [f32]) {
-        self.cpu.level().run(RmsNorm { x, weight, eps: self.config.norm_eps, out });
-    }
-
-    fn norm_rows(&self, x: &[f32], weight: &[f32], normed: &mut Acts) {
-        let hidden = weight.len();
-        normed.reset(x.len() / hidden, hidden);
-        let (out, stride) = normed.rows_mut();
-        self.cpu.for_rows(out, stride, |i, out| self.norm(&x[i * hidden..][..hidden], weight, &mut out[..hidden]));
-        self.prepare(normed);
-    }
-
-    fn rotate_rows(&self, rows: &mut [f32], width: usize, how: &Heads<'_>) {
-        let eps = self.config.norm_eps;
-        let rotated = how.angles.len() / (rows.len() / width);
-        self.cpu.for_rows(rows, width, |i, heads| {
-            let angles = &how.angles[i * rotated..][..rotated];
-            self.cpu.level().run(Rotate { heads, eps, how: Heads { angles, ..*how } });
-        });
-    }
-
-    /// Adds the output of a block to the residual stream, after the post norm if the model has one.
-    fn add_branch(&self, x: &mut [f32], branch: &[f32], norm: Option<&[f32]>) {
-        let (hidden, eps) = (self.config.hidden, self.config.norm_eps);
-        self.cpu.for_rows(x, hidden, |i, x| {
-            let y = &branch[i * hidden..][..hidden];
-            match norm {
-                Some(weight) => self.cpu.level().run(AddNormed { x, y, weight, eps }),
-                None => self.cpu.level().run(Add { x, y }),
-            }
-        });
     }
 
     /// Converts activations to the forms that the products read.
@@ -434,33 +490,4 @@ impl<'p> Product<'p> {
 /// Returns the product of all rows of `x` with a linear layer.
 pub(super) fn product<'a>(linear: &'a Linear, x: &'a Acts, y: &'a mut [f32]) -> Product<'a> {
     Product { weight: &linear.matrix, bias: linear.bias.as_deref(), x, tokens: 0..x.n(), y, changed: Vec::new() }
-}
-
-/// Normalization, rotation and scaling of the heads of queries or keys.
-struct Heads<'a> {
-    /// Factors of the norm, if there is one: `(head_dim)`.
-    norm: Option<&'a [f32]>,
-    head_dim: usize,
-    /// Cosines and sines of each row: `(n, rotary_dim)`.
-    angles: &'a [f32],
-    /// Factor of the rotated heads.
-    scale: f32,
-}
-
-/// [`norm_heads`] and [`rotate`] of one token as a kernel.
-struct Rotate<'a> {
-    heads: &'a mut [f32],
-    eps: f32,
-    how: Heads<'a>,
-}
-
-impl Kernel for Rotate<'_> {
-    #[inline(always)]
-    fn run(self) {
-        let Heads { norm, head_dim, angles, scale } = self.how;
-        if let Some(weight) = norm {
-            norm_heads(self.heads, weight, self.eps);
-        }
-        rotate(self.heads, head_dim, angles, scale);
-    }
 }

@@ -1,8 +1,10 @@
 //! Code shared by the families, most of which are Llama's plain decoder with a few differences.
 
-use super::{Arch, ExpectedTensor, Fields, View, layer_part, rope, whole};
+pub mod routed;
+
+use super::{Arch, ExpectedTensor, Fields, TIED, View, layer_part, rope, whole};
 use crate::error::{Error, Result};
-use crate::model_config::{Activation, Attention, Mlp, ModelConfig, RouterSoftmax};
+use crate::model_config::{Activation, Attention, Mlp, ModelConfig, NormKind, QkNorm, RouterSoftmax, Selection};
 use serde_json::Value;
 
 /// Fields that change the arithmetic unless they have their neutral value. A family that does not support such a field
@@ -40,11 +42,38 @@ pub const FOREIGN: &[(&str, Neutral)] = &[
     ("decoder_sparse_step", Neutral::One),
     ("first_k_dense_replace", Neutral::Off),
     ("compression_config", Neutral::Off),
+    ("n_group", Neutral::One),
+    ("topk_group", Neutral::One),
+    ("routed_scaling_factor", Neutral::One),
+    ("output_multiplier", Neutral::One),
+    ("qk_scale_factor", Neutral::One),
+    ("post_norm_eps", Neutral::Absent),
+    ("layer_rope_theta", Neutral::Absent),
+    ("layer_norm_eps", Neutral::Absent),
+    ("no_rope_layer_interval", Neutral::Off),
+    ("rotary_dim", Neutral::Absent),
+    ("kv_lora_rank", Neutral::Off),
+    ("q_lora_rank", Neutral::Off),
+    ("global_head_dim", Neutral::Absent),
+    ("num_global_key_value_heads", Neutral::Absent),
+    ("attention_k_eq_v", Neutral::Off),
+    ("num_kv_shared_layers", Neutral::Off),
+    ("hidden_size_per_layer_input", Neutral::Off),
+    ("enable_moe_block", Neutral::Off),
+    ("use_double_wide_mlp", Neutral::Off),
+    ("per_layer_config", Neutral::Absent),
 ];
 
 /// Base of the RoPE frequencies in layers with a window. A family that supports it may also have it in
 /// `rope_parameters`.
 pub const LOCAL_BASE: &str = "rope_local_base_freq";
+
+/// Field with the parts of a head that turn by each of three axes, whose positions are the same in text; it may be in
+/// `rope_parameters`.
+pub const AXES: &str = "mrope_section";
+
+/// Field with the growth of queries with their positions; it may be in `rope_parameters`.
+pub const GROWTH: &str = "llama_4_scaling_beta";
 
 /// Field with the share of a head that is rotated; it may occur in several places.
 pub const PARTIAL: &str = "partial_rotary_factor";
@@ -85,9 +114,8 @@ impl Neutral {
     }
 }
 
-/// Reads the plain decoder with the defaults, feed-forward part and windows of its family.
-pub fn decoder(arch: &Arch, config: &Fields) -> Result<ModelConfig> {
-    refuse_quantization(config, arch.quantization)?;
+/// Refuses fields that change the arithmetic and that the family does not support.
+fn refuse_foreign(arch: &Arch, config: &Fields) -> Result<()> {
     for (key, neutral) in FOREIGN.iter().filter(|(key, _)| !arch.honours.contains(key)) {
         if config.get(key).is_some_and(|value| !neutral.is(value)) {
             return Err(config.unsupported(key, neutral.expected()));
@@ -99,6 +127,18 @@ pub fn decoder(arch: &Arch, config: &Fields) -> Result<ModelConfig> {
     if !arch.honours.contains(&LOCAL_BASE) {
         rope::refuse_local(config)?;
     }
+    if let Some(fields) = rope::axes(config)?.filter(|_| !arch.honours.contains(&AXES)) {
+        return Err(fields.unsupported(AXES, "expected no such field"));
+    }
+    if let Some(fields) = rope::growth(config)?.filter(|_| !arch.honours.contains(&GROWTH)) {
+        return Err(fields.unsupported(GROWTH, Neutral::Off.expected()));
+    }
+    Ok(())
+}
+
+/// Reads the plain decoder with the defaults, feed-forward part and windows of its family.
+pub fn decoder(arch: &Arch, config: &Fields) -> Result<ModelConfig> {
+    refuse_foreign(arch, config)?;
     let (hidden, n_layers) = (config.count("hidden_size")?, layers(config)?);
     let n_heads = config.count("num_attention_heads")?;
     let head_dim = head_dim(config, arch.head_dim, hidden, n_heads)?;
@@ -120,6 +160,16 @@ pub fn decoder(arch: &Arch, config: &Fields) -> Result<ModelConfig> {
         norm_eps: config.number_opt("rms_norm_eps")?.unwrap_or(arch.norm_eps) as f32,
         norm_plus_one: false,
         post_norms: false,
+        pre_norms: true,
+        norm_kind: NormKind::Rms,
+        parallel: false,
+        post_norm_eps: None,
+        plain_final_norm: false,
+        embedding_norm: false,
+        residual_scale: 1.0,
+        layer_scalars: false,
+        per_layer_input: None,
+        logit_scale: 1.0,
         embedding_scale: 1.0,
         logit_softcap: None,
         rope: rope::rope(config, arch.theta, max_context)?,
@@ -128,14 +178,19 @@ pub fn decoder(arch: &Arch, config: &Fields) -> Result<ModelConfig> {
             qkv_bias: bias,
             o_bias: bias,
             sinks: false,
-            qk_norm: false,
+            qk_norm: QkNorm::None,
+            value_norm: false,
+            gate: false,
+            latent: None,
+            position_scale: None,
             softcap: None,
             windows: (arch.windows)(config, n_layers)?,
             scale: score_scale(head_dim as f64),
         },
         mlp: (arch.mlp)(arch, config)?,
         dense_layers: None,
-        tied_embeddings: config.flag("tie_word_embeddings", arch.tied)?,
+        exceptions: Vec::new(),
+        tied_embeddings: config.flag(TIED, arch.tied)?,
         bos: None,
         eos: Vec::new(),
     })
@@ -163,6 +218,8 @@ pub fn sparse(config: &Fields, top_k: usize, intermediate: usize, router_softmax
         bias: false,
         router_bias: false,
         router_softmax,
+        selection: Selection::default(),
+        shared: None,
     })
 }
 
@@ -202,7 +259,7 @@ fn head_dim(config: &Fields, default: Option<usize>, hidden: usize, n_heads: usi
 }
 
 /// Refuses a `quantization_config`, unless its `quant_method` is `supported`.
-fn refuse_quantization(config: &Fields, supported: Option<&str>) -> Result<()> {
+pub fn refuse_quantization(config: &Fields, supported: Option<&str>) -> Result<()> {
     let Some(quantization) = config.object_opt("quantization_config")? else { return Ok(()) };
     if supported.is_some() && quantization.word_opt("quant_method")? == supported {
         return Ok(());
@@ -271,8 +328,9 @@ pub fn same_names(model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
     names.into_iter().flatten().map(|name| whole(name, tensor.shape[0])).collect()
 }
 
-/// Returns views for a router called `gate` and experts that are separate tensors, all below `module`; the array holds
-/// the names of the gate, up and down matrices.
+/// Returns views for a router called `gate` and experts, all below `module`. The experts are separate tensors, whose
+/// gate, up and down matrices have the names of the array, or, in newer checkpoints, stacks with the rows of gate
+/// before those of up.
 pub fn separate_experts(
     model: &ModelConfig,
     tensor: &ExpectedTensor,
@@ -289,9 +347,16 @@ pub fn separate_experts(
         "mlp.router.weight" => vec![whole(format!("{at}.gate.weight"), tensor.shape[0])],
         "mlp.experts.gate_up_proj" => {
             let rows = tensor.shape[1] / 2;
-            vec![View::Interleaved(vec![stack(gate, rows), stack(up, rows)])]
+            let source = || format!("{at}.experts.gate_up_proj");
+            let slices = |first| View::Slices { source: source(), first, of: 2 * rows };
+            vec![
+                View::Interleaved(vec![stack(gate, rows), stack(up, rows)]),
+                View::Interleaved(vec![slices(0), slices(rows)]),
+            ]
         }
-        "mlp.experts.down_proj" => vec![stack(down, tensor.shape[1])],
+        "mlp.experts.down_proj" => {
+            vec![stack(down, tensor.shape[1]), whole(format!("{at}.experts.down_proj"), tensor.shape[0])]
+        }
         _ => same_names(model, tensor),
     }
 }

@@ -1,0 +1,184 @@
+//! Wrappers: checkpoints of models for images, video or sound with a language model inside.
+//!
+//! A wrapper's `config.json` has the fields of its language model in `text_config`, or beside those of the other parts
+//! (Qwen2-VL). Its weights have names of their own and the tensors of the other parts, which are left out.
+
+use super::{Fields, View};
+use crate::error::Result;
+
+/// Names of the tensors of a language model inside a wrapper.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Naming {
+    /// `model.layers.…` and `lm_head.weight`, as without a wrapper.
+    #[default]
+    Plain,
+    /// `model.language_model.layers.…` and `lm_head.weight`.
+    Inside,
+    /// `language_model.model.layers.…` and `language_model.lm_head.weight`.
+    Outside,
+}
+
+/// Beginnings of the names of other parts, after an optional `model.`.
+const PARTS: [&str; 11] = [
+    "visual",
+    "vision_tower",
+    "vision_model",
+    "vision_embedder",
+    "audio_embedder",
+    "vision_adapter",
+    "vision_projection",
+    "audio_tower",
+    "multi_modal_projector",
+    "embed_vision",
+    "embed_audio",
+];
+/// Part that predicts several tokens ahead (multi-token prediction).
+const MTP: &str = "mtp";
+
+/// Tensors of a checkpoint that do not belong to the language model.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LeftOut {
+    is_wrapper: bool,
+    /// First and end of the layers behind those of the model, which predict further tokens.
+    mtp_layers: [usize; 2],
+    /// First and end of the layers that read keys and values of earlier ones, but may have tensors for their own.
+    sharing_layers: [usize; 2],
+}
+
+/// Returns the fields of the language model: `text_config`, or the configuration itself.
+///
+/// # Errors
+/// `text_config` is no object.
+pub fn text_fields<'a>(config: &Fields<'a>) -> Result<Fields<'a>> {
+    Ok(config.object_opt("text_config")?.unwrap_or(*config))
+}
+
+impl Naming {
+    /// Finds out how the tensors of a checkpoint are named.
+    pub fn of<'a>(mut names: impl Iterator<Item = &'a str>) -> Naming {
+        let other = |name: &str| match name {
+            name if name.starts_with("model.language_model.") => Some(Naming::Inside),
+            name if name.starts_with("language_model.") => Some(Naming::Outside),
+            _ => None,
+        };
+        names.find_map(other).unwrap_or_default()
+    }
+
+    /// Returns the naming that checkpoints with this configuration usually have.
+    ///
+    /// # Errors
+    /// A field has the wrong type.
+    pub fn usual(config: &Fields) -> Result<Naming> {
+        Ok(match (config.object_opt("text_config")?, config.word_opt("model_type")?) {
+            (None, _) => Naming::Plain,
+            (_, Some("gemma3" | "mistral3" | "llava")) => Naming::Outside,
+            _ => Naming::Inside,
+        })
+    }
+
+    /// Returns a name of the plain model as it is in the checkpoint.
+    fn name(self, plain: &str) -> String {
+        match self {
+            Naming::Plain => plain.to_string(),
+            Naming::Outside => format!("language_model.{plain}"),
+            Naming::Inside => match plain.strip_prefix("model.") {
+                Some(rest) => format!("model.language_model.{rest}"),
+                None => plain.to_string(),
+            },
+        }
+    }
+
+    /// Returns a view with the names of this checkpoint.
+    pub fn view(self, view: View) -> View {
+        let all = |views: Vec<View>| views.into_iter().map(|view| self.view(view)).collect();
+        match view {
+            View::Rows { source, first, of } => View::Rows { source: self.name(&source), first, of },
+            View::Slices { source, first, of } => View::Slices { source: self.name(&source), first, of },
+            View::Transposed { source } => View::Transposed { source: self.name(&source) },
+            View::Mxfp4 { blocks, scales } => View::Mxfp4 { blocks: self.name(&blocks), scales: self.name(&scales) },
+            View::Stacked(views) => View::Stacked(all(views)),
+            View::Interleaved(views) => View::Interleaved(all(views)),
+        }
+    }
+}
+
+impl LeftOut {
+    /// Reads which tensors a checkpoint with this configuration may have besides those of the language model.
+    ///
+    /// # Errors
+    /// A field has the wrong type.
+    pub fn of(config: &Fields) -> Result<LeftOut> {
+        let text = text_fields(config)?;
+        let classes = config.words_opt("architectures")?.unwrap_or_default();
+        let is_wrapper = ["text_config", "vision_config"].iter().any(|key| config.get(key).is_some())
+            || classes.iter().any(|class| class.ends_with("ForConditionalGeneration"));
+        let layers = text.count_opt("num_hidden_layers")?.unwrap_or(0);
+        let more = text.count_opt("num_nextn_predict_layers")?.unwrap_or(0);
+        let sharing = text.count_opt("num_kv_shared_layers")?.unwrap_or(0);
+        Ok(LeftOut {
+            is_wrapper,
+            mtp_layers: [layers, layers.saturating_add(more)],
+            sharing_layers: [layers.saturating_sub(sharing), layers],
+        })
+    }
+
+    /// Returns the part that a tensor of the source belongs to, if it is not the language model.
+    pub fn part(&self, name: &str) -> Option<String> {
+        let inner = name.strip_prefix("model.").unwrap_or(name);
+        let first = inner.split_once('.')?.0;
+        if first == MTP || self.is_wrapper && PARTS.contains(&first) {
+            return Some(first.to_string());
+        }
+        let inner = inner.strip_prefix("language_model.").unwrap_or(inner);
+        let (layer, rest) = inner.strip_prefix("model.").unwrap_or(inner).strip_prefix("layers.")?.split_once('.')?;
+        let layer: usize = layer.parse().ok()?;
+        let is_in = |[from, to]: [usize; 2]| (from..to).contains(&layer);
+        let is_unused = ["k_proj", "v_proj", "k_norm"].iter().any(|leaf| rest == format!("self_attn.{leaf}.weight"));
+        let is_left_out = is_in(self.mtp_layers) || is_in(self.sharing_layers) && is_unused;
+        is_left_out.then(|| format!("layers.{layer}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn names_follow_the_checkpoint() {
+        for (found, naming, layer, head) in [
+            ("model.embed_tokens.weight", Naming::Plain, "model.layers.0.x", "lm_head.weight"),
+            ("model.language_model.norm.weight", Naming::Inside, "model.language_model.layers.0.x", "lm_head.weight"),
+            (
+                "language_model.model.norm.weight",
+                Naming::Outside,
+                "language_model.model.layers.0.x",
+                "language_model.lm_head.weight",
+            ),
+        ] {
+            assert_eq!(Naming::of(["visual.x", found].into_iter()), naming);
+            assert_eq!([naming.name("model.layers.0.x"), naming.name("lm_head.weight")], [layer, head]);
+        }
+    }
+
+    #[test]
+    fn only_parts_of_wrappers_and_layers_that_predict_further_tokens_are_left_out() {
+        let left_out = |config: serde_json::Value| LeftOut::of(&Fields::new(config.as_object().unwrap())).unwrap();
+        let wrapper = left_out(json!({"text_config": {"num_hidden_layers": 3}}));
+        let deep = left_out(json!({"num_hidden_layers": 3, "num_nextn_predict_layers": 2}));
+        for (name, of_wrapper, of_deep) in [
+            ("model.visual.blocks.0.x", Some("visual"), None),
+            ("vision_tower.x.weight", Some("vision_tower"), None),
+            ("mtp.fc.weight", Some("mtp"), Some("mtp")),
+            ("model.layers.3.eh_proj.weight", None, Some("layers.3")),
+            ("model.layers.4.mlp.x.weight", None, Some("layers.4")),
+            ("model.layers.5.mlp.x.weight", None, None),
+            ("model.layers.2.mlp.x.weight", None, None),
+            ("model.language_model.visual.x", None, None),
+            ("lm_head", None, None),
+        ] {
+            let found = [wrapper.part(name), deep.part(name)];
+            assert_eq!(found.each_ref().map(Option::as_deref), [of_wrapper, of_deep], "{name}");
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Feed-forward parts of layers: dense MLPs, experts with the MLP beside them, and further inputs of layers.
+
+use super::{Model, Walk, product};
+use crate::calibration::Part;
+use crate::error::Result;
+use crate::model_config::Activation;
+use crate::runtime::adapters::Target;
+use crate::runtime::experts::Mixture;
+use crate::runtime::layer::{Mlp, Moe, TokenInput};
+use crate::runtime::observe::see;
+use crate::runtime::ops::{Gated, norm_heads};
+use crate::runtime::weights::{Host, PerLayerWeights};
+use crate::simd::Kernel;
+
+/// Place of an MLP in its layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum MlpRole {
+    /// It is the feed-forward part.
+    Only,
+    /// It computes before the experts.
+    BesideExperts,
+    /// Its output is added to that of the experts.
+    Added,
+}
+
+impl Model {
+    /// Computes the experts of a layer and the MLP beside them, if there is one, and writes the sum of their outputs to
+    /// `branch`.
+    pub(super) fn mixture(&self, index: usize, op: &Moe<Host>, w: &mut Walk<'_>) -> Result<()> {
+        let mixture = Mixture { model: self, layer: index, op };
+        let Some(norms) = &op.norms else {
+            let (s, observer) = (&mut *w.scratch, w.step.observer.as_deref_mut());
+            s.experts.run(&mixture, [&s.normed; 2], &s.groups, &mut s.branch, observer)?;
+            return op.shared.as_ref().map_or(Ok(()), |mlp| self.mlp(index, mlp, MlpRole::Added, w));
+        };
+        if let Some(mlp) = &op.shared {
+            self.mlp(index, mlp, MlpRole::BesideExperts, w)?;
+        }
+        let (s, observer) = (&mut *w.scratch, w.step.observer.as_deref_mut());
+        self.norm_in_place(&mut s.branch, &norms.mlp_output);
+        self.norm_rows(w.step.x, &norms.expert_input, &mut s.normed);
+        self.norm_rows(w.step.x, &norms.router_input, &mut s.kept);
+        s.experts.run(&mixture, [&s.normed, &s.kept], &s.groups, &mut s.beside, observer)?;
+        self.norm_in_place(&mut s.beside, &norms.expert_output);
+        self.add_rows(&mut s.branch, &s.beside);
+        Ok(())
+    }
+
+    /// Adds what the token alone says to a layer.
+    pub(super) fn token_input(&self, index: usize, op: &TokenInput<Host>, w: &mut Walk<'_>) -> Result<()> {
+        let s = &mut *w.scratch;
+        let (n, width) = (s.normed.n(), op.gate.matrix.rows());
+        s.gate.resize(n * width, 0.0);
+        self.multiply(vec![product(&op.gate, &s.normed, &mut s.gate)], self.arithmetic)?;
+        s.middle.reset(n, width);
+        let (out, stride) = s.middle.rows_mut();
+        let (gate, further, all) = (&s.gate, &s.further, self.config.n_layers * width);
+        self.cpu.for_rows(out, stride, |i, out| {
+            let (gate, up) = (&gate[i * width..][..width], &further[i * all + index * width..][..width]);
+            self.cpu.level().run(Gated { activation: Activation::GeluTanh, gate, up, out: &mut out[..width] });
+        });
+        self.prepare(&mut s.middle);
+        s.branch.resize(n * self.config.hidden, 0.0);
+        self.multiply(vec![product(&op.projection, &s.middle, &mut s.branch)], self.arithmetic)
+    }
+
+    /// Computes the further inputs of all layers from the embeddings of the step.
+    pub(super) fn set_further(&self, weights: &PerLayerWeights, w: &mut Walk<'_>) -> Result<()> {
+        let (s, hidden) = (&mut *w.scratch, self.config.hidden);
+        self.copy_rows(w.step.x, &mut s.normed);
+        s.further.resize(w.step.further.len(), 0.0);
+        self.multiply(vec![product(&weights.projection, &s.normed, &mut s.further)], self.arithmetic)?;
+        let (all, scale, eps) =
+            (weights.projection.matrix.rows(), (hidden as f32).sqrt().recip(), self.config.norm_eps);
+        self.cpu.for_rows(&mut s.further, all, |i, further| {
+            let embedded = &w.step.further[i * all..][..all];
+            self.cpu.level().run(Further { further, embedded, norm: &weights.norm, scale, eps });
+        });
+        Ok(())
+    }
+
+    /// Computes an MLP and writes its output to `branch`, or adds it.
+    pub(super) fn mlp(&self, index: usize, op: &Mlp<Host>, role: MlpRole, w: &mut Walk<'_>) -> Result<()> {
+        let (s, width) = (&mut *w.scratch, op.intermediate);
+        let [gate_target, up_target, down_target] = match role {
+            MlpRole::Only => [Target::Gate, Target::Up, Target::Down],
+            MlpRole::BesideExperts | MlpRole::Added => [Target::SharedGate, Target::SharedUp, Target::SharedDown],
+        };
+        see(w.step.observer.as_deref_mut(), index, Part::Mlp, &s.normed);
+        let n = s.normed.n();
+        s.gate.resize(n * width, 0.0);
+        s.up.resize(n * width, 0.0);
+        let products = vec![
+            product(&op.gate, &s.normed, &mut s.gate).changed_by(&s.groups, index, gate_target),
+            product(&op.up, &s.normed, &mut s.up).changed_by(&s.groups, index, up_target),
+        ];
+        self.multiply(products, self.arithmetic)?;
+        s.middle.reset(n, width);
+        let (out, stride) = s.middle.rows_mut();
+        let (activation, gate, up) = (op.activation, &s.gate, &s.up);
+        self.cpu.for_rows(out, stride, |i, out| {
+            let row = i * width..(i + 1) * width;
+            let out = &mut out[..width];
+            self.cpu.level().run(Gated { activation, gate: &gate[row.clone()], up: &up[row], out });
+        });
+        see(w.step.observer.as_deref_mut(), index, Part::MlpMiddle, &s.middle);
+        self.prepare(&mut s.middle);
+        let is_added = role == MlpRole::Added;
+        let out = if is_added { &mut s.beside } else { &mut s.branch };
+        out.resize(n * self.config.hidden, 0.0);
+        let product = product(&op.down, &s.middle, out).changed_by(&s.groups, index, down_target);
+        self.multiply(vec![product], self.arithmetic)?;
+        if is_added {
+            self.add_rows(&mut s.branch, &s.beside);
+        }
+        Ok(())
+    }
+}
+
+/// Further inputs of the layers for one token: the mean, times the square root of 2, of the normalized projection and
+/// the embedding.
+struct Further<'a> {
+    /// The projection, which is replaced: `(layers * width)`.
+    further: &'a mut [f32],
+    embedded: &'a [f32],
+    /// Factors of the norm of each layer's projection: `(width)`.
+    norm: &'a [f32],
+    /// Factor of the projection.
+    scale: f32,
+    eps: f32,
+}
+
+impl Kernel for Further<'_> {
+    #[inline(always)]
+    fn run(self) {
+        self.further.iter_mut().for_each(|x| *x *= self.scale);
+        norm_heads(self.further, self.norm, self.eps);
+        for (x, embedded) in self.further.iter_mut().zip(self.embedded) {
+            *x = (*x + embedded) * std::f32::consts::FRAC_1_SQRT_2;
+        }
+    }
+}
