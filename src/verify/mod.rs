@@ -5,21 +5,13 @@
 //! step by step and explains the first difference.
 
 pub mod compare;
+mod dtype;
 #[cfg(feature = "reference")]
 pub mod reference;
 pub mod trace;
 
 pub use compare::{Comparison, Mismatch, Rules, Scores, Step};
+pub use dtype::RefDtype;
 #[cfg(feature = "reference")]
 pub use reference::{Reference, Text};
 pub use trace::Trace;
-
-/// Type to which the reference rounds weights and intermediate results.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum RefDtype {
-    /// No rounding beyond f32.
-    #[default]
-    F32,
-    /// Weights and the results of each operation are rounded to bf16, as `torch_dtype=bfloat16` does.
-    Bf16,
-}

@@ -1,12 +1,19 @@
 //! Tests the reference of `iec verify` with adapters: it computes the logits of PEFT, and `iec verify --lora` compares
 //! the engine with it.
 
-use crate::common::{fixture, iec, packed_as};
+use crate::common::{FAMILIES, all_logits, fixture, iec, packed, packed_as};
+use iec::adapter::{Adapter, Change, LowRank};
 use iec::convert::adapter;
-use iec::convert::arch::{Arch, Fields};
+use iec::convert::arch::{Arch, Fields, expected_tensors};
+use iec::dtype::DType;
+use iec::iebin::IebinReader;
 use iec::model_config::ModelConfig;
+use iec::rng::Rng;
+use iec::runtime::adapters::AdapterSet;
+use iec::runtime::{Engine, EngineOptions, Precision};
 use iec::verify::{RefDtype, Reference, Text};
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 fn ids(value: &Value) -> Vec<u32> {
@@ -139,4 +146,75 @@ fn adapters_that_nothing_would_compute_are_refused() {
     let refused = verify(&pack, &base, &["--lora", &lora, "--lora", &dora]).code(2);
     let stderr = String::from_utf8_lossy(&refused.get_output().stderr).into_owned();
     assert!(stderr.contains("DoRA"), "{stderr}");
+}
+
+/// Ends of the names of tensors that the engine changes by adapters.
+const CHANGED: [&str; 14] = [
+    "self_attn.q_proj.weight",
+    "self_attn.k_proj.weight",
+    "self_attn.v_proj.weight",
+    "self_attn.o_proj.weight",
+    "self_attn.gate_proj.weight",
+    "mlp.gate_proj.weight",
+    "mlp.up_proj.weight",
+    "mlp.down_proj.weight",
+    "mlp.router.weight",
+    "mlp.shared_experts.gate_proj.weight",
+    "mlp.shared_experts.up_proj.weight",
+    "mlp.shared_experts.down_proj.weight",
+    "mlp.experts.gate_up_proj",
+    "mlp.experts.down_proj",
+];
+
+/// Makes an adapter of rank 2 that changes every matrix of a model that the engine can change.
+fn random_adapter(model: &ModelConfig, rng: &mut Rng) -> Adapter {
+    let mut numbers =
+        |count: usize, spread: f64| -> Vec<f32> { (0..count).map(|_| (spread * rng.next_normal()) as f32).collect() };
+    let mut changes = BTreeMap::new();
+    for tensor in expected_tensors(model) {
+        if !CHANGED.iter().any(|end| tensor.name.ends_with(&format!(".{end}"))) {
+            continue;
+        }
+        let (stack, [rows, cols]) = tensor.shape.split_at(tensor.shape.len() - 2) else { panic!("{}", tensor.name) };
+        let mut change = |_| {
+            let (a, b) = (numbers(2 * cols, 0.1), numbers(rows * 2, 0.1));
+            let low_rank = LowRank { rank: 2, scale: 0.5, a, b, dtype: DType::F32, int8: [None, None] };
+            Change { low_rank: Some(low_rank), ..Change::default() }
+        };
+        changes.insert(tensor.name, (0..stack.first().copied().unwrap_or(1)).map(&mut change).collect());
+    }
+    Adapter { hash: String::new(), changes }
+}
+
+#[test]
+fn engine_and_reference_agree_with_adapters_of_the_further_families() {
+    let (mut failures, mut rng) = (Vec::new(), Rng::new(7));
+    for name in FAMILIES {
+        let dir = fixture(name);
+        let adapter = random_adapter(&model_config(&dir), &mut rng);
+        let ids: Vec<u32> = (0..40).map(|i| (i * i * 7 + 13) % 480).collect();
+        let pack = packed(name);
+        let reader = IebinReader::open(pack.path()).unwrap();
+        let options = EngineOptions { precision: Some(Precision::Fp32), prefill_chunk: 11, ..Default::default() };
+        let mut engine = Engine::open(&reader, &options).unwrap();
+        let plain = all_logits(&mut engine, &ids);
+        let bound = engine.adapter_binder().bind(&adapter).unwrap();
+        engine.set_adapters(AdapterSet::new(vec![(bound, 1.0)]).unwrap());
+        let changed = all_logits(&mut engine, &ids);
+        let apart = |found: &[f32], from: &[f32]| {
+            found.iter().zip(from).map(|(a, b)| f64::from((a - b).abs())).fold(0.0, f64::max)
+        };
+        let reference = Reference::open(&dir, RefDtype::F32).unwrap().with_adapters(vec![(adapter, 1.0)]);
+        let mut of_reference = f64::NAN;
+        let take = |_, logits: &[f32]| {
+            of_reference = apart(&changed, logits);
+            Ok(())
+        };
+        reference.logits(&[Text { ids, from: 0 }], || Ok(()), take).unwrap();
+        let without = apart(&changed, &plain);
+        if of_reference > 1e-3 || without < 0.1 {
+            failures.push(format!("{name}: {of_reference:e} from the reference, {without:e} without the adapter"));
+        }
+    }
+    assert!(failures.is_empty(), "{failures:#?}");
 }

@@ -101,14 +101,14 @@ fn there_must_be_something_to_verify_against() {
 #[cfg(feature = "reference")]
 mod reference {
     use super::*;
-    use crate::common::{FIXTURES, packed_as};
+    use crate::common::{FAMILIES, FIXTURES, packed_as};
     use iec::verify::{RefDtype, Reference, Text};
 
     /// Fixtures outside the repository, used when `IEC_EXTRA_FIXTURES` names their directory.
     const EXTRA: [&str; 2] = ["llama-trained", "stories656k"];
 
     fn checkpoints() -> Vec<PathBuf> {
-        let mut all: Vec<PathBuf> = FIXTURES.iter().map(|name| fixture(name)).collect();
+        let mut all: Vec<PathBuf> = FIXTURES.iter().chain(&FAMILIES).map(|name| fixture(name)).collect();
         if let Some(dir) = std::env::var_os("IEC_EXTRA_FIXTURES").map(PathBuf::from) {
             all.extend(EXTRA.map(|name| dir.join(name)));
         }
@@ -137,41 +137,67 @@ mod reference {
         all
     }
 
+    /// Comparison of the reference with the golden values of a checkpoint.
+    struct Compared {
+        /// Largest difference of a logit.
+        apart: f64,
+        /// Steps whose largest logit is that of another token, with that token.
+        other: Vec<String>,
+    }
+
+    fn compared(dir: &Path, dtype: RefDtype) -> Compared {
+        let golden: Value = serde_json::from_slice(&std::fs::read(dir.join("golden.json")).unwrap()).unwrap();
+        let prompts = golden["prompts"].as_array().unwrap();
+        let texts: Vec<Text> = (prompts.iter())
+            .map(|prompt| {
+                let (before, mut said) = (ids(&prompt["ids"]), ids(&prompt["greedy_ids"]));
+                said.pop();
+                Text { from: before.len() - 1, ids: [before, said].concat() }
+            })
+            .collect();
+        let reference = Reference::open(dir, dtype).unwrap();
+        let (vocab, mut found) = (reference.vocab(), Compared { apart: 0.0, other: Vec::new() });
+        let compare = |index: usize, logits: &[f32]| {
+            let prompt: &Value = &prompts[index];
+            assert_eq!(logits.len(), ids(&prompt["greedy_ids"]).len() * vocab);
+            for (step, row) in logits.chunks_exact(vocab).enumerate() {
+                let best = (0..vocab).fold(0, |best, i| if row[i] > row[best] { i } else { best });
+                if best as u64 != prompt["greedy_ids"][step] {
+                    found.other.push(format!("{} prompt {index} step {step}: {best}", dir.display()));
+                }
+                for (id, logit) in listed(prompt, step) {
+                    found.apart = found.apart.max((f64::from(row[id]) - logit).abs());
+                }
+            }
+            Ok(())
+        };
+        reference.logits(&texts, || Ok(()), compare).unwrap();
+        found
+    }
+
     #[test]
     fn the_reference_gives_the_ids_and_logits_of_hugging_face() {
         let mut failures = Vec::new();
         for dir in checkpoints() {
-            let golden: Value = serde_json::from_slice(&std::fs::read(dir.join("golden.json")).unwrap()).unwrap();
-            let prompts = golden["prompts"].as_array().unwrap();
-            let texts: Vec<Text> = (prompts.iter())
-                .map(|prompt| {
-                    let (before, mut said) = (ids(&prompt["ids"]), ids(&prompt["greedy_ids"]));
-                    said.pop();
-                    Text { from: before.len() - 1, ids: [before, said].concat() }
-                })
-                .collect();
-            let reference = Reference::open(&dir, RefDtype::F32).unwrap();
-            let (vocab, mut worst) = (reference.vocab(), 0f64);
-            let compare = |index: usize, logits: &[f32]| {
-                let prompt: &Value = &prompts[index];
-                assert_eq!(logits.len(), ids(&prompt["greedy_ids"]).len() * vocab);
-                for (step, row) in logits.chunks_exact(vocab).enumerate() {
-                    let best = (0..vocab).fold(0, |best, i| if row[i] > row[best] { i } else { best });
-                    if best as u64 != prompt["greedy_ids"][step] {
-                        failures.push(format!("{} prompt {index} step {step}: {best}", dir.display()));
-                    }
-                    for (id, logit) in listed(prompt, step) {
-                        worst = worst.max((f64::from(row[id]) - logit).abs());
-                    }
-                }
-                Ok(())
-            };
-            reference.logits(&texts, || Ok(()), compare).unwrap();
-            if worst > 1e-4 {
-                failures.push(format!("{}: logits off by {worst}", dir.display()));
+            let Compared { apart, other } = compared(&dir, RefDtype::F32);
+            failures.extend(other);
+            if apart > 1e-4 {
+                failures.push(format!("{}: logits off by {apart}", dir.display()));
             }
         }
         assert!(failures.is_empty(), "{}", failures.join("\n"));
+    }
+
+    /// Families whose tokens another expert may compute after rounding.
+    const WITH_EXPERTS: [&str; 6] = ["glm4moe", "deepseek2", "deepseek3", "glm4flash", "mistral4", "gemma4-moe"];
+
+    #[test]
+    fn rounded_references_of_the_further_families_stay_near_the_logits_of_hugging_face() {
+        for name in FAMILIES.iter().filter(|name| !WITH_EXPERTS.contains(name)) {
+            let Compared { apart, other } = compared(&fixture(name), RefDtype::Bf16);
+            // Observed: 0.05 to 0.7, and up to 6 of 64 tokens.
+            assert!(apart > 1e-2 && apart < 1.0 && other.len() < 10, "{name}: {apart}, {other:?}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! PEFT keeps the factors of a bf16 model in f32. The gain of DoRA is computed in f64. The matrices of an expert take
 //! some rows of a change of its canonical matrices ([`Rows`]).
 
-use super::layer::Linear;
+use super::linear::Linear;
 use crate::adapter::{Adapter, Change};
 use crate::error::{Context, Error, Result};
 use candle_core::{DType, Device, Tensor};

@@ -11,31 +11,35 @@
 //! are widened to f32 once and then released. So only one layer at a time is in memory.
 
 mod adapters;
+mod attention;
 mod config;
+mod experts;
+mod family;
+mod fields;
+mod latent;
 mod layer;
+mod linear;
 mod mlp;
+mod norm;
+mod per_layer;
 mod rope;
+mod routing;
 mod weights;
 
-use super::RefDtype;
 use crate::adapter::Adapter;
 use crate::error::{Context, Error, Result};
 use crate::files;
+use crate::verify::dtype::RefDtype;
 use adapters::{ALL, Adapters, Embedding};
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 use config::Config;
-use layer::Linear;
+use layer::{Layer, State};
+use linear::{Linear, Source};
+use norm::Norm;
+use per_layer::PerLayerInputs;
+use std::collections::HashMap;
 use std::path::Path;
 use weights::Weights;
-
-impl RefDtype {
-    fn round(self, x: Tensor) -> candle_core::Result<Tensor> {
-        match self {
-            RefDtype::F32 => Ok(x),
-            RefDtype::Bf16 => x.to_dtype(DType::BF16)?.to_dtype(DType::F32),
-        }
-    }
-}
 
 /// Text with the positions whose logits are requested: those from `from` on.
 #[derive(Debug, Clone)]
@@ -55,16 +59,13 @@ pub struct Reference {
     dtype: RefDtype,
 }
 
-/// A text, or its beginning, with its hidden state after the layers computed so far.
+/// A text, or its beginning, with its state after the layers computed so far.
 struct Lane {
     /// Index of the text.
     text: usize,
     /// Positions whose logits are taken from this lane.
     wanted: std::ops::Range<usize>,
-    /// True if LongRoPE's long factors apply.
-    long: bool,
-    /// Hidden state: `(tokens, hidden)`.
-    x: Tensor,
+    state: State,
 }
 
 impl Reference {
@@ -76,8 +77,10 @@ impl Reference {
         let path = dir.join("config.json");
         let text = files::read(&path)?;
         let json = serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("not JSON: {e}"))).at(&path)?;
-        let config = Config::read(&json).at(&path)?;
-        Ok(Reference { config, weights: Weights::open(dir)?, adapters: Adapters::default(), dtype })
+        let mut config = Config::read(&json).at(&path)?;
+        let weights = Weights::open(dir)?;
+        config.tied = config.tied.or(Some(!weights.has("lm_head.weight")));
+        Ok(Reference { config, weights, adapters: Adapters::default(), dtype })
     }
 
     /// Computes the model with adapters, each with its factor; all are added.
@@ -93,7 +96,7 @@ impl Reference {
 
     /// Returns the number of layers, which is the number of `progress` calls in [`Reference::logits`].
     pub fn layers(&self) -> usize {
-        self.config.layers
+        self.config.layers.len()
     }
 
     /// Calls `each` with the index of a text and its requested logits `(positions, vocab)`, text by text, and
@@ -108,15 +111,17 @@ impl Reference {
         mut each: impl FnMut(usize, &[f32]) -> Result<()>,
     ) -> Result<()> {
         let mut lanes = self.embed(texts)?;
-        for index in 0..self.config.layers {
-            let layer = layer::Layer::load(&self.config, &self.weights, &self.adapters, index, self.dtype)?;
+        for index in 0..self.layers() {
+            let Reference { config, weights, adapters, dtype } = self;
+            let layer = Layer::load(Source { config, weights, adapters, index, dtype: *dtype })?;
             for lane in &mut lanes {
-                lane.x = layer.forward(&lane.x, lane.long)?;
+                layer.forward(&mut lane.state)?;
             }
             progress()?;
         }
-        let norm = self.weights.get("model.norm.weight", self.dtype)?;
-        let head = match self.config.tied {
+        let norms = self.config.norms;
+        let norm = Norm::new(self.weights.get("model.norm.weight", self.dtype)?, norms.last, norms.eps);
+        let head = match self.is_tied() {
             true => self.table()?,
             false => self.weights.get("lm_head.weight", self.dtype)?,
         };
@@ -124,23 +129,34 @@ impl Reference {
         for lanes in lanes.chunk_by(|a, b| a.text == b.text) {
             let mut logits = Vec::new();
             for lane in lanes {
-                logits.extend(self.head(&lane.x.narrow(0, lane.wanted.start, lane.wanted.len())?, &norm, &head)?);
+                logits.extend(self.head(
+                    &lane.state.x.narrow(0, lane.wanted.start, lane.wanted.len())?,
+                    &norm,
+                    &head,
+                )?);
             }
             each(lanes[0].text, &logits)?;
         }
         Ok(())
     }
 
+    fn is_tied(&self) -> bool {
+        self.config.tied == Some(true)
+    }
+
     /// Returns the embedding table; a tied matrix may be stored under the name of the output matrix.
     fn table(&self) -> Result<Tensor> {
         let name = "model.embed_tokens.weight";
-        let other = self.config.tied && !self.weights.has(name);
+        let other = self.is_tied() && !self.weights.has(name);
         self.weights.get(if other { "lm_head.weight" } else { name }, self.dtype)
     }
 
-    fn head(&self, x: &Tensor, norm: &Tensor, head: &Linear) -> candle_core::Result<Vec<f32>> {
-        let x = self.dtype.round(layer::rms_norm(x, norm, &self.config)?)?;
+    fn head(&self, x: &Tensor, norm: &Norm, head: &Linear) -> candle_core::Result<Vec<f32>> {
+        let x = self.dtype.round(norm.forward(x)?)?;
         let mut logits = self.dtype.round(head.forward(&x)?)?;
+        if self.config.factors.logit != 1.0 {
+            logits = self.dtype.round((logits * self.config.factors.logit)?)?;
+        }
         if let Some(cap) = self.config.logit_cap {
             logits = ((logits / cap)?.tanh()? * cap)?;
         }
@@ -151,6 +167,7 @@ impl Reference {
     /// generation computes the whole text so far with the factors for its length.
     fn embed(&self, texts: &[Text]) -> Result<Vec<Lane>> {
         let table = self.adapters.embedding(self.table()?)?;
+        let inputs = PerLayerInputs::load(&self.config, &self.weights, &self.adapters, self.dtype)?;
         let mut lanes = Vec::new();
         for (index, text) in texts.iter().enumerate() {
             if let Some(id) = text.ids.iter().find(|id| **id as usize >= self.config.vocab) {
@@ -163,8 +180,11 @@ impl Reference {
             let border = self.config.long_border.unwrap_or(usize::MAX).clamp(from, end);
             for (wanted, long) in [(from..border, false), (border..end, true)] {
                 if !wanted.is_empty() {
-                    let x = self.embedded(&table, &text.ids[..wanted.end])?;
-                    lanes.push(Lane { text: index, wanted, long, x });
+                    let ids = &text.ids[..wanted.end];
+                    let x = self.embedded(&table, ids)?;
+                    let per_layer = inputs.as_ref().map(|inputs| inputs.of(ids, &x)).transpose()?;
+                    let state = State { x, long, kept: HashMap::new(), per_layer };
+                    lanes.push(Lane { text: index, wanted, state });
                 }
             }
         }
@@ -173,12 +193,12 @@ impl Reference {
 
     fn embedded(&self, table: &Embedding, ids: &[u32]) -> candle_core::Result<Tensor> {
         let x = table.of(ids)?;
-        let scale = match self.dtype {
-            RefDtype::F32 => self.config.embedding_scale,
-            // transformers stores this factor in the dtype of the model.
-            RefDtype::Bf16 => half::bf16::from_f64(self.config.embedding_scale).to_f64(),
-        };
-        self.dtype.round((x * scale)?)
+        let scale = self.dtype.round_factor(self.config.factors.embedding);
+        let x = self.dtype.round((x * scale)?)?;
+        match self.config.norms.embeddings {
+            true => self.dtype.round(Norm::unit(self.config.norms.eps).forward(&x)?),
+            false => Ok(x),
+        }
     }
 }
 

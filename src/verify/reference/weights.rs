@@ -1,9 +1,9 @@
 //! Reads the tensors of a checkpoint: safetensors with the crate of that name, torch files with candle.
 
-use super::RefDtype;
 use crate::error::{Context, Error, Result};
 use crate::files;
 use crate::mapped::MappedFile;
+use crate::verify::dtype::RefDtype;
 use candle_core::pickle::PthTensors;
 use candle_core::{DType, Device, Tensor};
 use safetensors::SafeTensors;
@@ -64,15 +64,25 @@ impl Weights {
 
     /// Returns true when the checkpoint has this tensor.
     pub fn has(&self, name: &str) -> bool {
-        self.place.contains_key(name)
+        self.stored(name).is_some()
+    }
+
+    /// Returns the name that a tensor of a language model has in the checkpoint, which may be that of a wrapper, and
+    /// the index of its file.
+    fn stored(&self, name: &str) -> Option<(&str, usize)> {
+        let inside = name.strip_prefix("model.").map(|rest| format!("model.language_model.{rest}"));
+        let names = [Some(name.to_string()), inside, Some(format!("language_model.{name}"))];
+        let mut found = names.into_iter().flatten().filter_map(|name| self.place.get_key_value(&name));
+        found.next().map(|(name, index)| (name.as_str(), *index))
     }
 
     /// Returns a tensor in f32, rounded to `dtype`.
     pub fn get(&self, name: &str, dtype: RefDtype) -> Result<Tensor> {
-        let found = match self.file(name)? {
-            File::Safetensors(mapped) => tensor(&parse(mapped.bytes())?.tensor(name)?),
+        let (stored, file) = self.file(name)?;
+        let found = match file {
+            File::Safetensors(mapped) => tensor(&parse(mapped.bytes())?.tensor(stored)?),
             File::Torch(torch) => {
-                torch.get(name).and_then(|t| t.ok_or_else(|| candle_core::Error::Msg("found no such tensor".into())))
+                torch.get(stored).and_then(|t| t.ok_or_else(|| candle_core::Error::Msg("found no such tensor".into())))
             }
         };
         let widened = found.and_then(|t| dtype.round(t.to_dtype(DType::F32)?));
@@ -86,11 +96,11 @@ impl Weights {
 
     /// Returns entry `index` along the first dimension in f32, rounded to `dtype`.
     pub fn row(&self, name: &str, index: usize, dtype: RefDtype) -> Result<Tensor> {
-        let File::Safetensors(mapped) = self.file(name)? else {
+        let (stored, File::Safetensors(mapped)) = self.file(name)? else {
             return self.get(name, dtype)?.get(index).tensor(name);
         };
         let parsed = parse(mapped.bytes())?;
-        let view = parsed.tensor(name)?;
+        let view = parsed.tensor(stored)?;
         let (shape, bytes) = entry(&view, index).tensor(name).at(&self.dir)?;
         let view = TensorView::new(view.dtype(), shape, bytes)?;
         tensor(&view).and_then(|t| dtype.round(t.to_dtype(DType::F32)?)).tensor(name)
@@ -98,26 +108,27 @@ impl Weights {
 
     /// Returns the shape and the bytes of entry `index` along the first dimension of a U8 tensor.
     pub fn bytes(&self, name: &str, index: usize) -> Result<(Vec<usize>, Vec<u8>)> {
-        let File::Safetensors(mapped) = self.file(name)? else {
+        let (stored, File::Safetensors(mapped)) = self.file(name)? else {
             let found = "found a tensor of bytes in a torch file, which the reference reads only from safetensors";
             return Err(Error::unsupported(found).tensor(name));
         };
         let parsed = parse(mapped.bytes())?;
-        let view = parsed.tensor(name)?;
+        let view = parsed.tensor(stored)?;
         if view.dtype() != safetensors::Dtype::U8 {
             return Err(Error::corrupt(format!("found {:?}, expected U8", view.dtype())).tensor(name).at(&self.dir));
         }
         entry(&view, index).map(|(shape, bytes)| (shape, bytes.to_vec())).tensor(name).at(&self.dir)
     }
 
-    fn file(&self, name: &str) -> Result<&File> {
-        let index = self.place.get(name).ok_or_else(|| {
+    /// Returns the name of a tensor in the checkpoint, and its file.
+    fn file(&self, name: &str) -> Result<(&str, &File)> {
+        let (stored, index) = self.stored(name).ok_or_else(|| {
             Error::corrupt("found no such tensor in the checkpoint")
                 .tensor(name)
                 .at(&self.dir)
                 .help("name a complete checkpoint with the tensor names of Hugging Face `transformers` with --hf-dir")
         })?;
-        Ok(&self.files[*index])
+        Ok((stored, &self.files[index]))
     }
 }
 

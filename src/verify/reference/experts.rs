@@ -1,0 +1,192 @@
+//! Experts of a layer, selected by a router, in the layouts of Mixtral, Qwen, DeepSeek, Gemma 4 and gpt-oss.
+
+use super::adapters::Rows;
+use super::linear::{Linear, Source};
+use super::mlp::Dense;
+use super::weights::Weights;
+use crate::error::{Context, Error, Result};
+use crate::verify::dtype::RefDtype;
+use candle_core::{Device, Tensor};
+
+/// Values of the 16 E2M1 codes: one sign bit, two exponent bits, one mantissa bit.
+const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+
+/// Experts with their router; an expert is loaded when a token selects it.
+pub(super) struct Experts<'a> {
+    source: Source<'a>,
+    /// Name of the module that has the experts.
+    module: String,
+    layout: Layout,
+    router: Linear,
+    /// Numbers that are added to the scores of the experts for the choice, if there are any.
+    bias: Option<Vec<f32>>,
+    /// Factors of the weights of the experts, if there are any.
+    factors: Option<Vec<f32>>,
+    /// MLP that computes every token, if there is one.
+    shared: Option<Dense<'a>>,
+}
+
+/// Layout of the experts of a layer in the checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Layout {
+    /// Tensors `experts.N.w1`, `w3`, `w2`.
+    Mixtral,
+    /// Tensors `experts.N.gate_proj`, `up_proj`, `down_proj`.
+    Separate,
+    /// Stacks `(experts, out, in)` with the rows of gate before those of up.
+    Fused,
+    /// Stacks `(experts, in, out)` with gate and up interleaved.
+    Stacked,
+    /// Stacks `(experts, out, in)` with gate and up interleaved, in blocks of 32 four-bit floats with a scale.
+    Mxfp4,
+}
+
+impl<'a> Experts<'a> {
+    pub fn load(source: Source<'a>) -> Result<Experts<'a>> {
+        let (layer, router, layout) = if source.has("block_sparse_moe.gate.weight") {
+            ("block_sparse_moe.", "block_sparse_moe.gate", Layout::Mixtral)
+        } else if source.has("mlp.gate.weight") {
+            let fused = source.has("mlp.experts.gate_up_proj");
+            ("mlp.", "mlp.gate", if fused { Layout::Fused } else { Layout::Separate })
+        } else if source.has("router.proj.weight") {
+            ("", "router.proj", Layout::Fused)
+        } else {
+            let blocks = source.has("mlp.experts.gate_up_proj_blocks");
+            ("mlp.", "mlp.router", if blocks { Layout::Mxfp4 } else { Layout::Stacked })
+        };
+        let routing = source.config.routing;
+        let numbers = |name: &str, dtype: RefDtype| -> Result<Option<Vec<f32>>> {
+            let found = source.weights.find(&source.name(name), dtype)?;
+            Ok(found.map(|tensor| tensor.to_vec1()).transpose()?)
+        };
+        // transformers keeps this bias in f32 in models of any type.
+        let bias = match routing.sigmoid {
+            true => numbers("mlp.gate.e_score_correction_bias", RefDtype::F32)?,
+            false => None,
+        };
+        let shared = match routing.shared {
+            true => Some(Dense {
+                source,
+                gate: source.linear("mlp.shared_experts.gate_proj")?,
+                up: source.linear("mlp.shared_experts.up_proj")?,
+                down: source.linear("mlp.shared_experts.down_proj")?,
+            }),
+            false => None,
+        };
+        Ok(Experts {
+            source,
+            module: source.name(&format!("{layer}experts")),
+            layout,
+            router: source.linear_as(router, "mlp.router")?,
+            bias,
+            factors: numbers("router.per_expert_scale", source.dtype)?,
+            shared,
+        })
+    }
+
+    /// Computes the output for `x`, `(tokens, hidden)`; the router reads `routed`.
+    pub fn forward(&self, x: &Tensor, routed: &Tensor) -> Result<Tensor> {
+        let (tokens, hidden) = x.dims2()?;
+        let routing = &self.source.config.routing;
+        let mut logits = self.router.forward(routed)?;
+        if !routing.wide {
+            logits = self.source.round(logits)?;
+        }
+        let choice = routing.choose(&logits, self.bias.as_deref())?;
+        let mut sum = vec![0f32; tokens * hidden];
+        for expert in 0..routing.count {
+            let factor = self.factors.as_ref().and_then(|factors| factors.get(expert)).unwrap_or(&1.0);
+            let (rows, shares): (Vec<u32>, Vec<f32>) =
+                choice.iter().filter(|c| c.expert == expert).map(|c| (c.token as u32, c.weight * factor)).unzip();
+            if rows.is_empty() {
+                continue;
+            }
+            let dense = self.expert(expert)?;
+            let x = x.index_select(&Tensor::new(rows.as_slice(), &Device::Cpu)?, 0)?;
+            let y = dense.forward(&x)?.to_vec2::<f32>()?;
+            for ((row, share), y) in rows.iter().zip(shares).zip(y) {
+                let sum = &mut sum[*row as usize * hidden..][..hidden];
+                sum.iter_mut().zip(y).for_each(|(sum, y)| *sum += share * y);
+            }
+        }
+        let sum = self.source.round(Tensor::from_vec(sum, (tokens, hidden), &Device::Cpu)?)?;
+        match &self.shared {
+            Some(shared) => Ok(self.source.round((sum + shared.forward(x)?)?)?),
+            None => Ok(sum),
+        }
+    }
+
+    fn expert(&self, index: usize) -> Result<Dense<'a>> {
+        let (weights, dtype): (&Weights, RefDtype) = (self.source.weights, self.source.dtype);
+        let linear = |name: &str| Linear::load(weights, &format!("{}.{index}.{name}", self.module), dtype);
+        let bias = |name: &str| {
+            let name = format!("{}.{name}_bias", self.module);
+            if weights.has(&name) { weights.row(&name, index, dtype).map(Some) } else { Ok(None) }
+        };
+        let (gate, up, down) = match self.layout {
+            Layout::Mixtral => (linear("w1")?, linear("w3")?, linear("w2")?),
+            Layout::Separate => (linear("gate_proj")?, linear("up_proj")?, linear("down_proj")?),
+            Layout::Fused | Layout::Stacked | Layout::Mxfp4 => {
+                let both = Linear::new(self.matrix("gate_up_proj", index)?, bias("gate_up_proj")?);
+                let down = Linear::new(self.matrix("down_proj", index)?, bias("down_proj")?);
+                let half = both.weight.dim(0)? / 2;
+                match self.layout {
+                    Layout::Fused => (both.rows(0, half)?, both.rows(half, half)?, down),
+                    _ => (every_second(&both, 0)?, every_second(&both, 1)?, down),
+                }
+            }
+        };
+        // The rows of the canonical gate_up_proj alternate in every family.
+        let changed = |linear, name: &str, first, step| {
+            let name = self.source.name(&format!("mlp.experts.{name}"));
+            self.source.adapters.change(linear, &name, Rows { index, first, step })
+        };
+        Ok(Dense {
+            source: self.source,
+            gate: changed(gate, "gate_up_proj", 0, 2)?,
+            up: changed(up, "gate_up_proj", 1, 2)?,
+            down: changed(down, "down_proj", 0, 1)?,
+        })
+    }
+
+    /// Returns a matrix of an expert as `(out, in)`.
+    fn matrix(&self, name: &str, index: usize) -> Result<Tensor> {
+        let (name, weights, dtype) = (format!("{}.{name}", self.module), self.source.weights, self.source.dtype);
+        match self.layout {
+            Layout::Stacked => return Ok(weights.row(&name, index, dtype)?.t()?.contiguous()?),
+            Layout::Fused => return weights.row(&name, index, dtype),
+            _ => {}
+        }
+        let (shape, blocks) = weights.bytes(&format!("{name}_blocks"), index)?;
+        let (_, scales) = weights.bytes(&format!("{name}_scales"), index)?;
+        let &[rows, per_row, 16] = shape.as_slice() else {
+            return Err(Error::corrupt(format!("found blocks of shape {shape:?}, expected (rows, blocks, 16)")))
+                .tensor(&name);
+        };
+        if scales.len() != rows * per_row {
+            return Err(Error::corrupt(format!(
+                "found {} scales, expected one for each of {} blocks",
+                scales.len(),
+                rows * per_row
+            )))
+            .tensor(&name);
+        }
+        let mut values = Vec::with_capacity(blocks.len() * 2);
+        for (block, scale) in blocks.chunks_exact(16).zip(scales) {
+            let scale = 2f32.powi(i32::from(scale) - 127);
+            let nibbles = block.iter().flat_map(|b| [b & 15, b >> 4]);
+            values.extend(nibbles.map(|nibble| E2M1[usize::from(nibble)] * scale));
+        }
+        let weight = Tensor::from_vec(values, (rows, per_row * 32), &Device::Cpu);
+        weight.and_then(|weight| dtype.round(weight)).tensor(&name)
+    }
+}
+
+/// Selects the rows `first`, `first + 2`, …
+fn every_second(both: &Linear, first: usize) -> candle_core::Result<Linear> {
+    let split = |t: &Tensor| {
+        let (rows, rest) = (t.dim(0)? / 2, t.dims()[1..].to_vec());
+        t.reshape([vec![rows, 2], rest].concat())?.narrow(1, first, 1)?.squeeze(1)?.contiguous()
+    };
+    Ok(Linear::new(split(&both.weight)?, both.bias.as_ref().map(split).transpose()?))
+}
