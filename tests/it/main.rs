@@ -40,6 +40,7 @@ mod documents;
 mod eval;
 mod examples;
 mod formats;
+#[cfg(any(feature = "reference", feature = "serve"))]
 mod forward_f64;
 mod gguf;
 mod golden;
