@@ -148,10 +148,14 @@ impl Harmony {
 
     fn text(&mut self, text: &str, sink: &mut Sink<'_>) {
         match &mut self.at {
-            At::Behind if text.trim().is_empty() => {}
-            At::Content | At::Behind => {
-                self.at = At::Content;
-                sink.content(text);
+            At::Content => sink.content(text),
+            At::Behind => {
+                // White space is dropped before other text, too: the result must not depend on how much text has come.
+                let text = text.trim_start();
+                if !text.is_empty() {
+                    self.at = At::Content;
+                    sink.content(text);
+                }
             }
             At::Reasoning => sink.reasoning(text),
             At::Header(header) => {
