@@ -61,7 +61,8 @@ impl Histogram {
             bucket
         } else {
             let doublings = bucket / PARTS - 1;
-            ((bucket % PARTS + PARTS + 1) << doublings) - 1
+            // The last bucket ends with the largest integer, where the shift leaves 0.
+            ((bucket % PARTS + PARTS + 1) << doublings).wrapping_sub(1)
         };
         upper.min(self.largest) as f64 / 1e6
     }
