@@ -32,7 +32,9 @@ pub(super) const DEEPSEEK_V3: Arch = Arch {
     honours: FIELDS,
     mlp: |_, config| {
         check_choice(config, "sigmoid")?;
-        routed::experts(config, &SIGMOID)
+        let groups = Some(ExpertGroups { count: 8, chosen: 4, best: 2 });
+        let selection = Selection { groups, scale: 2.5, ..SIGMOID.selection };
+        routed::experts(config, &Defaults { selection, ..SIGMOID })
     },
     adjust: |config, model| {
         latent(config, model)?;
@@ -57,7 +59,7 @@ pub(super) const DEEPSEEK_V2: Arch = Arch {
         let groups = is_grouped.then_some(ExpertGroups { count: 1, chosen: 1, best: 1 });
         let selection = Selection { groups, ..Selection::default() };
         // `transformers` ignores `norm_topk_prob` in this family.
-        routed::experts(config, &Defaults { experts: 64, top_k: 6, normalized: None, selection })
+        routed::experts(config, &Defaults { experts: 64, top_k: 6, shared: 2, normalized: None, selection })
     },
     adjust: |config, model| {
         latent(config, model)?;
@@ -73,7 +75,10 @@ pub(super) const GLM4_MOE_LITE: Arch = Arch {
     max_context: 202_752,
     norm_eps: 1e-5,
     honours: FIELDS,
-    mlp: |_, config| routed::experts(config, &Defaults { experts: 64, top_k: 4, ..SIGMOID }),
+    mlp: |_, config| {
+        let selection = Selection { scale: 1.8, ..SIGMOID.selection };
+        routed::experts(config, &Defaults { experts: 64, top_k: 4, selection, ..SIGMOID })
+    },
     adjust: |config, model| {
         latent(config, model)?;
         routed::dense_layers(config, model, 1)
@@ -102,7 +107,7 @@ pub(super) const MISTRAL4: Arch = Arch {
     mlp: |_, config| {
         let groups = Some(ExpertGroups { count: 1, chosen: 1, best: 2 });
         let selection = Selection { groups, ..Selection::default() };
-        routed::experts(config, &Defaults { experts: 128, top_k: 4, normalized: Some(true), selection })
+        routed::experts(config, &Defaults { experts: 128, top_k: 4, shared: 1, normalized: Some(true), selection })
     },
     adjust: |config, model| {
         latent(config, model)?;

@@ -10,8 +10,10 @@ use crate::model_config::{Activation, Mlp, ModelConfig, QkNorm};
 pub(super) const GEMMA2: Arch = Arch {
     class: "Gemma2ForCausalLM",
     model_type: "gemma2",
+    n_heads: Some(8),
     n_kv_heads: Some(4),
     head_dim: Some(256),
+    vocab: Some(256_000),
     max_context: 8192,
     tied: true,
     honours: &[
@@ -35,6 +37,8 @@ pub(super) const GEMMA2: Arch = Arch {
 pub(super) const GEMMA3: Arch = Arch {
     class: "Gemma3ForCausalLM",
     model_type: "gemma3_text",
+    // The published 4B model leaves out this number and those of its heads.
+    vocab: Some(262_208),
     max_context: 131_072,
     theta: 1e6,
     honours: &["attention_bias", "sliding_window", "query_pre_attn_scalar", "final_logit_softcapping", LOCAL_BASE],
@@ -89,7 +93,7 @@ fn scale(config: &Fields, model: &mut ModelConfig) -> Result<()> {
 }
 
 /// Reads a soft cap: an absent field means the family's default, `null` means none.
-fn softcap(config: &Fields, key: &str, default: Option<f32>) -> Result<Option<f32>> {
+pub(super) fn softcap(config: &Fields, key: &str, default: Option<f32>) -> Result<Option<f32>> {
     let given = config.number_opt(key)?.map(|cap| cap as f32);
     Ok(if given.is_some() || config.is_null(key) { given } else { default })
 }

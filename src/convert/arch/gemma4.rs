@@ -37,7 +37,7 @@ pub(super) const GEMMA4: Arch = Arch {
     ],
     mlp,
     windows: |config, n_layers| {
-        let width = config.count_opt("sliding_window")?.unwrap_or(512);
+        let width = config.count_opt("sliding_window")?.unwrap_or(if is_unified(config)? { 1024 } else { 512 });
         let mut windows = windows(config, n_layers, width, |layer| !(layer + 1).is_multiple_of(6))?;
         // Whatever the configuration says, the last layer has no window.
         windows.last_mut().into_iter().for_each(|window| *window = None);
@@ -47,6 +47,11 @@ pub(super) const GEMMA4: Arch = Arch {
     views,
     ..PLAIN
 };
+
+/// Returns true for the models whose vision and audio parts share the language model's layers.
+fn is_unified(config: &Fields) -> Result<bool> {
+    Ok(config.word_opt("model_type")? == Some("gemma4_unified_text"))
+}
 
 fn mlp(_: &Arch, config: &Fields) -> Result<Mlp> {
     check_gelu(config)?;

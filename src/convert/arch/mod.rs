@@ -46,10 +46,14 @@ pub struct Arch {
     pub model_type: &'static str,
     /// Other classes and model types with the same language model.
     also: &'static [&'static str],
+    /// Default number of query heads; `None` = the field is required.
+    n_heads: Option<usize>,
     /// Default number of key/value heads; `None` = as many as query heads.
     n_kv_heads: Option<usize>,
     /// Default width of a head; `None` = the hidden width divided by the number of heads.
     head_dim: Option<usize>,
+    /// Default number of rows of the embedding matrix; `None` = the field is required.
+    vocab: Option<usize>,
     /// Default context length in tokens.
     max_context: usize,
     /// Default epsilon of the norms.
@@ -83,8 +87,10 @@ const PLAIN: Arch = Arch {
     class: "",
     model_type: "",
     also: &[],
+    n_heads: None,
     n_kv_heads: None,
     head_dim: None,
+    vocab: None,
     max_context: 2048,
     norm_eps: 1e-6,
     theta: 10_000.0,

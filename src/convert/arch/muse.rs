@@ -2,6 +2,7 @@
 //! weights, a gate of the attention output, and layers with all positions that do not rotate.
 
 use super::family::{dense, score_scale, windows};
+use super::gemma::softcap;
 use super::{Arch, Fields, PLAIN};
 use crate::error::Result;
 use crate::model_config::{Activation, LayerException, ModelConfig, QkNorm};
@@ -9,6 +10,8 @@ use crate::model_config::{Activation, LayerException, ModelConfig, QkNorm};
 pub(super) const MUSE_GLIMMER: Arch = Arch {
     class: "MuseGlimmerForCausalLM",
     model_type: "muse_glimmer_text",
+    n_kv_heads: Some(2),
+    head_dim: Some(128),
     norm_eps: 1e-5,
     theta: 500_000.0,
     honours: &[
@@ -24,7 +27,7 @@ pub(super) const MUSE_GLIMMER: Arch = Arch {
         Some(_) => Err(config.unsupported("hidden_activation", "expected silu")),
     },
     windows: |config, n_layers| {
-        let width = config.count("sliding_window")?;
+        let width = config.count_opt("sliding_window")?.unwrap_or(2048);
         windows(config, n_layers, width, |layer| !reads_all(layer, n_layers))
     },
     adjust,
@@ -42,10 +45,10 @@ fn adjust(config: &Fields, model: &mut ModelConfig) -> Result<()> {
     model.post_norm_eps = Some(config.number_opt("post_norm_eps")?.unwrap_or(1e-8) as f32);
     model.attention.qk_norm = QkNorm::Unit;
     model.attention.gate = true;
-    let factor = config.number_opt("qk_scale_factor")?.unwrap_or(1.0);
+    let factor = config.number_opt("qk_scale_factor")?.unwrap_or(3.87);
     model.attention.scale = (factor * f64::from(score_scale(model.head_dim as f64))) as f32;
-    model.logit_scale = config.number_opt("output_multiplier")?.unwrap_or(1.0) as f32;
-    model.logit_softcap = config.number_opt("final_logit_softcapping")?.map(|cap| cap as f32);
+    model.logit_scale = config.number_opt("output_multiplier")?.unwrap_or(1.0 / 26f64.sqrt()) as f32;
+    model.logit_softcap = softcap(config, "final_logit_softcapping", Some(20.0))?;
     const THETAS: &str = "layer_rope_theta";
     let layers = match config.get(THETAS).map(|_| config.numbers(THETAS)).transpose()? {
         None => (0..model.n_layers).filter(|layer| reads_all(*layer, model.n_layers)).collect(),

@@ -1,20 +1,28 @@
-//! Tests of hostile configurations of the newer families.
+//! Tests of hostile configurations and of defaults of the newer families.
 
 use super::*;
 use serde_json::json;
 use std::path::Path;
 
-/// Reads the configuration of a newer family, which is also a seed of the fuzzer, with another value of a field.
-fn newer(name: &str, pointer: &str, value: Value) -> Result<ModelConfig> {
+/// Returns the configuration of a newer family, which is also a seed of the fuzzer.
+fn config_of(name: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/config").join(name);
-    let mut config: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+fn read(config: &Value) -> Result<ModelConfig> {
+    let fields = Fields::new(config.as_object().unwrap());
+    Arch::of(&fields)?.model_config(&fields, None)
+}
+
+/// Reads the configuration of a newer family with another value of a field.
+fn newer(name: &str, pointer: &str, value: Value) -> Result<ModelConfig> {
+    let mut config = config_of(name);
     if !pointer.is_empty() {
         let (parent, field) = pointer.rsplit_once('/').unwrap();
         config.pointer_mut(parent).unwrap()[field] = value;
     }
-    let Value::Object(map) = config else { panic!("not an object") };
-    let fields = Fields::new(&map);
-    Arch::of(&fields)?.model_config(&fields, None)
+    read(&config)
 }
 
 #[test]
@@ -81,4 +89,38 @@ fn a_wrapper_that_says_two_things_about_its_output_matrix_leaves_it_to_the_weigh
     ] {
         assert_eq!(newer(name, field, value).unwrap().tied_embeddings, tied, "{name}");
     }
+}
+
+/// Reads the configuration of a family without some fields.
+fn without(name: &str, keys: &[&str]) -> ModelConfig {
+    let mut config = config_of(name);
+    let text = match config.get("text_config") {
+        Some(_) => config["text_config"].as_object_mut().unwrap(),
+        None => config.as_object_mut().unwrap(),
+    };
+    keys.iter().for_each(|key| drop(text.remove(*key)));
+    read(&config).unwrap()
+}
+
+#[test]
+fn fields_that_are_left_out_mean_what_transformers_takes_them_for() {
+    // The published Gemma 3 4B says nothing else about its heads and its vocabulary.
+    let keys = ["num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"];
+    let model = without("gemma3-vl", &keys);
+    assert_eq!((model.n_heads, model.n_kv_heads, model.head_dim, model.vocab), (8, 4, 256, 262_208));
+
+    let model = without("deepseek3", &["routed_scaling_factor", "topk_group"]);
+    let Mlp::Moe { selection, .. } = model.mlp else { panic!("expected experts") };
+    assert_eq!((selection.scale, selection.groups.map(|groups| groups.chosen)), (2.5, Some(4)));
+    let model = without("glm4flash", &["routed_scaling_factor", "n_group"]);
+    let Mlp::Moe { selection, .. } = model.mlp else { panic!("expected experts") };
+    assert_eq!((selection.scale, selection.groups), (1.8, None));
+    let model = without("deepseek2", &["n_shared_experts"]);
+    let Mlp::Moe { shared, intermediate, .. } = model.mlp else { panic!("expected experts") };
+    assert_eq!(shared.map(|shared| shared.intermediate), Some(2 * intermediate));
+
+    let model = without("museglimmer", &["output_multiplier", "qk_scale_factor", "final_logit_softcapping"]);
+    assert_eq!((model.logit_scale, model.logit_softcap), (0.196_116_13, Some(20.0)));
+    let rotated = |share| newer("glm4moe", "/partial_rotary_factor", share).unwrap().rope.rotary_dim;
+    assert_eq!((rotated(json!(0.5)), rotated(json!(1.0))), (rotated(Value::Null), None));
 }

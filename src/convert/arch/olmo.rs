@@ -22,6 +22,7 @@ pub(super) const OLMO2: Arch = Arch {
 pub(super) const OLMO3: Arch = Arch {
     class: "Olmo3ForCausalLM",
     model_type: "olmo3",
+    theta: 500_000.0,
     honours: &["attention_bias", "sliding_window", super::family::LOCAL_BASE],
     windows: |config, n_layers| {
         let width = config.count_opt("sliding_window")?.unwrap_or(4096);

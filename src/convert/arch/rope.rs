@@ -27,6 +27,12 @@ fn of_layers<'a>(config: &Fields<'a>, layers: &'a str) -> Result<Option<Fields<'
 
 /// Returns the share of each head that is rotated, if it is not 1, and the object that contains the field.
 pub fn partial<'a>(config: &Fields<'a>) -> Result<Option<(Fields<'a>, f64)>> {
+    Ok(given_partial(config)?.filter(|(_, share)| *share != 1.0))
+}
+
+/// Returns the share of each head that is rotated and the object that contains the field: the first that is not 1, or
+/// else 1 if any object has it.
+fn given_partial<'a>(config: &Fields<'a>) -> Result<Option<(Fields<'a>, f64)>> {
     let places = [
         config.object_opt("rope_scaling")?,
         Some(*config),
@@ -34,12 +40,15 @@ pub fn partial<'a>(config: &Fields<'a>) -> Result<Option<(Fields<'a>, f64)>> {
         of_layers(config, "sliding_attention")?,
         config.object_opt("rope_parameters")?,
     ];
+    let mut whole = None;
     for fields in places.into_iter().flatten() {
-        if let Some(share) = fields.number_opt(PARTIAL)?.filter(|share| *share != 1.0) {
-            return Ok(Some((fields, share)));
+        match fields.number_opt(PARTIAL)? {
+            Some(1.0) => whole = Some((fields, 1.0)),
+            Some(share) => return Ok(Some((fields, share))),
+            None => {}
         }
     }
-    Ok(None)
+    Ok(whole)
 }
 
 /// Sets the share of each head that is rotated: that of the configuration, or `default`.
@@ -47,13 +56,15 @@ pub fn partial<'a>(config: &Fields<'a>) -> Result<Option<(Fields<'a>, f64)>> {
 /// # Errors
 /// The share is not above 0 and at most 1.
 pub fn set_partial(config: &Fields, model: &mut ModelConfig, default: Option<f64>) -> Result<()> {
-    let given = partial(config)?;
+    let given = given_partial(config)?;
     let Some(share) = given.map(|(_, share)| share).or(default) else { return Ok(()) };
     if let Some((fields, _)) = given.filter(|_| !(share > 0.0 && share <= 1.0)) {
         return Err(fields.wrong(PARTIAL, "more than 0 and at most 1"));
     }
     // Rounded down, as in `transformers`.
-    model.rope.rotary_dim = Some((model.head_dim as f64 * share) as usize);
+    if share < 1.0 {
+        model.rope.rotary_dim = Some((model.head_dim as f64 * share) as usize);
+    }
     Ok(())
 }
 

@@ -136,11 +136,19 @@ fn refuse_foreign(arch: &Arch, config: &Fields) -> Result<()> {
     Ok(())
 }
 
+/// Reads a field that is required unless the family has a default.
+fn count_or(config: &Fields, key: &str, default: Option<usize>) -> Result<usize> {
+    match (config.count_opt(key)?, default) {
+        (Some(count), _) | (None, Some(count)) => Ok(count),
+        (None, None) => config.count(key),
+    }
+}
+
 /// Reads the plain decoder with the defaults, feed-forward part and windows of its family.
 pub fn decoder(arch: &Arch, config: &Fields) -> Result<ModelConfig> {
     refuse_foreign(arch, config)?;
     let (hidden, n_layers) = (config.count("hidden_size")?, layers(config)?);
-    let n_heads = config.count("num_attention_heads")?;
+    let n_heads = count_or(config, "num_attention_heads", arch.n_heads)?;
     let head_dim = head_dim(config, arch.head_dim, hidden, n_heads)?;
     let max_context = config.count_opt("max_position_embeddings")?.unwrap_or(arch.max_context);
     let n_kv_heads = match config.count_opt("num_key_value_heads")? {
@@ -155,7 +163,7 @@ pub fn decoder(arch: &Arch, config: &Fields) -> Result<ModelConfig> {
         n_heads,
         n_kv_heads,
         head_dim,
-        vocab: config.count("vocab_size")?,
+        vocab: count_or(config, "vocab_size", arch.vocab)?,
         max_context,
         norm_eps: config.number_opt("rms_norm_eps")?.unwrap_or(arch.norm_eps) as f32,
         norm_plus_one: false,

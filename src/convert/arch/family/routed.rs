@@ -10,17 +10,20 @@ use crate::model_config::{DenseLayers, ExpertGroups, Mlp, ModelConfig, RouterSof
 pub struct Defaults {
     pub experts: usize,
     pub top_k: usize,
+    /// Width of the MLP beside the experts, in widths of an expert.
+    pub shared: usize,
     /// Whether the weights of the chosen experts sum to one unless `norm_topk_prob` says otherwise; `None` = they never
     /// do.
     pub normalized: Option<bool>,
-    /// Properties of the choice; `groups` says how groups are scored if there are any.
+    /// Properties of the choice; `groups` says how groups are scored if there are several.
     pub selection: Selection,
 }
 
-/// The choice of DeepSeek-V3.
+/// The choice that DeepSeek-V3 introduced, without groups.
 pub const SIGMOID: Defaults = Defaults {
     experts: 256,
     top_k: 8,
+    shared: 1,
     normalized: Some(true),
     selection: Selection {
         sigmoid: true,
@@ -38,18 +41,18 @@ pub const SIGMOID: Defaults = Defaults {
 pub fn experts(config: &Fields, defaults: &Defaults) -> Result<Mlp> {
     let count = |key: &str, default: usize| Ok::<_, crate::error::Error>(config.count_opt(key)?.unwrap_or(default));
     let intermediate = config.count("moe_intermediate_size")?;
-    let groups = match (count("n_group", 1)?, defaults.selection.groups) {
-        (count, Some(groups)) if count > 1 => {
-            let chosen = config.count_opt("topk_group")?.unwrap_or(groups.chosen);
-            Some(ExpertGroups { count, chosen, ..groups })
-        }
-        _ => None,
+    let groups = match defaults.selection.groups {
+        None => None,
+        Some(usual) => match (count("n_group", usual.count)?, count("topk_group", usual.chosen)?) {
+            (1, _) => None,
+            (count, chosen) => Some(ExpertGroups { count, chosen, ..usual }),
+        },
     };
-    let shared = match count("n_shared_experts", 1)? {
+    let shared = match count("n_shared_experts", defaults.shared)? {
         0 => None,
         number => Some(SharedExpert { intermediate: number.saturating_mul(intermediate), norms: false }),
     };
-    let scale = config.number_opt("routed_scaling_factor")?.unwrap_or(1.0) as f32;
+    let scale = config.number_opt("routed_scaling_factor")?.map_or(defaults.selection.scale, |scale| scale as f32);
     Ok(Mlp::Moe {
         experts: count("n_routed_experts", defaults.experts)?,
         top_k: count("num_experts_per_tok", defaults.top_k)?,
