@@ -201,6 +201,17 @@ impl<'a> RowSource<'a> {
         Some((layout, coded))
     }
 
+    /// Returns rows of the first matrix, decoded one after another.
+    pub(super) fn floats(&mut self, rows: Range<usize>) -> Result<Vec<f32>> {
+        self.load(0, rows.clone())?;
+        let mut floats = Vec::with_capacity(rows.len() * self.cols);
+        for row in rows {
+            self.decode(row)?;
+            floats.extend_from_slice(&self.values);
+        }
+        Ok(floats)
+    }
+
     /// Decodes a row into `values`.
     fn decode(&mut self, row: usize) -> Result<()> {
         let mut values = std::mem::take(&mut self.values);

@@ -110,6 +110,12 @@ impl ModelConfig {
     /// have; `None` if there is none. Code for a device or a format that knows only the plain decoder refuses such
     /// models.
     pub fn first_extension(&self) -> Option<&'static str> {
+        self.extensions().next()
+    }
+
+    /// Returns all properties, as the names of their fields, that the plain decoder of the first families does not
+    /// have.
+    pub fn extensions(&self) -> impl Iterator<Item = &'static str> {
         let moe = |found: fn(&Selection, Option<SharedExpert>) -> bool| {
             self.mlps().any(|mlp| matches!(mlp, Mlp::Moe { selection, shared, .. } if found(&selection, shared)))
         };
@@ -135,7 +141,7 @@ impl ModelConfig {
             ("mlp.selection", moe(|selection, _| *selection != Selection::default())),
             ("mlp.shared", moe(|_, shared| shared.is_some())),
         ];
-        properties.into_iter().find(|(_, found)| *found).map(|(name, _)| name)
+        properties.into_iter().filter(|(_, found)| *found).map(|(name, _)| name)
     }
 
     /// Returns the rotations of the model: that of most layers, and that of layers with a window if it is another one.

@@ -10,6 +10,7 @@ use super::tokenizer_in::ends_by_name;
 use super::value::{Value as Meta, required};
 use crate::convert::arch::ARCHS;
 use crate::error::{Error, Result};
+use crate::model_config::Activation;
 use serde_json::{Map, Value, json};
 
 /// Key under which an export lists all tokens that end a text; the standard keys of GGUF hold only one.
@@ -18,6 +19,16 @@ pub(super) const EOS_KEY: &str = "iec.eos_token_ids";
 pub(super) const FACTORS: [&str; 2] = ["rope_factors_long.weight", "rope_factors_short.weight"];
 /// Name of the tensor with the factors of Llama 3's RoPE scaling.
 pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";
+/// Names, in a layer, of the weights of query and key norms that the model does not have: they hold constants.
+pub(super) const UNIT_NORMS: [&str; 2] = ["attn_q_norm.weight", "attn_k_norm.weight"];
+/// Value of `expert_gating_func`: scores of experts are the softmax of the router's logits.
+pub(super) const SOFTMAX: u32 = 1;
+/// Value of `expert_gating_func`: scores of experts are sigmoids of the router's logits.
+pub(super) const SIGMOID: u32 = 2;
+/// Key with the number of layers behind those of the model, which predict further tokens and are left out.
+pub(super) const NEXTN: &str = "nextn_predict_layers";
+/// Key with the growth of YaRN's magnitude, in the families that read it.
+pub(super) const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
 
 /// Returns the configuration of a model.
 ///
@@ -32,41 +43,48 @@ pub fn config_json(gguf: &Gguf) -> Result<Map<String, Value>> {
     writer.activation(&model);
     writer.mlp(&model)?;
     writer.rope(&model)?;
+    writer.family_fields(&model)?;
     writer.tokens()?;
     Ok(writer.config)
 }
 
 /// Numbers on which other fields depend.
-struct Dimensions {
-    layers: usize,
+pub(super) struct Dimensions {
+    pub(super) layers: usize,
     hidden: usize,
     heads: usize,
-    head_dim: usize,
+    pub(super) head_dim: usize,
     context: usize,
-    experts: usize,
+    pub(super) experts: usize,
 }
 
-struct Writer<'a> {
-    gguf: &'a Gguf,
-    family: &'a Family,
+/// Writer of a configuration, and the file that it reads.
+pub(super) struct Writer<'a> {
+    pub(super) gguf: &'a Gguf,
+    pub(super) family: &'a Family,
     config: Map<String, Value>,
 }
 
 impl<'a> Writer<'a> {
-    fn put(&mut self, field: &str, value: impl Into<Value>) {
+    pub(super) fn put(&mut self, field: &str, value: impl Into<Value>) {
         self.config.insert(field.to_string(), value.into());
     }
 
-    fn key(&self, leaf: &str) -> String {
+    /// Returns the value of a field that was written before, or null.
+    pub(super) fn field(&self, name: &str) -> &Value {
+        self.config.get(name).unwrap_or(&Value::Null)
+    }
+
+    pub(super) fn key(&self, leaf: &str) -> String {
         format!("{}.{leaf}", self.family.name)
     }
 
-    fn count(&self, leaf: &str) -> Result<usize> {
+    pub(super) fn count(&self, leaf: &str) -> Result<usize> {
         required(&self.key(leaf), self.count_opt(leaf)?)
     }
 
     /// Returns a count, if the key is there. If the key holds a list with one count per layer, all must be equal.
-    fn count_opt(&self, leaf: &str) -> Result<Option<usize>> {
+    pub(super) fn count_opt(&self, leaf: &str) -> Result<Option<usize>> {
         let key = self.key(leaf);
         if !matches!(self.gguf.metadata.get(&key), Some(Meta::Numbers(..))) {
             return self.gguf.metadata.count_opt(&key);
@@ -80,11 +98,11 @@ impl<'a> Writer<'a> {
         }
     }
 
-    fn number_opt(&self, leaf: &str) -> Result<Option<f64>> {
+    pub(super) fn number_opt(&self, leaf: &str) -> Result<Option<f64>> {
         self.gguf.metadata.number_opt(&self.key(leaf))
     }
 
-    fn tensor(&self, name: &str) -> Option<&'a GgufTensor> {
+    pub(super) fn tensor(&self, name: &str) -> Option<&'a GgufTensor> {
         self.gguf.tensors.iter().find(|tensor| tensor.name == name)
     }
 
@@ -96,12 +114,12 @@ impl<'a> Writer<'a> {
         })
     }
 
-    fn has_bias(&self, name: &str) -> bool {
+    pub(super) fn has_bias(&self, name: &str) -> bool {
         self.tensor(&format!("blk.0.{name}.bias")).is_some()
     }
 
     /// Sets the class name and its `model_type`.
-    fn class(&mut self, class: &str) {
+    pub(super) fn class(&mut self, class: &str) {
         self.put("architectures", vec![class]);
         self.put("model_type", ARCHS.iter().find(|arch| arch.class == class).map_or("", |arch| arch.model_type));
     }
@@ -115,33 +133,60 @@ impl<'a> Writer<'a> {
         let heads = self.count("attention.head_count")?;
         let hidden = self.count("embedding_length")?;
         // As in llama.cpp, the width of a head does not depend on how much of it is rotated.
-        let head_dim = self.count_opt("attention.key_length")?.or(hidden.checked_div(heads)).unwrap_or(0);
+        let head_dim = self.head_dim(hidden.checked_div(heads).unwrap_or(0))?;
         let rotated = self.count_opt("rope.dimension_count")?.unwrap_or(head_dim);
         let partial = self.family.partial_rotary && rotated < head_dim;
-        for leaf in ["attention.key_length", "attention.value_length", "rope.dimension_count"] {
-            let width = self.count_opt(leaf)?.unwrap_or(head_dim);
-            if width != head_dim && !(partial && leaf.starts_with("rope")) {
-                let found = format!("found {width}, expected the head size {head_dim}");
-                return Err(Error::unsupported(found).tensor(self.key(leaf)));
-            }
-        }
-        let layers = self.count("block_count")?;
+        let further = self.count_opt(NEXTN)?.unwrap_or(0);
+        let layers = self.count("block_count")?.saturating_sub(further);
         let context = self.count("context_length")?;
-        let eps = self.number_opt("attention.layer_norm_rms_epsilon")?;
         self.class(class);
         self.put("vocab_size", self.needed("token_embd.weight")?.shape[0]);
         self.put("hidden_size", hidden);
         self.put("num_hidden_layers", layers);
         self.put("num_attention_heads", heads);
-        self.put("num_key_value_heads", self.count_opt("attention.head_count_kv")?.unwrap_or(heads));
+        if !self.family.has_layer_sizes() {
+            let of_keys = if self.family.is_latent() { None } else { self.count_opt("attention.head_count_kv")? };
+            self.put("num_key_value_heads", of_keys.unwrap_or(heads));
+        }
         self.put("head_dim", head_dim);
         self.put("max_position_embeddings", context);
-        self.put("rms_norm_eps", required(&self.key("attention.layer_norm_rms_epsilon"), eps)?);
-        if partial {
+        let is_layer_norm = self.family.always_has("norm_kind");
+        let (field, leaf) = match is_layer_norm {
+            true => ("layer_norm_eps", "attention.layer_norm_epsilon"),
+            false => ("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
+        };
+        self.put(field, required(&self.key(leaf), self.number_opt(leaf)?)?);
+        // In families with experts an absent field means one half.
+        if partial || self.family.routed_experts && self.family.partial_rotary {
             self.put("partial_rotary_factor", rotated as f64 / head_dim as f64);
         }
         self.put("tie_word_embeddings", self.tensor("output.weight").is_none());
         Ok(Dimensions { layers, hidden, heads, head_dim, context, experts })
+    }
+
+    /// Returns the width of a query head, `usual` if the file does not say it.
+    fn head_dim(&self, usual: usize) -> Result<usize> {
+        if self.family.is_latent() {
+            return match self.count_opt("attention.key_length_mla")?.filter(|width| *width > 0) {
+                Some(width) => Ok(width),
+                None => self.count("attention.key_length"),
+            };
+        }
+        let mut width = 0;
+        let suffixes: &[&str] = if self.family.has_layer_sizes() { &["", "_swa"] } else { &[""] };
+        for suffix in suffixes {
+            let leaf = |leaf: &str| format!("{leaf}{suffix}");
+            width = self.count_opt(&leaf("attention.key_length"))?.unwrap_or(usual);
+            for name in ["attention.value_length", "rope.dimension_count"] {
+                let found = self.count_opt(&leaf(name))?.unwrap_or(width);
+                let partial = self.family.partial_rotary && found < width && name.starts_with("rope");
+                if found != width && !partial {
+                    let found = format!("found {found}, expected the head size {width}");
+                    return Err(Error::unsupported(found).tensor(self.key(&leaf(name))));
+                }
+            }
+        }
+        Ok(width)
     }
 
     fn attention(&mut self) -> Result<()> {
@@ -152,7 +197,8 @@ impl<'a> Writer<'a> {
                 format!("found biases {biases:?} for q, k, v and output, expected {:?} or none", self.family.biases);
             return Err(Error::unsupported(found).tensor("blk.0.attn_q.bias"));
         }
-        if !some || self.family.biases == [true; 4] {
+        // Qwen2 always has biases and no such field.
+        if !some || self.family.biases == [true; 4] || self.family.routed_experts {
             self.put("attention_bias", some);
         }
         for cap in ["attn_logit_softcapping", "final_logit_softcapping"] {
@@ -160,7 +206,7 @@ impl<'a> Writer<'a> {
                 self.put(cap, value);
             }
         }
-        match self.number_opt("attention.scale")? {
+        match self.number_opt("attention.scale")?.filter(|_| !self.family.factor_keys) {
             Some(scale) => Err(Error::unsupported(format!(
                 "found {scale}, expected no such key: the scale must follow from the head size"
             ))
@@ -171,12 +217,12 @@ impl<'a> Writer<'a> {
 
     fn windows(&mut self, model: &Dimensions) -> Result<()> {
         let width = self.count_opt("attention.sliding_window")?.filter(|width| *width > 0);
+        if let Some(class) = self.family.windowed.filter(|_| model.experts == 0 && width.is_some()) {
+            self.class(class);
+        }
         let Some(default) = self.family.window else {
             // llama.cpp ignores the key in these families, but the model was trained with the window.
             if let Some(width) = width {
-                if let Some(class) = self.family.windowed.filter(|_| model.experts == 0) {
-                    self.class(class);
-                }
                 self.put("sliding_window", width);
             }
             return Ok(());
@@ -207,15 +253,20 @@ impl<'a> Writer<'a> {
     }
 
     fn activation(&mut self, model: &Dimensions) {
-        if !self.family.norm_plus_one {
+        if self.family.activation != Activation::GeluTanh {
             return self.put("hidden_act", "silu");
         }
         self.put("hidden_activation", "gelu_pytorch_tanh");
-        let width = self.family.score_width(model.layers, model.hidden, model.heads, model.head_dim);
-        self.put("query_pre_attn_scalar", width);
+        if self.family.score_scale.is_none() {
+            let width = self.family.score_width(model.layers, model.hidden, model.heads, model.head_dim);
+            self.put("query_pre_attn_scalar", width);
+        }
     }
 
     fn mlp(&mut self, model: &Dimensions) -> Result<()> {
+        if self.family.has_layer_sizes() || self.family.routed_experts {
+            return self.deep_mlp(model);
+        }
         if model.experts == 0 {
             self.put("intermediate_size", self.count("feed_forward_length")?);
             self.put("mlp_bias", ["ffn_gate", "ffn_up", "ffn_down"].iter().any(|name| self.has_bias(name)));
@@ -262,7 +313,7 @@ impl<'a> Writer<'a> {
                              "attention_factor": attention.unwrap_or(1.0),
                              "original_max_position_embeddings": original}));
         }
-        if self.tensor(ROPE_FREQS).is_some() {
+        if self.tensor(ROPE_FREQS).is_some() && !self.family.has_layer_sizes() {
             return Ok(rope_factors::llama3_json(&self.factors(ROPE_FREQS)?, theta));
         }
         let factor = self.number_opt("rope.scaling.factor")?.or(self.number_opt("rope.scale_linear")?);
@@ -285,12 +336,20 @@ impl<'a> Writer<'a> {
             "beta_slow": self.number_opt("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
             "truncate": self.family.yarn_truncates,
         });
-        if let Some(extra) = self.number_opt("rope.scaling.attn_factor")? {
-            yarn["attention_factor"] = json!(extra * (0.1 * factor.ln() + 1.0));
+        let multiplier = self.number_opt(LOG_MULTIPLIER)?.filter(|_| self.family.reads_log_multiplier());
+        let extra = self.number_opt("rope.scaling.attn_factor")?;
+        if self.family.is_latent() {
+            self.latent_yarn(&mut yarn)?;
+        } else if extra.is_some() || multiplier.is_some() {
+            let magnitude = |mscale: f64| 0.1 * mscale * factor.ln() + 1.0;
+            let factor = extra.unwrap_or(1.0) * magnitude(1.0) / magnitude(multiplier.unwrap_or(0.0));
+            yarn["attention_factor"] = json!(factor);
         }
-        for leaf in
-            ["rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_log_multiplier"]
-        {
+        let read = multiplier.is_some() || self.family.is_latent();
+        for leaf in ["rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor", LOG_MULTIPLIER] {
+            if read && leaf == LOG_MULTIPLIER {
+                continue;
+            }
             if self.number_opt(leaf)?.is_some_and(|x| x != 0.0 && x != 1.0) {
                 return Err(
                     Error::unsupported("found a value that is not supported, expected 0 or 1").tensor(self.key(leaf))
@@ -300,7 +359,7 @@ impl<'a> Writer<'a> {
         Ok(yarn)
     }
 
-    fn factors(&self, name: &str) -> Result<Vec<f32>> {
+    pub(super) fn factors(&self, name: &str) -> Result<Vec<f32>> {
         let tensor = self.needed(name)?;
         if tensor.elements() > 1 << 16 {
             return Err(

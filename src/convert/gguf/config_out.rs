@@ -3,20 +3,26 @@
 //! Many properties of a family are built into llama.cpp. A model with a property that llama.cpp's code for the family
 //! does not implement is refused; where llama.cpp computes nearly the same, a note reports the difference.
 
-use super::config::{FACTORS, ROPE_FREQS};
-use super::family::Family;
+use super::check::{cannot, check};
+use super::config::{FACTORS, ROPE_FREQS, SIGMOID, SOFTMAX, UNIT_NORMS};
+use super::family::{Family, LogitScale};
 use super::rope_factors::Llama3;
 use super::value::{Scalar, Value as Meta};
-use crate::error::{Error, Result};
-use crate::model_config::{Mlp, ModelConfig, QkNorm, Rope, RopeScaling, RouterSoftmax};
+use crate::error::Result;
+use crate::model_config::{
+    Latent, Mlp, ModelConfig, NormKind, PositionScale, QkNorm, Rope, RopeScaling, RouterSoftmax, SharedExpert,
+};
+
+/// Divisor of the frequency of a pair that does not turn.
+const STILL: f32 = 1e30;
 
 /// Metadata keys, extra tensors, and notes for the user.
 #[derive(Debug, Default)]
 pub struct Description {
     /// Keys and values in the order in which they are written.
     pub entries: Vec<(String, Meta)>,
-    /// Tensors that hold hyper-parameters (factors of RoPE scaling): name and values.
-    pub factors: Vec<(&'static str, Vec<f32>)>,
+    /// Tensors that hold hyper-parameters (factors of RoPE scaling, constant weights): name and values.
+    pub factors: Vec<(String, Vec<f32>)>,
     /// Notes about computations in which llama.cpp differs.
     pub notes: Vec<String>,
 }
@@ -29,28 +35,16 @@ pub fn describe(model: &ModelConfig, family: &Family) -> Result<Description> {
     check(model, family)?;
     let mut out = Description::default();
     let mut put = |leaf: &str, value: Meta| out.entries.push((format!("{}.{leaf}", family.name), value));
-    let count = |n: usize| Meta::u32(n as u32);
     put("vocab_size", count(model.vocab));
     put("context_length", count(context(model, family)));
     put("embedding_length", count(model.hidden));
     put("block_count", count(model.n_layers));
-    match model.mlp {
-        Mlp::Dense { intermediate, .. } => put("feed_forward_length", count(intermediate)),
-        Mlp::Moe { experts, top_k, intermediate, .. } => {
-            put("feed_forward_length", count(intermediate));
-            if family.expert_width_key {
-                put("expert_feed_forward_length", count(intermediate));
-            }
-            put("expert_count", count(experts));
-            put("expert_used_count", count(top_k));
-        }
-    }
-    put("attention.head_count", count(model.n_heads));
-    put("attention.head_count_kv", count(model.n_kv_heads));
-    put("attention.key_length", count(model.head_dim));
-    put("attention.value_length", count(model.head_dim));
-    put("attention.layer_norm_rms_epsilon", Meta::f32(model.norm_eps));
-    put("rope.dimension_count", count(model.rope.rotary_dim(model.head_dim)));
+    mlp(model, family, &mut put);
+    attention(model, &mut put);
+    let eps = if model.norm_kind == NormKind::Layer { "layer_norm_epsilon" } else { "layer_norm_rms_epsilon" };
+    put(&format!("attention.{eps}"), Meta::f32(model.norm_eps));
+    let head_dim = model.rotated_head_dim(0);
+    put("rope.dimension_count", count(model.rope.rotary_dim(head_dim)));
     put("rope.freq_base", Meta::f32(model.rope.theta as f32));
     if let Some(cap) = model.attention.softcap {
         put("attn_logit_softcapping", Meta::f32(cap));
@@ -58,76 +52,127 @@ pub fn describe(model: &ModelConfig, family: &Family) -> Result<Description> {
     if let Some(cap) = model.logit_softcap {
         put("final_logit_softcapping", Meta::f32(cap));
     }
+    factors(model, family, &mut put);
+    if family.has_layer_sizes() {
+        layer_sizes(model, &mut put);
+    }
     windows(model, family, &mut out);
+    check_steps(model, family)?;
     rope(model, family, &mut out)?;
+    extra_tensors(model, &mut out);
+    if model.attention.latent.is_some_and(|latent| latent.norm_eps != model.norm_eps) {
+        out.notes.push(ONE_EPSILON.to_string());
+    }
     Ok(out)
 }
 
-/// Refuses models with properties that llama.cpp's code for the family does not implement.
-fn check(model: &ModelConfig, family: &Family) -> Result<()> {
-    let (Mlp::Dense { activation, .. } | Mlp::Moe { activation, .. }) = model.mlp;
-    let all_experts = matches!(model.mlp, Mlp::Moe { router_softmax: RouterSoftmax::All, .. });
-    let width = family.score_width(model.n_layers, model.hidden, model.n_heads, model.head_dim);
-    let scale = (1.0 / (width as f64).sqrt()) as f32;
-    let embedding = if family.norm_plus_one { (model.hidden as f32).sqrt() } else { 1.0 };
-    let (attention, cap) = (&model.attention, model.logit_softcap);
-    let ropes = [Some(&model.rope), model.local_rope.as_ref()];
-    let partial = ropes.into_iter().flatten().any(|rope| rope.rotary_dim(model.head_dim) != model.head_dim);
-    let (of_its_kind, kind) = match model.mlp {
-        Mlp::Dense { .. } => (family.dense.or(family.windowed), "a dense MLP in every layer"),
-        Mlp::Moe { .. } => (family.moe, "experts"),
+fn count(n: usize) -> Meta {
+    Meta::u32(n as u32)
+}
+
+/// Returns a number for all layers, or a list with one for each if they differ.
+fn count_of_layers(counts: Vec<usize>) -> Meta {
+    match counts.split_first() {
+        Some((first, rest)) if rest.iter().all(|n| n == first) => count(*first),
+        _ => Meta::Numbers(Scalar::I32, counts.iter().flat_map(|n| (*n as i32).to_le_bytes()).collect()),
+    }
+}
+
+/// Writes the keys of the feed-forward parts.
+fn mlp(model: &ModelConfig, family: &Family, put: &mut impl FnMut(&str, Meta)) {
+    let widths = model.layers().map(|layer| match layer.mlp {
+        Mlp::Dense { intermediate, .. } => intermediate,
+        Mlp::Moe { shared: Some(SharedExpert { norms: true, intermediate }), .. } => intermediate,
+        Mlp::Moe { intermediate, .. } => model.dense_layers.as_ref().map_or(intermediate, |dense| dense.intermediate),
+    });
+    put("feed_forward_length", count_of_layers(widths.collect()));
+    let Mlp::Moe { experts, top_k, intermediate, router_softmax, selection, shared, .. } = model.mlp else { return };
+    if family.expert_width_key {
+        put("expert_feed_forward_length", count(intermediate));
+    }
+    put("expert_count", count(experts));
+    put("expert_used_count", count(top_k));
+    if !family.routed_experts {
+        return;
+    }
+    let dense = model.dense_layers.as_ref().map_or(0, |dense| dense.layers.len());
+    put("leading_dense_block_count", count(dense));
+    put("expert_shared_count", count(shared.map_or(0, |shared| shared.intermediate / intermediate)));
+    put("expert_weights_scale", Meta::f32(selection.scale));
+    put("expert_weights_norm", Meta::bool(router_softmax == RouterSoftmax::Chosen));
+    put("expert_gating_func", Meta::u32(if selection.sigmoid { SIGMOID } else { SOFTMAX }));
+    if let Some(groups) = selection.groups {
+        put("expert_group_count", count(groups.count));
+        put("expert_group_used_count", count(groups.chosen));
+    }
+}
+
+/// Writes the numbers and widths of heads.
+fn attention(model: &ModelConfig, put: &mut impl FnMut(&str, Meta)) {
+    put("attention.head_count", count(model.n_heads));
+    let Some(Latent { q_rank, kv_rank, nope, rope, value, .. }) = model.attention.latent else {
+        let head_dim = model.rotated_head_dim(0);
+        put("attention.head_count_kv", count_of_layers(model.layers().map(|layer| layer.n_kv_heads).collect()));
+        put("attention.key_length", count(head_dim));
+        put("attention.value_length", count(head_dim));
+        return;
     };
-    let checks = [
-        ("mlp.kind", of_its_kind.is_some(), kind.to_string()),
-        ("dense_layers", model.dense_layers.is_none(), "a dense MLP in some layers and experts in the others".into()),
-        (
-            "mlp.activation",
-            activation == family.activation,
-            format!("{activation:?}, expected {:?}", family.activation),
-        ),
-        ("mlp.router_softmax", !all_experts, "weights of experts that do not sum to one".into()),
-        ("attention.scale", close(attention.scale, scale), format!("{}, expected {scale}", attention.scale)),
-        (
-            "embedding_scale",
-            close(model.embedding_scale, embedding),
-            format!("{}, expected {embedding}", model.embedding_scale),
-        ),
-        ("attention.softcap", attention.softcap.is_some() == family.softcap, or_none(attention.softcap)),
-        ("logit_softcap", if cap.is_some() { family.logit_softcap } else { !family.softcap }, or_none(cap)),
-        ("rope.rotary_dim", family.partial_rotary || !partial, "a rotation of only a part of each head".into()),
-        ("norm_plus_one", model.norm_plus_one == family.norm_plus_one, model.norm_plus_one.to_string()),
-        ("post_norms", model.post_norms == family.norm_plus_one, model.post_norms.to_string()),
-        ("attention.sinks", attention.sinks == family.sinks, attention.sinks.to_string()),
-        (
-            "attention.qk_norm",
-            (attention.qk_norm == QkNorm::Head) == family.qk_norm,
-            format!("{:?}", attention.qk_norm),
-        ),
-        (
-            "tied_embeddings",
-            family.tied.is_none_or(|tied| tied == model.tied_embeddings),
-            model.tied_embeddings.to_string(),
-        ),
-    ];
-    if let Some(field) = model.first_extension() {
-        return Err(cannot(family, field, "a property that only newer families have"));
+    // llama.cpp caches the vector that keys and values are computed from, as the only key/value head.
+    put("attention.head_count_kv", count(1));
+    put("attention.key_length", count(kv_rank + rope));
+    put("attention.value_length", count(kv_rank));
+    put("attention.key_length_mla", count(nope + rope));
+    put("attention.value_length_mla", count(value));
+    put("attention.q_lora_rank", count(q_rank.unwrap_or(0)));
+    put("attention.kv_lora_rank", count(kv_rank));
+}
+
+/// Writes the factors of scores, embeddings, outputs of blocks, and logits.
+fn factors(model: &ModelConfig, family: &Family, put: &mut impl FnMut(&str, Meta)) {
+    if family.factor_keys {
+        put("attention.scale", Meta::f32(model.attention.scale));
+        put("embedding_scale", Meta::f32(model.embedding_scale));
+        put("residual_scale", Meta::f32(model.residual_scale));
     }
-    match checks.into_iter().find(|(_, fits, _)| !fits) {
-        Some((field, _, why)) => Err(cannot(family, field, &why)),
-        None => Ok(()),
+    match family.logit_scale {
+        LogitScale::None => {}
+        LogitScale::Factor => put("logit_scale", Meta::f32(model.logit_scale)),
+        LogitScale::Divisor => put("logit_scale", Meta::f32((1.0 / f64::from(model.logit_scale)) as f32)),
+    }
+    if let Some(PositionScale { beta, original_max_position }) = model.attention.position_scale {
+        put("attention.temperature_scale", Meta::f32(beta as f32));
+        if model.attention.latent.is_some() {
+            put("attention.temperature_length", count(original_max_position));
+        }
     }
 }
 
-fn or_none(number: Option<f32>) -> String {
-    number.map_or("none".to_string(), |number| number.to_string())
+/// Writes the keys of Gemma 4, whose layers with a window have heads of another width, and perhaps a further input.
+fn layer_sizes(model: &ModelConfig, put: &mut impl FnMut(&str, Meta)) {
+    put("attention.key_length_swa", count(model.head_dim));
+    put("attention.value_length_swa", count(model.head_dim));
+    put("rope.dimension_count_swa", count(model.head_dim));
+    put("attention.shared_kv_layers", count(model.layers().filter(|layer| layer.kv_from.is_some()).count()));
+    put("embedding_length_per_layer_input", count(model.per_layer_input.map_or(0, |input| input.width)));
 }
 
-fn cannot(family: &Family, field: &str, why: &str) -> Error {
-    Error::unsupported(format!("found {why}; llama.cpp does not support this for {}", family.name)).tensor(field)
-}
-
-fn close(a: f32, b: f32) -> bool {
-    (a - b).abs() <= 1e-6 * b.abs()
+/// Adds tensors that hold constants: the divisors of frequencies of pairs that do not turn, and the weights of norms
+/// that have none.
+fn extra_tensors(model: &ModelConfig, out: &mut Description) {
+    if let Some(turning) = model.rope.turning_pairs {
+        let pairs = model.rotated_head_dim(0) / 2;
+        let factors = (0..pairs).map(|pair| if pair < turning { 1.0 } else { STILL }).collect();
+        out.factors.push((ROPE_FREQS.to_string(), factors));
+    }
+    if model.attention.qk_norm == QkNorm::Unit {
+        let of_queries = query_factor(model);
+        for layer in 0..model.n_layers {
+            for (leaf, weight) in [(UNIT_NORMS[0], of_queries), (UNIT_NORMS[1], 1.0)] {
+                let weights = vec![weight as f32; model.head_dim];
+                out.factors.push((format!("blk.{layer}.{leaf}"), weights));
+            }
+        }
+    }
 }
 
 /// Returns the smallest window of the model if llama.cpp has no windows for the family and the window is
@@ -154,21 +199,48 @@ fn windows(model: &ModelConfig, family: &Family, out: &mut Description) {
         }
         return;
     };
+    let has_windows = model.attention.windows.iter().any(Option::is_some);
+    if family.unscaled_windows && !has_windows {
+        return;
+    }
     let windowed: Vec<bool> = (0..model.n_layers).map(|layer| model.layer(layer).window.is_some()).collect();
     let width = model.attention.windows.iter().flatten().next().copied();
     // Without windows, every layer attends to all positions, which a window as wide as the context expresses.
     out.entries.push((key("sliding_window"), Meta::u32(width.unwrap_or(model.max_context) as u32)));
     let usual = windowed.iter().enumerate().all(|(layer, w)| *w == (layer % period < period - 1));
-    if !usual && width.is_some() {
+    // The newer families read the list even if it is the usual one; Gemma 4 has no usual one.
+    if !family.always.is_empty() || !usual && width.is_some() {
         let flags = windowed.iter().map(|w| u8::from(*w)).collect();
         out.entries.push((key("sliding_window_pattern"), Meta::Numbers(Scalar::Bool, flags)));
     }
 }
 
+/// Refuses queries that grow with their positions in other steps than in llama.cpp: the context length before YaRN.
+fn check_steps(model: &ModelConfig, family: &Family) -> Result<()> {
+    let Some(scale) = model.attention.position_scale.filter(|_| model.attention.latent.is_none()) else {
+        return Ok(());
+    };
+    let original = match &model.rope.scaling {
+        RopeScaling::Yarn { original_max_position, .. } => *original_max_position,
+        _ => context(model, family),
+    };
+    if original == scale.original_max_position {
+        return Ok(());
+    }
+    let why = format!("steps of {} positions, expected {original}", scale.original_max_position);
+    Err(cannot(family, "attention.position_scale", &why))
+}
+
 fn rope(model: &ModelConfig, family: &Family, out: &mut Description) -> Result<()> {
     let no = |what: &str| cannot(family, "rope", what);
     let mut put = |leaf: &str, value: Meta| out.entries.push((format!("{}.rope.{leaf}", family.name), value));
-    if let Some(Rope { theta, scaling, .. }) = &model.local_rope {
+    let has_windows = model.attention.windows.iter().any(Option::is_some);
+    if family.unscaled_windows && has_windows {
+        let local = model.local_rope.as_ref().unwrap_or(&model.rope);
+        if local.scaling != RopeScaling::None || local.theta != model.rope.theta {
+            return Err(no("a scaled or another RoPE in layers with a window"));
+        }
+    } else if let Some(Rope { theta, scaling, .. }) = &model.local_rope {
         if *scaling != RopeScaling::None || !family.local_rope {
             return Err(no("another RoPE in layers with a window"));
         }
@@ -187,7 +259,7 @@ fn rope(model: &ModelConfig, family: &Family, out: &mut Description) -> Result<(
             }
             let (low, high) = (*low_freq_factor, *high_freq_factor);
             let llama3 = Llama3 { factor: *factor, low, high, original: *original_max_position };
-            out.factors.push((ROPE_FREQS, llama3.factors(model.rope.theta, model.head_dim)));
+            out.factors.push((ROPE_FREQS.to_string(), llama3.factors(model.rope.theta, model.head_dim)));
         }
         RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_position, truncate, attention_factor } => {
             put("scaling.type", text("yarn"));
@@ -195,11 +267,7 @@ fn rope(model: &ModelConfig, family: &Family, out: &mut Description) -> Result<(
             put("scaling.original_context_length", Meta::u32(*original_max_position as u32));
             put("scaling.yarn_beta_fast", Meta::f32(*beta_fast as f32));
             put("scaling.yarn_beta_slow", Meta::f32(*beta_slow as f32));
-            // llama.cpp already applies YaRN's standard magnitude, so only the ratio to it is written.
-            let extra = attention_factor / (0.1 * factor.ln() + 1.0);
-            if (extra - 1.0).abs() > 1e-6 {
-                put("scaling.attn_factor", Meta::f32(extra as f32));
-            }
+            magnitude(model, family, [*factor, *attention_factor], &mut put)?;
             out.notes.extend((!truncate).then(|| ROUNDED_RAMP.to_string()));
         }
         RopeScaling::LongRope { short, long, original_max_position, attention_factor } => {
@@ -210,7 +278,7 @@ fn rope(model: &ModelConfig, family: &Family, out: &mut Description) -> Result<(
             put("scaling.original_context_length", Meta::u32(*original_max_position as u32));
             put("scaling.attn_factor", Meta::f32(*attention_factor as f32));
             let floats = |list: &[f64]| -> Vec<f32> { list.iter().map(|x| *x as f32).collect() };
-            out.factors.extend(FACTORS.into_iter().zip([floats(long), floats(short)]));
+            out.factors.extend(FACTORS.map(str::to_string).into_iter().zip([floats(long), floats(short)]));
             out.notes.push(format!(
                 "llama.cpp chooses LongRoPE's factors by the context it is started with: keep -c at or below \
                  {original_max_position} for short texts"
@@ -220,5 +288,67 @@ fn rope(model: &ModelConfig, family: &Family, out: &mut Description) -> Result<(
     Ok(())
 }
 
+/// Returns the factor of queries in a model whose attention scores are not only divided by the square root of the head
+/// width.
+fn query_factor(model: &ModelConfig) -> f64 {
+    let root = (model.head_dim as f64).sqrt();
+    let plain = f64::from((1.0 / root) as f32);
+    let fits = |factor: f64| (factor * plain) as f32 == model.attention.scale;
+    short_number(f64::from(model.attention.scale) * root, fits)
+}
+
+/// Returns the nearest number with four decimals if it fits, because the numbers of configurations are short, such as
+/// 0.707; otherwise the number itself.
+fn short_number(exact: f64, fits: impl Fn(f64) -> bool) -> f64 {
+    let short = (exact * 1e4).round() / 1e4;
+    if fits(short) { short } else { exact }
+}
+
+/// Writes the keys for the factor of cos and sin, and for that of the scores of latent attention.
+fn magnitude(
+    model: &ModelConfig,
+    family: &Family,
+    [factor, attention_factor]: [f64; 2],
+    put: &mut impl FnMut(&str, Meta),
+) -> Result<()> {
+    const MULTIPLIER: &str = "scaling.yarn_log_multiplier";
+    if model.attention.latent.is_some() {
+        let Some(multiplier) = latent_multiplier(model, factor, attention_factor) else {
+            return Err(cannot(family, "rope", "factors of YaRN's scores and angles"));
+        };
+        put(MULTIPLIER, Meta::f32((0.1 * multiplier) as f32));
+        return Ok(());
+    }
+    let standard = 0.1 * factor.ln() + 1.0;
+    // llama.cpp already applies YaRN's standard magnitude, so only the ratio to it is written.
+    let extra = attention_factor / standard;
+    if (extra - 1.0).abs() <= 1e-6 {
+        return Ok(());
+    }
+    // In this family llama.cpp divides the standard magnitude by 1 + multiplier * 0.1 ln(factor).
+    let multiplier = (1.0 / extra - 1.0) / (0.1 * factor.ln());
+    match family.reads_log_multiplier() && multiplier > 0.0 {
+        true => put(MULTIPLIER, Meta::f32(multiplier as f32)),
+        false => put("scaling.attn_factor", Meta::f32(extra as f32)),
+    }
+    Ok(())
+}
+
+/// Returns the number m with which llama.cpp computes the same scores in latent attention: it does not scale cos and
+/// sin, and multiplies the scores by the square of 1 + m * 0.1 ln(factor). `None` if there is none.
+fn latent_multiplier(model: &ModelConfig, factor: f64, attention_factor: f64) -> Option<f64> {
+    let scale = |multiplier: f64| {
+        let plain = (1.0 / (model.head_dim as f64).sqrt()) as f32;
+        let magnitude = 0.1 * multiplier * factor.ln() + 1.0;
+        (f64::from(plain) * magnitude * magnitude) as f32
+    };
+    let ratio = f64::from(model.attention.scale) * (model.head_dim as f64).sqrt();
+    let exact = (ratio.sqrt() - 1.0) / (0.1 * factor.ln());
+    let found = short_number(exact, |multiplier| scale(multiplier) == model.attention.scale);
+    ((attention_factor - 1.0).abs() < 1e-9 && found.is_finite() && found > 0.0).then_some(found)
+}
+
+const ONE_EPSILON: &str =
+    "llama.cpp has one epsilon for all norms; this model has another one for the norms inside of latent attention";
 const ROUNDED_RAMP: &str =
     "llama.cpp rounds the bounds of YaRN's ramp to whole frequencies, unlike this model: rotary angles differ a little";

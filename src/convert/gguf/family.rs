@@ -4,7 +4,7 @@
 //! and which constants are built into llama.cpp.
 
 use crate::error::{Error, Result};
-use crate::model_config::{Activation, ModelConfig};
+use crate::model_config::{Activation, ModelConfig, QkNorm};
 
 /// A model family: one value of `general.architecture`.
 #[derive(Debug)]
@@ -17,6 +17,8 @@ pub struct Family {
     pub moe: Option<&'static str>,
     /// Class name in `config.json` of a dense model of the family with a sliding window.
     pub windowed: Option<&'static str>,
+    /// Further classes of the family.
+    pub also: &'static [&'static str],
     /// True when GGUF stores the two rows of a rotary pair next to each other, so that the rows
     /// of q and k are permuted.
     pub neighbour_pairs: bool,
@@ -34,8 +36,8 @@ pub struct Family {
     pub biases: [bool; 4],
     /// Activation of the MLP.
     pub activation: Activation,
-    /// True when queries and keys are normalized.
-    pub qk_norm: bool,
+    /// Norms of queries and keys that the family may have.
+    pub qk_norm: &'static [QkNorm],
     /// True when attention has sinks.
     pub sinks: bool,
     /// True when attention scores are soft-capped.
@@ -52,6 +54,8 @@ pub struct Family {
     pub partial_rotary: bool,
     /// True when layers with a window have their own RoPE base.
     pub local_rope: bool,
+    /// True when layers with a window have the RoPE base of the others, without scaling.
+    pub unscaled_windows: bool,
     /// True when the family supports Llama 3's RoPE scaling, stored in GGUF as factors per frequency.
     pub llama3_rope: bool,
     /// True when the family supports LongRoPE.
@@ -63,6 +67,49 @@ pub struct Family {
     pub qwen_experts: bool,
     /// True when GGUF has a separate key for the width of an expert.
     pub expert_width_key: bool,
+    /// Properties beyond those of the plain decoder ([`ModelConfig::extensions`]) that every model of the family has.
+    pub always: &'static [&'static str],
+    /// Properties beyond those of the plain decoder that a model of the family may have.
+    pub may: &'static [&'static str],
+    /// True when the outputs of attention and MLP are normalized.
+    pub post_norms: bool,
+    /// True when the projections of a dense MLP may have biases.
+    pub mlp_bias: bool,
+    /// Layers whose queries and keys are not rotated.
+    pub unrotated: Unrotated,
+    /// Meaning of the key `logit_scale`.
+    pub logit_scale: LogitScale,
+    /// True when GGUF has keys for the factors of scores, embeddings, and outputs of blocks.
+    pub factor_keys: bool,
+    /// Factor of the attention scores that is built into llama.cpp; `None` when it follows from the head width.
+    pub score_scale: Option<f32>,
+    /// True when the query heads must together be as wide as the residual stream.
+    pub full_width: bool,
+    /// True when GGUF describes the experts with the keys of DeepSeek-V3: function of the router's logits, factor of
+    /// the weights, groups, shared experts, and the number of leading layers with a dense MLP.
+    pub routed_experts: bool,
+}
+
+/// Layers whose queries and keys llama.cpp does not rotate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unrotated {
+    /// None.
+    None,
+    /// Layers 3, 7, 11 and so on.
+    EveryFourth,
+    /// Layers without a window.
+    WithoutWindow,
+}
+
+/// Meaning of the key `logit_scale`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogitScale {
+    /// The family does not have the key.
+    None,
+    /// Logits are multiplied by the number.
+    Factor,
+    /// Logits are divided by the number.
+    Divisor,
 }
 
 /// All supported families.
@@ -76,6 +123,7 @@ pub const FAMILIES: &[Family] = &[
         llama3_rope: true,
         longrope: true,
         expert_width_key: false,
+        mlp_bias: true,
         ..named("llama")
     },
     Family {
@@ -90,12 +138,13 @@ pub const FAMILIES: &[Family] = &[
         ..named("gpt-oss")
     },
     Family { dense: Some("Qwen2ForCausalLM"), biases: [true, true, true, false], ..named("qwen2") },
-    Family { dense: Some("Qwen3ForCausalLM"), qk_norm: true, ..named("qwen3") },
-    Family { moe: Some("Qwen3MoeForCausalLM"), qk_norm: true, qwen_experts: true, ..named("qwen3moe") },
+    Family { dense: Some("Qwen3ForCausalLM"), qk_norm: &[QkNorm::Head], ..named("qwen3") },
+    Family { moe: Some("Qwen3MoeForCausalLM"), qk_norm: &[QkNorm::Head], qwen_experts: true, ..named("qwen3moe") },
     Family {
         dense: Some("Gemma2ForCausalLM"),
         post_attention: "post_attention_norm",
         norm_plus_one: true,
+        post_norms: true,
         window: Some(2),
         activation: Activation::GeluTanh,
         softcap: true,
@@ -108,15 +157,125 @@ pub const FAMILIES: &[Family] = &[
         dense: Some("Gemma3ForCausalLM"),
         post_attention: "post_attention_norm",
         norm_plus_one: true,
+        post_norms: true,
         window: Some(6),
         activation: Activation::GeluTanh,
-        qk_norm: true,
+        qk_norm: &[QkNorm::Head],
         logit_softcap: true,
         layers_of_largest: Some(62),
         local_rope: true,
         ..named("gemma3")
     },
     Family { dense: Some("Phi3ForCausalLM"), fused: true, partial_rotary: true, longrope: true, ..named("phi3") },
+    // The text models of Qwen's models for images. Exports name the families `qwen2`, `qwen3` and `qwen3moe`, which
+    // compute the same for text.
+    Family { dense: Some("Qwen2ForCausalLM"), biases: [true, true, true, false], ..named("qwen2vl") },
+    Family { dense: Some("Qwen3ForCausalLM"), qk_norm: &[QkNorm::Head], ..named("qwen3vl") },
+    Family { moe: Some("Qwen3MoeForCausalLM"), qk_norm: &[QkNorm::Head], qwen_experts: true, ..named("qwen3vlmoe") },
+    Family {
+        dense: Some("GraniteForCausalLM"),
+        neighbour_pairs: true,
+        biases: [true; 4],
+        mlp_bias: true,
+        may: &["residual_scale", "logit_scale"],
+        logit_scale: LogitScale::Divisor,
+        factor_keys: true,
+        llama3_rope: true,
+        ..named("granite")
+    },
+    Family {
+        dense: Some("SmolLM3ForCausalLM"),
+        neighbour_pairs: true,
+        may: &["exceptions"],
+        unrotated: Unrotated::EveryFourth,
+        ..named("smollm3")
+    },
+    Family {
+        dense: Some("Olmo2ForCausalLM"),
+        windowed: Some("Olmo3ForCausalLM"),
+        post_attention: "post_attention_norm",
+        window: Some(4),
+        always: &["pre_norms", "attention.qk_norm"],
+        post_norms: true,
+        qk_norm: &[QkNorm::All],
+        unscaled_windows: true,
+        tied: Some(false),
+        full_width: true,
+        ..named("olmo2")
+    },
+    Family {
+        dense: Some("Cohere2ForCausalLM"),
+        window: Some(4),
+        always: &["norm_kind", "parallel", "rope.pairs"],
+        may: &["logit_scale", "exceptions"],
+        unrotated: Unrotated::WithoutWindow,
+        logit_scale: LogitScale::Factor,
+        tied: Some(true),
+        full_width: true,
+        ..named("cohere2")
+    },
+    Family {
+        dense: Some("Ministral3ForCausalLM"),
+        neighbour_pairs: true,
+        may: &["attention.position_scale"],
+        ..named("mistral3")
+    },
+    Family {
+        moe: Some("Glm4MoeForCausalLM"),
+        post_attention: "post_attention_norm",
+        biases: [true, true, true, false],
+        may: &["mlp.selection", "mlp.shared"],
+        qk_norm: &[QkNorm::None, QkNorm::Head],
+        partial_rotary: true,
+        routed_experts: true,
+        ..named("glm4moe")
+    },
+    Family {
+        moe: Some("DeepseekV3ForCausalLM"),
+        also: &["DeepseekV2ForCausalLM", "Glm4MoeLiteForCausalLM"],
+        may: &["mlp.selection", "mlp.shared"],
+        always: &["attention.latent", "rope.pairs"],
+        routed_experts: true,
+        ..named("deepseek2")
+    },
+    Family {
+        moe: Some("Mistral4ForCausalLM"),
+        may: &["mlp.selection", "mlp.shared", "attention.position_scale"],
+        always: &["attention.latent", "rope.pairs"],
+        routed_experts: true,
+        ..named("mistral4")
+    },
+    Family {
+        dense: Some("MuseGlimmerForCausalLM"),
+        neighbour_pairs: true,
+        post_attention: "post_attention_norm",
+        norm_plus_one: true,
+        post_norms: true,
+        window: Some(4),
+        always: &["post_norm_eps", "plain_final_norm", "embedding_norm", "attention.qk_norm", "attention.gate"],
+        may: &["logit_scale", "exceptions"],
+        qk_norm: &[QkNorm::Unit],
+        unrotated: Unrotated::WithoutWindow,
+        logit_scale: LogitScale::Factor,
+        logit_softcap: true,
+        tied: Some(false),
+        ..named("muse-glimmer")
+    },
+    Family {
+        dense: Some("Gemma4ForCausalLM"),
+        moe: Some("Gemma4ForCausalLM"),
+        post_attention: "post_attention_norm",
+        post_norms: true,
+        window: Some(6),
+        activation: Activation::GeluTanh,
+        always: &["layer_scalars", "attention.value_norm", "rope.turning_pairs", "exceptions"],
+        may: &["per_layer_input", "mlp.selection", "mlp.shared"],
+        qk_norm: &[QkNorm::Head],
+        logit_softcap: true,
+        local_rope: true,
+        score_scale: Some(1.0),
+        ..named("gemma4")
+    },
 ];
 
 const fn named(name: &'static str) -> Family {
@@ -130,9 +289,10 @@ const fn named(name: &'static str) -> Family {
         fused: false,
         window: None,
         windowed: None,
+        also: &[],
         biases: [false; 4],
         activation: Activation::Silu,
-        qk_norm: false,
+        qk_norm: &[QkNorm::None],
         sinks: false,
         softcap: false,
         logit_softcap: false,
@@ -140,11 +300,22 @@ const fn named(name: &'static str) -> Family {
         tied: None,
         partial_rotary: false,
         local_rope: false,
+        unscaled_windows: false,
         llama3_rope: false,
         longrope: false,
         yarn_truncates: true,
         qwen_experts: false,
         expert_width_key: true,
+        always: &[],
+        may: &[],
+        post_norms: false,
+        mlp_bias: false,
+        unrotated: Unrotated::None,
+        logit_scale: LogitScale::None,
+        factor_keys: false,
+        score_scale: None,
+        full_width: false,
+        routed_experts: false,
     }
 }
 
@@ -181,10 +352,42 @@ impl Family {
     }
 
     fn classes(&self) -> impl Iterator<Item = &'static str> {
-        [self.dense, self.moe, self.windowed].into_iter().flatten()
+        [self.dense, self.moe, self.windowed].into_iter().flatten().chain(self.also.iter().copied())
+    }
+
+    /// Returns true when every model of the family has this property beyond those of the plain decoder.
+    pub fn always_has(&self, extension: &str) -> bool {
+        self.always.contains(&extension)
+    }
+
+    /// Returns true for families with multi-head latent attention.
+    pub fn is_latent(&self) -> bool {
+        self.always_has("attention.latent")
+    }
+
+    /// Returns true for families in which llama.cpp reads a growth of YaRN's magnitude.
+    pub fn reads_log_multiplier(&self) -> bool {
+        self.may.contains(&"attention.position_scale") || self.is_latent()
+    }
+
+    /// Returns true for families whose layers without a window have other sizes than those with one (Gemma 4).
+    pub fn has_layer_sizes(&self) -> bool {
+        self.always_has("rope.turning_pairs")
+    }
+
+    /// Returns the factor by which every embedding is multiplied in llama.cpp's code for the family.
+    pub fn embedding_scale(&self, hidden: usize) -> f32 {
+        let has_scale = self.activation == Activation::GeluTanh;
+        if has_scale { (hidden as f32).sqrt() } else { 1.0 }
     }
 }
 
 fn known(names: impl Fn(&Family) -> Vec<&'static str>) -> String {
-    FAMILIES.iter().flat_map(names).collect::<Vec<_>>().join(", ")
+    let mut all: Vec<&str> = Vec::new();
+    for name in FAMILIES.iter().flat_map(names) {
+        if !all.contains(&name) {
+            all.push(name);
+        }
+    }
+    all.join(", ")
 }

@@ -6,11 +6,14 @@
 //! the decoding of blocks ([`blocks`]).
 
 pub mod blocks;
+mod check;
 pub mod config;
+mod config_families;
 pub mod config_out;
 pub mod export;
 pub mod family;
 pub mod header;
+mod heads;
 pub mod import;
 pub mod names;
 mod pre;

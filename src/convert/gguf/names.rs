@@ -7,8 +7,9 @@
 
 use super::family::Family;
 use crate::convert::arch::ExpectedTensor;
+use crate::convert::rows::RowStack;
 use crate::error::{Error, Result};
-use crate::model_config::ModelConfig;
+use crate::model_config::{Latent, ModelConfig};
 
 /// A GGUF tensor and the canonical tensors its rows come from.
 #[derive(Debug, Clone, PartialEq)]
@@ -37,6 +38,25 @@ pub enum RowOrder {
     Alternate(usize),
     /// The rows of several canonical tensors in sequence. The field holds the number of rows of each.
     Stacked(Vec<usize>),
+    /// Two halves whose rows alternate in the canonical tensor: GGUF rows 0 to n - 1 are its even rows, rows n to
+    /// 2n - 1 its odd ones. The field is n.
+    Halves(usize),
+    /// A part of each head: of every `head` canonical rows, the `rows` from `first` on. In GGUF each head is a matrix.
+    OfHeads {
+        /// Canonical rows of a head.
+        head: usize,
+        /// First row of the part.
+        first: usize,
+        /// Rows of the part.
+        rows: usize,
+    },
+    /// The first `rows` of every `head` canonical rows. In GGUF each head is a matrix with these rows as its columns.
+    HeadColumns {
+        /// Canonical rows of a head.
+        head: usize,
+        /// Rows of the part.
+        rows: usize,
+    },
 }
 
 /// Returns true for tensors that are vectors or stacks of vectors: norms, biases and sinks.
@@ -63,6 +83,9 @@ impl RowOrder {
                 }
                 (part, row)
             }
+            RowOrder::Halves(half) => (0, 2 * (row % half) + row / half),
+            RowOrder::OfHeads { head, first, rows } => (0, row / rows * head + first + row % rows),
+            RowOrder::HeadColumns { .. } => unreachable!("columns are not moved row by row"),
         }
     }
 
@@ -77,6 +100,29 @@ impl RowOrder {
             }
             RowOrder::Alternate(first) => (row % 2 == *first).then_some(row / 2),
             RowOrder::Stacked(parts) => Some(parts[..part].iter().sum::<usize>() + row),
+            RowOrder::Halves(half) => Some(row % 2 * half + row / 2),
+            RowOrder::OfHeads { head, first, rows } => {
+                let (number, within) = (row / head, row % head);
+                (*first..first + rows).contains(&within).then(|| number * rows + within - first)
+            }
+            RowOrder::HeadColumns { .. } => unreachable!("columns are not moved row by row"),
+        }
+    }
+
+    /// Returns true when the tensor holds canonical rows as columns.
+    pub fn is_transposed(&self) -> bool {
+        matches!(self, RowOrder::HeadColumns { .. })
+    }
+
+    /// Returns a GGUF tensor of this shape as a stack of matrices. `vector` is true for a vector or a stack of vectors.
+    pub fn stack(&self, shape: &[usize], vector: bool) -> RowStack {
+        let stack = RowStack::new(shape, vector);
+        match self {
+            // The canonical tensor is one matrix, so the matrices of the heads are one, too.
+            RowOrder::OfHeads { .. } | RowOrder::HeadColumns { .. } => {
+                RowStack { count: 1, rows: stack.count * stack.rows, cols: stack.cols }
+            }
+            _ => stack,
         }
     }
 }
@@ -86,6 +132,9 @@ const TOP: &[(&str, &str)] = &[
     ("model.embed_tokens.weight", "token_embd.weight"),
     ("model.norm.weight", "output_norm.weight"),
     ("lm_head.weight", "output.weight"),
+    ("model.embed_tokens_per_layer.weight", "per_layer_token_embd.weight"),
+    ("model.per_layer_model_projection.weight", "per_layer_model_proj.weight"),
+    ("model.per_layer_projection_norm.weight", "per_layer_proj_norm.weight"),
 ];
 
 /// Canonical and GGUF names of the tensors of a layer, without `weight` or `bias`. Not listed are
@@ -107,7 +156,32 @@ const PARTS: &[(&str, &str)] = &[
     ("mlp.down_proj", "ffn_down"),
     ("mlp.router", "ffn_gate_inp"),
     ("mlp.experts.down_proj", "ffn_down_exps"),
+    ("self_attn.gate_proj", "attn_gate"),
+    ("self_attn.q_a_proj", "attn_q_a"),
+    ("self_attn.q_a_layernorm", "attn_q_a_norm"),
+    ("self_attn.q_b_proj", "attn_q_b"),
+    ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+    ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+    ("self_attn.kv_b_proj", "attn_kv_b"),
+    ("mlp.router.selection", "exp_probs_b"),
+    ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
+    ("mlp.shared_experts.post_layernorm", "post_ffw_norm_1"),
+    ("mlp.experts.pre_layernorm", "pre_ffw_norm_2"),
+    ("mlp.experts.post_layernorm", "post_ffw_norm_2"),
+    ("per_layer_input_gate", "inp_gate"),
+    ("per_layer_projection", "proj"),
+    ("post_per_layer_input_norm", "post_norm"),
+    ("layer_scalar", "layer_output_scale"),
 ];
+
+/// Tensors of a layer whose GGUF names end neither in `weight` nor in `bias`.
+const SCALES: &[(&str, &str)] =
+    &[("mlp.router.input_scale", "ffn_gate_inp.scale"), ("mlp.router.expert_scale", "ffn_down_exps.scale")];
+
+/// Beginning of the canonical names of the MLP beside the experts.
+const SHARED: &str = "mlp.shared_experts.";
 
 /// Tensors of a layer that are stacked along the rows where a file fuses them, and the GGUF name of the stack.
 const STACKS: &[(&[&str], &str)] = &[
@@ -115,8 +189,9 @@ const STACKS: &[(&[&str], &str)] = &[
     (&["mlp.gate_proj", "mlp.up_proj"], "ffn_up"),
 ];
 
-/// Returns the GGUF tensors of a model with the canonical tensors `expected`. `fused` is called with the GGUF name of
-/// a stack (q, k, v or gate, up of a layer) and returns true when the stack is stored as one matrix.
+/// Returns the GGUF tensors of a model with the canonical tensors `expected`. `fused` is called with the GGUF name of a
+/// tensor that holds several others (q, k, v or gate, up of a layer, keys and values of latent attention) and returns
+/// true when it is stored.
 ///
 /// # Errors
 /// A tensor has no name in GGUF.
@@ -126,46 +201,117 @@ pub fn map(
     expected: &[ExpectedTensor],
     fused: impl Fn(&str) -> bool,
 ) -> Result<Vec<MappedTensor>> {
+    let mapper = Mapper { family, model, expected, fused: &fused };
     let mut all = Vec::new();
-    for (position, tensor) in expected.iter().enumerate() {
-        let mapped = |name: String, order: RowOrder| {
-            let plus_one = family.norm_plus_one && tensor.name.ends_with("norm.weight");
-            MappedTensor { name, shape: tensor.shape.clone(), canonical: vec![position], order, plus_one }
-        };
+    for position in 0..expected.len() {
+        mapper.append(position, &mut all)?;
+    }
+    Ok(all)
+}
+
+struct Mapper<'a> {
+    family: &'a Family,
+    model: &'a ModelConfig,
+    expected: &'a [ExpectedTensor],
+    fused: &'a dyn Fn(&str) -> bool,
+}
+
+impl Mapper<'_> {
+    /// Appends the GGUF tensors whose first canonical tensor is the one at `position`.
+    fn append(&self, position: usize, all: &mut Vec<MappedTensor>) -> Result<()> {
+        let tensor = &self.expected[position];
         if let Some((_, name)) = TOP.iter().find(|(canonical, _)| *canonical == tensor.name) {
-            all.push(mapped(name.to_string(), RowOrder::Same));
-            continue;
+            all.push(self.mapped(position, name.to_string(), RowOrder::Same));
+            return Ok(());
         }
         let unknown = || Error::unsupported("this tensor has no name in GGUF").tensor(&tensor.name);
         let in_layer = tensor.name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
         let (layer, part) = in_layer.ok_or_else(unknown)?;
+        if let Some((_, name)) = SCALES.iter().find(|(canonical, _)| *canonical == part) {
+            all.push(self.mapped(position, format!("blk.{layer}.{name}"), RowOrder::Same));
+            return Ok(());
+        }
         let (part, suffix) = match part.strip_suffix("bias") {
             Some(part) => (part.trim_end_matches(['.', '_']), "bias"),
             None => (part.strip_suffix(".weight").unwrap_or(part), "weight"),
         };
         let name = |leaf: &str| format!("blk.{layer}.{leaf}.{suffix}");
-        let stack = STACKS.iter().find(|(parts, leaf)| parts.contains(&part) && fused(&name(leaf)));
+        let stack = STACKS.iter().find(|(parts, leaf)| parts.contains(&part) && (self.fused)(&name(leaf)));
         if let Some((parts, leaf)) = stack {
             // The first tensor of a stack adds the whole stack to the list.
             if part == parts[0] {
                 let member = |part| format!("model.layers.{layer}.{part}.{suffix}");
-                all.push(stacked(mapped(name(leaf), RowOrder::Same), parts.iter().map(member), expected)?);
+                let first = self.mapped(position, name(leaf), RowOrder::Same);
+                all.push(stacked(first, parts.iter().map(member), self.expected)?);
             }
         } else if part == "mlp.experts.gate_up_proj" {
-            for (half, leaf) in ["ffn_gate_exps", "ffn_up_exps"].into_iter().enumerate() {
-                let mut mapped = mapped(name(leaf), RowOrder::Alternate(half));
-                mapped.shape[1] /= 2;
-                all.push(mapped);
-            }
+            self.append_gate_up(position, name, all);
+        } else if let Some(latent) = self.model.attention.latent.filter(|_| self.splits(part, name)) {
+            self.append_keys_values(position, latent, name, all);
         } else {
-            let leaf = PARTS.iter().find(|(canonical, _)| *canonical == part).map(|(_, leaf)| *leaf);
-            let leaf = leaf.or((part == "post_attention_layernorm").then_some(family.post_attention));
-            let moved = family.neighbour_pairs && ["self_attn.q_proj", "self_attn.k_proj"].contains(&part);
-            let order = if moved { RowOrder::Neighbours(model.head_dim) } else { RowOrder::Same };
-            all.push(mapped(name(leaf.ok_or_else(unknown)?), order));
+            let leaf = self.leaf(part).ok_or_else(unknown)?;
+            let moved = self.family.neighbour_pairs && ["self_attn.q_proj", "self_attn.k_proj"].contains(&part);
+            let order = if moved { RowOrder::Neighbours(self.model.head_dim) } else { RowOrder::Same };
+            all.push(self.mapped(position, name(leaf), order));
+        }
+        Ok(())
+    }
+
+    fn mapped(&self, position: usize, name: String, order: RowOrder) -> MappedTensor {
+        let tensor = &self.expected[position];
+        let is_plain = self.model.plain_final_norm && tensor.name == "model.norm.weight";
+        let plus_one = self.family.norm_plus_one && tensor.name.ends_with("norm.weight") && !is_plain;
+        MappedTensor { name, shape: tensor.shape.clone(), canonical: vec![position], order, plus_one }
+    }
+
+    /// Returns the GGUF name of a part of a layer.
+    fn leaf(&self, part: &str) -> Option<&'static str> {
+        // Where every layer has a dense MLP beside experts, GGUF names it like an MLP without experts.
+        let is_dense = self.family.dense.is_some() && !part.ends_with("norm");
+        let dense = part.strip_prefix(SHARED).filter(|_| is_dense).map(|part| format!("mlp.{part}"));
+        let part = dense.as_deref().unwrap_or(part);
+        let leaf = PARTS.iter().find(|(canonical, _)| *canonical == part).map(|(_, leaf)| *leaf);
+        leaf.or((part == "post_attention_layernorm").then_some(self.family.post_attention))
+    }
+
+    /// Appends the gate and up rows of experts.
+    fn append_gate_up(&self, position: usize, name: impl Fn(&str) -> String, all: &mut Vec<MappedTensor>) {
+        let fused = name("ffn_gate_up_exps");
+        if (self.fused)(&fused) {
+            let rows = self.expected[position].shape[1];
+            all.push(self.mapped(position, fused, RowOrder::Halves(rows / 2)));
+            return;
+        }
+        for (half, leaf) in ["ffn_gate_exps", "ffn_up_exps"].into_iter().enumerate() {
+            let mut mapped = self.mapped(position, name(leaf), RowOrder::Alternate(half));
+            mapped.shape[1] /= 2;
+            all.push(mapped);
         }
     }
-    Ok(all)
+
+    /// Returns true for the matrix of keys and values of latent attention if GGUF stores them apart.
+    fn splits(&self, part: &str, name: impl Fn(&str) -> String) -> bool {
+        part == "self_attn.kv_b_proj" && !(self.fused)(&name("attn_kv_b"))
+    }
+
+    /// Appends the matrices of keys and values of latent attention: llama.cpp multiplies queries with the keys' matrix,
+    /// which it therefore stores transposed.
+    fn append_keys_values(
+        &self,
+        position: usize,
+        latent: Latent,
+        name: impl Fn(&str) -> String,
+        all: &mut Vec<MappedTensor>,
+    ) {
+        let Latent { kv_rank, nope, value, .. } = latent;
+        let (heads, head) = (self.model.n_heads, nope + value);
+        let mut keys = self.mapped(position, name("attn_k_b"), RowOrder::HeadColumns { head, rows: nope });
+        keys.shape = vec![heads, kv_rank, nope];
+        let order = RowOrder::OfHeads { head, first: nope, rows: value };
+        let mut values = self.mapped(position, name("attn_v_b"), order);
+        values.shape = vec![heads, value, kv_rank];
+        all.extend([keys, values]);
+    }
 }
 
 /// Returns the tensor that stacks `first` and the other `members`, which follow it in `expected`.
@@ -202,6 +348,10 @@ mod tests {
                 Just(RowOrder::Alternate(0)),
                 Just(RowOrder::Alternate(1)),
                 prop::collection::vec(1usize..40, 1..4).prop_map(RowOrder::Stacked),
+                Just(RowOrder::Halves(1000)),
+                (1usize..9, 0usize..9).prop_map(|(rows, first)| {
+                    RowOrder::OfHeads { head: first + rows + 3, first, rows }
+                }),
             ],
             row in 0usize..1000,
         ) {

@@ -43,6 +43,13 @@ const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const O200K: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// The three patterns of DeepSeek-V3.
+const NUMBERS: &str = r"\p{N}{1,3}";
+const CJK: &str = "[一-龥\u{3040}-ゟ゠-ヿ]+";
+const DEEPSEEK: &str = concat!(
+    r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"##,
+    r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+);
 
 /// All known pre-tokenizers.
 const PRES: &[Pre] = &[
@@ -53,11 +60,14 @@ const PRES: &[Pre] = &[
         ..pre("llama-bpe", &[Cut::Matches(LLAMA3)])
     },
     Pre { also: &["smaug-bpe"], ..pre("dbrx", &[Cut::Matches(LLAMA3)]) },
+    Pre { also: &["glm5"], ignore_merges: true, ..pre("glm4", &[Cut::Matches(LLAMA3)]) },
     Pre { also: &["deepseek-r1-qwen"], nfc: true, ..pre("qwen2", &[Cut::Matches(QWEN2)]) },
+    pre("deepseek-v3", &[Cut::Matches(NUMBERS), Cut::Matches(CJK), Cut::Matches(DEEPSEEK)]),
     Pre { also: &["llama4", "kanana2"], ..pre("gpt-4o", &[Cut::Matches(O200K)]) },
     Pre { ignore_merges: true, adds_bos: true, ..pre("tekken", &[Cut::Matches(TEKKEN)]) },
     Pre { also: &["phi-2"], ..pre("gpt-2", &[Cut::Gpt2]) },
-    Pre { also: &["starcoder", "refact", "command-r"], ..pre("smollm", &[Cut::Digits, Cut::Gpt2]) },
+    Pre { also: &["starcoder", "refact"], ..pre("smollm", &[Cut::Digits, Cut::Gpt2]) },
+    Pre { nfc: true, ..pre("command-r", &[Cut::Digits, Cut::Gpt2]) },
 ];
 
 const fn pre(name: &'static str, cuts: &'static [Cut<'static>]) -> Pre {
@@ -79,7 +89,8 @@ impl Pre {
     pub(super) fn of_json(tokenizer: &Value) -> Result<&'static Pre> {
         let normalizer = &tokenizer["normalizer"];
         let ignore_merges = tokenizer["model"]["ignore_merges"].as_bool().unwrap_or(false);
-        let cuts = cuts_of(&tokenizer["pre_tokenizer"]);
+        let rules = same_form(&tokenizer["pre_tokenizer"]);
+        let cuts = cuts_of(&rules);
         let fits = |p: &&Pre| {
             let normal = normalizer.is_null() || p.nfc && normalizer["type"] == "NFC";
             normal && p.ignore_merges == ignore_merges && cuts.as_deref() == Some(p.cuts)
@@ -145,6 +156,17 @@ fn cut_of(step: &Value) -> Option<Cut<'_>> {
     }
 }
 
+/// Returns split rules whose regular expressions have escapes for line ends and no needless ones, in which files
+/// differ.
+fn same_form(rules: &Value) -> Value {
+    match rules {
+        Value::String(text) => Value::String(text.replace('\r', r"\r").replace('\n', r"\n").replace("\\\"", "\"")),
+        Value::Array(list) => list.iter().map(same_form).collect(),
+        Value::Object(map) => Value::Object(map.iter().map(|(key, value)| (key.clone(), same_form(value))).collect()),
+        other => other.clone(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -155,9 +177,16 @@ mod tests {
             let (normalizer, pre_tokenizer) = pre.json();
             let tokenizer = json!({"normalizer": normalizer, "pre_tokenizer": pre_tokenizer,
                                    "model": {"ignore_merges": pre.ignore_merges}});
-            assert_eq!(Pre::of_json(&tokenizer).unwrap().name, pre.name);
+            // Several names may stand for the same rules.
+            let found = Pre::of_json(&tokenizer).unwrap();
+            assert_eq!((found.json(), found.ignore_merges), (pre.json(), pre.ignore_merges), "{}", pre.name);
             assert!(pre.also.iter().all(|name| Pre::of_name(name).unwrap().name == pre.name));
         }
+    }
+
+    #[test]
+    fn the_form_of_escapes_does_not_matter() {
+        assert_eq!(same_form(&json!(["[!\\\"#]|[^\r\n]"])), json!([r##"[!"#]|[^\r\n]"##]));
     }
 
     #[test]

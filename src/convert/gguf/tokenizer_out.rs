@@ -260,10 +260,22 @@ fn frame(post: &Value) -> Result<(Vec<u32>, Vec<u32>)> {
 
 fn special_tokens(source: &Source, tokens: &Tokens, keys: &mut Keys) -> Result<()> {
     let (before, after) = frame(&source.tokenizer["post_processor"])?;
-    if before.len() > 1 || after.len() > 1 {
-        let found = format!("found {} tokens added before a text and {} after it", before.len(), after.len());
-        return Err(Error::unsupported(format!("{found}, expected at most one each, because GGUF stores one each"))
+    if after.len() > 1 {
+        let found = format!("found {} tokens added after a text", after.len());
+        return Err(Error::unsupported(format!("{found}, expected at most one, because GGUF stores one"))
             .tensor("post_processor"));
+    }
+    let is_long = before.len() > 1;
+    if is_long {
+        let texts: Vec<&str> = before.iter().filter_map(|id| Some(tokens.texts.get(*id as usize)?.as_str())).collect();
+        keys.notes.push(format!(
+            "the tokenizer puts {} before every text, but llama.cpp adds at most one token and therefore none: write \
+             them at the start of a prompt; the chat template of such models contains them",
+            texts.join(" and ")
+        ));
+        if !keys.entries.iter().any(|(key, _)| key == HF_JSON) {
+            keys.entries.push((HF_JSON.into(), Meta::String(source.tokenizer.to_string())));
+        }
     }
     let eos = &source.model.eos;
     let named = |name: &str| {
@@ -288,7 +300,7 @@ fn special_tokens(source: &Source, tokens: &Tokens, keys: &mut Keys) -> Result<(
             keys.put(&format!("{leaf}_token_id"), Meta::u32(id));
         }
     }
-    keys.put("add_bos_token", Meta::bool(!before.is_empty()));
+    keys.put("add_bos_token", Meta::bool(!before.is_empty() && !is_long));
     keys.put("add_eos_token", Meta::bool(!after.is_empty()));
     let list = Meta::Numbers(Scalar::U32, eos.iter().flat_map(|id| id.to_le_bytes()).collect());
     keys.entries.push((EOS_KEY.into(), list));

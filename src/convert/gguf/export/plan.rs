@@ -4,6 +4,7 @@
 use super::super::blocks;
 use super::super::config_out::Description;
 use super::super::family::Family;
+use super::super::heads::{HeadBlock, fill_heads};
 use super::super::names::{MappedTensor, RowOrder, is_vector, map};
 use super::super::types::GgmlType;
 use super::super::writer::GgufEntry;
@@ -90,14 +91,14 @@ impl<'a> ExportSource<'a> {
     fn plan_one(&self, mapped: &MappedTensor, entries: Vec<usize>) -> Result<ExportedTensor> {
         let first = &self.reader.entries()[entries[0]];
         let vector = is_vector(&first.name, &first.shape);
-        let rows = RowStack::new(&mapped.shape, vector);
+        let rows = mapped.order.stack(&mapped.shape, vector);
         // llama.cpp computes with f32 vectors, and its own converter keeps routers in f32.
         let small = vector || first.name.contains(".mlp.router.");
         let kinds = entries
             .iter()
             .map(|i| {
                 let entry = &self.reader.entries()[*i];
-                self.kind(entry, small).tensor(&entry.name)
+                self.kind(entry, small, mapped.order.is_transposed()).tensor(&entry.name)
             })
             .collect::<Result<Vec<_>>>()?;
         let kind = match kinds.iter().all(|kind| *kind == kinds[0]) {
@@ -111,8 +112,9 @@ impl<'a> ExportSource<'a> {
         Ok(ExportedTensor { tensor, rows, from })
     }
 
-    /// Returns the type in which an entry is written. `small` is true for tensors that llama.cpp expects in f32.
-    fn kind(&self, entry: &Entry, small: bool) -> Result<GgmlType> {
+    /// Returns the type in which an entry is written. `small` is true for tensors that llama.cpp expects in f32,
+    /// `transposed` for those whose rows become columns.
+    fn kind(&self, entry: &Entry, small: bool, transposed: bool) -> Result<GgmlType> {
         match entry.store {
             Store::Plain(_) if small => Ok(GgmlType::F32),
             Store::Plain(dtype) => ggml_float(self.options.dtype.unwrap_or(dtype)),
@@ -124,6 +126,10 @@ impl<'a> ExportSource<'a> {
                 let cols = entry.shape[entry.shape.len() - 1];
                 const FLOATS: &str = "add --dequantize to write such tensors as floats";
                 let (why, help) = match blocks::twin(&spec) {
+                    _ if transposed => (
+                        "found quantized codes, but GGUF stores this matrix transposed".to_string(),
+                        FLOATS.to_string(),
+                    ),
                     Some(kind) if cols.is_multiple_of(BLOCK) && self.options.dequantize != Dequantize::All => {
                         return Ok(kind);
                     }
@@ -178,6 +184,13 @@ impl<'a> ExportSource<'a> {
             RowSource::new(&entry.name, entry.store.into(), rows, read)
         };
         let mut sources = entries.iter().map(source).collect::<Result<Vec<_>>>()?;
+        if let RowOrder::HeadColumns { head, rows } = *order {
+            let block = HeadBlock { source: 0, head, rows, transposed: true };
+            let dtype = blocks::plain(planned.tensor.kind).expect("transposed matrices are floats");
+            let heads = planned.tensor.shape[0];
+            let filled = fill_heads(&mut sources, heads, &[block], dtype, out).tensor(&planned.tensor.name);
+            return filled.map(|()| OnlyBytes {});
+        }
         let add = if plus_one { 1.0 } else { 0.0 };
         let (form, RowStack { count, rows, cols }) = (planned.tensor.kind.into(), planned.rows);
         let target = RowTarget { form, matrices: 0..count, rows, cols, add, section: 0 };

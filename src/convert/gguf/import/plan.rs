@@ -2,9 +2,10 @@
 //! pack, before any weight is read.
 
 use super::super::blocks;
-use super::super::config::{FACTORS, ROPE_FREQS, config_json};
+use super::super::config::{FACTORS, NEXTN, ROPE_FREQS, UNIT_NORMS, config_json};
 use super::super::family::Family;
-use super::super::names::{MappedTensor, is_vector, map};
+use super::super::heads::{HeadBlock, fill_heads};
+use super::super::names::{MappedTensor, RowOrder, is_vector, map};
 use super::super::reader::{Gguf, GgufTensor};
 use super::super::tokenizer_in::{TokenizerFiles, tokenizer_config, tokenizer_files};
 use super::super::types::GgmlType;
@@ -17,13 +18,17 @@ use crate::convert::rows::{RowSource, RowStack, RowTarget};
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::iebin::{PlannedTensor, Store};
-use crate::model_config::ModelConfig;
+use crate::model_config::{ModelConfig, QkNorm};
 use serde_json::{Map, Value};
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 const CONFIG: &str = "config.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+/// Tensors of a layer that computes keys and values.
+const KEYS_VALUES: [&str; 3] = ["attn_k.weight", "attn_v.weight", "attn_k_norm.weight"];
+/// Tensors that hold several others in some files, while other files of the same family have these apart.
+const FUSED: [&str; 3] = [".attn_qkv.", ".attn_kv_b.", ".ffn_gate_up_exps."];
 
 /// Contents of a GGUF file except the weights, checked and mapped to canonical tensors.
 pub(super) struct GgufModel<'a> {
@@ -50,10 +55,11 @@ impl<'a> GgufModel<'a> {
         }
         let by_name: HashMap<&str, &GgufTensor> = gguf.tensors.iter().map(|t| (t.name.as_str(), t)).collect();
         let expected = expected_tensors(&config);
-        let fused = |name: &str| if name.contains(".attn_qkv.") { by_name.contains_key(name) } else { family.fused };
+        let is_optional = |name: &str| FUSED.iter().any(|leaf| name.contains(leaf));
+        let fused = |name: &str| if is_optional(name) { by_name.contains_key(name) } else { family.fused };
         let mapped = map(family, &config, &expected, fused)?;
         let tensors = mapped.iter().map(|m| bind(m, &by_name)).collect::<Result<Vec<_>>>()?;
-        refuse_leftovers(gguf, &mapped)?;
+        refuse_leftovers(gguf, family, &config, &mapped)?;
         let tokenizer = read_tokenizer(gguf, config.vocab, options.tokenizer.as_deref())?;
         Ok(GgufModel { gguf, config_json, config, expected, mapped, tensors, tokenizer })
     }
@@ -92,9 +98,10 @@ impl<'a> GgufModel<'a> {
         let one = kinds.iter().all(|kind| *kind == kinds[0]);
         let plus_one = sources.iter().any(|(number, _)| self.mapped[*number].plus_one);
         let vector = is_vector(&expected.name, &expected.shape);
+        let moved = sources.iter().any(|(number, _)| self.mapped[*number].order.is_transposed());
         let float = blocks::plain(kinds[0]).filter(|_| one && !plus_one).unwrap_or(DType::F32);
         let store = match blocks::scheme(kinds[0]) {
-            Some(spec) if one && !vector => Store::Tiled(spec),
+            Some(spec) if one && !vector && !moved => Store::Tiled(spec),
             _ => Store::Plain(dtype.unwrap_or(float)),
         };
         let planned = PlannedTensor {
@@ -111,11 +118,16 @@ impl<'a> GgufModel<'a> {
     pub(super) fn fill(&self, item: &ImportedTensor, out: &mut TaskOutput<'_>) -> Result<OnlyBytes> {
         let source = |(number, _): &(usize, usize)| {
             let tensor = self.tensors[*number];
-            let rows = RowStack::new(&tensor.shape, item.vector);
+            let rows = self.mapped[*number].order.stack(&tensor.shape, item.vector);
             let read = |at: usize, out: &mut [u8]| self.gguf.read(tensor, at as u64, out);
             RowSource::new(&tensor.name, tensor.kind.into(), rows, read)
         };
         let mut sources = item.sources.iter().map(source).collect::<Result<Vec<_>>>()?;
+        if let Some((heads, blocks)) = self.head_blocks(item) {
+            let Store::Plain(dtype) = item.planned.store else { unreachable!("transposed matrices are floats") };
+            let filled = fill_heads(&mut sources, heads, &blocks, dtype, out).tensor(&item.planned.name);
+            return filled.map(|()| OnlyBytes {});
+        }
         let find = |row: usize| {
             let row_of = |(number, part): &(usize, usize)| self.mapped[*number].order.gguf_row(*part, row);
             let mut places = item.sources.iter().map(row_of).enumerate();
@@ -126,6 +138,23 @@ impl<'a> GgufModel<'a> {
         let add = if item.plus_one { -1.0 } else { 0.0 };
         let target = RowTarget { form: item.planned.store.into(), matrices: 0..count, rows, cols, add, section: 0 };
         target.fill(&mut sources, find, out).tensor(&item.planned.name).map(|()| OnlyBytes {})
+    }
+}
+
+impl GgufModel<'_> {
+    /// Returns the number of heads of a tensor and the blocks of each head, if the file has some of them transposed.
+    fn head_blocks(&self, item: &ImportedTensor) -> Option<(usize, Vec<HeadBlock>)> {
+        let sources = || item.sources.iter().map(|(number, _)| (&self.mapped[*number].order, self.tensors[*number]));
+        if !sources().any(|(order, _)| order.is_transposed()) {
+            return None;
+        }
+        let block = |(source, (order, tensor)): (usize, (&RowOrder, &GgufTensor))| HeadBlock {
+            source,
+            head: tensor.shape[1],
+            rows: tensor.shape[1],
+            transposed: order.is_transposed(),
+        };
+        Some((sources().next()?.1.shape[0], sources().enumerate().map(block).collect()))
     }
 }
 
@@ -142,11 +171,24 @@ fn bind<'a>(mapped: &MappedTensor, by_name: &HashMap<&str, &'a GgufTensor>) -> R
     Ok(tensor)
 }
 
-/// Refuses tensors that the model does not use, except those that became part of the configuration.
-fn refuse_leftovers(gguf: &Gguf, mapped: &[MappedTensor]) -> Result<()> {
+/// Refuses tensors that the model does not use, except those that became part of the configuration and those of layers
+/// that predict further tokens.
+fn refuse_leftovers(gguf: &Gguf, family: &Family, model: &ModelConfig, mapped: &[MappedTensor]) -> Result<()> {
     let mut used: HashSet<&str> = mapped.iter().map(|m| m.name.as_str()).collect();
     used.extend(FACTORS.into_iter().chain([ROPE_FREQS]));
-    match gguf.tensors.iter().find(|t| !used.contains(t.name.as_str())) {
+    let further = gguf.metadata.count_opt(&format!("{}.{NEXTN}", family.name))?.unwrap_or(0);
+    let is_read = |name: &str| {
+        let Some((layer, leaf)) = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else {
+            return false;
+        };
+        let layer: usize = layer.parse().unwrap_or(0);
+        let is_constant = model.attention.qk_norm == QkNorm::Unit && UNIT_NORMS.contains(&leaf);
+        // Layers that read keys and values of earlier ones may have tensors for their own, which nothing reads.
+        let reads_others = || layer < model.n_layers && model.layer(layer).kv_from.is_some();
+        let is_unused = KEYS_VALUES.contains(&leaf) && reads_others();
+        is_constant || is_unused || (model.n_layers..model.n_layers + further).contains(&layer)
+    };
+    match gguf.tensors.iter().find(|t| !used.contains(t.name.as_str()) && !is_read(&t.name)) {
         Some(t) => Err(Error::unsupported("the architecture has no tensor of this name").tensor(&t.name).help(
             "a variant of the architecture with more tensors cannot be imported; no tensor is left out silently",
         )),
