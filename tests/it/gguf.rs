@@ -405,7 +405,7 @@ fn metadata_that_cannot_be_honoured_is_refused_by_its_key() {
     let word = |text: &str| Meta::String(text.into());
     for (key, value, words) in [
         ("general.architecture", word("rwkv7"), &["general.architecture: found `rwkv7`", "llama, gpt-oss"][..]),
-        ("llama.block_count", Meta::u32(u32::MAX), &["num_hidden_layers"]),
+        ("llama.block_count", Meta::u32(u32::MAX), &["llama.block_count: found 4294967295 layers"]),
         ("llama.block_count", Meta::u32(6), &["blk.5.attn_norm.weight: missing from the file"]),
         ("llama.block_count", Meta::u32(4), &["blk.4.", "the architecture has no tensor of this name"]),
         ("llama.embedding_length", Meta::u32(128), &["token_embd.weight: found shape [512, 64], expected [512, 128]"]),

@@ -98,8 +98,8 @@ fn every_fixture_survives_the_way_there_and_back() {
     }
 }
 
-/// What is left out of wrappers stays out, and stacks of experts come back as separate tensors where the family has
-/// both forms.
+/// Checks that the other parts of wrappers stay out, and that stacks of experts come back as separate tensors where the
+/// family has both forms.
 #[test]
 fn the_language_model_of_every_family_survives_the_way_there_and_back() {
     for name in FAMILIES {

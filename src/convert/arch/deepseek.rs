@@ -74,7 +74,6 @@ pub(super) const GLM4_MOE_LITE: Arch = Arch {
     also: &[],
     max_context: 202_752,
     norm_eps: 1e-5,
-    honours: FIELDS,
     mlp: |_, config| {
         let selection = Selection { scale: 1.8, ..SIGMOID.selection };
         routed::experts(config, &Defaults { experts: 64, top_k: 4, selection, ..SIGMOID })

@@ -2,8 +2,8 @@
 //! sigmoids of their logits, beside an MLP for every token. The first layers have a dense MLP.
 
 use super::family::{PARTIAL, routed};
-use super::{Arch, ExpectedTensor, PLAIN, View, rope};
-use crate::model_config::{ModelConfig, QkNorm};
+use super::{Arch, PLAIN, rope};
+use crate::model_config::QkNorm;
 
 pub(super) const GLM4_MOE: Arch = Arch {
     class: "Glm4MoeForCausalLM",
@@ -31,10 +31,6 @@ pub(super) const GLM4_MOE: Arch = Arch {
         rope::set_partial(config, model, Some(0.5))?;
         routed::dense_layers(config, model, 1)
     },
-    views,
+    views: routed::views,
     ..PLAIN
 };
-
-fn views(model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
-    routed::views(model, tensor)
-}

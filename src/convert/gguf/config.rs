@@ -10,7 +10,7 @@ use super::tokenizer_in::ends_by_name;
 use super::value::{Value as Meta, required};
 use crate::convert::arch::ARCHS;
 use crate::error::{Error, Result};
-use crate::model_config::Activation;
+use crate::model_config::{Activation, LAYER_LIMIT};
 use serde_json::{Map, Value, json};
 
 /// Key under which an export lists all tokens that end a text; the standard keys of GGUF hold only one.
@@ -138,6 +138,11 @@ impl<'a> Writer<'a> {
         let partial = self.family.partial_rotary && rotated < head_dim;
         let further = self.count_opt(NEXTN)?.unwrap_or(0);
         let layers = self.count("block_count")?.saturating_sub(further);
+        // The number is bounded before lists are made; the code of the family checks it again.
+        if layers > LAYER_LIMIT {
+            return Err(Error::corrupt(format!("found {layers} layers, expected at most {LAYER_LIMIT}"))
+                .tensor(self.key("block_count")));
+        }
         let context = self.count("context_length")?;
         self.class(class);
         self.put("vocab_size", self.needed("token_embd.weight")?.shape[0]);
@@ -227,11 +232,6 @@ impl<'a> Writer<'a> {
             }
             return Ok(());
         };
-        // The number is bounded before a list is made; the code of the family checks it again.
-        if model.layers > 10_000 {
-            return Err(Error::corrupt(format!("found {} layers, expected at most 10000", model.layers))
-                .tensor(self.key("block_count")));
-        }
         let key = self.key("attention.sliding_window_pattern");
         let pattern: Vec<bool> = match self.gguf.metadata.get(&key) {
             Some(list @ Meta::Numbers(..)) => {
