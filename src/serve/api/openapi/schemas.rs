@@ -297,6 +297,6 @@ fn server() -> Value {
         }},
         "Version": object(json!({"version": {"type": "string"}})),
         "Load": object(json!({"server_load": whole()})),
-        "Document": {"type": "object", "description": "A description in the format of OpenAPI 3.1."},
+        "Document": {"type": "object", "description": "A description in the format of OpenAPI 3.2."},
     })
 }
