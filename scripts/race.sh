@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # How fast is iec beside its peers on this machine, and beside what the machine can do at all?
 #
-#   scripts/race.sh [OPTION...] [ROW...]        rows: see the table below; none = all but those of gpt-oss
+#   scripts/race.sh [OPTION...] [ROW...]        rows: see the table below; none = those of TinyLlama
 #
 #   --rounds N        rounds to take the median of (5); each measures everybody once, in alternating order
 #   --threads N       threads of everybody (all cores of --cores)
 #   --cores LIST      cores to pin everybody to, as taskset takes them (all)
-#   --models DIR      where the models lie or are made (target/race; 8 GB, gpt-oss another 26 GB)
+#   --models DIR      where the models lie or are made (target/race; 8 GB; gpt-oss 26, gemma4 24, ministral3 11 GB)
 #   --peers DIR       llama.cpp's tools (target/llama.cpp/bin; built by scripts/build-llama-cpp.sh if missing)
 #   --openvino PYTHON a python that imports openvino_genai (none: it does not take part) and, for its own model of 4 bits in groups
 #                     of 128, nncf
@@ -48,6 +48,10 @@ start-1             tl-q4_0 int4  tl-q4_0.gguf start      1 -
 start-32            tl-q4_0 int4  tl-q4_0.gguf start     32 -
 gpt-oss-decode      gpt-oss int4  gpt-oss.gguf decode     0 int8
 gpt-oss-prefill-512 gpt-oss int4  gpt-oss.gguf prefill  512 int8
+gemma4-decode       gemma4 int4   gemma4.gguf  decode     0 int8
+gemma4-prefill-512  gemma4 int4   gemma4.gguf  prefill  512 int8
+ministral3-decode   ministral3 int4 ministral3.gguf decode 0 int8
+ministral3-prefill-512 ministral3 int4 ministral3.gguf prefill 512 int8
 '
 
 die() { echo "race.sh: $*" >&2; exit 2; }
@@ -64,7 +68,7 @@ while [ $# -gt 0 ]; do
   esac
   shift 2
 done
-[ ${#selected[@]} -gt 0 ] || mapfile -t selected < <(awk 'NF && $1 !~ /^gpt-oss/ { print $1 }' <<< "$table")
+[ ${#selected[@]} -gt 0 ] || mapfile -t selected < <(awk '$2 ~ /^tl-/ { print $1 }' <<< "$table")
 command -v taskset > /dev/null && pin=(taskset -c "$cores") || pin=()
 threads=${threads:-$("${pin[@]}" nproc)}
 work=$(mktemp -d)
@@ -80,11 +84,13 @@ iec=${IEC:-target/release/iec} kernels=${KERNELS:-}
 [ -x "$peers/llama-bench" ] || scripts/build-llama-cpp.sh "${peers%/bin}" >&2
 
 linear='^model\\.layers\\.\\d+\\..*_proj\\.weight$|^lm_head\\.weight$'
-# pack NAME CHECKPOINT RULES: a pack of a checkpoint, quantized by the JSON of a manifest's rule
+# Matrices of models whose embeddings are the output matrix, those of Gemma 4 with inputs of each layer among them.
+tied='^model\\..*(_proj|_gate|_projection|embed_tokens|embed_tokens_per_layer)\\.weight$'
+# pack NAME CHECKPOINT RULES [MATRICES]: a pack of a checkpoint, quantized by the JSON of a manifest's rule
 pack() {
   local checkpoint="$models/$2-hf"
   [ -d "$checkpoint" ] || "$iec" synth --like "$2" --out-dir "$checkpoint"
-  [ -z "$3" ] || printf '{"version": 1, "rules": [{"include": "%s", %s}]}' "$linear" "$3" > "$work/rules.json"
+  [ -z "$3" ] || printf '{"version": 1, "rules": [{"include": "%s", %s}]}' "${4:-$linear}" "$3" > "$work/rules.json"
   "$iec" pack --hf-dir "$checkpoint" --out-dir "$models/$1" ${3:+--q4-map "$work/rules.json"}
 }
 make_pack() {
@@ -98,6 +104,8 @@ make_pack() {
                  python3 scripts/periodic-model.py "$models/tinyllama-1.1b-hf" "$models/periodic-hf" 50
                  pack "$1" periodic '"scheme": "q4_0", "method": "rtn"'
                  rm -r "$models/periodic-hf" ;;
+    gemma4) pack "$1" gemma-4-e4b '"scheme": "q4_0", "method": "rtn"' "$tied" ;;
+    ministral3) pack "$1" ministral-3-3b '"scheme": "q4_0", "method": "rtn"' "$tied" ;;
     gpt-oss) [ -d "$models/gpt-oss-20b-hf" ] || "$iec" synth --like gpt-oss-20b --out-dir "$models/gpt-oss-20b-hf"
              "$iec" pack --hf-dir "$models/gpt-oss-20b-hf" --out-dir "$models/$1" --q4-map manifests/gpt-oss-20b.json ;;
   esac
@@ -252,18 +260,23 @@ awk -v rows="${selected[*]}" -v rounds="$rounds" '
       if (v > 0 && (beside == "" || value[r, row, beside] > 0)) to[r] = beside == "" ? v : v / value[r, row, beside]
     }
   }
-  # Tokens per second that the limits of a round allow. Numbers of TinyLlama 1.1B and gpt-oss 20B: GOP per prompt token and
-  # per decoded one, attention in GOP and keys and values in bytes (f16) per position before a token.
-  function floor_of(row, r,   what, big, ops, attention, kv, peak, read, count, of_each, time) {
-    what = kind[row]; count = tokens[row]; big = pack[row] == "gpt-oss"
+  # Tokens per second that the limits of a round allow: of GOP per token of a prompt, of attention in GOP and of keys and
+  # values in bytes (f16) per position before a token. The output matrix takes another 0.131 GOP per decoded token of
+  # TinyLlama, the only model in batches.
+  function floor_of(row, r,   what, costs, ops, attention, kv, peak, read, count, of_each, time) {
+    what = kind[row]; count = tokens[row]
     if (split(tokens[row], of_each, "x") == 2) { count = of_each[1]; if (what == "prompts") { what = "prefill"; count = of_each[2] } }
-    ops = big ? 6.05 : 1.938; attention = big ? 0.0002 : 0.00018; kv = big ? 49152 : 22528
+    split(cost[pack[row]] ? cost[pack[row]] : cost["tl"], costs, " "); ops = costs[1]; attention = costs[2]; kv = costs[3]
     peak = value[r, row, limit[row]]; read = value[r, row, "read"] * 1e9
     if (what == "prefill") return peak / (ops + attention * count / 2)
     if (what == "decode" || what == "speculate") return read / (bytes[pack[row]] + kv * (count + 64))
     time = (bytes[pack[row]] + count * (of_each[2] + 16) * kv) / read
     ops = count * (ops + 0.131 + attention * (of_each[2] + 16)) / peak
     return count / (time > ops ? time : ops)
+  }
+  BEGIN {
+    cost["tl"] = "1.938 0.00018 22528"; cost["gpt-oss"] = "6.05 0.0002 49152"
+    cost["gemma4"] = "7.95 0.0004 57344"; cost["ministral3"] = "6.05 0.00043 106496"
   }
   FILENAME ~ /bytes$/ { bytes[$2] = $3; next }
   FILENAME == "-" { if (NF) { pack[$1] = $2; kind[$1] = $5; tokens[$1] = $6; limit[$1] = $7 }; next }
