@@ -1,16 +1,37 @@
 #!/usr/bin/env bash
 # Checks a build on a machine with an NVIDIA GPU, and measures it: kernels against the CPU, golden tokens, speed.
 # Usage: scripts/gpu-check.sh IEC_BINARY [FIXTURES]
+#        scripts/gpu-check.sh --unpack FIXTURES OUT_DIR
 #   IEC_BINARY   the program to check
-#   FIXTURES     tests/fixtures of the repository; golden tokens are skipped without
+#   FIXTURES     tests/fixtures of the repository, or a directory of --unpack; golden tokens are skipped without
+#   --unpack     copies the fixtures with the compressed ones unpacked, for a machine without the program zstd
 # Needs nothing but the driver and a shell, no network, and less than 8 minutes. DEVICE=cuda:1 takes another GPU; TMPDIR needs 3 GB, or
 # 25 GB for the larger measurement; KEEP=1 keeps the files. SIMULATED=libasan.so, for .ci/run: the driver is that of tests/cuda, nothing
 # is measured. Exit code 1 if anything failed.
 set -uo pipefail
-[ $# = 1 ] || [ $# = 2 ] || { sed -n '2,8s/^# //p' "$0" >&2; exit 2; }
+usage() { sed -n '2,10s/^# //p' "$0" >&2; exit 2; }
+
+# Prints the directories of the fixtures, with plain or with compressed files.
+fixtures_of() {
+    local dir
+    for dir in "$1"/*/ "$1"/families/*/; do
+        if [ -f "$dir/config.json" ] && { [ -f "$dir/golden.json" ] || [ -f "$dir/golden.json.zst" ]; }; then echo "${dir%/}"; fi
+    done
+}
+
+# Copies a fixture, and unpacks what is compressed.
+unpack() { mkdir -p "$2" && cp "$1"/* "$2" && { [ ! -f "$2/golden.json.zst" ] || zstd -dqf --rm "$2"/*.zst; }; }
+
+if [ "${1:-}" = --unpack ]; then
+    [ $# = 3 ] || usage
+    fixtures_of "$2" | while IFS= read -r dir; do unpack "$dir" "$3/$(basename "$dir")" || exit; done
+    exit
+fi
+[ $# = 1 ] || [ $# = 2 ] || usage
 
 iec=$(realpath "$1")
 fixtures=${2:-}
+[[ $("$iec" --version 2>/dev/null) = "iec "* ]] || { echo "$1: does not answer --version as iec does" >&2; exit 2; }
 device=${DEVICE:-cuda}
 work=$(mktemp -d "${TMPDIR:-/tmp}/gpu-check.XXXXXX")
 [ -n "${KEEP:-}" ] || trap 'rm -rf "$work"' EXIT
@@ -92,6 +113,10 @@ generate() {
 
 check_fixture() {
     local dir=$1 pack steps most batch
+    if [ -f "$dir/golden.json.zst" ]; then
+        unpack "$dir" "$work/unpacked/$(basename "$dir")" || return
+        dir=$work/unpacked/$(basename "$dir")
+    fi
     pack=$work/$(basename "$dir")
     ask pack -q --hf-dir "$dir" --out-dir "$pack" --overwrite || return
     golden_steps "$dir" >"$pack/golden"
@@ -158,10 +183,13 @@ main() {
     while IFS= read -r line; do note nvidia-smi - 0 "$line"; done <<<"$gpu"
     note binary - 0 "$("$iec" --version), $(sha256sum "$iec" | cut -c -16)"
     try "devices --check" 150 check_kernels
-    for dir in "${fixtures:-/nonexistent}"/*/; do
-        [ -f "$dir/golden.json" ] && [ -f "$dir/config.json" ] || continue
-        try "$(basename "$dir")" 40 check_fixture "$dir" && first=${first:-$work/$(basename "$dir")}
-    done
+    while IFS= read -r dir; do
+        if [ -f "$dir/golden.json.zst" ] && ! command -v zstd >/dev/null; then
+            note "$(basename "$dir")" skipped 0 "its files are compressed, and zstd is missing; see --unpack"
+            continue
+        fi
+        try "$(basename "$dir")" 40 check_fixture "$dir" </dev/null && first=${first:-$work/$(basename "$dir")}
+    done < <(fixtures_of "${fixtures:-/nonexistent}")
     [ -n "$fixtures" ] || note "golden tokens" skipped 0 "no FIXTURES given"
     if [ -n "$first" ] && command -v compute-sanitizer >/dev/null; then
         try "compute-sanitizer memcheck" 60 sanitize memcheck "$first"
