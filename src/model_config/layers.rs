@@ -106,15 +106,8 @@ impl ModelConfig {
         self.layers().find(|layer| layer.rotary == Some(rotary)).map_or(self.head_dim, |layer| layer.head_dim)
     }
 
-    /// Returns the first property, as the name of its field, that the plain decoder of the first families does not
-    /// have; `None` if there is none. Code for a device or a format that knows only the plain decoder refuses such
-    /// models.
-    pub fn first_extension(&self) -> Option<&'static str> {
-        self.extensions().next()
-    }
-
     /// Returns all properties, as the names of their fields, that the plain decoder of the first families does not
-    /// have.
+    /// have. Code for a format that knows only the plain decoder refuses models with other properties.
     pub fn extensions(&self) -> impl Iterator<Item = &'static str> {
         let moe = |found: fn(&Selection, Option<SharedExpert>) -> bool| {
             self.mlps().any(|mlp| matches!(mlp, Mlp::Moe { selection, shared, .. } if found(&selection, shared)))

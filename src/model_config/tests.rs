@@ -18,7 +18,7 @@ fn model() -> ModelConfig {
 fn a_plain_model_is_written_without_the_fields_of_newer_families() {
     let model = model();
     model.validate().unwrap();
-    assert_eq!((model.attention.qk_norm, model.first_extension()), (QkNorm::Head, None));
+    assert_eq!((model.attention.qk_norm, model.extensions().next()), (QkNorm::Head, None));
     let written = serde_json::to_value(&model).unwrap();
     assert_eq!(written["attention"]["qk_norm"], true);
     for field in ["exceptions", "pre_norms", "norm_kind", "logit_scale", "per_layer_input"] {

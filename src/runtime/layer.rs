@@ -178,11 +178,10 @@ pub struct Moe<S: Storage> {
     pub softmax: RouterSoftmax,
     /// Further properties of the choice of experts.
     pub selection: Selection,
-    /// Number of each expert that is added to its score for the choice, where the model has them: `(experts)`. It is
-    /// needed on the host only.
-    pub selection_bias: Option<Vec<f32>>,
-    /// Factor of the weight of each expert, where the model has them: `(experts)`. It is needed on the host only.
-    pub factors: Option<Vec<f32>>,
+    /// Number of each expert that is added to its score for the choice, where the model has them: `(experts)`.
+    pub selection_bias: Option<S::Vector>,
+    /// Factor of the weight of each expert, where the model has them: `(experts)`.
+    pub factors: Option<S::Vector>,
     /// MLP that computes every token, where the model has one.
     pub shared: Option<Mlp<S>>,
     /// Norms of MLP and experts, where they have their own.

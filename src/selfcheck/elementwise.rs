@@ -3,8 +3,9 @@
 use super::random::{below, normals};
 use super::rig::{EPS, Expected, Rig, rounding, sum};
 use crate::error::Result;
-use crate::model_config::Activation;
+use crate::model_config::{Activation, NormKind};
 use crate::runtime::cuda::array::Array;
+use crate::runtime::cuda::heads::TokenInputs;
 use crate::runtime::cuda::multiply::Middle;
 use crate::runtime::cuda::ops::{self, Branch, Chosen, Norm};
 
@@ -15,9 +16,11 @@ pub fn check(rig: &mut Rig<'_>) -> Result<()> {
 }
 
 /// Options of a norm.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 struct Extras {
     branch: bool,
+    /// True if a second branch is added to the first.
+    beside: bool,
     post: bool,
     /// Number of experts per row; 0 = the branch is one vector per row.
     top_k: usize,
@@ -25,11 +28,35 @@ struct Extras {
     rows: bool,
     /// True if only the sum is computed, without a norm.
     sum_only: bool,
+    /// True if branch and sum have factors.
+    scaled: bool,
+    /// Kind of the norm; `None` = the sum is copied.
+    kind: Option<NormKind>,
+    /// True if the output has factors.
+    weight: bool,
+    /// Numbers between the rows of x.
+    gap: usize,
 }
 
+/// Epsilons of the norm and of that of the branch.
+const NORM_EPS: [f32; 2] = [1e-5, 3e-2];
+
 fn norms(rig: &mut Rig<'_>) -> Result<()> {
-    let none = Extras::default();
+    let none = Extras {
+        branch: false,
+        beside: false,
+        post: false,
+        top_k: 0,
+        rows: false,
+        sum_only: false,
+        scaled: false,
+        kind: Some(NormKind::Rms),
+        weight: true,
+        gap: 0,
+    };
     let branch = Extras { branch: true, ..none };
+    let layer = Extras { kind: Some(NormKind::Layer), ..none };
+    let copy = Extras { kind: None, weight: false, ..none };
     let all_extras = [
         none,
         Extras { rows: true, ..none },
@@ -40,6 +67,16 @@ fn norms(rig: &mut Rig<'_>) -> Result<()> {
         Extras { top_k: 1, ..branch },
         Extras { top_k: 4, rows: true, ..branch },
         Extras { top_k: 8, post: true, ..branch },
+        Extras { scaled: true, ..branch },
+        Extras { beside: true, top_k: 3, scaled: true, ..branch },
+        Extras { beside: true, post: true, ..branch },
+        Extras { weight: false, gap: 12, ..none },
+        Extras { gap: 1, ..none },
+        layer,
+        Extras { branch: true, post: true, scaled: true, ..layer },
+        Extras { branch: true, rows: true, ..layer },
+        copy,
+        Extras { branch: true, post: true, ..copy },
     ];
     // Beyond 8192 columns, threads read a row twice; 6 and 48 columns are less than a warp reads.
     let widths: &[usize] = if rig.quick { &[6, 2880] } else { &[6, 48, 80, 2880, 4099, 9000] };
@@ -48,6 +85,7 @@ fn norms(rig: &mut Rig<'_>) -> Result<()> {
             let n = if width < 1000 { [130, 1, 9][i % 3] } else { [1, 3, 8][i % 3] };
             norm(rig, extras, n, width)?;
         }
+        in_place(rig, 3, width)?;
     }
     Ok(())
 }
@@ -56,6 +94,7 @@ fn norms(rig: &mut Rig<'_>) -> Result<()> {
 struct NormData {
     x: Vec<f32>,
     y: Vec<f32>,
+    beside: Vec<f32>,
     post: Vec<f32>,
     weight: Vec<f32>,
     slots: Vec<u32>,
@@ -64,12 +103,14 @@ struct NormData {
 
 fn norm(rig: &mut Rig<'_>, extras: Extras, n: usize, width: usize) -> Result<()> {
     let case = rig.begin("norm", format!("{n} rows of {width}, {extras:?}"))?;
-    let (held, top_k) = (if extras.rows { n + 3 } else { n }, extras.top_k.max(1));
+    let (held, top_k, x_stride) = (if extras.rows { n + 3 } else { n }, extras.top_k.max(1), width + extras.gap);
     let mut slots: Vec<u32> = (0..held * top_k).map(|i| i as u32).collect();
     (1..slots.len()).rev().for_each(|i| slots.swap(i, below(&mut rig.rng, i + 1)));
     let data = NormData {
-        x: normals(&mut rig.rng, held * width, 2.0),
+        // The mean is not zero, so that a norm that has to subtract it differs from one that has not.
+        x: normals(&mut rig.rng, held * x_stride, 2.0).into_iter().map(|x| x + 1.0).collect(),
         y: normals(&mut rig.rng, held * top_k * width, 1.0),
+        beside: normals(&mut rig.rng, held * width, 1.0),
         post: normals(&mut rig.rng, width, 1.0),
         weight: normals(&mut rig.rng, width, 1.0),
         slots,
@@ -82,43 +123,90 @@ fn norm(rig: &mut Rig<'_>, extras: Extras, n: usize, width: usize) -> Result<()>
     let wanted = rig.array(&rows.iter().map(|row| *row as u32).collect::<Vec<_>>())?;
     let out = rig.room(n, width)?;
     let chosen = Chosen { slots: slots.view(), weights: shares.view(), top_k };
-    let branch =
-        Branch { y: y.view(), post: extras.post.then_some(&post), chosen: (extras.top_k > 0).then_some(chosen) };
+    let beside = rig.array(&data.beside)?;
+    let (scale, x_scale) = factors(extras);
+    let branch = Branch {
+        y: y.view(),
+        beside: extras.beside.then(|| beside.view()),
+        post: extras.post.then_some(&post),
+        chosen: (extras.top_k > 0).then_some(chosen),
+        scale,
+        x_scale,
+    };
     rig.ops.norm(&Norm {
-        x: x.view(),
+        x_stride,
         branch: extras.branch.then_some(branch),
-        weight: (!extras.sum_only).then(|| weight.view()),
+        kind: extras.kind,
+        weight: (!extras.sum_only && extras.weight).then(|| weight.view()),
         rows: extras.rows.then(|| wanted.view()),
         out: (!extras.sum_only).then_some(&out),
-        n,
-        width,
-        eps: 1e-5,
+        post_eps: NORM_EPS[1],
+        ..Norm::of(x.view(), n, width, NORM_EPS[0])
     })?;
     let sums = summed(&data, extras, &rows, width);
     let found = x.read()?;
-    rig.compare(&case, width, &found, |i| sums[i]);
+    rig.compare(&case, x_stride, &found, |i| sums[i]);
     if extras.sum_only {
         return Ok(());
     }
     let found = rig.read_acts(&case, &out, n)?;
-    let scales: Vec<f64> = rows.iter().map(|row| inverse_root(&sums[row * width..][..width])).collect();
-    rig.compare(&case, width, &found, |i| {
-        let (row, column) = (i / width, i % width);
-        let (sum, factor) = (sums[rows[row] * width + column], scales[row] * f64::from(data.weight[column]));
-        let value = sum.value * factor;
-        Expected { value, tolerance: rounding(width) * value.abs() + 2.0 * sum.tolerance * factor.abs() }
-    });
+    let expected: Vec<Expected> = (rows.iter())
+        .flat_map(|row| normed(&sums[row * x_stride..][..width], extras.kind, extras.weight.then_some(&data.weight)))
+        .collect();
+    rig.compare(&case, width, &found, |i| expected[i]);
     Ok(())
 }
 
-fn inverse_root(row: &[Expected]) -> f64 {
+/// Returns the factors of the branch and of the sum.
+fn factors(extras: Extras) -> (f32, f32) {
+    if extras.scaled { (0.22, 1.7) } else { (1.0, 1.0) }
+}
+
+/// Returns the expected norm of a row.
+fn normed(row: &[Expected], kind: Option<NormKind>, weight: Option<&Vec<f32>>) -> Vec<Expected> {
+    let width = row.len();
+    let (mean, magnitude) = match kind {
+        Some(NormKind::Layer) => sum(row.iter().map(|x| x.value / width as f64)),
+        _ => (0.0, 0.0),
+    };
+    let distances: Vec<Expected> = (row.iter())
+        .map(|x| Expected { value: x.value - mean, tolerance: x.tolerance + rounding(width) * magnitude })
+        .collect();
+    let scale = kind.map_or(1.0, |_| inverse_root(&distances, NORM_EPS[0]));
+    let norm = |(column, x): (usize, Expected)| {
+        let factor = scale * weight.map_or(1.0, |weight| f64::from(weight[column]));
+        let value = x.value * factor;
+        let rounded = if kind.is_some() { rounding(width) * value.abs() } else { 0.0 };
+        Expected { value, tolerance: rounded + 2.0 * x.tolerance * factor.abs() }
+    };
+    distances.into_iter().enumerate().map(norm).collect()
+}
+
+fn inverse_root(row: &[Expected], eps: f32) -> f64 {
     let squares: f64 = row.iter().map(|x| x.value * x.value).sum();
-    1.0 / (squares / row.len() as f64 + f64::from(1e-5f32)).sqrt()
+    1.0 / (squares / row.len() as f64 + f64::from(eps)).sqrt()
+}
+
+/// Checks the norm of rows in place, and their copy.
+fn in_place(rig: &mut Rig<'_>, n: usize, width: usize) -> Result<()> {
+    let case = rig.begin("norm", format!("{n} rows of {width}, copied, then in place"))?;
+    let (values, factors) = (normals(&mut rig.rng, n * width, 2.0), normals(&mut rig.rng, width, 1.0));
+    let (from, weight) = (rig.array(&values)?, rig.array(&factors)?);
+    let x = rig.unwritten(n * width)?;
+    rig.ops.copy_rows(from.view(), x.view(), n, width)?;
+    rig.same(&case, "copied number", &x.read()?, &values);
+    rig.ops.norm_in_place(&Norm { weight: Some(weight.view()), ..Norm::of(x.view(), n, width, NORM_EPS[0]) })?;
+    let exact: Vec<Expected> = values.iter().map(|value| Expected::exact(*value)).collect();
+    let expected: Vec<Expected> =
+        exact.chunks(width).flat_map(|row| normed(row, Some(NormKind::Rms), Some(&factors))).collect();
+    rig.compare(&case, width, &x.read()?, |i| expected[i]);
+    Ok(())
 }
 
 /// Returns the expected residual stream after the branch was added to the wanted rows.
 fn summed(data: &NormData, extras: Extras, rows: &[usize], width: usize) -> Vec<Expected> {
     let mut sums: Vec<Expected> = data.x.iter().map(|x| Expected::exact(*x)).collect();
+    let (scale, x_scale) = factors(extras);
     for &row in rows.iter().filter(|_| extras.branch) {
         let mut added: Vec<Expected> = (0..width)
             .map(|column| {
@@ -133,20 +221,60 @@ fn summed(data: &NormData, extras: Extras, rows: &[usize], width: usize) -> Vec<
                 Expected { value, tolerance: rounding(extras.top_k) * magnitude }
             })
             .collect();
+        for (added, beside) in added.iter_mut().zip(&data.beside[row * width..]).filter(|_| extras.beside) {
+            added.value += f64::from(*beside);
+            added.tolerance += EPS * added.value.abs();
+        }
         if extras.post {
-            let scale = inverse_root(&added);
+            let scale = inverse_root(&added, NORM_EPS[1]);
             for (added, post) in added.iter_mut().zip(&data.post) {
                 let factor = scale * f64::from(*post);
                 added.value *= factor;
                 added.tolerance = 2.0 * added.tolerance * factor.abs() + rounding(width) * added.value.abs();
             }
         }
-        for (sum, added) in sums[row * width..][..width].iter_mut().zip(&added) {
-            sum.value += added.value;
-            sum.tolerance = added.tolerance + EPS * sum.value.abs();
+        for (sum, added) in sums[row * (width + extras.gap)..][..width].iter_mut().zip(&added) {
+            let (scale, x_scale) = (f64::from(scale), f64::from(x_scale));
+            let total = sum.value + scale * added.value;
+            sum.value = total * x_scale;
+            sum.tolerance = (scale * added.tolerance + EPS * total.abs()) * x_scale + EPS * sum.value.abs();
         }
     }
     sums
+}
+
+/// Checks the further inputs of layers.
+pub fn token_inputs(rig: &mut Rig<'_>) -> Result<()> {
+    let (scale, eps) = (0.37, NORM_EPS[0]);
+    for (n, layers, width) in [(3, 5, 12), (1, 2, 256), (9, 1, 33)] {
+        let case = rig.begin("token_inputs", format!("{n} rows, {layers} layers, {width} numbers each"))?;
+        let [projected, embedded] = [(); 2].map(|()| normals(&mut rig.rng, n * layers * width, 1.0));
+        let factors = normals(&mut rig.rng, width, 1.0);
+        let (projections, embeddings, norm) = (rig.array(&projected)?, rig.array(&embedded)?, rig.array(&factors)?);
+        let out = rig.unwritten(n * layers * width)?;
+        rig.ops.token_inputs(&TokenInputs {
+            projected: projections.view(),
+            embedded: embeddings.view(),
+            norm: norm.view(),
+            out: out.view(),
+            n,
+            layers,
+            scale,
+            eps,
+        })?;
+        let expected = |i: usize| {
+            let (layer, row, column) = (i / width / n, i / width % n, i % width);
+            let at = (row * layers + layer) * width;
+            let x: Vec<Expected> =
+                projected[at..at + width].iter().map(|x| Expected::exact(f64::from(*x) * f64::from(scale))).collect();
+            let x = normed(&x, Some(NormKind::Rms), Some(&factors))[column];
+            let embedded = f64::from(embedded[at + column]);
+            let value = (x.value + embedded) * std::f64::consts::FRAC_1_SQRT_2;
+            Expected { value, tolerance: x.tolerance + 4.0 * EPS * (x.value.abs() + embedded.abs()) }
+        };
+        rig.compare(&case, width, &out.read()?, expected);
+    }
+    Ok(())
 }
 
 fn activations(rig: &mut Rig<'_>) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Checks the softcap of logits and the search for the largest logits.
+//! Checks factor and softcap of logits and the search for the largest logits.
 
 use super::random::normals;
 use super::rig::{Case, EPS, Expected, Rig};
@@ -18,7 +18,9 @@ pub fn check(rig: &mut Rig<'_>) -> Result<()> {
         logits[vocab - 1] = 200.0;
         logits[1..4].copy_from_slice(&[f32::NEG_INFINITY, f32::NAN, 200.0]);
         for cap in [None, Some(30.0)] {
-            largest(rig, &best, &logits, n, cap)?;
+            for scale in [1.0, 0.3] {
+                largest(rig, &best, &logits, n, scale, cap)?;
+            }
         }
         for k in [2, 5, 40, MOST].into_iter().filter(|k| *k <= vocab) {
             largest_of(rig, &best, &logits, n, k)?;
@@ -27,14 +29,14 @@ pub fn check(rig: &mut Rig<'_>) -> Result<()> {
     Ok(())
 }
 
-fn largest(rig: &mut Rig<'_>, best: &Best, logits: &[f32], n: usize, cap: Option<f32>) -> Result<()> {
+fn largest(rig: &mut Rig<'_>, best: &Best, logits: &[f32], n: usize, scale: f32, cap: Option<f32>) -> Result<()> {
     let vocab = logits.len() / n;
-    let case = rig.begin("logits_parts", format!("{n} rows of {vocab}, cap {cap:?}"))?;
+    let case = rig.begin("logits_parts", format!("{n} rows of {vocab}, factor {scale}, cap {cap:?}"))?;
     let array = rig.array(logits)?;
-    best.largest(&rig.ops, array.view(), n, cap)?;
+    best.largest(&rig.ops, array.view(), n, scale, cap)?;
     let found = array.read()?;
     rig.compare(&case, vocab, &found, |i| {
-        let logit = f64::from(logits[i]);
+        let logit = f64::from(logits[i] * scale);
         let Some(cap) = cap.map(f64::from) else { return Expected::exact(logit) };
         let value = cap * (logit / cap).tanh();
         Expected { value, tolerance: 8.0 * EPS * value.abs() }

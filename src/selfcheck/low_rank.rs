@@ -1,7 +1,7 @@
 //! Checks the changes of products by adapters: one and several adapters of the same rows, rows without any, factors of
 //! every type, experts, and matrices in place of those of the model. A row must have the same bits in any launch.
 
-use super::mixture::{Routed, sorted};
+use super::mixture::{Routed, Rule, sorted};
 use super::products::{Bias, Operand};
 use super::random::{Store, normals};
 use super::rig::{Case, EPS, Expected, Rig, rounding, split};
@@ -324,7 +324,7 @@ fn experts(rig: &mut Rig<'_>, kind: Kind, forms: Forms) -> Result<()> {
     for n in batches.iter().copied() {
         let x = normals(&mut rig.rng, n * COLS, 1.0);
         let acts = rig.acts(How::Float.forms(), &x, COLS)?;
-        let routed = Routed::new(rig, &router, &acts, TOP_K, RouterSoftmax::Chosen)?;
+        let routed = Routed::new(rig, &router, &acts, TOP_K, &Rule::plain(RouterSoftmax::Chosen))?;
         let grouped = routed.grouped();
         let mut choices = routed.choices()?;
         let (_, row_of) = sorted(&choices, TOP_K);

@@ -6,13 +6,13 @@ use super::random::{Store, normals};
 use super::rig::{Case, EPS, Expected, Rig, UNWRITTEN};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::model_config::RouterSoftmax;
+use crate::model_config::{ExpertGroups, RouterSoftmax, Selection};
 use crate::runtime::cuda::args::Share;
-use crate::runtime::cuda::array::Acts;
-use crate::runtime::cuda::ops::Grouped;
+use crate::runtime::cuda::array::{Acts, Array};
+use crate::runtime::cuda::ops::{Choice, Grouped};
 use crate::runtime::cuda::scratch::ExpertScratch;
 use crate::runtime::cuda::weights::How;
-use crate::runtime::moe::route;
+use crate::runtime::moe::select;
 use crate::scheme::QuantSpec;
 
 /// Device memory with the results of routing.
@@ -21,6 +21,28 @@ pub struct Routed {
     rows: usize,
     experts: usize,
     top_k: usize,
+}
+
+/// Way in which experts are chosen.
+pub struct Rule {
+    softmax: RouterSoftmax,
+    selection: Selection,
+    /// Numbers added to the scores for the choice.
+    bias: Option<Vec<f32>>,
+    /// Factors of the weights.
+    factors: Option<Vec<f32>>,
+}
+
+impl Rule {
+    /// Returns the choice of the largest logits.
+    pub fn plain(softmax: RouterSoftmax) -> Rule {
+        Rule { softmax, selection: Selection::default(), bias: None, factors: None }
+    }
+
+    /// Returns the arguments of launches, with the numbers on the device.
+    fn choice<'a>(&self, bias: Option<&'a Array<f32>>, factors: Option<&'a Array<f32>>) -> Choice<'a> {
+        Choice { softmax: self.softmax, selection: self.selection, bias, factors }
+    }
 }
 
 impl Operand {
@@ -38,7 +60,7 @@ impl Operand {
 
 impl Routed {
     /// Routes the rows of `x`.
-    pub fn new(rig: &Rig<'_>, router: &Operand, x: &Acts, top_k: usize, softmax: RouterSoftmax) -> Result<Routed> {
+    pub fn new(rig: &Rig<'_>, router: &Operand, x: &Acts, top_k: usize, rule: &Rule) -> Result<Routed> {
         let (rows, experts) = (x.rows, router.linear.matrix.rows());
         let memory = ExpertScratch::new(rig.context, rows, experts, top_k, 0)?;
         let ExpertScratch { logits, experts_of, weights, slots, inputs, shares, count, .. } = &memory;
@@ -46,7 +68,11 @@ impl Routed {
         written.into_iter().chain([shares.buffer(), count.buffer()]).try_for_each(|buffer| buffer.fill(UNWRITTEN))?;
         let routed = Routed { memory, rows, experts, top_k };
         let product = (&router.linear, routed.memory.logits.view());
-        rig.ops.route(product, x, &routed.grouped(), softmax == RouterSoftmax::All, None)?;
+        let on_device = |numbers: &Option<Vec<f32>>| numbers.as_ref().map(|numbers| rig.array(numbers)).transpose();
+        let (bias, factors) = (on_device(&rule.bias)?, on_device(&rule.factors)?);
+        let choice = rule.choice(bias.as_ref(), factors.as_ref());
+        rig.ops.route(product, x, &routed.grouped(), &choice, None)?;
+        rig.context.synchronize()?;
         Ok(routed)
     }
 
@@ -61,11 +87,14 @@ impl Routed {
     }
 
     /// Compares everything that follows from the logits with what the CPU computes from them.
-    fn compare(&self, rig: &mut Rig<'_>, case: &Case, softmax: RouterSoftmax) -> Result<()> {
+    fn compare(&self, rig: &mut Rig<'_>, case: &Case, rule: &Rule) -> Result<()> {
         let logits = self.memory.logits.read()?;
         let mut choices = vec![(0, 0.0); self.rows * self.top_k];
+        let mut scores = vec![0.0; self.experts];
         for (logits, choices) in logits.chunks_exact(self.experts).zip(choices.chunks_exact_mut(self.top_k)) {
-            route(logits, softmax, choices);
+            select(logits, rule.softmax, &rule.selection, rule.bias.as_deref(), &mut scores, choices);
+            let factors = rule.factors.iter();
+            factors.for_each(|all| choices.iter_mut().for_each(|(expert, weight)| *weight *= all[*expert as usize]));
         }
         let chosen: Vec<u32> = choices.iter().map(|(expert, _)| *expert).collect();
         rig.same(case, "choice", &self.memory.experts_of.read()?, &chosen);
@@ -73,7 +102,7 @@ impl Routed {
         rig.compare(case, self.top_k, &weights, |i| {
             let value = f64::from(choices[i].1);
             // The tolerance covers two exponentials and a sum of positive numbers.
-            Expected { value, tolerance: 32.0 * EPS * value + 1e-36 }
+            Expected { value, tolerance: 32.0 * EPS * value.abs() + 1e-36 }
         });
         let (slots, rows) = sorted(&chosen, self.top_k);
         rig.same(case, "slot", &self.memory.slots.read()?, &slots);
@@ -133,20 +162,46 @@ pub fn check(rig: &mut Rig<'_>) -> Result<()> {
             let kernel = if n <= 8 && matches!(store, Store::Plain(_)) { "router" } else { "route and group" };
             let shape = format!("{} of {experts} x {cols}, {n} rows, {top_k} experts each, {softmax:?}", store.name());
             let case = rig.begin(kernel, shape)?;
-            choose(rig, &case, &router, n, top_k, softmax)?;
+            choose(rig, &case, &router, n, top_k, &Rule::plain(softmax))?;
+        }
+    }
+    by_scores(rig)
+}
+
+/// Checks the choice by scores.
+fn by_scores(rig: &mut Rig<'_>) -> Result<()> {
+    let plain = Selection::default();
+    let groups = |count, chosen, best| Some(ExpertGroups { count, chosen, best });
+    let [all, chosen] = [RouterSoftmax::All, RouterSoftmax::Chosen];
+    let cases = [
+        (8, 3, chosen, Selection { sigmoid: true, bias: true, scale: 2.5, ..plain }),
+        (8, 3, chosen, Selection { sigmoid: true, bias: true, groups: groups(4, 2, 2), ..plain }),
+        (256, 8, chosen, Selection { sigmoid: true, bias: true, groups: groups(8, 4, 2), scale: 2.5, ..plain }),
+        (64, 6, all, Selection { groups: groups(8, 3, 1), scale: 16.0, ..plain }),
+        (160, 6, all, Selection { scale: 0.5, factors: true, ..plain }),
+        (128, 8, chosen, Selection { factors: true, ..plain }),
+        (1024, 32, chosen, Selection { bias: true, groups: groups(32, 5, 1), ..plain }),
+    ];
+    for (experts, top_k, softmax, selection) in cases {
+        let bias = normals(&mut rig.rng, experts, 0.5);
+        let router = Operand::new(rig, Store::Plain(DType::F32), [1, experts, 48], Bias::Given(bias))?;
+        let numbers = |rig: &mut Rig<'_>, scale| Some(normals(&mut rig.rng, experts, scale));
+        let rule = Rule {
+            softmax,
+            selection,
+            bias: if selection.bias { numbers(rig, 0.3) } else { None },
+            factors: if selection.factors { numbers(rig, 1.0) } else { None },
+        };
+        for n in [2, 33] {
+            let shape = format!("{experts} experts, {n} rows, {top_k} experts each, {softmax:?}, {selection:?}");
+            let case = rig.begin(if n <= 8 { "router, by scores" } else { "route, by scores" }, shape)?;
+            choose(rig, &case, &router, n, top_k, &rule)?;
         }
     }
     Ok(())
 }
 
-fn choose(
-    rig: &mut Rig<'_>,
-    case: &Case,
-    router: &Operand,
-    n: usize,
-    top_k: usize,
-    softmax: RouterSoftmax,
-) -> Result<()> {
+fn choose(rig: &mut Rig<'_>, case: &Case, router: &Operand, n: usize, top_k: usize, rule: &Rule) -> Result<()> {
     let (experts, cols) = (router.linear.matrix.rows(), router.linear.matrix.cols());
     let mut x = normals(&mut rig.rng, n * cols, 1.0);
     if n > 2 {
@@ -155,9 +210,9 @@ fn choose(
         x[2 * cols] = f32::NAN;
     }
     let acts = rig.acts(How::Float.forms(), &x, cols)?;
-    let routed = Routed::new(rig, router, &acts, top_k, softmax)?;
+    let routed = Routed::new(rig, router, &acts, top_k, rule)?;
     let x: Vec<f64> = x.into_iter().map(f64::from).collect();
     let found = routed.memory.logits.read()?;
     rig.compare(case, experts, &found, |i| router.dot(i % experts, &x[i / experts * cols..][..cols]));
-    routed.compare(rig, case, softmax)
+    routed.compare(rig, case, rule)
 }

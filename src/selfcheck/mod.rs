@@ -98,9 +98,11 @@ pub fn run(ordinal: usize, options: Options) -> Result<Report> {
     let hidden = ProgressBar::hidden();
     let mut rig = Rig::new(&context, &hidden, options.quick)?;
     type Check = fn(&mut Rig<'_>) -> Result<()>;
-    let checks: [(&str, Check); 7] = [
+    let checks: [(&str, Check); 9] = [
         ("elementwise", elementwise::check),
         ("positions", positions::check),
+        ("latent attention", positions::latent),
+        ("inputs of layers", elementwise::token_inputs),
         ("logits", logits::check),
         ("mixtures", mixture::check),
         ("products", products::check),

@@ -1,15 +1,16 @@
-//! Checks the kernel that prepares queries, keys and values: norms of heads, rotation, scaling, and the types of
-//! the KV cache.
+//! Checks the kernels that prepare queries, keys and values: norms of heads, rotation, scaling, and the types of the KV
+//! cache.
 
 use super::random::normals;
 use super::rig::{Case, EPS, Expected, Rig, UNWRITTEN, rounding};
 use crate::dtype::{DType, decode_floats, encode_floats};
 use crate::error::Result;
+use crate::model_config::{Latent, RotaryPairs};
 use crate::runtime::cuda::args::{self, Row};
 use crate::runtime::cuda::array::Array;
 use crate::runtime::cuda::context::Buffer;
+use crate::runtime::cuda::heads::{LatentRope, Rope};
 use crate::runtime::cuda::kv::{KV_BLOCK, Pool};
-use crate::runtime::cuda::ops::Rope;
 use crate::runtime::kv::{KvHeads, KvLayer, KvLayout, KvType, PAGE};
 use half::{bf16, f16};
 use std::sync::Arc;
@@ -20,6 +21,7 @@ const LAYERS: usize = 2;
 /// Sequence and position of each row.
 const ROWS: [(u32, u32); 7] = [(0, 0), (1, 126), (1, 127), (1, 128), (2, 300), (0, 1), (2, 255)];
 
+#[derive(Clone, Copy)]
 struct Shape {
     heads: usize,
     kv_heads: usize,
@@ -27,6 +29,21 @@ struct Shape {
     rotary_dim: usize,
     norms: bool,
     kind: KvType,
+    pairs: RotaryPairs,
+    values: Values,
+}
+
+/// Values that are written to the cache.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Values {
+    /// Projected ones.
+    Own,
+    /// Projected ones after a norm.
+    Normed,
+    /// The projected keys, after a norm.
+    Keys,
+    /// Neither keys nor values are written.
+    None,
 }
 
 /// Inputs of all rows.
@@ -35,7 +52,8 @@ struct Data {
     k: Vec<f32>,
     v: Vec<f32>,
     angles: Vec<f32>,
-    norms: [Vec<f32>; 2],
+    /// Factors of the norms of queries, keys and values.
+    norms: [Vec<f32>; 3],
 }
 
 const Q_SCALE: f32 = 0.37;
@@ -49,7 +67,24 @@ pub fn check(rig: &mut Rig<'_>) -> Result<()> {
         {
             let (heads, kv_heads) = [(2, 2), (8, 2), (8, 1), (16, 1)][(i + j) % 4];
             let norms = (i + j) % 2 == 0;
-            rope(rig, &Shape { heads, kv_heads, dim, rotary_dim, norms, kind })?;
+            let plain = Shape {
+                heads,
+                kv_heads,
+                dim,
+                rotary_dim,
+                norms,
+                kind,
+                pairs: RotaryPairs::Halves,
+                values: Values::Own,
+            };
+            rope(rig, &plain)?;
+            let values = match [Values::Normed, Values::Keys, Values::None][j % 3] {
+                // Keys are changed in place for this type, so values have memory of their own.
+                Values::Keys if kind == KvType::Int8 => Values::Normed,
+                values => values,
+            };
+            rope(rig, &Shape { pairs: RotaryPairs::Adjacent, values, ..plain })?;
+            rope(rig, &Shape { rotary_dim: 0, ..plain })?;
         }
     }
     Ok(())
@@ -57,37 +92,42 @@ pub fn check(rig: &mut Rig<'_>) -> Result<()> {
 
 fn rope(rig: &mut Rig<'_>, s: &Shape) -> Result<()> {
     let shape = format!(
-        "{} + 2 x {} heads of {}, {} of them rotated{}, cache of {}",
+        "{} + 2 x {} heads of {}, {} of them rotated ({:?}){}, values {:?}, cache of {}",
         s.heads,
         s.kv_heads,
         s.dim,
         s.rotary_dim,
+        s.pairs,
         if s.norms { ", normed" } else { "" },
+        s.values,
         s.kind
     );
     let case = rig.begin("rope and cache", shape)?;
     let n = ROWS.len();
-    let angles = normals(&mut rig.rng, n * s.rotary_dim / 2, 3.0);
-    let angles =
-        angles.chunks(s.rotary_dim / 2).flat_map(|row| row.iter().map(|x| x.cos()).chain(row.iter().map(|x| x.sin())));
     let data = Data {
         q: normals(&mut rig.rng, n * s.heads * s.dim, 1.0),
         k: normals(&mut rig.rng, n * s.kv_heads * s.dim, 1.0),
         v: normals(&mut rig.rng, n * s.kv_heads * s.dim, 1.0),
-        angles: angles.collect(),
-        norms: [normals(&mut rig.rng, s.dim, 1.0), normals(&mut rig.rng, s.dim, 1.0)],
+        angles: angles(rig, s.rotary_dim),
+        norms: [(); 3].map(|()| normals(&mut rig.rng, s.dim, 1.0)),
     };
     let layout = KvLayout::new(s.kind, [KvHeads::new(s.kv_heads, s.dim); LAYERS]);
     let pages = Pages::new(rig, &layout, 3, 3)?;
     let (q, k, v) = (rig.array(&data.q)?, rig.array(&data.k)?, rig.array(&data.v)?);
-    let (angles, q_norm, k_norm) = (rig.array(&data.angles)?, rig.array(&data.norms[0])?, rig.array(&data.norms[1])?);
-    let rows = rig.array(&ROWS.map(|(sequence, position)| Row { sequence, position }))?;
+    let (angles, rows) = (rig.array(&data.angles)?, rig.array(&rows())?);
+    let [q_norm, k_norm, v_norm] = [0, 1, 2].map(|i| rig.array(&data.norms[i]));
+    let (q_norm, k_norm, v_norm) = (q_norm?, k_norm?, v_norm?);
     rig.ops.rope(&Rope {
         q: q.view(),
-        k: k.view(),
-        v: v.view(),
+        kv: match s.values {
+            Values::None => None,
+            Values::Keys => Some([k.view(), k.view()]),
+            Values::Own | Values::Normed => Some([k.view(), v.view()]),
+        },
         angles: angles.view(),
+        pairs: s.pairs,
         head_norms: s.norms.then(|| [q_norm.view(), k_norm.view()]),
+        value_norm: (s.values != Values::Own).then(|| v_norm.view()),
         rows: rows.view(),
         cache: pages.cache(LAYERS - 1),
         n,
@@ -96,20 +136,107 @@ fn rope(rig: &mut Rig<'_>, s: &Shape) -> Result<()> {
         q_scale: Q_SCALE,
     })?;
     let found = q.read()?;
-    let expected = turned(s, &data.q, &data.angles, s.norms.then_some(&data.norms[0]), Q_SCALE);
+    let turn = Turn { rotary_dim: s.rotary_dim, first: 0, pairs: s.pairs, angles: &data.angles };
+    let expected = turned(&turn, s.dim, &data.q, s.norms.then_some(&data.norms[0]), Some(Q_SCALE));
     rig.compare(&case, s.heads * s.dim, &found, |i| expected[i]);
-    let keys = turned(s, &data.k, &data.angles, s.norms.then_some(&data.norms[1]), 1.0);
-    let values: Vec<Expected> = data.v.iter().map(|value| Expected::exact(round(s.kind, *value))).collect();
-    compare_pages(rig, &case, s, &pages, [&keys, &values])
+    let keys = turned(&turn, s.dim, &data.k, s.norms.then_some(&data.norms[1]), None);
+    let still = Turn { rotary_dim: 0, ..turn };
+    let values = match s.values {
+        Values::Own => data.v.iter().map(|value| Expected::exact(round(s.kind, *value))).collect(),
+        Values::Normed => turned(&still, s.dim, &data.v, Some(&data.norms[2]), None),
+        Values::Keys => turned(&still, s.dim, &data.k, Some(&data.norms[2]), None),
+        Values::None => return compare_pages(rig, &case, &layout, &pages, [&[], &[]]),
+    };
+    compare_pages(rig, &case, &layout, &pages, [&keys, &values])
 }
 
-/// Returns the expected heads after norm, rotation and scaling.
-fn turned(s: &Shape, heads: &[f32], angles: &[f32], norm: Option<&Vec<f32>>, scale: f32) -> Vec<Expected> {
-    let (dim, half) = (s.dim, s.rotary_dim / 2);
+/// Returns random cosines and sines of all rows.
+fn angles(rig: &mut Rig<'_>, rotary_dim: usize) -> Vec<f32> {
+    let angles = normals(&mut rig.rng, ROWS.len() * rotary_dim / 2, 3.0);
+    let rows = angles.chunks((rotary_dim / 2).max(1));
+    rows.flat_map(|row| row.iter().map(|x| x.cos()).chain(row.iter().map(|x| x.sin()))).collect()
+}
+
+/// Returns the rows, with different factors of their queries.
+fn rows() -> [Row; ROWS.len()] {
+    let mut rows = ROWS.map(|(sequence, position)| Row { sequence, position, q_factor: 1.0, unused: 0 });
+    rows.iter_mut().enumerate().for_each(|(i, row)| row.q_factor += i as f32 / 8.0);
+    rows
+}
+
+/// Checks the kernel that stores the keys and values of latent attention.
+pub fn latent(rig: &mut Rig<'_>) -> Result<()> {
+    for (i, kind) in [KvType::F32, KvType::F16, KvType::Bf16, KvType::Int8].into_iter().enumerate() {
+        for (j, (heads, nope, rope, value)) in [(4, 24, 16, 20), (3, 128, 64, 128)].into_iter().enumerate() {
+            let sizes = Latent { q_rank: None, kv_rank: 24, nope, rope, value, norm_eps: 0.0 };
+            let pairs = [RotaryPairs::Halves, RotaryPairs::Adjacent][(i + j) % 2];
+            latent_heads(rig, heads, sizes, kind, pairs)?;
+        }
+    }
+    Ok(())
+}
+
+fn latent_heads(rig: &mut Rig<'_>, heads: usize, sizes: Latent, kind: KvType, pairs: RotaryPairs) -> Result<()> {
+    let case = rig.begin("latent_rope", format!("{heads} heads of {sizes:?}, {pairs:?}, cache of {kind}"))?;
+    let Latent { kv_rank, nope, rope, value, .. } = sizes;
+    let (n, dim) = (ROWS.len(), nope + rope);
+    let layout = KvLayout::new(kind, [KvHeads { count: heads, key: dim, value }; LAYERS]);
+    let pages = Pages::new(rig, &layout, 3, 3)?;
+    let q_values = normals(&mut rig.rng, n * heads * dim, 1.0);
+    let latent_values = normals(&mut rig.rng, n * (kv_rank + rope), 1.0);
+    let expanded_values = normals(&mut rig.rng, n * heads * (nope + value), 1.0);
+    let angle_values = angles(rig, rope);
+    let (q, k) = (rig.array(&q_values)?, rig.unwritten(n * heads * dim)?);
+    let (latent, expanded) = (rig.array(&latent_values)?, rig.array(&expanded_values)?);
+    let (angles, rows) = (rig.array(&angle_values)?, rig.array(&rows())?);
+    rig.ops.latent_rope(&LatentRope {
+        sizes,
+        q: q.view(),
+        k: k.view(),
+        latent: latent.view(),
+        expanded: expanded.view(),
+        angles: angles.view(),
+        pairs,
+        rows: rows.view(),
+        cache: pages.cache(LAYERS - 1),
+        n,
+        n_heads: heads,
+        q_scale: Q_SCALE,
+    })?;
+    let turn = Turn { rotary_dim: rope, first: nope, pairs, angles: &angle_values };
+    let expected = turned(&turn, dim, &q_values, None, Some(Q_SCALE));
+    rig.compare(&case, heads * dim, &q.read()?, |i| expected[i]);
+    let (mut keys, mut values) = (Vec::new(), Vec::new());
+    for (i, head) in expanded_values.chunks_exact(nope + value).enumerate() {
+        keys.extend_from_slice(&head[..nope]);
+        keys.extend_from_slice(&latent_values[i / heads * (kv_rank + rope) + kv_rank..][..rope]);
+        values.extend(head[nope..].iter().map(|value| Expected::exact(round(kind, *value))));
+    }
+    let keys = turned(&turn, dim, &keys, None, None);
+    compare_pages(rig, &case, &layout, &pages, [&keys, &values])
+}
+
+/// Rotation of heads.
+#[derive(Clone, Copy)]
+struct Turn<'a> {
+    rotary_dim: usize,
+    /// First number of a head that is rotated.
+    first: usize,
+    pairs: RotaryPairs,
+    /// Cosines and sines of all rows: `(n, rotary_dim)`.
+    angles: &'a [f32],
+}
+
+/// Returns the expected heads of `dim` numbers after norm and rotation, and after scaling by `q_scale` and by the
+/// factors of the rows.
+fn turned(turn: &Turn<'_>, dim: usize, heads: &[f32], norm: Option<&Vec<f32>>, q_scale: Option<f32>) -> Vec<Expected> {
+    let Turn { first, pairs, .. } = *turn;
+    let half = turn.rotary_dim / 2;
     let per_row = heads.len() / ROWS.len() / dim;
     let mut out = Vec::new();
     for (i, head) in heads.chunks_exact(dim).enumerate() {
-        let (cos, sin) = angles[i / per_row * 2 * half..][..2 * half].split_at(half);
+        let scale = q_scale.map_or(1.0, |scale| f64::from(scale * rows()[i / per_row].q_factor));
+        let (cos, sin) = turn.angles[i / per_row * 2 * half..][..2 * half].split_at(half);
         let mut x: Vec<f64> = head.iter().map(|x| f64::from(*x)).collect();
         if let Some(norm) = norm {
             let root = (x.iter().map(|x| x * x).sum::<f64>() / dim as f64 + f64::from(NORM_EPS)).sqrt();
@@ -117,12 +244,14 @@ fn turned(s: &Shape, heads: &[f32], angles: &[f32], norm: Option<&Vec<f32>>, sca
         }
         let (cos, sin) = (|i: usize| f64::from(cos[i]), |i: usize| f64::from(sin[i]));
         out.extend((0..dim).map(|i| {
-            let terms = match i {
-                _ if i < half => [x[i] * cos(i), -x[i + half] * sin(i)],
-                _ if i < 2 * half => [x[i] * cos(i - half), x[i - half] * sin(i - half)],
-                _ => [x[i], 0.0],
+            let rotated = i.checked_sub(first).filter(|at| *at < 2 * half);
+            let terms = match (rotated, pairs) {
+                (None, _) => [x[i], 0.0],
+                (Some(at), RotaryPairs::Adjacent) if at % 2 == 0 => [x[i] * cos(at / 2), -x[i + 1] * sin(at / 2)],
+                (Some(at), RotaryPairs::Adjacent) => [x[i] * cos(at / 2), x[i - 1] * sin(at / 2)],
+                (Some(at), RotaryPairs::Halves) if at < half => [x[i] * cos(at), -x[i + half] * sin(at)],
+                (Some(at), RotaryPairs::Halves) => [x[i] * cos(at - half), x[i - half] * sin(at - half)],
             };
-            let scale = f64::from(scale);
             let magnitude = (terms[0].abs() + terms[1].abs()) * scale;
             let terms_of_norm = if norm.is_some() { dim } else { 1 };
             Expected { value: (terms[0] + terms[1]) * scale, tolerance: rounding(terms_of_norm) * magnitude }
@@ -162,21 +291,31 @@ fn storing_error(kind: KvType, head: &[Expected], column: usize) -> f64 {
     if head[column].tolerance == 0.0 { 0.0 } else { step * head[column].value.abs() + smallest }
 }
 
-/// Compares the keys and values that were written to the pages, and checks that the rest of the pages is still NaN.
-fn compare_pages(rig: &mut Rig<'_>, case: &Case, s: &Shape, pages: &Pages, written: [&[Expected]; 2]) -> Result<()> {
+/// Compares the keys and values that were written to the pages, if any were, and checks that the rest of the pages is
+/// still NaN.
+fn compare_pages(
+    rig: &mut Rig<'_>,
+    case: &Case,
+    layout: &KvLayout,
+    pages: &Pages,
+    written: [&[Expected]; 2],
+) -> Result<()> {
+    let KvHeads { count, key, value } = layout.layers()[0].heads;
     for sequence in 0..pages.sequences {
         for page in 0..pages.per_sequence {
             let found = pages.read(sequence, page)?;
-            rig.compare(case, s.dim, &found, |i| {
-                let (run, position, column) = (i / s.dim / PAGE, i / s.dim % PAGE, i % s.dim);
-                let at = (sequence as u32, (page * PAGE + position) as u32);
-                let head = run.checked_sub((LAYERS - 1) * 2 * s.kv_heads);
+            rig.compare(case, key, &found, |i| {
+                let (head, inside) = (i / (PAGE * (key + value)), i % (PAGE * (key + value)));
+                let part = usize::from(inside >= PAGE * key);
+                let (dim, inside) = if part == 0 { (key, inside) } else { (value, inside - PAGE * key) };
+                let at = (sequence as u32, (page * PAGE + inside / dim) as u32);
+                let head = head.checked_sub((LAYERS - 1) * count).filter(|_| !written[part].is_empty());
                 let Some((head, row)) = head.zip(ROWS.iter().position(|row| *row == at)) else {
                     return Expected::exact(f64::NAN);
                 };
-                let head = &written[head % 2][(row * s.kv_heads + head / 2) * s.dim..][..s.dim];
-                let Expected { value, tolerance } = head[column];
-                Expected { value, tolerance: tolerance + storing_error(s.kind, head, column) }
+                let numbers = &written[part][(row * count + head) * dim..][..dim];
+                let Expected { value, tolerance } = numbers[inside % dim];
+                Expected { value, tolerance: tolerance + storing_error(layout.kind, numbers, inside % dim) }
             });
         }
     }
@@ -227,10 +366,13 @@ impl Pages {
 
     /// Writes all numbers of a page.
     pub fn write(&self, sequence: usize, page: usize, numbers: &[f32]) -> Result<()> {
-        let KvLayer { kind, heads, .. } = self.pool.layout().layers()[0];
+        let KvLayer { kind, heads: KvHeads { key, value, .. }, .. } = self.pool.layout().layers()[0];
         let mut bytes = Vec::new();
         match kind {
-            KvType::Int8 => numbers.chunks(PAGE * heads.key).for_each(|head| code(head, heads.key, &mut bytes)),
+            KvType::Int8 => numbers.chunks(PAGE * (key + value)).for_each(|head| {
+                code(&head[..PAGE * key], key, &mut bytes);
+                code(&head[PAGE * key..], value, &mut bytes);
+            }),
             kind => encode_floats(stored(kind), numbers, &mut bytes)?,
         }
         self.buffers[sequence * self.per_sequence + page].write(&bytes)
@@ -238,11 +380,12 @@ impl Pages {
 
     /// Reads all numbers of a page: for each layer and head the keys position by position, then the values.
     fn read(&self, sequence: usize, page: usize) -> Result<Vec<f32>> {
-        let KvLayer { kind, heads, .. } = self.pool.layout().layers()[0];
+        let KvLayer { kind, heads: KvHeads { key, value, .. }, .. } = self.pool.layout().layers()[0];
         let bytes = self.buffers[sequence * self.per_sequence + page].read()?;
         if kind == KvType::Int8 {
-            let head_bytes = PAGE * (heads.key + 4 * heads.key.div_ceil(KV_BLOCK));
-            return Ok(bytes.chunks(head_bytes).flat_map(|head| decoded(head, heads.key)).collect());
+            let [keys, values] = [key, value].map(|dim| PAGE * (dim + 4 * dim.div_ceil(KV_BLOCK)));
+            let numbers = |head: &[u8]| [decoded(&head[..keys], key), decoded(&head[keys..], value)].concat();
+            return Ok(bytes.chunks(keys + values).flat_map(numbers).collect());
         }
         let dtype = stored(kind);
         let mut numbers = vec![0.0; bytes.len() / dtype.size()];

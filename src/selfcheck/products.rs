@@ -3,7 +3,7 @@
 //! some experts have many rows and some have none.
 
 use super::elementwise::activated;
-use super::mixture::{Routed, sorted};
+use super::mixture::{Routed, Rule, sorted};
 use super::random::{Store, normals, weight};
 use super::rig::{Expected, Rig, rounding, split, sum};
 use crate::dtype::DType;
@@ -291,7 +291,7 @@ fn experts(rig: &mut Rig<'_>, store: Store) -> Result<()> {
         for &n in batches {
             let x = normals(&mut rig.rng, n * COLS, 1.0);
             let acts = rig.acts(How::Float.forms(), &x, COLS)?;
-            let routed = Routed::new(rig, &router, &acts, TOP_K, RouterSoftmax::Chosen)?;
+            let routed = Routed::new(rig, &router, &acts, TOP_K, &Rule::plain(RouterSoftmax::Chosen))?;
             for (gather, middle) in [(true, false), (true, true), (false, false)] {
                 chosen_products(rig, &stack, &routed, n, Task { gather, middle })?;
             }

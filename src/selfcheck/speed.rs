@@ -135,7 +135,7 @@ fn attention(rig: &Rig<'_>, runs: &[(usize, usize)]) -> Result<f64> {
     let numbers = normals(&mut Rng::new(7), Pool::page_bytes(&layout) / 2, 1.0);
     let per_text = launches.pages.per_sequence;
     (0..pages).try_for_each(|i| launches.pages.write(i / per_text, i % per_text, &numbers))?;
-    let layer = |layer| launches.attend(rig, layer, None, None, None);
+    let layer = |layer| launches.attend(rig, layer);
     Ok(median(rig, || (0..layers).try_for_each(layer))? / layers as f64)
 }
 

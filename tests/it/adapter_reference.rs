@@ -167,7 +167,7 @@ const CHANGED: [&str; 14] = [
 ];
 
 /// Makes an adapter of rank 2 that changes every matrix of a model that the engine can change.
-fn random_adapter(model: &ModelConfig, rng: &mut Rng) -> Adapter {
+pub fn random_adapter(model: &ModelConfig, rng: &mut Rng) -> Adapter {
     let mut numbers =
         |count: usize, spread: f64| -> Vec<f32> { (0..count).map(|_| (spread * rng.next_normal()) as f32).collect() };
     let mut changes = BTreeMap::new();

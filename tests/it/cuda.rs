@@ -43,7 +43,7 @@ pub fn on_gpu(options: EngineOptions) -> EngineOptions {
 #[test]
 fn fp32_gives_the_ids_and_logits_of_hugging_face() {
     let mut failures = Vec::new();
-    for case in Case::on_every_device() {
+    for case in Case::all() {
         let mut engine = case.engine(on_gpu(fp32()));
         assert_eq!(engine.device(), "cuda:0");
         for (i, prompt) in case.prompts().iter().enumerate().take(3) {
@@ -60,7 +60,7 @@ fn fp32_gives_the_ids_and_logits_of_hugging_face() {
 #[test]
 fn half_precisions_give_the_same_ids_wherever_the_choice_is_clearer_than_rounding() {
     let mut failures = Vec::new();
-    for case in Case::on_every_device() {
+    for case in Case::all() {
         for precision in [Precision::Bf16, Precision::Fp16] {
             let mut engine = case.engine(on_gpu(EngineOptions { precision: Some(precision), ..fp32() }));
             let noise = noise(precision);
@@ -127,8 +127,8 @@ fn quantized_weights_give_the_logits_of_the_cpu() {
 
 #[test]
 fn an_int8_kv_cache_gives_the_logits_of_the_cpu() {
-    // Heads of half a block and of one; windows in the last.
-    for name in ["llama-gqa", "qwen3", "mistral-swa"] {
+    // Heads of half a block and of one; windows; values that are the keys; layers that read those of others.
+    for name in ["llama-gqa", "qwen3", "mistral-swa", "gemma4", "gemma4-e"] {
         let case = Case::fixture(name);
         let text = text_of(&case, 200);
         let options = |kv| EngineOptions { kv: Some(kv), ..fp32() };
@@ -252,6 +252,40 @@ fn layers_split_between_cpu_and_gpus_give_the_same_text() {
     }
     let old = ids_of(simulated().env("IEC_SIM_CAPABILITY", "7.5"), &pack, &["--device", "cuda"]);
     assert_eq!(old, expected, "without tensor cores");
+}
+
+#[test]
+fn a_model_whose_layers_belong_together_is_on_one_gpu_or_refused_by_the_name_of_its_property() {
+    let pack = packed_as("gemma4-e", &Case::fixture("gemma4-e").hf_dir, &[]);
+    let run = |options: &[&str]| {
+        let mut command = simulated();
+        command.env("IEC_SIM_DEVICES", "2").args(["run", "--prompt", "Once", "--max-new", "2", "--model-dir"]);
+        command.arg(&pack).args(options).assert()
+    };
+    let done = run(&["--device", "cuda", "--gpu-layers", "2"]).code(2);
+    let text = String::from_utf8_lossy(&done.get_output().stderr).into_owned();
+    assert!(text.contains("`per_layer_input` takes all 5 layers to one device"), "{text}");
+    let done = run(&["--device", "cuda:0,1", "--json"]).success();
+    let line: Value = serde_json::from_slice(&done.get_output().stdout).unwrap();
+    assert_eq!(line["device"], "cuda:1");
+    let done = run(&["--device", "auto", "--gpu-layers", "2"]).success();
+    let text = String::from_utf8_lossy(&done.get_output().stderr).into_owned();
+    assert!(text.contains("the CPU computes") && text.contains("`per_layer_input`"), "{text}");
+}
+
+#[test]
+fn further_families_are_split_between_cpu_and_gpu_and_run_without_tensor_cores() {
+    for name in ["gemma4", "cohere2", "deepseek3"] {
+        let pack = packed_as(name, &Case::fixture(name).hf_dir, &[]);
+        let expected = ids_of(&mut simulated(), &pack, &["--device", "cpu"]);
+        for (variable, value, options) in [
+            ("IEC_SIM_DEVICES", "2", &["--device", "cuda:0,1", "--gpu-layers", "2"][..]),
+            ("IEC_SIM_CAPABILITY", "7.5", &["--device", "cuda"]),
+        ] {
+            let found = ids_of(simulated().env(variable, value), &pack, options);
+            assert_eq!(found, expected, "{name} {options:?}");
+        }
+    }
 }
 
 #[test]

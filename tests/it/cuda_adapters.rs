@@ -1,9 +1,11 @@
 //! Tests adapters on a simulated GPU: against PEFT, against the CPU, in mixed batches, and when layers are split.
 
+use crate::adapter_reference::random_adapter;
 use crate::adapters::{bound, differences_from_peft, golden, greedy, ids};
 use crate::common::{all_logits, fixture, iec, packed_as};
 use crate::cuda::{on_gpu, simulated};
 use crate::golden::{fp32, open, packed};
+use iec::rng::Rng;
 use iec::runtime::adapters::AdapterSet;
 use iec::runtime::{Engine, EngineOptions, Feed, KvType, Precision, Want};
 use serde_json::{Value, json};
@@ -112,6 +114,29 @@ fn adapters_of_quantized_models_give_the_logits_of_the_cpu() {
             if !(apart > 0.0 && apart < 0.02 && apart < changed / 4.0) {
                 failures.push(format!("{base} {adapter}: logits {apart} apart, changed by {changed}"));
             }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn adapters_of_the_further_families_give_the_logits_of_the_cpu() {
+    let (mut failures, mut rng) = (Vec::new(), Rng::new(7));
+    // Values that are the keys, layers that read keys of others, gates of outputs, MLPs beside experts, latent attention.
+    for name in ["gemma4", "gemma4-e", "gemma4-moe", "museglimmer", "glm4moe", "glm4flash", "deepseek2"] {
+        let pack = packed(name, &fixture(name));
+        let text: Vec<u32> = (0..30).map(|i| (i * i * 7 + 13) % 480).collect();
+        let mut base = open(&pack, fp32());
+        let (adapter, plain) = (random_adapter(base.config(), &mut rng), all_logits(&mut base, &text));
+        let both = [fp32(), on_gpu(fp32())].map(|options| {
+            let mut engine = open(&pack, options);
+            let bound = engine.adapter_binder().bind(&adapter).unwrap();
+            engine.set_adapters(AdapterSet::new(vec![(bound, 1.0)]).unwrap());
+            all_logits(&mut engine, &text)
+        });
+        let (changed, apart) = (apart(&plain, &both[0]), apart(&both[0], &both[1]));
+        if changed < 0.1 || apart > 1e-3 {
+            failures.push(format!("{name}: logits {apart} apart, changed by {changed}"));
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));

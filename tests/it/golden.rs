@@ -36,11 +36,6 @@ impl Case {
         cases
     }
 
-    /// Returns the cases whose models run on every device: those without the extensions of newer families.
-    pub fn on_every_device() -> Vec<Case> {
-        Case::all().into_iter().filter(|case| !FAMILIES.contains(&case.name)).collect()
-    }
-
     pub fn engine(&self, options: EngineOptions) -> Engine {
         open(&packed(self.name, &self.hf_dir), options)
     }

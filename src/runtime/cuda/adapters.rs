@@ -21,8 +21,20 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 /// Targets of a layer in the order of their columns in a table.
-const TARGETS: [Target; 8] =
-    [Target::Q, Target::K, Target::V, Target::O, Target::Gate, Target::Up, Target::Down, Target::Router];
+const TARGETS: [Target; 12] = [
+    Target::Q,
+    Target::K,
+    Target::V,
+    Target::O,
+    Target::Gate,
+    Target::Up,
+    Target::Down,
+    Target::Router,
+    Target::OutputGate,
+    Target::SharedGate,
+    Target::SharedUp,
+    Target::SharedDown,
+];
 /// Number of columns of a layer: those of all targets, then both matrices of experts.
 const COLUMNS: usize = TARGETS.len() + 2;
 /// Alignment in bytes of factors.

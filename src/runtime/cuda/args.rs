@@ -90,6 +90,7 @@ pub struct Matmul {
 pub struct Norm {
     pub x: u64,
     pub branch: u64,
+    pub beside: u64,
     pub post: u64,
     pub weight: u64,
     pub rows: u64,
@@ -98,8 +99,14 @@ pub struct Norm {
     pub out: Acts,
     pub n: u32,
     pub width: u32,
+    pub x_stride: u32,
+    pub kind: u32,
     pub eps: f32,
+    pub post_eps: f32,
+    pub branch_scale: f32,
+    pub x_scale: f32,
     pub top_k: u32,
+    pub unused: u32,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -125,12 +132,14 @@ pub struct Few {
     pub tickets: u64,
 }
 
-/// Sequence and position of a row of the batch.
+/// Sequence and position of a row of the batch, and the factor of its queries.
 #[derive(Debug, Clone, Copy, Default, bytemuck::Zeroable, bytemuck::Pod)]
 #[repr(C)]
 pub struct Row {
     pub sequence: u32,
     pub position: u32,
+    pub q_factor: f32,
+    pub unused: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -142,6 +151,8 @@ pub struct Cache {
     pub kind: u32,
     pub kv_heads: u32,
     pub head_dim: u32,
+    pub value_dim: u32,
+    pub unused: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -153,15 +164,53 @@ pub struct Rope {
     pub angles: u64,
     pub q_norm: u64,
     pub k_norm: u64,
+    pub v_norm: u64,
     pub rows: u64,
     pub cache: Cache,
     pub n: u32,
     pub n_heads: u32,
+    pub kv_heads: u32,
     pub rotary_dim: u32,
-    pub q_stride: u32,
-    pub kv_stride: u32,
+    pub adjacent: u32,
     pub eps: f32,
     pub q_scale: f32,
+    pub unused: u32,
+}
+
+/// Queries, keys and values of latent attention.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct LatentRope {
+    pub q: u64,
+    pub k: u64,
+    pub latent: u64,
+    pub expanded: u64,
+    pub angles: u64,
+    pub rows: u64,
+    pub cache: Cache,
+    pub n: u32,
+    pub n_heads: u32,
+    pub nope: u32,
+    pub rope: u32,
+    pub latent_stride: u32,
+    pub adjacent: u32,
+    pub q_scale: f32,
+    pub unused: u32,
+}
+
+/// Further inputs of layers, which depend on the token alone.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct TokenInputs {
+    pub projected: u64,
+    pub embedded: u64,
+    pub norm: u64,
+    pub out: u64,
+    pub n: u32,
+    pub layers: u32,
+    pub width: u32,
+    pub scale: f32,
+    pub eps: f32,
     pub unused: u32,
 }
 
@@ -180,6 +229,7 @@ pub struct Attention {
     pub rows: u64,
     pub tiles: u64,
     pub sinks: u64,
+    pub gate: u64,
     pub partial: u64,
     pub out: Acts,
     pub cache: Cache,
@@ -197,10 +247,18 @@ pub struct Route {
     pub logits: u64,
     pub experts_of: u64,
     pub weights: u64,
+    pub bias: u64,
+    pub factors: u64,
     pub n: u32,
     pub experts: u32,
     pub top_k: u32,
     pub softmax_over_all: u32,
+    pub scored: u32,
+    pub sigmoid: u32,
+    pub groups: u32,
+    pub groups_chosen: u32,
+    pub groups_best: u32,
+    pub scale: f32,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -242,7 +300,9 @@ pub struct Logits {
     pub n: u32,
     pub vocab: u32,
     pub parts: u32,
+    pub scale: f32,
     pub softcap: f32,
+    pub unused: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -330,7 +390,7 @@ pub struct Share {
 }
 
 /// Sizes in bytes of all structs, which the kernel `sizes` writes if host and device agree.
-pub const SIZES: [u32; 22] = [
+pub const SIZES: [u32; 24] = [
     size_of::<Matrix>() as u32,
     size_of::<Acts>() as u32,
     size_of::<Share>() as u32,
@@ -341,6 +401,8 @@ pub const SIZES: [u32; 22] = [
     size_of::<Row>() as u32,
     size_of::<Cache>() as u32,
     size_of::<Rope>() as u32,
+    size_of::<LatentRope>() as u32,
+    size_of::<TokenInputs>() as u32,
     size_of::<Tile>() as u32,
     size_of::<Attention>() as u32,
     size_of::<Route>() as u32,

@@ -56,12 +56,12 @@ impl Best {
         2 * self.partial.view().len().max(self.ids.view().len())
     }
 
-    /// Finds the largest logit of each part of `n` rows, and applies the softcap `cap` to all logits if there is one.
-    /// [`Best::take`] with `k = 1` then finds the largest of each row.
+    /// Finds the largest logit of each part of `n` rows, after all logits were multiplied by `scale` and capped by
+    /// `cap`, if there is one. [`Best::take`] with `k = 1` then finds the largest of each row.
     ///
     /// # Errors
     /// The driver reports an error.
-    pub fn largest(&self, ops: &Ops, logits: View<f32>, n: usize, cap: Option<f32>) -> Result<()> {
+    pub fn largest(&self, ops: &Ops, logits: View<f32>, n: usize, scale: f32, cap: Option<f32>) -> Result<()> {
         assert!(logits.len() >= n * self.vocab && self.partial.view().len() >= n * self.parts && n <= GRID);
         let args = args::Logits {
             logits: logits.address(),
@@ -70,7 +70,9 @@ impl Best {
             n: n as u32,
             vocab: self.vocab as u32,
             parts: self.parts as u32,
+            scale,
             softcap: cap.unwrap_or(0.0),
+            unused: 0,
         };
         ops.start("logits_parts", Launch { grid: [self.parts as u32, n as u32, 1], block: 256, shared: 0 }, &args)
     }

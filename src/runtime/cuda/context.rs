@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex};
 const PTX: [&str; 2] = [include_str!("kernels/compute_75.ptx"), include_str!("kernels/compute_80.ptx")];
 
 /// Bytes of dynamic shared memory that a kernel may use unless its limit is raised.
-const USUAL_SHARED: u32 = 48 << 10;
+pub const USUAL_SHARED: u32 = 48 << 10;
 
 /// A device with its stream and kernels.
 pub struct Context {

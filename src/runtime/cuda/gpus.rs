@@ -8,7 +8,7 @@ use super::ops;
 use super::part::CudaPart;
 use super::weights::{Source, layer_bytes};
 use crate::error::{Error, Result};
-use crate::model_config::Mlp;
+use crate::model_config::{LayerConfig, Mlp, ModelConfig};
 use crate::progress;
 use crate::runtime::device::{DeviceInfo, Devices, Parts};
 use crate::runtime::kv::PAGE;
@@ -103,14 +103,22 @@ fn plan(source: &Source<'_>, free: &[u64], asked: Option<usize>) -> Result<Vec<R
     if wanted == 0 {
         return Err(Error::usage("--gpu-layers: found 0, expected at least 1").help("use --device cpu"));
     }
-    let kv = Pool::page_bytes(&source.kv.part(0..1)) as u64 * source.positions.div_ceil(PAGE) as u64;
-    let cost = |layer: usize| layer_bytes(&source.weights.layers[layer]) + kv;
+    let whole = indivisible(source.config);
+    if let Some(field) = whole.filter(|_| wanted < layers) {
+        let found = format!("--gpu-layers: found {wanted}, but `{field}` takes all {layers} layers to one device");
+        return Err(Error::usage(found).help("leave --gpu-layers out, or use --device cpu"));
+    }
+    let pages = source.positions.div_ceil(PAGE) as u64;
+    let kv = |layers: Range<usize>| Pool::page_bytes(&source.kv.part(layers)) as u64 * pages;
+    let cost = |layer: usize| layer_bytes(&source.weights.layers[layer]) + kv(layer..layer + 1);
     let head = source.weights.lm_head.nbytes() as u64;
-    let fixed = scratch_bytes(source) + MARGIN;
+    let inputs = source.weights.per_layer.as_ref().map_or(0, |weights| weights.projection.nbytes() as u64);
+    let fixed = scratch_bytes(source) + inputs + MARGIN;
     let mut ranges = vec![layers..layers; free.len()];
     let mut end = layers;
     for (device, free) in free.iter().enumerate().rev() {
-        let share = (wanted - (layers - end)).div_ceil(device + 1);
+        let left = wanted - (layers - end);
+        let share = if whole.is_some() { left } else { left.div_ceil(device + 1) };
         let mut room = free.saturating_sub(fixed).saturating_sub(if end == layers { head } else { 0 });
         let mut start = end;
         while end - start < share && start > 0 && cost(start - 1) <= room {
@@ -121,7 +129,9 @@ fn plan(source: &Source<'_>, free: &[u64], asked: Option<usize>) -> Result<Vec<R
         end = start;
     }
     let placed = layers - end;
-    if placed == wanted || placed > 0 && asked.is_none() {
+    let is_placed = |range: &Range<usize>| range.len() == layers;
+    let fits = if whole.is_some() { ranges.iter().any(is_placed) } else { placed > 0 };
+    if fits && (placed == wanted || asked.is_none()) {
         return Ok(ranges);
     }
     let needed = (layers - wanted..layers).map(cost).sum::<u64>() + head + fixed * free.len() as u64;
@@ -129,23 +139,44 @@ fn plan(source: &Source<'_>, free: &[u64], asked: Option<usize>) -> Result<Vec<R
     let found = format!(
         "{wanted} layers need {:.1} GB of device memory ({:.1} GB of it for keys and values of {} tokens), {:.1} GB are free",
         gb(needed),
-        gb(kv * wanted as u64),
+        gb(kv(layers - wanted..layers)),
         source.positions,
         gb(free.iter().sum())
     );
-    Err(Error::new(crate::error::Cause::OutOfMemory(found))
-        .help("leave more layers to the CPU with --gpu-layers N, or use a shorter context (--ctx)"))
+    let help = match whole {
+        Some(_) => "use a shorter context (--ctx), or --device cpu",
+        None => "leave more layers to the CPU with --gpu-layers N, or use a shorter context (--ctx)",
+    };
+    Err(Error::new(crate::error::Cause::OutOfMemory(found)).help(help))
+}
+
+/// Returns the field of a property because of which one device has to compute all layers, if there is one.
+fn indivisible(config: &ModelConfig) -> Option<&'static str> {
+    let fields = [
+        ("per_layer_input", config.per_layer_input.is_some()),
+        ("exceptions.kv_from", config.layers().any(|layer| layer.kv_from.is_some())),
+    ];
+    fields.into_iter().find(|(_, found)| *found).map(|(field, _)| field)
 }
 
 /// Estimates the bytes of working memory of a part.
 fn scratch_bytes(source: &Source<'_>) -> u64 {
     let c = source.config;
-    let (q, kv) = (c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim);
+    let largest = |size: fn(&LayerConfig) -> usize| c.layers().map(|layer| size(&layer)).max().unwrap_or(0);
+    let q = largest(|layer| layer.n_heads * layer.head_dim.max(layer.value_dim));
+    let kv = largest(|layer| layer.n_kv_heads * (layer.head_dim + layer.value_dim));
     let mlp = |mlp| match mlp {
         Mlp::Dense { intermediate, .. } => 4 * intermediate,
-        Mlp::Moe { top_k, intermediate, .. } => top_k * (4 * intermediate + c.hidden),
+        Mlp::Moe { top_k, intermediate, shared, .. } => {
+            top_k * (4 * intermediate + c.hidden) + shared.map_or(0, |shared| 4 * shared.intermediate + c.hidden)
+        }
     };
     let mlp: usize = c.mlps().map(mlp).sum();
-    let per_row = 4 * (4 * c.hidden + 3 * q + 2 * kv + mlp);
+    let inputs = c.per_layer_input.map_or(0, |input| 3 * input.width * c.n_layers);
+    let latent = c.attention.latent.map_or(0, |latent| {
+        let rank = latent.kv_rank + latent.rope + latent.q_rank.unwrap_or(0);
+        3 * rank + c.n_heads * (latent.nope + latent.value)
+    });
+    let per_row = 4 * (5 * c.hidden + 4 * q + kv + mlp + inputs + latent);
     (per_row * source.rows + 8 * 64 * c.vocab) as u64
 }

@@ -3,10 +3,11 @@
 use super::adapters::{ChangePlan, StepChanges};
 use super::args::{Adapted, Row, Tile};
 use super::array::View;
-use super::attend::{Kernels, tiles};
+use super::attend::{Kernels, tile_rows, tiles};
 use super::context::{Buffer, Context, Pinned};
 use super::kv::Page;
 use crate::error::Result;
+use crate::model_config::PositionScale;
 use crate::runtime::device::Step;
 use std::sync::Arc;
 
@@ -17,17 +18,18 @@ pub struct Plan {
     pub rows: usize,
     /// Number of rows whose logits are wanted.
     pub wanted: usize,
-    /// Number of tiles of rows in attention; 0 if attention is computed row by row.
-    pub tiles: usize,
+    /// Numbers of tiles of rows in attention, of both sizes; 0 if attention is computed row by row.
+    pub tiles: [usize; 2],
     /// Number of largest logits wanted per row; 0 = all logits.
     pub best: usize,
     /// Number of entries per sequence in the page tables, a power of two.
     pub table_stride: usize,
-    /// Maximum number of rows per tile; 0 without tiles.
-    tile_rows: usize,
+    /// Maximum numbers of rows per tile, see [`tile_rows`]; 0 without tiles.
+    pub tile_rows: [usize; 2],
     sequences: usize,
     hidden: usize,
     angles: [usize; ROTATIONS],
+    further: usize,
     /// Shape of the changes by adapters.
     pub changes: ChangePlan,
 }
@@ -47,50 +49,60 @@ pub enum Section {
     Angles,
     /// Cosines and sines of the second kind of rotation: f32.
     OtherAngles,
+    /// Embeddings of the further inputs of all layers, in models that have them: f32 `(rows, layers * width)`.
+    Further,
     /// Sequence and position of each row: [`Row`].
     Rows,
     /// Indices of the rows whose logits are wanted: u32.
     Wanted,
     /// Tiles of attention, if it is computed by tiles: [`Tile`].
     Tiles,
+    /// The same for kernels that take smaller tiles.
+    SmallTiles,
     /// Page tables with the device addresses of the pages of each sequence: u64.
     Tables,
     /// Rows with adapters: [`Adapted`] `(3, slots)`.
     Adapted,
 }
 
+/// Sections with the tiles of both sizes.
+pub const TILES: [Section; 2] = [Section::Tiles, Section::SmallTiles];
+
 /// Sections with the angles of each kind of rotation.
 pub const ANGLES: [Section; ROTATIONS] = [Section::Angles, Section::OtherAngles];
 
 impl Plan {
-    /// Returns the plan for a step.
-    pub fn new(step: &Step<'_>, pages: &[&[Page]], best: usize, hidden: usize, kernels: &Kernels) -> Plan {
+    /// Returns the plan for a step; `kernels` are those of all layers.
+    pub fn new(step: &Step<'_>, pages: &[&[Page]], best: usize, hidden: usize, kernels: &[Kernels]) -> Plan {
         let tokens = step.runs.iter().map(|run| run.tokens);
-        let tile_rows = kernels.tile_rows(tokens.clone());
+        let tile_rows = tile_rows(kernels, tokens.clone());
         let longest = pages.iter().map(|pages| pages.len()).max().unwrap_or(0);
         Plan {
             rows: tokens.clone().sum(),
             wanted: step.wanted.len(),
             best,
-            tiles: tile_rows.map_or(0, |rows| tokens.map(|tokens| tokens.div_ceil(rows)).sum()),
+            tiles: tile_rows.map(|rows| tokens.clone().map(|tokens| tiles(0, tokens, rows).count()).sum()),
             table_stride: longest.max(1).next_power_of_two(),
-            tile_rows: tile_rows.unwrap_or(0),
+            tile_rows,
             sequences: pages.len(),
             hidden,
             angles: std::array::from_fn(|i| step.angles.get(i).map_or(0, Vec::len)),
+            further: step.further.len(),
             changes: ChangePlan::default(),
         }
     }
 
     /// Returns the bytes of each section.
-    fn sizes(&self) -> [usize; 8] {
+    fn sizes(&self) -> [usize; 10] {
         [
             4 * self.rows * self.hidden,
             4 * self.angles[0],
             4 * self.angles[1],
+            4 * self.further,
             size_of::<Row>() * self.rows,
             4 * self.wanted,
-            size_of::<Tile>() * self.tiles,
+            size_of::<Tile>() * self.tiles[0],
+            size_of::<Tile>() * self.tiles[1],
             8 * self.sequences * self.table_stride,
             3 * size_of::<Adapted>() * self.changes.slots,
         ]
@@ -111,13 +123,15 @@ impl Plan {
 #[derive(Debug)]
 pub struct Input {
     context: Arc<Context>,
+    /// Growth of the queries with their positions.
+    growth: Option<PositionScale>,
     memory: Option<(Pinned, Buffer)>,
 }
 
 impl Input {
     /// Creates an input without memory; the memory grows with the largest step.
-    pub fn new(context: &Arc<Context>) -> Input {
-        Input { context: context.clone(), memory: None }
+    pub fn new(context: &Arc<Context>, growth: Option<PositionScale>) -> Input {
+        Input { context: context.clone(), growth, memory: None }
     }
 
     /// Makes room for a plan. Returns true if the memory moved, so that graphs recorded with the old memory are
@@ -148,14 +162,23 @@ impl Input {
         for (section, angles) in ANGLES.into_iter().zip(step.angles) {
             put(section, bytemuck::cast_slice(angles));
         }
+        put(Section::Further, bytemuck::cast_slice(step.further));
+        let growth = self.growth;
         let rows = step.runs.iter().flat_map(|run| {
-            (0..run.tokens).map(|i| Row { sequence: run.sequence as u32, position: (run.position + i) as u32 })
+            (run.position..run.position + run.tokens).map(move |position| Row {
+                sequence: run.sequence as u32,
+                position: position as u32,
+                q_factor: growth.map_or(1.0, |growth| growth.at(position)),
+                unused: 0,
+            })
         });
         put(Section::Rows, bytemuck::cast_slice(&rows.collect::<Vec<_>>()));
         let wanted: Vec<u32> = step.wanted.iter().map(|row| *row as u32).collect();
         put(Section::Wanted, bytemuck::cast_slice(&wanted));
-        let tiles = step.runs.iter().flat_map(|run| tiles(run.first, run.tokens, plan.tile_rows));
-        put(Section::Tiles, bytemuck::cast_slice(&tiles.collect::<Vec<_>>()));
+        for (section, rows) in TILES.into_iter().zip(plan.tile_rows) {
+            let tiles = step.runs.iter().flat_map(|run| tiles(run.first, run.tokens, rows));
+            put(section, bytemuck::cast_slice(&tiles.collect::<Vec<_>>()));
+        }
         put(Section::Adapted, bytemuck::cast_slice(&changes.entries));
         let mut table = vec![0u64; plan.table_stride];
         for (i, pages) in pages.iter().enumerate() {

@@ -147,6 +147,8 @@ impl Pool {
             kind: kind(layer.kind).map_or(0, |(kind, _)| kind),
             kv_heads: layer.heads.count as u32,
             head_dim: layer.heads.key as u32,
+            value_dim: layer.heads.value as u32,
+            unused: 0,
         }
     }
 

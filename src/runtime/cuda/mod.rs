@@ -3,17 +3,19 @@
 //! Nothing links against CUDA. [`driver`] loads the driver library when a GPU is requested, and `context` opens a
 //! device and loads the kernels, which are stored as PTX in the repository (`kernels/`, `scripts/ptx.sh`).
 //! `weights` uploads layers to the device in the layout of the pack file, `kv` holds the keys and values there,
-//! `adapters` holds the changes of adapters, `part` computes the layers of one device by the launches of `ops`, and
-//! [`gpus`] assigns layers to devices.
+//! `adapters` holds the changes of adapters, `part` computes the layers of one device by the launches of `ops`, block
+//! by block (`blocks`), and [`gpus`] assigns layers to devices.
 
 pub(crate) mod adapters;
 pub(crate) mod args;
 pub(crate) mod array;
 pub(crate) mod attend;
 pub(crate) mod best;
+mod blocks;
 pub(crate) mod context;
 pub(crate) mod driver;
 pub(super) mod gpus;
+pub(crate) mod heads;
 mod input;
 pub(crate) mod kv;
 pub(crate) mod low_rank;

@@ -10,7 +10,7 @@ use super::context::{Context, Graph, Launch};
 use super::low_rank::LowRank;
 use super::multiply::{Middle, Product, arguments};
 use crate::error::{Error, Result};
-use crate::model_config::{Activation, Mlp, ModelConfig};
+use crate::model_config::{Activation, ExpertGroups, Mlp, ModelConfig, NormKind, RouterSoftmax, Selection};
 use std::sync::Arc;
 
 /// Maximum number of blocks of a grid along y and along z.
@@ -21,6 +21,8 @@ const EXPERTS: usize = 1024;
 const TOP_K: usize = 32;
 /// Maximum number of pairs of a row and one of its experts in a step.
 const PAIRS: usize = 16_384;
+/// Maximum number of groups of experts of which only some are searched.
+const EXPERT_GROUPS: usize = 32;
 /// Maximum number of rows (tokens) for which the router kernel is used.
 const ROUTER_ROWS: usize = 8;
 /// Number of tickets ([`Ops::tickets`]): one for each 16 rows of the largest gate or up matrix, because a launch that
@@ -40,10 +42,23 @@ pub struct Ops {
 pub struct Branch<'a> {
     /// Output `(n, hidden)`; with `chosen`, the outputs of experts `(pairs, hidden)`, sorted by expert.
     pub y: View<f32>,
+    /// Second output, which is added to the first: `(n, hidden)`.
+    pub beside: Option<View<f32>>,
     /// Weights of the norm that is applied to the output before it is added, if any: `(hidden)`.
     pub post: Option<&'a Array<f32>>,
     /// Assignment of expert outputs to rows, for a mixture of experts.
     pub chosen: Option<Chosen>,
+    /// Factor of the output.
+    pub scale: f32,
+    /// Factor of the residual stream after the output was added.
+    pub x_scale: f32,
+}
+
+impl<'a> Branch<'a> {
+    /// Returns a branch of one output, which is added as it is.
+    pub fn of(y: View<f32>) -> Branch<'a> {
+        Branch { y, beside: None, post: None, chosen: None, scale: 1.0, x_scale: 1.0 }
+    }
 }
 
 /// Choices of experts of all rows.
@@ -58,16 +73,54 @@ pub struct Chosen {
 }
 
 /// Arguments of a norm: `x += branch; out = norm(x)`.
+#[derive(Clone, Copy)]
 pub struct Norm<'a> {
     pub x: View<f32>,
+    /// Numbers from row to row of x.
+    pub x_stride: usize,
     pub branch: Option<Branch<'a>>,
+    /// Kind of the norm; `None` = the output is `x`.
+    pub kind: Option<NormKind>,
+    /// Factors of the output; `None` = 1.
     pub weight: Option<View<f32>>,
     /// Indices of the rows to compute; `None` = the first `n` rows.
     pub rows: Option<View<u32>>,
+    /// Output; `None` = only the branch is added.
     pub out: Option<&'a Acts>,
     pub n: usize,
     pub width: usize,
     pub eps: f32,
+    /// Added to the mean square of a branch that is normalized.
+    pub post_eps: f32,
+}
+
+impl<'a> Norm<'a> {
+    /// Returns the arguments of an RMSNorm of adjacent rows without a branch, factors and an output.
+    pub fn of(x: View<f32>, n: usize, width: usize, eps: f32) -> Norm<'a> {
+        Norm {
+            x,
+            x_stride: width,
+            branch: None,
+            kind: Some(NormKind::Rms),
+            weight: None,
+            rows: None,
+            out: None,
+            n,
+            width,
+            eps,
+            post_eps: eps,
+        }
+    }
+}
+
+/// Choice of experts by the logits of a router.
+pub struct Choice<'a> {
+    pub softmax: RouterSoftmax,
+    pub selection: Selection,
+    /// Numbers added to the scores for the choice, if any: `(experts)`.
+    pub bias: Option<&'a Array<f32>>,
+    /// Factors of the weights, if any: `(experts)`.
+    pub factors: Option<&'a Array<f32>>,
 }
 
 /// Pairs of rows and experts, sorted by expert.
@@ -86,22 +139,6 @@ pub struct Grouped {
     pub experts: usize,
     /// Maximum number of rows per share.
     pub share_rows: usize,
-}
-
-/// Arguments of the kernel that rotates queries and keys and writes keys and values into the cache.
-pub struct Rope {
-    pub q: View<f32>,
-    pub k: View<f32>,
-    pub v: View<f32>,
-    /// Cosines, then sines, of each row: `(n, rotary_dim)`.
-    pub angles: View<f32>,
-    pub head_norms: Option<[View<f32>; 2]>,
-    pub rows: View<args::Row>,
-    pub cache: args::Cache,
-    pub n: usize,
-    pub n_heads: usize,
-    pub eps: f32,
-    pub q_scale: f32,
 }
 
 impl Ops {
@@ -156,31 +193,56 @@ impl Ops {
     /// # Errors
     /// The driver reports an error.
     pub fn norm(&self, task: &Norm<'_>) -> Result<()> {
-        let Norm { n, width, .. } = *task;
-        if let Some(rows) = task.rows {
-            assert!(rows.len() >= n);
-        } else {
-            assert!(task.x.len() >= n * width);
-        }
-        let chosen = task.branch.and_then(|branch| branch.chosen);
+        assert!(task.out.is_none_or(|out| out.rows >= task.n && out.width == task.width));
+        self.norm_to(task, task.out.map_or_else(args::Acts::default, Acts::args))
+    }
+
+    /// Normalizes rows in place.
+    ///
+    /// # Errors
+    /// The driver reports an error.
+    pub fn norm_in_place(&self, task: &Norm<'_>) -> Result<()> {
+        assert!(task.branch.is_none() && task.rows.is_none() && task.out.is_none());
+        let out = args::Acts { f32: task.x.address(), stride: task.x_stride as u32, ..args::Acts::default() };
+        self.norm_to(task, out)
+    }
+
+    /// Copies adjacent rows.
+    ///
+    /// # Errors
+    /// The driver reports an error.
+    pub fn copy_rows(&self, from: View<f32>, to: View<f32>, n: usize, width: usize) -> Result<()> {
+        assert!(to.len() >= n * width);
+        let out = args::Acts { f32: to.address(), stride: width as u32, ..args::Acts::default() };
+        self.norm_to(&Norm { kind: None, ..Norm::of(from, n, width, 0.0) }, out)
+    }
+
+    /// Adds a branch, and writes the normalized sum to `out`.
+    fn norm_to(&self, task: &Norm<'_>, out: args::Acts) -> Result<()> {
+        let Norm { n, width, branch, x_stride, .. } = *task;
+        assert!(task.rows.map_or(task.x.len() >= n * x_stride, |rows| rows.len() >= n) && width <= x_stride);
+        let chosen = branch.and_then(|branch| branch.chosen);
         assert!(task.weight.is_none_or(|weight| weight.len() == width));
-        assert!(
-            task.out.is_none_or(|out| out.rows >= n && out.width == width)
-                && task.out.is_some() == task.weight.is_some()
-        );
         let args = args::Norm {
             x: task.x.address(),
-            branch: task.branch.map_or(0, |branch| branch.y.address()),
-            post: task.branch.and_then(|branch| branch.post).map_or(0, |post| post.view().address()),
+            branch: branch.map_or(0, |branch| branch.y.address()),
+            beside: branch.and_then(|branch| branch.beside).map_or(0, View::address),
+            post: branch.and_then(|branch| branch.post).map_or(0, |post| post.view().address()),
             weight: task.weight.map_or(0, View::address),
             rows: task.rows.map_or(0, View::address),
             slots: chosen.map_or(0, |chosen| chosen.slots.address()),
             weights: chosen.map_or(0, |chosen| chosen.weights.address()),
-            out: task.out.map_or_else(args::Acts::default, Acts::args),
+            out,
             n: n as u32,
             width: width as u32,
+            x_stride: x_stride as u32,
+            kind: task.kind.map_or(2, |kind| (kind == NormKind::Layer).into()),
             eps: task.eps,
+            post_eps: task.post_eps,
+            branch_scale: branch.map_or(1.0, |branch| branch.scale),
+            x_scale: branch.map_or(1.0, |branch| branch.x_scale),
             top_k: chosen.map_or(0, |chosen| chosen.top_k as u32),
+            unused: 0,
         };
         let block = width.div_ceil(8).next_multiple_of(32).clamp(32, 1024) as u32;
         self.start("norm", Launch { grid: [n as u32, 1, 1], block, shared: 0 }, &args)
@@ -196,40 +258,6 @@ impl Ops {
         self.start("gated", Launch { grid, block: 128, shared: 0 }, args)
     }
 
-    /// Rotates queries and keys, and writes keys and values into the cache.
-    ///
-    /// # Errors
-    /// The driver reports an error.
-    pub fn rope(&self, task: &Rope) -> Result<()> {
-        let Rope { n, n_heads, cache, .. } = *task;
-        let (head_dim, kv_heads) = (cache.head_dim as usize, cache.kv_heads as usize);
-        let rotary_dim = task.angles.len() / n;
-        assert!(task.q.len() >= n * n_heads * head_dim && task.rows.len() >= n && n <= GRID);
-        assert!(task.k.len() >= n * kv_heads * head_dim && task.v.len() >= n * kv_heads * head_dim);
-        assert!(task.head_norms.is_none_or(|norms| norms.iter().all(|norm| norm.len() == head_dim)));
-        assert!(rotary_dim <= head_dim);
-        let args = args::Rope {
-            q: task.q.address(),
-            k: task.k.address(),
-            v: task.v.address(),
-            angles: task.angles.address(),
-            q_norm: task.head_norms.map_or(0, |norms| norms[0].address()),
-            k_norm: task.head_norms.map_or(0, |norms| norms[1].address()),
-            rows: task.rows.address(),
-            cache,
-            n: n as u32,
-            n_heads: n_heads as u32,
-            rotary_dim: rotary_dim as u32,
-            q_stride: (n_heads * head_dim) as u32,
-            kv_stride: (kv_heads * head_dim) as u32,
-            eps: task.eps,
-            q_scale: task.q_scale,
-            unused: 0,
-        };
-        let grid = [(n_heads + 2 * kv_heads).div_ceil(4) as u32, n as u32, 1];
-        self.start("rope", Launch { grid, block: 128, shared: 0 }, &args)
-    }
-
     /// Computes the logits of `router`, which adapters may change, chooses the experts of each row by them, and sorts
     /// the row-expert pairs.
     ///
@@ -240,7 +268,7 @@ impl Ops {
         (router, logits): Product<'_>,
         x: &Acts,
         grouped: &Grouped,
-        softmax_over_all: bool,
+        choice: &Choice<'_>,
         changes: Option<&LowRank<'_>>,
     ) -> Result<()> {
         let Grouped { pairs, experts, share_rows, chosen, .. } = *grouped;
@@ -248,15 +276,7 @@ impl Ops {
         assert!(logits.len() >= n * experts && grouped.experts_of.len() >= pairs && grouped.inputs.len() >= pairs);
         assert!(chosen.slots.len() >= pairs && chosen.weights.len() >= pairs);
         assert!(grouped.shares.len() >= most_shares(pairs, experts, share_rows) && share_rows > 0);
-        let route = args::Route {
-            logits: logits.address(),
-            experts_of: grouped.experts_of.address(),
-            weights: chosen.weights.address(),
-            n: n as u32,
-            experts: experts as u32,
-            top_k: chosen.top_k as u32,
-            softmax_over_all: softmax_over_all.into(),
-        };
+        let route = choice.args(logits, grouped, n);
         let group = args::Group {
             experts_of: route.experts_of,
             slots: chosen.slots.address(),
@@ -294,6 +314,35 @@ impl Ops {
     }
 }
 
+impl Choice<'_> {
+    /// Returns the arguments of the choice for `n` rows of logits.
+    fn args(&self, logits: View<f32>, grouped: &Grouped, n: usize) -> args::Route {
+        let Selection { sigmoid, bias, groups, scale, .. } = self.selection;
+        let of_experts = |numbers: Option<&Array<f32>>| {
+            assert!(numbers.is_none_or(|numbers| numbers.view().len() == grouped.experts));
+            numbers.map_or(0, |numbers| numbers.view().address())
+        };
+        let group = |size: fn(&ExpertGroups) -> usize| groups.as_ref().map_or(0, |groups| size(groups) as u32);
+        args::Route {
+            logits: logits.address(),
+            experts_of: grouped.experts_of.address(),
+            weights: grouped.chosen.weights.address(),
+            bias: of_experts(self.bias),
+            factors: of_experts(self.factors),
+            n: n as u32,
+            experts: grouped.experts as u32,
+            top_k: grouped.chosen.top_k as u32,
+            softmax_over_all: (self.softmax == RouterSoftmax::All).into(),
+            scored: (sigmoid || bias || groups.is_some() || scale != 1.0).into(),
+            sigmoid: sigmoid.into(),
+            groups: group(|groups| groups.count),
+            groups_chosen: group(|groups| groups.chosen),
+            groups_best: group(|groups| groups.best),
+            scale,
+        }
+    }
+}
+
 /// Returns the arguments of an activation; without `up`, values of gate and up alternate in `gate`.
 pub fn gated(middle: &Middle<'_>, gate: View<f32>, up: Option<View<f32>>, n: usize) -> args::Gated {
     let width = middle.intermediate;
@@ -321,16 +370,19 @@ pub fn gated(middle: &Middle<'_>, gate: View<f32>, up: Option<View<f32>>, n: usi
 /// Checks that launches can cover the shapes of a model, so that none of the assertions here depends on a file.
 ///
 /// # Errors
-/// The model has a property that no kernel computes, or too many experts, choices, heads, or rows of gate and up.
+/// The model has too many experts, groups of experts, choices, heads, or rows of gate and up.
 pub fn check(config: &ModelConfig, rows: usize) -> Result<()> {
     let refuse = |found: String| Err(Error::engine(format!("{found} on a GPU")).help("use --device cpu"));
-    if let Some(field) = config.first_extension() {
-        return refuse(format!("found a model with `{field}`, which is not computed"));
-    }
     if config.n_heads > GRID {
         return refuse(format!("found {} query heads, expected at most {GRID}", config.n_heads));
     }
     for mlp in config.mlps() {
+        if let Mlp::Moe { selection: Selection { groups: Some(groups), .. }, .. } = mlp
+            && groups.count > EXPERT_GROUPS
+        {
+            let found = format!("`mlp.selection.groups`: found {} groups of experts", groups.count);
+            return refuse(format!("{found}, expected at most {EXPERT_GROUPS}"));
+        }
         let width = match mlp {
             Mlp::Dense { intermediate, .. } => intermediate,
             Mlp::Moe { experts, top_k, .. } if experts > EXPERTS || top_k > TOP_K || rows * top_k > PAIRS => {
@@ -349,4 +401,34 @@ pub fn check(config: &ModelConfig, rows: usize) -> Result<()> {
 /// cut into.
 pub fn most_shares(pairs: usize, experts: usize, share_rows: usize) -> usize {
     pairs.min(experts + pairs / share_rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_beyond_the_limits_of_the_kernels_are_refused_by_name() {
+        let refused = |mlp: serde_json::Value| {
+            let model: ModelConfig = serde_json::from_value(serde_json::json!({
+                "architecture": "x", "hidden": 64, "n_layers": 4, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16,
+                "vocab": 100, "max_context": 64, "norm_eps": 1e-6, "logit_softcap": null, "local_rope": null,
+                "rope": {"theta": 1e4, "rotary_dim": null, "scaling": {"type": "none"}},
+                "attention": {"softcap": null, "scale": 0.25}, "mlp": mlp, "tied_embeddings": true, "bos": null,
+            }))
+            .unwrap();
+            check(&model, 8).err().map(|error| (error.cause().exit_code(), error.to_string()))
+        };
+        let moe = |experts: usize, groups: usize| {
+            serde_json::json!({
+                "kind": "moe", "experts": experts, "top_k": 2, "intermediate": 8, "activation": {"name": "silu"},
+                "selection": {"groups": {"count": groups, "chosen": 2, "best": 1}},
+            })
+        };
+        assert_eq!(refused(moe(64, 32)), None);
+        for (mlp, found) in [(moe(66, 33), "`mlp.selection.groups`: found 33"), (moe(1056, 32), "2 of 1056 experts")] {
+            let (code, message) = refused(mlp).unwrap();
+            assert!(code == 5 && message.contains(found), "{message}");
+        }
+    }
 }

@@ -5,27 +5,22 @@
 //! device never waits for the host.
 
 use super::adapters::{DeviceAdapters, Place};
-use super::array::{Acts, Array, View};
-use super::attend::{Attend, Kernels};
+use super::attend::Kernels;
 use super::context::{Context, Graph, Mark, Pinned};
-use super::input::{ANGLES, Input, Plan, Section};
+use super::input::{Input, Plan};
 use super::kv::{Page, Pages, Pool};
-use super::low_rank::{LowRank, Rows};
-use super::multiply::{Middle, Product};
-use super::ops::{self, Branch, Chosen, Ops};
-use super::scratch::{Head, LOGIT_ROWS, MOST_BEST, Scratch};
+use super::low_rank::Rows;
+use super::ops::Ops;
+use super::scratch::{Head, Inputs, LOGIT_ROWS, MOST_BEST, Scratch};
 use super::weights::{OnDevice, Source, Uploader, upload};
 use crate::error::{Error, Result};
 use crate::interrupt;
-use crate::model_config::{self, ModelConfig, RouterSoftmax};
+use crate::model_config::{Mlp, ModelConfig};
 use crate::progress::ProgressBar;
-use crate::runtime::adapters::Target;
 use crate::runtime::device::{Answer, Cache, DevicePart, PartInfo, Step};
-use crate::runtime::kv::PAGE;
-use crate::runtime::layer::{Attention, Layer, Mlp, Moe, Operation};
+use crate::runtime::layer::Layer;
 use crate::runtime::profile::Stage;
 use std::collections::HashMap;
-use std::f32::consts::LOG2_E;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,17 +33,19 @@ const GRAPHS: usize = 128;
 #[derive(Debug)]
 pub struct CudaPart {
     context: Arc<Context>,
-    ops: Ops,
-    kernels: Kernels,
-    config: ModelConfig,
+    pub(super) ops: Ops,
+    /// Kernels for the cache that each layer reads.
+    pub(super) kernels: Vec<Kernels>,
+    pub(super) config: ModelConfig,
     /// Layers of the model that the part computes.
-    layers: Range<usize>,
-    weights: Vec<Layer<OnDevice>>,
-    head: Option<Head>,
-    pool: Arc<Pool>,
-    scratch: Scratch,
-    adapters: DeviceAdapters,
-    input: Input,
+    pub(super) layers: Range<usize>,
+    pub(super) weights: Vec<Layer<OnDevice>>,
+    pub(super) inputs: Option<Inputs>,
+    pub(super) head: Option<Head>,
+    pub(super) pool: Arc<Pool>,
+    pub(super) scratch: Scratch,
+    pub(super) adapters: DeviceAdapters,
+    pub(super) input: Input,
     output: Pinned,
     /// Graphs of small steps by plan; `None` = the plan occurred once and is recorded next time.
     graphs: HashMap<Plan, Option<Graph>>,
@@ -102,6 +99,11 @@ impl CudaPart {
     ) -> Result<CudaPart> {
         let Source { config, weights, arithmetic, rows, .. } = *source;
         context.enter()?;
+        let of_layer = |layer: usize| {
+            let owner = config.layer(layer).kv_from.unwrap_or(layer);
+            Kernels::new(&context.info, &source.kv.layers()[owner], config.n_heads)
+        };
+        let kernels = layers.clone().map(of_layer).collect::<Result<Vec<_>>>()?;
         let ops = Ops::new(context)?;
         let mut uploader = Uploader::new(context, bar)?;
         let upload = |layer| upload(&mut uploader, layer, arithmetic);
@@ -110,16 +112,17 @@ impl CudaPart {
             true => Some(Head::upload(&mut uploader, source)?),
             false => None,
         };
+        let inputs = (weights.per_layer.as_ref()).map(|weights| Inputs::upload(&mut uploader, weights, source));
+        let inputs = inputs.transpose()?;
         context.synchronize()?;
-        let kernels = Kernels::new(&context.info, &source.kv.layers()[0], config.n_heads)?;
-        let partial = kernels.partial_len(rows);
-        let scratch = Scratch::new(source, context, &uploaded, head.as_ref(), partial)?;
+        let partial = kernels.iter().map(|kernels| kernels.partial_len(rows)).max().unwrap_or(0);
+        let scratch = Scratch::new(source, context, &uploaded, inputs.as_ref(), head.as_ref(), partial)?;
         let output = match &head {
             Some(head) => 4 * head.logits.view().len().max(head.best.output_len()),
             None => 4 * rows * config.hidden,
         };
         let output = context.alloc_pinned(output)?;
-        let top_k = |mlp| if let model_config::Mlp::Moe { top_k, .. } = mlp { top_k } else { 1 };
+        let top_k = |mlp| if let Mlp::Moe { top_k, .. } = mlp { top_k } else { 1 };
         let top_k = config.mlps().map(top_k).max().unwrap_or(1);
         Ok(CudaPart {
             context: context.clone(),
@@ -130,9 +133,10 @@ impl CudaPart {
             pool: Pool::new(context, source.kv.part(layers.clone())),
             layers,
             weights: uploaded,
+            inputs,
             head,
             scratch,
-            input: Input::new(context),
+            input: Input::new(context, config.attention.position_scale),
             output,
             graphs: HashMap::new(),
             busy: Duration::ZERO,
@@ -156,7 +160,7 @@ impl CudaPart {
         }
         self.input.send(step, &pages, &plan, &changes)?;
         let begin = self.context.mark()?;
-        let small = plan.rows <= GRAPH_ROWS && plan.tiles == 0 && plan.wanted <= LOGIT_ROWS;
+        let small = plan.rows <= GRAPH_ROWS && plan.tiles[0] == 0 && plan.wanted <= LOGIT_ROWS;
         if small {
             self.start(&plan)?;
         } else {
@@ -234,171 +238,6 @@ impl CudaPart {
         Ok(())
     }
 
-    /// Starts the work of all layers of this part. The residual stream is updated in the memory of the input. If this
-    /// part has the output matrix, the wanted rows after the final norm are written to `normed`.
-    fn walk(&self, plan: &Plan) -> Result<()> {
-        let n = plan.rows;
-        let x = self.input.view(plan, Section::X);
-        // The output of a block is added to the residual stream by the norm before the next block.
-        let mut branch: Option<Branch<'_>> = None;
-        for (index, layer) in self.weights.iter().enumerate() {
-            for block in &layer.blocks {
-                // `ops::check` refuses other inputs.
-                self.norm(x, branch, block.input.norm(), None, n)?;
-                let (y, chosen) = match &block.operation {
-                    Operation::Attention(op) => (self.attend(plan, index, op)?, None),
-                    Operation::Mlp(op) => (self.mlp(plan, index, op)?, None),
-                    Operation::Moe(op) => self.mixture(plan, index, op)?,
-                    Operation::Latent(_) | Operation::Input(_) => unreachable!("see `ops::check`"),
-                };
-                branch = Some(Branch { y, post: block.post_norm.as_ref(), chosen });
-            }
-        }
-        match &self.head {
-            None => self.norm(x, branch, None, None, n),
-            Some(_) if plan.wanted == 0 => Ok(()),
-            Some(head) => {
-                self.norm(x, branch, Some(&head.norm), Some(self.input.view(plan, Section::Wanted)), plan.wanted)
-            }
-        }
-    }
-
-    /// Adds the output of a block to the residual stream, and normalizes the sum for the next block.
-    fn norm(
-        &self,
-        x: View<f32>,
-        branch: Option<Branch<'_>>,
-        weight: Option<&Array<f32>>,
-        rows: Option<View<u32>>,
-        n: usize,
-    ) -> Result<()> {
-        let out = weight.map(|_| &self.scratch.normed);
-        let (width, eps) = (self.config.hidden, self.config.norm_eps);
-        self.ops.norm(&ops::Norm { x, branch, weight: weight.map(Array::view), rows, out, n, width, eps })
-    }
-
-    /// Computes the attention block of layer `index` of this part, including its projections, and returns its output.
-    fn attend(&self, plan: &Plan, index: usize, op: &Attention<OnDevice>) -> Result<View<f32>> {
-        let (s, shape, n) = (&self.scratch, &op.shape, plan.rows);
-        let (Some(k), Some(v)) = (&op.k, &op.v) else { unreachable!("see `ops::check`") };
-        let products = [(&op.q, s.q.view()), (k, s.k.view()), (v, s.v.view())];
-        self.ops.matmuls(&products, &s.normed, n)?;
-        self.adapt(plan, Place::Target(index, Target::Q), &products, &s.normed)?;
-        let cache = self.pool.cache(index, self.input.view::<u64>(plan, Section::Tables).address(), plan.table_stride);
-        self.ops.rope(&ops::Rope {
-            q: s.q.view(),
-            k: s.k.view(),
-            v: s.v.view(),
-            angles: self.input.view(plan, ANGLES[shape.rotary.unwrap_or(0)]),
-            head_norms: op.head_norms.as_ref().map(|[q, k]| [q.view(), k.view()]),
-            rows: self.input.view(plan, Section::Rows),
-            cache,
-            n,
-            n_heads: shape.n_heads,
-            eps: self.config.norm_eps,
-            q_scale: shape.scale * LOG2_E,
-        })?;
-        let attend = Attend {
-            q: s.q.view(),
-            rows: self.input.view(plan, Section::Rows),
-            tiles: self.input.view(plan, Section::Tiles),
-            sinks: op.sinks.as_ref().map(Array::view),
-            partial: s.partial.view(),
-            out: &s.attended,
-            cache,
-            n,
-            window: shape.window,
-            softcap: shape.softcap.map(|cap| cap * LOG2_E),
-            longest: plan.table_stride * PAGE,
-        };
-        self.ops.attend(&self.kernels, &attend)?;
-        self.ops.matmul(&op.o, &s.attended, 0, s.branch.view(), n)?;
-        self.adapt(plan, Place::Target(index, Target::O), &[(&op.o, s.branch.view())], &s.attended)?;
-        Ok(s.branch.view())
-    }
-
-    /// Changes the results of products of all rows of `x` by adapters; `first` is the place of the first product.
-    fn adapt(&self, plan: &Plan, first: Place, products: &[Product<'_>], x: &Acts) -> Result<()> {
-        let changes = self.changes(plan, first, products, x, Rows::Batch(0..plan.rows));
-        changes.map_or(Ok(()), |changes| self.ops.low_rank(&changes))
-    }
-
-    /// Returns the changes of products by adapters, if there are any; the places of the products follow `first`.
-    fn changes<'a>(
-        &self,
-        plan: &Plan,
-        first: Place,
-        products: &'a [Product<'a>],
-        x: &'a Acts,
-        rows: Rows<'a>,
-    ) -> Option<LowRank<'a>> {
-        let (changes, index) = (plan.changes, self.adapters.index(first));
-        let all = self.input.view(plan, Section::Adapted);
-        let section = match first {
-            Place::Target(..) | Place::Experts(..) => 0,
-            Place::Head => 1,
-            Place::Replaced => 2,
-        };
-        let task = || LowRank {
-            plan: changes,
-            adapted: all.part(section * changes.slots, changes.slots),
-            index,
-            products,
-            x,
-            rows,
-            results: self.adapters.results(),
-        };
-        changes.has(first, products.len()).then(task)
-    }
-
-    fn mlp(&self, plan: &Plan, index: usize, op: &Mlp<OnDevice>) -> Result<View<f32>> {
-        let (s, n) = (&self.scratch, plan.rows);
-        let middle = Middle { activation: op.activation, out: &s.middle, intermediate: op.intermediate };
-        let (gates, ups) = (s.gate.view(), s.up.view());
-        let products = [(&op.gate, gates), (&op.up, ups)];
-        let first = Place::Target(index, Target::Gate);
-        if plan.changes.has(first, products.len()) {
-            self.ops.matmuls(&products, &s.normed, n)?;
-            self.adapt(plan, first, &products, &s.normed)?;
-            self.ops.gated(&ops::gated(&middle, gates, Some(ups), n))?;
-        } else {
-            self.ops.gate_and_up(&products, &s.normed, &middle, n)?;
-        }
-        self.ops.matmul(&op.down, &s.middle, 0, s.branch.view(), n)?;
-        self.adapt(plan, Place::Target(index, Target::Down), &[(&op.down, s.branch.view())], &s.middle)?;
-        Ok(s.branch.view())
-    }
-
-    /// Computes a mixture of experts. Returns the outputs of the chosen experts, sorted by expert, and the choices.
-    fn mixture(&self, plan: &Plan, index: usize, op: &Moe<OnDevice>) -> Result<(View<f32>, Option<Chosen>)> {
-        let s = &self.scratch;
-        let Moe { activation, intermediate, experts, top_k, .. } = *op;
-        let e = s.experts.as_ref().expect("made for a mixture");
-        let grouped = e.grouped(plan.rows, experts, top_k);
-        let over_all = op.softmax == RouterSoftmax::All;
-        let router = [(&op.router, e.logits.view())];
-        let changes =
-            self.changes(plan, Place::Target(index, Target::Router), &router, &s.normed, Rows::Batch(0..plan.rows));
-        self.ops.route(router[0], &s.normed, &grouped, over_all, changes.as_ref())?;
-        let middle = Middle { activation, out: &s.expert_middle, intermediate };
-        let gate_up = [(&op.gate_up, s.gate.view())];
-        match self.changes(plan, Place::Experts(index, 0), &gate_up, &s.normed, Rows::Pairs(&grouped, true)) {
-            None => self.ops.matmul_experts(gate_up[0], &s.normed, true, Some(&middle), &grouped)?,
-            Some(changes) => {
-                self.ops.matmul_experts(gate_up[0], &s.normed, true, None, &grouped)?;
-                self.ops.low_rank(&changes)?;
-                self.ops.gated(&ops::gated(&middle, s.gate.view(), None, grouped.pairs))?;
-            }
-        }
-        let down = [(&op.down, e.outputs.view())];
-        self.ops.matmul_experts(down[0], &s.expert_middle, false, None, &grouped)?;
-        let rows = Rows::Pairs(&grouped, false);
-        if let Some(changes) = self.changes(plan, Place::Experts(index, 1), &down, &s.expert_middle, rows) {
-            self.ops.low_rank(&changes)?;
-        }
-        Ok((e.outputs.view(), Some(grouped.chosen)))
-    }
-
     /// Computes the logits of some of the wanted rows in `normed`, and finds the largest ones if these are wanted.
     fn answer(&self, plan: &Plan, rows: Range<usize>) -> Result<()> {
         let Some(head) = self.head.as_ref().filter(|_| !rows.is_empty()) else { return Ok(()) };
@@ -412,16 +251,13 @@ impl CudaPart {
         if let Some(changes) = self.changes(plan, Place::Head, &product, x, Rows::Batch(rows)) {
             self.ops.low_rank(&changes)?;
         }
-        let (cap, logits) = (self.config.logit_softcap, head.logits.view());
+        let (scale, cap, logits) = (self.config.logit_scale, self.config.logit_softcap, head.logits.view());
+        if plan.best == 1 || cap.is_some() || scale != 1.0 {
+            head.best.largest(&self.ops, logits, n, scale, cap)?;
+        }
         match plan.best {
-            0 if cap.is_none() => Ok(()),
-            0 | 1 => head.best.largest(&self.ops, logits, n, cap),
-            k => {
-                if cap.is_some() {
-                    head.best.largest(&self.ops, logits, n, cap)?;
-                }
-                head.best.largest_of(&self.ops, logits, n, k)
-            }
+            0 | 1 => Ok(()),
+            k => head.best.largest_of(&self.ops, logits, n, k),
         }
     }
 }

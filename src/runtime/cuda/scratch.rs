@@ -8,7 +8,8 @@ use super::multiply;
 use super::ops::{self, Chosen, Grouped};
 use super::weights::{DeviceLinear, OnDevice, Source, Uploader};
 use crate::error::Result;
-use crate::runtime::layer::{Layer, Operation};
+use crate::runtime::layer::{AttentionShape, LatentAttention, Layer, Mlp, Operation};
+use crate::runtime::weights::PerLayerWeights;
 use std::sync::Arc;
 
 /// Maximum number of rows whose logits are computed and copied at once.
@@ -26,32 +27,80 @@ pub struct Head {
     pub best: Best,
 }
 
+/// Weights of the further inputs of all layers, and memory for these inputs; `n` is the maximum number of rows per
+/// step.
+#[derive(Debug)]
+pub struct Inputs {
+    /// Projection of the embedding of the model: `(layers * width, hidden)`.
+    pub projection: DeviceLinear,
+    /// Factors of the norm of the projection: `(width)`.
+    pub norm: Array<f32>,
+    /// Result of the projection: `(n, layers * width)`.
+    pub projected: Array<f32>,
+    /// The inputs: `(layers, rows of the step, width)`.
+    pub further: Array<f32>,
+}
+
 /// Device memory that all layers reuse; `n` is the maximum number of rows per step.
 #[derive(Debug)]
 pub struct Scratch {
-    /// Normalized inputs of a block: `(n, hidden)`.
+    /// Inputs of a block: `(n, hidden)`.
     pub normed: Acts,
+    /// Input of a router that has its own: `(n, hidden)`.
+    pub router_input: Acts,
     /// Queries: `(n, n_heads * head_dim)`.
     pub q: Array<f32>,
     /// Keys: `(n, n_kv_heads * head_dim)`.
     pub k: Array<f32>,
-    /// Values: `(n, n_kv_heads * head_dim)`.
+    /// Values: `(n, n_kv_heads * value_dim)`.
     pub v: Array<f32>,
-    /// Output of attention before the output projection: `(n, n_heads * head_dim)`.
-    pub attended: Acts,
+    /// Gate of the attention output: `(n, n_heads * value_dim)`.
+    pub output_gate: Array<f32>,
+    /// Output of attention before the output projection: `(n, n_heads * value_dim)`.
+    pub attended: ActsByWidth,
     /// Partial results of attention, see [`Kernels::partial_len`](super::attend::Kernels::partial_len).
     pub partial: Array<f32>,
+    pub latent: LatentScratch,
     /// Output of a block: `(n, hidden)`.
     pub branch: Array<f32>,
+    /// Output of an MLP that is added to that of experts: `(n, hidden)`.
+    pub beside: Array<f32>,
     /// Result of gate `(n, intermediate)`, or of gate and up of the chosen experts `(n * top_k, 2 * intermediate)`.
     pub gate: Array<f32>,
     /// Result of up: `(n, intermediate)`.
     pub up: Array<f32>,
     /// Activations of gate and up: `(n, intermediate)`.
-    pub middle: Acts,
+    pub middle: ActsByWidth,
     /// Activations of gate and up of the chosen experts: `(n * top_k, intermediate)`.
-    pub expert_middle: Acts,
+    pub expert_middle: ActsByWidth,
     pub experts: Option<ExpertScratch>,
+}
+
+/// Additional memory for latent attention.
+#[derive(Debug)]
+pub struct LatentScratch {
+    /// Vectors of queries: `(n, q_rank)`.
+    pub q: Array<f32>,
+    /// Vectors of keys and values, with the rotated part of the keys: `(n, kv_rank + rope)`.
+    pub kv: Array<f32>,
+    /// One of these vectors after its norm: `(n, rank)`.
+    pub normed: ActsByWidth,
+    /// Keys and values of all heads before they are divided: `(n, n_heads * (nope + value))`.
+    pub expanded: Array<f32>,
+}
+
+/// Activations of several widths, one for each width that occurs.
+#[derive(Debug, Default)]
+pub struct ActsByWidth(Vec<Acts>);
+
+impl ActsByWidth {
+    /// Returns the activations of a width.
+    ///
+    /// # Panics
+    /// No layer has this width.
+    pub fn of(&self, width: usize) -> &Acts {
+        self.0.iter().find(|acts| acts.width == width).expect("allocated for all layers")
+    }
 }
 
 /// Additional memory for a mixture of experts.
@@ -92,6 +141,22 @@ impl Head {
     }
 }
 
+impl Inputs {
+    /// Uploads the weights to a device.
+    ///
+    /// # Errors
+    /// There is not enough device memory, or the driver reports an error.
+    pub fn upload(uploader: &mut Uploader<'_>, weights: &PerLayerWeights, source: &Source<'_>) -> Result<Inputs> {
+        let (context, len) = (uploader.context, source.rows * weights.projection.matrix.rows());
+        Ok(Inputs {
+            projection: DeviceLinear::upload(uploader, &[&weights.projection], source.arithmetic)?,
+            norm: uploader.vector(&weights.norm)?,
+            projected: Array::new(context, len)?,
+            further: Array::new(context, len)?,
+        })
+    }
+}
+
 impl Scratch {
     /// Allocates memory for the steps of these layers.
     ///
@@ -101,24 +166,35 @@ impl Scratch {
         source: &Source<'_>,
         context: &Arc<Context>,
         layers: &[Layer<OnDevice>],
+        inputs: Option<&Inputs>,
         head: Option<&Head>,
         partial: usize,
     ) -> Result<Scratch> {
         let (rows, hidden) = (source.rows, source.config.hidden);
         let mut sizes = Sizes::default();
         layers.iter().flat_map(|layer| &layer.blocks).for_each(|block| sizes.include(&block.operation, rows));
-        if let Some(head) = head {
-            sizes.normed = sizes.normed.and(head.lm_head.how.forms());
-        }
+        let projection = inputs.map(|inputs| &inputs.projection);
+        let linears = head.map(|head| &head.lm_head).into_iter().chain(projection);
+        linears.for_each(|linear| include(&mut sizes.normed, linear));
         let experts = sizes.experts.map(|[experts, top_k]| ExpertScratch::new(context, rows, experts, top_k, hidden));
+        let floats = Forms { f32: sizes.has_router_input, ..Forms::default() };
         Ok(Scratch {
             normed: Acts::new(context, sizes.normed, rows, hidden)?,
+            router_input: Acts::new(context, floats, rows, hidden)?,
             q: Array::new(context, rows * sizes.q)?,
-            k: Array::new(context, rows * sizes.kv)?,
-            v: Array::new(context, rows * sizes.kv)?,
-            attended: Acts::new(context, sizes.attended, rows, sizes.q)?,
+            k: Array::new(context, rows * sizes.k)?,
+            v: Array::new(context, rows * sizes.v)?,
+            output_gate: Array::new(context, rows * sizes.output_gate)?,
+            attended: sizes.attended.allocate(context)?,
             partial: Array::new(context, partial)?,
+            latent: LatentScratch {
+                q: Array::new(context, rows * sizes.latent.q)?,
+                kv: Array::new(context, rows * sizes.latent.kv)?,
+                normed: sizes.latent.normed.allocate(context)?,
+                expanded: Array::new(context, rows * sizes.latent.expanded)?,
+            },
             branch: Array::new(context, rows * hidden)?,
+            beside: Array::new(context, if sizes.has_beside { rows * hidden } else { 0 })?,
             gate: Array::new(context, sizes.gate)?,
             up: Array::new(context, sizes.up)?,
             middle: sizes.middle.allocate(context)?,
@@ -132,68 +208,116 @@ impl Scratch {
 #[derive(Debug, Default)]
 struct Sizes {
     normed: Forms,
-    attended: Forms,
+    has_router_input: bool,
+    attended: Widths,
     q: usize,
-    kv: usize,
+    k: usize,
+    v: usize,
+    output_gate: usize,
+    latent: LatentSizes,
+    has_beside: bool,
     gate: usize,
     up: usize,
-    middle: MiddleSize,
-    expert_middle: MiddleSize,
+    middle: Widths,
+    expert_middle: Widths,
     /// Number of experts and number of experts per row.
     experts: Option<[usize; 2]>,
 }
 
-/// Size of the activations of gate and up.
+/// Sizes of latent attention, as in [`Sizes`].
 #[derive(Debug, Default)]
-struct MiddleSize {
-    forms: Forms,
-    rows: usize,
-    width: usize,
+struct LatentSizes {
+    q: usize,
+    kv: usize,
+    normed: Widths,
+    expanded: usize,
 }
 
-impl MiddleSize {
-    /// Includes the input of a down projection.
-    fn include(&mut self, down: &DeviceLinear, rows: usize, width: usize) {
-        self.forms = self.forms.and(down.how.forms());
-        (self.rows, self.width) = (self.rows.max(rows), self.width.max(width));
+/// Widths of inputs of products, with their forms and numbers of rows.
+#[derive(Debug, Default)]
+struct Widths(Vec<(usize, Forms, usize)>);
+
+impl Widths {
+    /// Includes the input of a product, `(rows, columns of the matrix)`.
+    fn include(&mut self, linear: &DeviceLinear, rows: usize) {
+        let width = linear.matrix.cols();
+        let at = self.0.iter().position(|(own, ..)| *own == width).unwrap_or_else(|| {
+            self.0.push((width, Forms::default(), 0));
+            self.0.len() - 1
+        });
+        let (_, forms, most) = &mut self.0[at];
+        (*forms, *most) = (forms.and(linear.how.forms()), rows.max(*most));
     }
 
-    fn allocate(&self, context: &Arc<Context>) -> Result<Acts> {
-        Acts::new(context, self.forms, self.rows, self.width)
+    fn allocate(&self, context: &Arc<Context>) -> Result<ActsByWidth> {
+        let acts = self.0.iter().map(|(width, forms, rows)| Acts::new(context, *forms, *rows, *width));
+        acts.collect::<Result<_>>().map(ActsByWidth)
     }
+}
+
+/// Includes the forms in which a product reads its input.
+fn include(forms: &mut Forms, linear: &DeviceLinear) {
+    *forms = forms.and(linear.how.forms());
 }
 
 impl Sizes {
     /// Includes the sizes of an operation over `rows` rows.
     fn include(&mut self, operation: &Operation<OnDevice>, rows: usize) {
-        let include = |forms: &mut Forms, linears: &[&DeviceLinear]| {
-            *forms = linears.iter().fold(*forms, |forms, linear| forms.and(linear.how.forms()));
-        };
-        let larger = |[a, b]: [usize; 2], [c, d]: [usize; 2]| [a.max(c), b.max(d)];
         match operation {
             Operation::Attention(op) => {
-                let linears: Vec<&DeviceLinear> =
-                    [Some(&op.q), op.k.as_ref(), op.v.as_ref()].into_iter().flatten().collect();
-                include(&mut self.normed, &linears);
-                include(&mut self.attended, &[&op.o]);
-                self.q = self.q.max(op.shape.n_heads * op.shape.head_dim);
-                self.kv = self.kv.max(op.shape.n_kv_heads * op.shape.head_dim);
+                let linears = [Some(&op.q), op.k.as_ref(), op.v.as_ref(), op.gate.as_ref()];
+                linears.into_iter().flatten().for_each(|linear| include(&mut self.normed, linear));
+                self.attended.include(&op.o, rows);
+                self.include_heads(&op.shape);
+                self.output_gate = self.output_gate.max(op.gate.as_ref().map_or(0, |gate| gate.matrix.rows()));
             }
-            Operation::Mlp(op) => {
-                include(&mut self.normed, &[&op.gate, &op.up]);
-                self.middle.include(&op.down, rows, op.intermediate);
-                self.gate = self.gate.max(rows * op.intermediate);
-                self.up = self.up.max(rows * op.intermediate);
+            Operation::Latent(op) => self.include_latent(op, rows),
+            Operation::Mlp(op) => self.include_mlp(op, rows),
+            Operation::Input(op) => {
+                include(&mut self.normed, &op.gate);
+                self.middle.include(&op.projection, rows);
+                self.gate = self.gate.max(rows * op.gate.matrix.rows());
             }
-            Operation::Latent(_) | Operation::Input(_) => unreachable!("see `ops::check`"),
             Operation::Moe(op) => {
                 let pairs = rows * op.top_k;
-                include(&mut self.normed, &[&op.router, &op.gate_up]);
-                self.expert_middle.include(&op.down, pairs, op.intermediate);
+                [&op.router, &op.gate_up].into_iter().for_each(|linear| include(&mut self.normed, linear));
+                self.expert_middle.include(&op.down, pairs);
                 self.gate = self.gate.max(pairs * 2 * op.intermediate);
-                self.experts = Some(larger(self.experts.unwrap_or_default(), [op.experts, op.top_k]));
+                let [experts, top_k] = self.experts.unwrap_or_default();
+                self.experts = Some([experts.max(op.experts), top_k.max(op.top_k)]);
+                op.shared.iter().for_each(|mlp| self.include_mlp(mlp, rows));
+                self.has_beside |= op.shared.is_some();
+                self.has_router_input |= op.norms.is_some();
             }
         }
+    }
+
+    fn include_heads(&mut self, shape: &AttentionShape) {
+        self.q = self.q.max(shape.n_heads * shape.head_dim);
+        self.k = self.k.max(shape.n_kv_heads * shape.head_dim);
+        self.v = self.v.max(shape.n_kv_heads * shape.value_dim);
+    }
+
+    fn include_latent(&mut self, op: &LatentAttention<OnDevice>, rows: usize) {
+        let q_a = op.q_a.as_ref().map(|(q_a, _)| q_a);
+        include(&mut self.normed, &op.kv_a);
+        include(&mut self.normed, q_a.unwrap_or(&op.q));
+        if let Some(q_a) = q_a {
+            self.latent.normed.include(&op.q, rows);
+            self.latent.q = self.latent.q.max(q_a.matrix.rows());
+        }
+        self.latent.normed.include(&op.kv_b, rows);
+        self.latent.kv = self.latent.kv.max(op.kv_a.matrix.rows());
+        self.latent.expanded = self.latent.expanded.max(op.kv_b.matrix.rows());
+        self.attended.include(&op.o, rows);
+        self.include_heads(&op.shape);
+    }
+
+    fn include_mlp(&mut self, op: &Mlp<OnDevice>, rows: usize) {
+        [&op.gate, &op.up].into_iter().for_each(|linear| include(&mut self.normed, linear));
+        self.middle.include(&op.down, rows);
+        self.gate = self.gate.max(rows * op.intermediate);
+        self.up = self.up.max(rows * op.intermediate);
     }
 }
 

@@ -70,20 +70,30 @@ struct Matmul {
     uint32_t y_stride;
 };
 
-// x += branch (normalized with `post`, if given); out = x / sqrt(mean(x^2) + eps) * weight.
+enum NormKind : uint32_t { NORM_RMS = 0, NORM_LAYER = 1, NORM_NONE = 2 };
+
+// x = (x + branch_scale * (branch + beside)) * x_scale, where the sum of both branches is first normalized with `post`,
+// if given; out = x normalized as `kind` says, times weight.
 struct Norm {
-    float* x;              // (n, width), changed where there is a branch
+    float* x;              // (n, x_stride), changed where there is a branch
     const float* branch;   // (n, width), or null; with `slots` (pairs, width), sorted by expert
+    const float* beside;   // (n, width), or null
     const float* post;     // (width), or null
-    const float* weight;   // (width); null = only the sum is wanted
+    const float* weight;   // (width), or null for ones
     const uint32_t* rows;  // row of x (and branch) that output row i reads; null = i itself
     const uint32_t* slots;   // (n, top_k): rows of `branch` whose weighted sum is added; or null
     const float* weights;    // (n, top_k), with `slots`
-    Acts out;
+    Acts out;                // without any address, only the sum is wanted
     uint32_t n;
     uint32_t width;
+    uint32_t x_stride;  // elements from row to row of x
+    uint32_t kind;      // NormKind
     float eps;
+    float post_eps;
+    float branch_scale;
+    float x_scale;
     uint32_t top_k;  // with `slots`
+    uint32_t unused;
 };
 
 enum ActivationKind : uint32_t { ACT_SILU = 0, ACT_GELU_TANH = 1, ACT_SWIGLU_OAI = 2 };
@@ -118,6 +128,8 @@ enum KvKind : uint32_t { KV_F32 = 0, KV_F16 = 1, KV_BF16 = 2, KV_INT8 = 3 };
 struct Row {
     uint32_t sequence;
     uint32_t position;
+    float q_factor;  // of its queries
+    uint32_t unused;
 };
 
 // The cache of one layer; cache.cuh describes what a page holds.
@@ -127,27 +139,65 @@ struct Cache {
     uint32_t table_stride;
     uint32_t kind;  // KvKind
     uint32_t kv_heads;
-    uint32_t head_dim;
+    uint32_t head_dim;   // of queries and keys
+    uint32_t value_dim;  // of values
+    uint32_t unused;
 };
 
-// Normalizes the heads of queries and keys if there are weights, rotates them, scales queries, and stores keys and
-// values. For a cache of KV_INT8, the keys are also changed in place.
+// Normalizes the heads of queries, keys and values if there are weights, rotates queries and keys, scales queries, and
+// stores keys and values. For a cache of KV_INT8, keys and normalized values are also changed in place.
 struct Rope {
     float* q;             // (n, n_heads * head_dim), in place
     float* k;             // (n, kv_heads * head_dim)
-    const float* v;       // (n, kv_heads * head_dim)
+    float* v;             // (n, kv_heads * value_dim); may be k, unless the cache is of KV_INT8
     const float* angles;  // (n, rotary_dim): cosines, then sines
     const float* q_norm;  // (head_dim), or null
     const float* k_norm;  // (head_dim), or null
+    const float* v_norm;  // (value_dim), or null
     const Row* rows;      // (n)
     Cache cache;
     uint32_t n;
     uint32_t n_heads;
+    uint32_t kv_heads;  // heads of keys and values that are stored: all, or none if they are those of another layer
     uint32_t rotary_dim;
-    uint32_t q_stride;   // elements from row to row of q
-    uint32_t kv_stride;  // elements from row to row of k and v
+    uint32_t adjacent;  // 1: numbers 2i and 2i + 1 are rotated together; 0: numbers i and rotary_dim / 2 + i
     float eps;
     float q_scale;
+    uint32_t unused;
+};
+
+// Queries, keys and values of latent attention: rotates the last `rope` numbers of the heads of queries, scales the
+// queries, and stores keys and values. The keys of a row are `nope` numbers of each head, and `rope` numbers that all
+// heads share.
+struct LatentRope {
+    float* q;               // (n, n_heads * (nope + rope)), in place
+    float* k;               // (n, n_heads * (nope + rope)): room for keys, for a cache of KV_INT8
+    const float* latent;    // (n, latent_stride), of which the last `rope` numbers are rotated and shared by all keys
+    const float* expanded;  // (n, n_heads * (nope + value_dim)): keys without those numbers, and values, head by head
+    const float* angles;    // (n, rope): cosines, then sines; or null, and nothing is rotated
+    const Row* rows;        // (n)
+    Cache cache;            // n_heads heads of keys of nope + rope numbers
+    uint32_t n;
+    uint32_t n_heads;
+    uint32_t nope;
+    uint32_t rope;
+    uint32_t latent_stride;
+    uint32_t adjacent;  // as in Rope
+    float q_scale;
+    uint32_t unused;
+};
+
+// Further inputs of layers: out = (projected * scale, normalized with `norm`, + embedded) / sqrt(2).
+struct TokenInputs {
+    const float* projected;  // (n, layers * width)
+    const float* embedded;   // (n, layers * width)
+    const float* norm;       // (width)
+    float* out;              // (layers, n, width)
+    uint32_t n;
+    uint32_t layers;
+    uint32_t width;
+    float scale;
+    float eps;
     uint32_t unused;
 };
 
@@ -164,8 +214,9 @@ struct Attention {
     const Row* rows;
     const Tile* tiles;   // `attention_prefill` only
     const float* sinks;  // (n_heads): an extra logit each, times log2(e); or null
-    float* partial;      // `attention_decode` only: (n, n_heads, splits, head_dim + 2)
-    Acts out;            // (n, n_heads * head_dim)
+    const float* gate;   // (n, n_heads * value_dim): the sigmoid of it multiplies the result; or null
+    float* partial;      // `attention_decode` only: (n, n_heads, splits, value_dim + 2)
+    Acts out;            // (n, n_heads * value_dim)
     Cache cache;
     uint32_t n;
     uint32_t n_heads;
@@ -180,10 +231,18 @@ struct Route {
     const float* logits;  // (n, experts)
     uint32_t* experts_of;  // (n, top_k), best first
     float* weights;        // (n, top_k)
+    const float* bias;     // (experts): added to the scores for the choice; or null
+    const float* factors;  // (experts): of the weights; or null
     uint32_t n;
     uint32_t experts;
     uint32_t top_k;
     uint32_t softmax_over_all;
+    uint32_t scored;  // 1: experts are chosen by scores, which the fields below and `bias` describe; 0: by logits
+    uint32_t sigmoid;  // scores are sigmoids of logits; else their softmax over all
+    uint32_t groups;  // of experts, of which only some are searched; 0 = no groups
+    uint32_t groups_chosen;
+    uint32_t groups_best;  // the score of a group is the sum of this many best scores, 1 or 2
+    float scale;           // of the weights
 };
 
 // Sorts the pairs (row, choice) by expert, stably, and cuts the pairs of each expert into shares of at most
@@ -215,15 +274,18 @@ struct Router {
     uint32_t* ticket;  // 0 before the first launch and after each
 };
 
-// Caps logits, and finds the largest of each part of a row: of equal logits the first; NaN counts as the smallest.
+// Scales and caps logits, and finds the largest of each part of a row: of equal logits the first; NaN counts as the
+// smallest.
 struct Logits {
-    float* logits;     // (n, vocab), capped in place
+    float* logits;     // (n, vocab), scaled and capped in place
     float* partial;    // (n, parts): largest of each part
     uint32_t* places;  // (n, parts): index of that logit
     uint32_t n;
     uint32_t vocab;
     uint32_t parts;
+    float scale;    // 1 = none
     float softcap;  // 0 = none
+    uint32_t unused;
 };
 
 // The largest numbers of each row, largest first (of equal numbers the first; NaN counts as the smallest). A launch

@@ -10,6 +10,7 @@
 #pragma once
 #include "acts.cuh"
 #include "cache.cuh"
+#include "gated.cuh"
 #include "tensor.cuh"
 
 // Range of positions, such as those that a row sees: `first` .. `last`, both included.
@@ -152,10 +153,16 @@ __device__ __forceinline__ void split(float low, float high, uint32_t* rounded, 
 // Positions of a step of the plain kernels: one for each lane of a warp.
 #define PLAIN_STEP 32
 
-// Floats per row in the shared memory of the plain kernels: a multiple of 16 bytes, and 16 more so that adjacent rows
-// use different banks.
-__device__ __forceinline__ uint32_t plain_stride(uint32_t dim) {
+// Floats per row of keys or values in the shared memory of the plain kernels: a multiple of 16 bytes, and 16 more so
+// that adjacent rows use different banks.
+__device__ __forceinline__ uint32_t plain_stride(const Cache& cache) {
+    const uint32_t dim = cache.head_dim > cache.value_dim ? cache.head_dim : cache.value_dim;
     return ((dim + 3) & ~3u) + 4;
+}
+
+// Factor of a column of the result of a row: the sigmoid of the gate, if there is one.
+__device__ __forceinline__ float gate_of(const Attention& a, uint32_t row, uint32_t column) {
+    return a.gate ? sigmoid(a.gate[uint64_t(row) * a.n_heads * a.cache.value_dim + column]) : 1.0f;
 }
 
 // Keys or values of one head in a page, without scales.
@@ -183,11 +190,12 @@ struct CodedRows {
     }
 };
 
-// Loads the keys or values of a step as floats to `out`, with all threads of the block; positions that are not visible
-// and the columns after the last dimension become zero.
+// Loads the keys or values of a step as floats to rows of `stride` of `out`, with all threads of the block; positions
+// that are not visible and the columns after the last dimension become zero.
 template <typename Rows>
-__device__ __forceinline__ void load_step(const Visible& visible, const Rows& rows, uint32_t start, float* out) {
-    const uint32_t dim = rows.dim, stride = plain_stride(dim), warps = blockDim.x / 32;
+__device__ __forceinline__ void load_step(const Visible& visible, const Rows& rows, uint32_t start, uint32_t stride,
+                                          float* out) {
+    const uint32_t dim = rows.dim, warps = blockDim.x / 32;
 #pragma unroll 1
     for (uint32_t column = 2 * (threadIdx.x % 32); column < stride; column += 64) {
 #pragma unroll 4
@@ -204,17 +212,18 @@ __device__ __forceinline__ void load_step(const Visible& visible, const Rows& ro
 // `load_step` for the keys (part 0) or values (part 1) of a head in a cache of any type.
 __device__ __forceinline__ void load_rows(const Cache& cache, uint32_t sequence, uint32_t head, uint32_t part,
                                           const Visible& visible, uint32_t start, float* out) {
-    const uint32_t dim = cache.head_dim;
-    const uint64_t from = kv_address(cache, kv_head_bytes(cache.kind, dim), sequence, head, part, start);
+    const uint32_t dim = part == 0 ? cache.head_dim : cache.value_dim, stride = plain_stride(cache);
+    const uint64_t from = kv_part(cache, sequence, head, part, start);
     if (cache.kind == KV_F32) {
-        load_step(visible, PlainRows<KvF32>{reinterpret_cast<const float*>(from), dim}, start, out);
+        load_step(visible, PlainRows<KvF32>{reinterpret_cast<const float*>(from), dim}, start, stride, out);
     } else if (cache.kind == KV_F16) {
-        load_step(visible, PlainRows<KvF16>{reinterpret_cast<const uint16_t*>(from), dim}, start, out);
+        load_step(visible, PlainRows<KvF16>{reinterpret_cast<const uint16_t*>(from), dim}, start, stride, out);
     } else if (cache.kind == KV_BF16) {
-        load_step(visible, PlainRows<KvBf16>{reinterpret_cast<const uint16_t*>(from), dim}, start, out);
+        load_step(visible, PlainRows<KvBf16>{reinterpret_cast<const uint16_t*>(from), dim}, start, stride, out);
     } else {
         const float* scales = reinterpret_cast<const float*>(from + PAGE * dim);
-        load_step(visible, CodedRows{reinterpret_cast<const int8_t*>(from), scales, dim, kv_blocks(dim)}, start, out);
+        const CodedRows rows = {reinterpret_cast<const int8_t*>(from), scales, dim, kv_blocks(dim)};
+        load_step(visible, rows, start, stride, out);
     }
 }
 

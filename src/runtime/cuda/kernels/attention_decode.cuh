@@ -7,8 +7,8 @@
 // graph. For a device with N multiprocessors and sequences of up to `longest` positions (`window`, if that is less):
 //     splits = clamp(resident * N / (kv_heads * chunks * n), 1, ceil(longest / 64)), at most 1024,
 // where `resident`, the number of thread blocks that fit on a multiprocessor at once, is stated at each kernel.
-// `partial` holds n * n_heads * splits * (head_dim + 2) floats: for each row, head and part the weighted values, then m
-// and l.
+// `partial` holds n * n_heads * splits * (value_dim + 2) floats: for each row, head and part the weighted values, then
+// m and l.
 #pragma once
 #include "attention.cuh"
 #include "reduce.cuh"
@@ -47,7 +47,7 @@ struct DecodePart {
     // Address of the results of a head.
     __device__ __forceinline__ float* partial(const Attention& a, uint32_t head) const {
         const uint64_t at = (uint64_t(row) * a.n_heads + first_head + head) * gridDim.x + blockIdx.x;
-        return a.partial + at * (a.cache.head_dim + 2);
+        return a.partial + at * (a.cache.value_dim + 2);
     }
 
     __device__ __forceinline__ const float* query(const Attention& a, uint32_t head) const {
@@ -86,15 +86,12 @@ __device__ __forceinline__ void add_rows(uint32_t heads, const float* weights, c
     }
 }
 
-// Computes attention of each row over each part of its sequence, and writes the results to `partial`. It takes any
-// type, any even head_dim up to 256, and any number of query heads per key/value head.
-//
-// Grid: (splits, kv_heads * chunks, n). Block: 128. Dynamic shared memory: 4 * (40 * stride + 264) bytes, where stride
-// = (head_dim rounded up to a multiple of 4) + 4. Resident thread blocks per multiprocessor: 5.
-KERNEL __launch_bounds__(DECODE_THREADS, 5) attention_decode(Attention a) {
+// Computes attention of values of up to PAIRS * 2 * DECODE_THREADS numbers.
+template <int PAIRS>
+__device__ __forceinline__ void decode_plain(const Attention& a) {
     const DecodePart part(a, PLAIN_STEP);
-    const uint32_t dim = a.cache.head_dim, stride = plain_stride(dim);
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, pair = threadIdx.x;
+    const uint32_t dim = a.cache.head_dim, value_dim = a.cache.value_dim, stride = plain_stride(a.cache);
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float* queries = reinterpret_cast<float*>(dynamic_shared());  // (DECODE_HEADS, stride): zeros where there is no head
     float* rows = queries + DECODE_HEADS * stride;                // (PLAIN_STEP, stride): keys, then values
     float* weights = rows + PLAIN_STEP * stride;                  // (PLAIN_STEP + 1, DECODE_HEADS); the last row: factors of sums
@@ -107,7 +104,7 @@ KERNEL __launch_bounds__(DECODE_THREADS, 5) attention_decode(Attention a) {
         }
     }
     float m[2] = {NEG_INF, NEG_INF}, l[2] = {0.0f, 0.0f};
-    float2 sums[DECODE_HEADS] = {};
+    float2 sums[PAIRS][DECODE_HEADS] = {};
 
     for (uint32_t step = part.begin; step < part.end; step++) {
         const uint32_t start = step * PLAIN_STEP;
@@ -126,25 +123,47 @@ KERNEL __launch_bounds__(DECODE_THREADS, 5) attention_decode(Attention a) {
         __syncthreads();
         load_rows(a.cache, part.sequence, part.kv_head, 1, part.visible, start, rows);
         __syncthreads();
-        if (2 * pair < dim) {
-            add_rows(part.heads, weights, rows + 2 * pair, stride, sums);
+#pragma unroll
+        for (uint32_t i = 0; i < PAIRS; i++) {
+            const uint32_t column = 2 * (threadIdx.x + i * DECODE_THREADS);
+            if (column < value_dim) {
+                add_rows(part.heads, weights, rows + column, stride, sums[i]);
+            }
         }
     }
 
     for (uint32_t i = 0; i < 2; i++) {
         const float sum = warp_sum(l[i]);
         if (own + i < part.heads && lane == 0) {
-            *reinterpret_cast<float2*>(part.partial(a, own + i) + dim) = make_float2(m[i], sum);
+            *reinterpret_cast<float2*>(part.partial(a, own + i) + value_dim) = make_float2(m[i], sum);
         }
     }
-    float* partial = part.partial(a, 0) + 2 * pair;
 #pragma unroll
-    for (uint32_t head = 0; head < DECODE_HEADS; head++) {
-        if (head < part.heads && 2 * pair < dim) {
-            *reinterpret_cast<float2*>(partial) = sums[head];
+    for (uint32_t i = 0; i < PAIRS; i++) {
+        const uint32_t column = 2 * (threadIdx.x + i * DECODE_THREADS);
+        float* partial = part.partial(a, 0) + column;
+#pragma unroll
+        for (uint32_t head = 0; head < DECODE_HEADS; head++) {
+            if (head < part.heads && column < value_dim) {
+                *reinterpret_cast<float2*>(partial) = sums[i][head];
+            }
+            partial += uint64_t(gridDim.x) * (value_dim + 2);
         }
-        partial += uint64_t(gridDim.x) * (dim + 2);
     }
+}
+
+// Computes attention of each row over each part of its sequence, and writes the results to `partial`. It takes any
+// type, any even head_dim and value_dim up to 256 (`attention_decode_wide`: 512), and any number of query heads per
+// key/value head.
+//
+// Grid: (splits, kv_heads * chunks, n). Block: 128. Dynamic shared memory: 4 * (40 * stride + 264) bytes, where stride
+// = (the larger of head_dim and value_dim rounded up to a multiple of 4) + 4; above 296, this is more than 48 KiB, the
+// default limit, which the host then has to raise. Resident thread blocks per multiprocessor: 5; wide: 2.
+KERNEL __launch_bounds__(DECODE_THREADS, 5) attention_decode(Attention a) {
+    decode_plain<1>(a);
+}
+KERNEL __launch_bounds__(DECODE_THREADS, 2) attention_decode_wide(Attention a) {
+    decode_plain<2>(a);
 }
 
 // Largest number of parts and of warps of `attention_combine`, and number of loads that each thread has in flight.
@@ -172,11 +191,11 @@ __device__ __forceinline__ float block_largest(float value, float* room) {
 // Combines the results of the parts in a fixed order and writes the result, including the zeros after the last column.
 // It is launched after every `attention_decode*`, with the same arguments, even if `splits` is 1.
 //
-// Grid: (n_heads, n). Block: 256 (or 128). Dynamic shared memory: none.
+// Grid: (n_heads, n). Block: 256, or 128 for value_dim up to 256. Dynamic shared memory: none.
 KERNEL __launch_bounds__(32 * COMBINE_WARPS, 4) attention_combine(Attention a) {
     SHARED float weights[COMBINE_PARTS], largest[COMBINE_WARPS], totals[COMBINE_WARPS];
     SHARED float2 sums[32 * COMBINE_WARPS];
-    const uint32_t head = blockIdx.x, row = blockIdx.y, dim = a.cache.head_dim, length = dim + 2;
+    const uint32_t head = blockIdx.x, row = blockIdx.y, dim = a.cache.value_dim, length = dim + 2;
     const float* parts = a.partial + (uint64_t(row) * a.n_heads + head) * a.splits * length;
 
     const float sink = a.sinks ? a.sinks[head] : NEG_INF;
@@ -222,8 +241,9 @@ KERNEL __launch_bounds__(32 * COMBINE_WARPS, 4) attention_combine(Attention a) {
             own.x += sums[threadIdx.x + i * pairs].x;
             own.y += sums[threadIdx.x + i * pairs].y;
         }
-        put(a.out, row, head * dim + column, own.x / total);
-        put(a.out, row, head * dim + column + 1, own.y / total);
+        const uint32_t first = head * dim + column;
+        put(a.out, row, first, own.x / total * gate_of(a, row, first));
+        put(a.out, row, first + 1, own.y / total * gate_of(a, row, first + 1));
     }
     if (head + 1 == a.n_heads) {
         pad(a.out, row, a.n_heads * dim, threadIdx.x, blockDim.x);

@@ -46,7 +46,8 @@ __device__ __forceinline__ void load_queries(const Attention& a, const DecodePar
 }
 
 __device__ __forceinline__ const uint16_t* page_at(const Attention& a, const DecodePart& part, uint32_t step) {
-    return reinterpret_cast<const uint16_t*>(kv_address(a.cache, PAGE * 2 * a.cache.head_dim, part.sequence, part.kv_head, 0, step * DECODE_STEP));
+    const uint32_t key_bytes = PAGE * 2 * a.cache.head_dim, value_bytes = PAGE * 2 * a.cache.value_dim;
+    return reinterpret_cast<const uint16_t*>(kv_address(a.cache, key_bytes, value_bytes, part.sequence, part.kv_head, step * DECODE_STEP));
 }
 
 // Loads 16 bytes of a row of the page, or zeros. In assembly, so that there is no branch and the load starts before the
@@ -83,15 +84,15 @@ __device__ __forceinline__ void load_keys(const uint16_t* page, const Visible& v
 }
 
 // Loads positions 2t, 2t+1, 2t+8, 2t+9. Positions that are not visible may hold any bits in memory and are loaded as
-// zeros.
+// zeros. `rows` are the values of the page, of `dim` numbers each.
 template <int D>
-__device__ __forceinline__ void load_values(const uint16_t* page, const Visible& visible, uint32_t start, uint32_t dim,
+__device__ __forceinline__ void load_values(const uint16_t* rows, const Visible& visible, uint32_t start, uint32_t dim,
                                             uint4 (&values)[4][D / 64]) {
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++) {
         const uint32_t position = start + 2 * t + i % 2 + i / 2 * 8;
-        const uint16_t* row = page + (PAGE + position % PAGE) * dim;
+        const uint16_t* row = rows + position % PAGE * dim;
 #pragma unroll
         for (uint32_t c = 0; c < D / 64; c++) {
             values[i][c] = load_row(row, 64 * c + 8 * g, dim, visible.has(position));
@@ -208,7 +209,7 @@ __device__ __forceinline__ void merge_warps(const Attention& a, const DecodePart
         *reinterpret_cast<float2*>(&sums[warp][2 * t + 1][column]) = make_float2(state.sums[i][1] * second, state.sums[i][3] * second);
     }
     __syncthreads();
-    const uint32_t dim = a.cache.head_dim;
+    const uint32_t dim = a.cache.value_dim;
     for (uint32_t head = warp; head < part.heads; head += DECODE_WARPS) {
         float* partial = part.partial(a, head);
         for (uint32_t column = 2 * lane; column < dim; column += 64) {
@@ -254,7 +255,7 @@ __device__ __forceinline__ void decode_mma(const Attention& a) {
         if (next < part.end) {
             next_page = page_at(a, part, next);
         }
-        load_values<D>(page, part.visible, start, dim, values);
+        load_values<D>(page + PAGE * dim, part.visible, start, a.cache.value_dim, values);
         float scores[4];
         score_step<T, D>(a, part.visible, start, queries, keys, scores);
         if (next < part.end) {
@@ -268,9 +269,9 @@ __device__ __forceinline__ void decode_mma(const Attention& a) {
     merge_warps<D>(a, part, state, sums);
 }
 
-// Computes attention of each row over each part of its sequence, and writes the results to `partial`. head_dim is a
-// multiple of 8 and at most the number in the name; any number of query heads may share a key/value head. If several
-// kernels can compute a shape, the one with the smallest number is the fastest.
+// Computes attention of each row over each part of its sequence, and writes the results to `partial`. head_dim and
+// value_dim are multiples of 8 and at most the number in the name; any number of query heads may share a key/value
+// head. If several kernels can compute a shape, the one with the smallest number is the fastest.
 //
 // Grid: (splits, kv_heads * chunks, n). Block: 128. Dynamic shared memory: none. Resident thread blocks per
 // multiprocessor: 5 for head_dim 64, 3 for 128, 2 for 256.

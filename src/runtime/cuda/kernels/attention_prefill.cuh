@@ -62,7 +62,7 @@ struct PrefillPart {
         }
         const uint32_t count = pairs / heads;
         for (uint32_t i = threadIdx.x / 32; i < count; i += blockDim.x / 32) {
-            pad(a.out, first + i, a.n_heads * a.cache.head_dim, threadIdx.x % 32, 32);
+            pad(a.out, first + i, a.n_heads * a.cache.value_dim, threadIdx.x % 32, 32);
         }
     }
 };
@@ -79,16 +79,23 @@ __device__ __forceinline__ float last_factor(const Attention& a, uint32_t head, 
 
 // Writes the results of one head of a row, which are in shared memory and aligned to 16 bytes; called by a whole warp.
 __device__ __forceinline__ void write_row(const Attention& a, uint32_t row, uint32_t head, const float* values) {
-    const uint32_t dim = a.cache.head_dim, lane = threadIdx.x % 32;
+    const uint32_t dim = a.cache.value_dim, lane = threadIdx.x % 32, first = head * dim;
     if (dim % 4 == 0 && takes_fours(a.out)) {
 #pragma unroll 1
         for (uint32_t column = 4 * lane; column < dim; column += 128) {
-            put4(a.out, row, head * dim + column, *reinterpret_cast<const float4*>(values + column));
+            float4 four = *reinterpret_cast<const float4*>(values + column);
+            if (a.gate) {
+                four.x *= gate_of(a, row, first + column);
+                four.y *= gate_of(a, row, first + column + 1);
+                four.z *= gate_of(a, row, first + column + 2);
+                four.w *= gate_of(a, row, first + column + 3);
+            }
+            put4(a.out, row, first + column, four);
         }
     } else {
 #pragma unroll 1
         for (uint32_t column = lane; column < dim; column += 32) {
-            put(a.out, row, head * dim + column, values[column]);
+            put(a.out, row, first + column, values[column] * gate_of(a, row, first + column));
         }
     }
 }
@@ -96,33 +103,29 @@ __device__ __forceinline__ void write_row(const Attention& a, uint32_t row, uint
 // Pairs of a warp.
 #define PREFILL_PAIRS 4
 
-// Computes attention of the rows of tiles. It takes any type, any even head_dim up to 256, any number of query heads
-// per key/value head, and tiles of up to M = threads / 8 rows.
-//
-// Grid: (n_heads, tiles). Block: 256 for head_dim up to 128, else 128. Dynamic shared memory: (M + 32) * stride * 4 +
-// threads * 16 bytes, where stride = (head_dim rounded up to a multiple of 4) + 4. For head_dim above 240 this is more
-// than 48 KiB, the default limit, which the host then has to raise.
-KERNEL __launch_bounds__(256, 2) attention_prefill(Attention a) {
+// Computes attention of values of up to 32 * COLUMNS numbers.
+template <int COLUMNS>
+__device__ __forceinline__ void prefill_plain(const Attention& a) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, most = blockDim.x / 32 * PREFILL_PAIRS;
     const PrefillPart part(a, most, PLAIN_STEP);
     if (part.pairs == 0) {
         return;
     }
-    const uint32_t dim = a.cache.head_dim, stride = plain_stride(dim);
+    const uint32_t dim = a.cache.head_dim, value_dim = a.cache.value_dim, stride = plain_stride(a.cache);
     // The warp's queries, and later its results.
     float* queries = reinterpret_cast<float*>(dynamic_shared()) + warp * PREFILL_PAIRS * stride;  // (PREFILL_PAIRS, stride)
     float* rows = reinterpret_cast<float*>(dynamic_shared()) + most * stride;  // (PLAIN_STEP, stride): keys, then values
     float* weights = rows + (stride + warp * PREFILL_PAIRS) * PLAIN_STEP;      // (PLAIN_STEP, PREFILL_PAIRS), the warp's
 
     uint32_t positions[PREFILL_PAIRS];
-    float m[PREFILL_PAIRS], l[PREFILL_PAIRS], sums[PREFILL_PAIRS][8];
+    float m[PREFILL_PAIRS], l[PREFILL_PAIRS], sums[PREFILL_PAIRS][COLUMNS];
 #pragma unroll
     for (uint32_t i = 0; i < PREFILL_PAIRS; i++) {
         positions[i] = a.rows[part.row(warp * PREFILL_PAIRS + i)].position;
         m[i] = NEG_INF;
         l[i] = 0.0f;
 #pragma unroll
-        for (uint32_t j = 0; j < 8; j++) {
+        for (uint32_t j = 0; j < COLUMNS; j++) {
             sums[i][j] = 0.0f;
         }
     }
@@ -146,7 +149,7 @@ KERNEL __launch_bounds__(256, 2) attention_prefill(Attention a) {
         for (uint32_t i = 0; i < PREFILL_PAIRS; i++) {
             const float keep = weigh(a, sees(positions[i], start + lane, a.window), &scores[i], &m[i], &l[i]);
 #pragma unroll
-            for (uint32_t j = 0; j < 8; j++) {
+            for (uint32_t j = 0; j < COLUMNS; j++) {
                 sums[i][j] *= keep;
             }
         }
@@ -158,8 +161,8 @@ KERNEL __launch_bounds__(256, 2) attention_prefill(Attention a) {
         for (uint32_t slot = 0; slot < PLAIN_STEP; slot++) {
             const float4 weight = *reinterpret_cast<const float4*>(weights + slot * PREFILL_PAIRS);
 #pragma unroll
-            for (uint32_t j = 0; j < 8; j++) {
-                if (lane + 32 * j < dim) {
+            for (uint32_t j = 0; j < COLUMNS; j++) {
+                if (lane + 32 * j < value_dim) {
                     const float value = rows[slot * stride + lane + 32 * j];
                     sums[0][j] += weight.x * value;
                     sums[1][j] += weight.y * value;
@@ -175,8 +178,8 @@ KERNEL __launch_bounds__(256, 2) attention_prefill(Attention a) {
         const float factor = last_factor(a, part.head(warp * PREFILL_PAIRS + i), m[i], warp_sum(l[i]));
         float* result = queries + i * stride + lane;
 #pragma unroll
-        for (uint32_t j = 0; j < 8; j++) {
-            if (lane + 32 * j < dim) {
+        for (uint32_t j = 0; j < COLUMNS; j++) {
+            if (lane + 32 * j < value_dim) {
                 result[32 * j] = sums[i][j] * factor;
             }
         }
@@ -190,4 +193,18 @@ KERNEL __launch_bounds__(256, 2) attention_prefill(Attention a) {
         }
     }
     part.pad_rows(a);
+}
+
+// Computes attention of the rows of tiles. It takes any type, any even head_dim and value_dim up to 256
+// (`attention_prefill_wide`: 512), any number of query heads per key/value head, and tiles of up to M = threads / 8
+// rows.
+//
+// Grid: (n_heads, tiles). Block: 256 for dimensions up to 128, else 128. Dynamic shared memory: (M + 32) * stride * 4 +
+// threads * 16 bytes, where stride = (the larger of head_dim and value_dim rounded up to a multiple of 4) + 4. For more
+// than 240 this exceeds 48 KiB, the default limit, which the host then has to raise.
+KERNEL __launch_bounds__(256, 2) attention_prefill(Attention a) {
+    prefill_plain<8>(a);
+}
+KERNEL __launch_bounds__(128, 2) attention_prefill_wide(Attention a) {
+    prefill_plain<16>(a);
 }

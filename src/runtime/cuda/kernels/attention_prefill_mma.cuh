@@ -41,7 +41,8 @@ struct PrefillPairs {
 };
 
 __device__ __forceinline__ const uint16_t* page_at(const Attention& a, const PrefillPart& part, uint32_t position) {
-    return reinterpret_cast<const uint16_t*>(kv_address(a.cache, PAGE * 2 * a.cache.head_dim, part.sequence, part.kv_head, 0, position));
+    const uint32_t key_bytes = PAGE * 2 * a.cache.head_dim, value_bytes = PAGE * 2 * a.cache.value_dim;
+    return reinterpret_cast<const uint16_t*>(kv_address(a.cache, key_bytes, value_bytes, part.sequence, part.kv_head, position));
 }
 
 // Starts to copy 64 rows of keys or values; positions that no row of the tile sees and columns after the last dimension
@@ -273,7 +274,7 @@ __device__ __forceinline__ void prefill_mma(const Attention& a) {
 
         cp_async_wait<0>();
         __syncthreads();  // the keys have arrived, and no thread reads the last values any more
-        copy_rows<D>(page + PAGE * dim, part.visible, start, dim, values);
+        copy_rows<D>(page + PAGE * dim, part.visible, start, a.cache.value_dim, values);
         cp_async_commit();
         if (busy) {
             multiply_keys<T, D, TILES>(queries + warp * 16 * TILES * (D + 8), keys, scores);
@@ -302,9 +303,9 @@ __device__ __forceinline__ void prefill_mma(const Attention& a) {
     part.pad_rows(a);
 }
 
-// Computes attention of the rows of tiles. With D the first and M the second number in the name, head_dim is a multiple
-// of 8 and at most D, and tiles have up to M rows; any number of query heads may share a key/value head. If several
-// kernels can compute a shape, the one with the smallest D is the fastest.
+// Computes attention of the rows of tiles. With D the first and M the second number in the name, head_dim and value_dim
+// are multiples of 8 and at most D, and tiles have up to M rows; any number of query heads may share a key/value head.
+// If several kernels can compute a shape, the one with the smallest D is the fastest.
 //
 // Grid: (n_heads, tiles). Block: 128. Dynamic shared memory: (M + 128) * (D + 8) * 2 bytes, up to 101,376, so the host
 // has to raise the limit.

@@ -5,6 +5,7 @@
 #include "attention_prefill.cuh"
 #include "attention_prefill_mma.cuh"
 #include "gated.cuh"
+#include "latent.cuh"
 #include "logits.cuh"
 #include "low_rank.cuh"
 #include "matmul.cuh"
@@ -13,3 +14,4 @@
 #include "rope.cuh"
 #include "router.cuh"
 #include "sizes.cuh"
+#include "token_input.cuh"

@@ -1,4 +1,4 @@
-// The end of the forward pass: applies the softcap to logits, and finds the largest ones.
+// The end of the forward pass: scales and caps logits, and finds the largest ones.
 #pragma once
 #include "acts.cuh"
 #include "gated.cuh"
@@ -22,12 +22,14 @@ __device__ __forceinline__ uint64_t warp_largest(uint64_t key) {
 
 // Largest of the logits that this thread has read so far in a part of a row.
 struct Sight {
+    float scale;
     float softcap;
     uint32_t rank;
     uint32_t place;
 };
 
 __device__ __forceinline__ float seen(Sight& sight, float logit, uint32_t place) {
+    logit *= sight.scale;
     if (sight.softcap != 0.0f) {
         logit = sight.softcap * tanhf(logit / sight.softcap);
     }
@@ -39,7 +41,7 @@ __device__ __forceinline__ float seen(Sight& sight, float logit, uint32_t place)
     return logit;
 }
 
-// Caps the logits of a part (where there is a cap), and finds its largest.
+// Scales and caps the logits of a part (where there is a factor or a cap), and finds its largest.
 //
 // Grid: (parts, n), n at most 65535. Block: 256. Dynamic shared memory: none. Any vocabulary and number of parts; a
 // fast number is ceil(vocab / 2048) parts, at most 512.
@@ -49,7 +51,8 @@ KERNEL logits_parts(Logits a) {
     const uint32_t first = begin < a.vocab ? uint32_t(begin) : a.vocab;
     const uint32_t end = a.vocab - first < span ? a.vocab : first + span;
     float* logits = a.logits + uint64_t(row) * a.vocab;
-    Sight sight = {a.softcap, 0, 0xffffffffu};
+    const bool changes = a.scale != 1.0f || a.softcap != 0.0f;
+    Sight sight = {a.scale, a.softcap, 0, 0xffffffffu};
     uint32_t i = first + 4 * threadIdx.x;
     if (a.vocab % 4 == 0 && on_16_bytes(a.logits)) {
 #pragma unroll 2
@@ -57,14 +60,14 @@ KERNEL logits_parts(Logits a) {
             float4 x = four_of(logits + i);
             x.x = seen(sight, x.x, i), x.y = seen(sight, x.y, i + 1);
             x.z = seen(sight, x.z, i + 2), x.w = seen(sight, x.w, i + 3);
-            if (a.softcap != 0.0f) {
+            if (changes) {
                 *reinterpret_cast<float4*>(logits + i) = x;
             }
         }
     } else {
         for (i = first + threadIdx.x; i < end; i += blockDim.x) {
             const float x = seen(sight, logits[i], i);
-            if (a.softcap != 0.0f) {
+            if (changes) {
                 logits[i] = x;
             }
         }

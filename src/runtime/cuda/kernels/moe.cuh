@@ -14,12 +14,13 @@ struct Candidate {
     uint32_t expert;
 };
 
-// Returns this lane's candidate; bit i of `taken` is set if expert `lane + 32 i` was taken.
-__device__ __forceinline__ Candidate best_left(const float* logits, uint32_t experts, uint32_t taken) {
+// Returns this lane's candidate by `score(expert)`; bit i of `taken` is set if expert `lane + 32 i` was taken.
+template <class Score>
+__device__ __forceinline__ Candidate best_left(Score score, uint32_t experts, uint32_t taken) {
     Candidate best = {0, 0xffffffffu};
 #pragma unroll 4
     for (uint32_t expert = threadIdx.x % WARP; expert < experts; expert += WARP) {
-        const uint32_t rank = taken >> (expert / WARP) & 1 ? 0 : rank_of(logits[expert]);
+        const uint32_t rank = taken >> (expert / WARP) & 1 ? 0 : rank_of(score(expert));
         if (rank > best.rank) {
             best = {rank, expert};
         }
@@ -27,13 +28,13 @@ __device__ __forceinline__ Candidate best_left(const float* logits, uint32_t exp
     return best;
 }
 
-// Chooses the experts of a row; called by a whole warp.
-__device__ __forceinline__ void route_row(const Route& a, uint32_t row) {
+// Returns the expert with the n-th largest score to lane n, for n < top_k; called by a whole warp.
+template <class Score>
+__device__ __forceinline__ uint32_t choose(Score score, uint32_t experts, uint32_t top_k) {
     const uint32_t lane = threadIdx.x % WARP;
-    const float* logits = a.logits + uint64_t(row) * a.experts;
     uint32_t taken = 0, chosen = 0;
-    Candidate own = best_left(logits, a.experts, taken);
-    for (uint32_t choice = 0; choice < a.top_k; choice++) {
+    Candidate own = best_left(score, experts, taken);
+    for (uint32_t choice = 0; choice < top_k; choice++) {
         const uint32_t rank = warp_max(own.rank);
         const uint32_t expert = warp_min(own.rank == rank ? own.expert : 0xffffffffu);
         if (lane == choice) {
@@ -41,10 +42,102 @@ __device__ __forceinline__ void route_row(const Route& a, uint32_t row) {
         }
         if (own.expert == expert) {
             taken |= 1u << (expert / WARP);
-            own = best_left(logits, a.experts, taken);
+            own = best_left(score, experts, taken);
         }
         __syncwarp();
     }
+    return chosen;
+}
+
+// Scores of the experts of a row.
+struct Scores {
+    const float* logits;
+    const float* bias;  // or null
+    bool sigmoids;
+    float top;      // without sigmoids: largest logit
+    float all;      // without sigmoids: sum of e^(logit - top)
+    uint32_t size;  // experts of a group; 0 = all are searched
+    uint32_t open;  // bit for each group that is searched
+
+    // Weight of an expert before weights are divided by their sum.
+    __device__ __forceinline__ float weight(uint32_t expert) const {
+        return sigmoids ? sigmoid(logits[expert]) : expf(logits[expert] - top) / all;
+    }
+    __device__ __forceinline__ float biased(uint32_t expert) const {
+        return weight(expert) + (bias ? bias[expert] : 0.0f);
+    }
+    __device__ __forceinline__ float operator()(uint32_t expert) const {
+        return size != 0 && !(open >> (expert / size) & 1) ? NEG_INF : biased(expert);
+    }
+};
+
+// Returns a bit for each group of experts that is searched: those with the largest sums of their best scores. Lane g
+// computes the sum of group g.
+__device__ __forceinline__ uint32_t open_groups(const Route& a, const Scores& scores) {
+    const uint32_t lane = threadIdx.x % WARP, size = a.experts / a.groups;
+    uint32_t first = 0, second = 0;
+    for (uint32_t i = 0; lane < a.groups && i < size; i++) {
+        const uint32_t rank = rank_of(scores.biased(lane * size + i));
+        second = rank > first ? first : rank > second ? rank : second;
+        first = rank > first ? rank : first;
+    }
+    uint32_t left = 0, open = 0;
+    if (lane < a.groups) {
+        left = rank_of(logit_of(first) + (a.groups_best > 1 ? logit_of(second) : 0.0f));
+    }
+    for (uint32_t choice = 0; choice < a.groups_chosen; choice++) {
+        const uint32_t rank = warp_max(left);
+        const uint32_t group = warp_min(left == rank ? lane : WARP);
+        open |= 1u << group;
+        left = lane == group ? 0 : left;
+    }
+    return open;
+}
+
+// Added to the sum of the scores of the chosen experts, as in src/runtime/moe.rs.
+#define LEAST_SUM 1e-20f
+
+// Chooses the experts of a row by scores; called by a whole warp.
+__device__ __forceinline__ void route_row_by_scores(const Route& a, uint32_t row) {
+    const uint32_t lane = threadIdx.x % WARP;
+    Scores scores = {a.logits + uint64_t(row) * a.experts, a.bias, a.sigmoid != 0, 0.0f, 1.0f, 0, 0};
+    if (!scores.sigmoids) {
+        uint32_t top = 0;
+        for (uint32_t expert = lane; expert < a.experts; expert += WARP) {
+            const uint32_t rank = rank_of(scores.logits[expert]);
+            top = rank > top ? rank : top;
+        }
+        scores.top = logit_of(warp_max(top));
+        float all = 0.0f;
+        for (uint32_t expert = lane; expert < a.experts; expert += WARP) {
+            all += expf(scores.logits[expert] - scores.top);
+        }
+        scores.all = warp_sum(all);
+    }
+    if (a.groups != 0) {
+        scores.open = open_groups(a, scores);
+        scores.size = a.experts / a.groups;
+    }
+    const uint32_t chosen = choose(scores, a.experts, a.top_k);
+    const bool has = lane < a.top_k;
+    const float weight = has ? scores.weight(chosen) : 0.0f, sum = warp_sum(weight);
+    if (has) {
+        const float factor = a.factors ? a.factors[chosen] : 1.0f;
+        a.experts_of[uint64_t(row) * a.top_k + lane] = chosen;
+        const float share = weight / (a.softmax_over_all ? 1.0f : sum + LEAST_SUM);
+        a.weights[uint64_t(row) * a.top_k + lane] = share * a.scale * factor;
+    }
+}
+
+// Chooses the experts of a row; called by a whole warp.
+__device__ __forceinline__ void route_row(const Route& a, uint32_t row) {
+    if (a.scored) {
+        route_row_by_scores(a, row);
+        return;
+    }
+    const uint32_t lane = threadIdx.x % WARP;
+    const float* logits = a.logits + uint64_t(row) * a.experts;
+    const uint32_t chosen = choose([&](uint32_t expert) { return logits[expert]; }, a.experts, a.top_k);
     const bool has = lane < a.top_k;
     const float logit = has ? logits[chosen] : 0.0f;
     const float top = __shfl_sync(FULL_WARP, logit, 0);
@@ -59,15 +152,15 @@ __device__ __forceinline__ void route_row(const Route& a, uint32_t row) {
     sum = warp_sum(sum);
     if (has) {
         a.experts_of[uint64_t(row) * a.top_k + lane] = chosen;
-        a.weights[uint64_t(row) * a.top_k + lane] = weight / sum;
+        a.weights[uint64_t(row) * a.top_k + lane] = weight / sum * (a.factors ? a.factors[chosen] : 1.0f);
     }
 }
 
-// Chooses the top_k experts with the largest logits, best first (of equal logits the first; NaN counts as the
-// smallest), and computes their weights, a softmax over the chosen experts or over all.
+// Chooses the top_k experts with the largest logits or scores, best first (of equal ones the first; NaN counts as the
+// smallest), and computes their weights, a softmax over the chosen experts or over all, or from the scores.
 //
 // Grid: ceil(n / 4). Block: 128, a warp per row. Dynamic shared memory: none. At most 1024 experts; top_k at most 32
-// and experts.
+// and experts. At most 32 groups of one size, which divides the experts.
 KERNEL route(Route a) {
     const uint32_t row = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
     if (row < a.n) {

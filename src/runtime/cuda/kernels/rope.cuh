@@ -25,7 +25,8 @@ struct HeadWork {
     const float* from;
     const float* norm;    // (head_dim), or null
     const float* angles;  // cosines, then sines of `half` pairs
-    uint32_t half;        // numbers i and half + i are rotated, for i < half; the others are not
+    uint32_t half;        // the first 2 * half numbers are rotated; the others are not
+    bool adjacent;        // numbers 2i and 2i + 1 are rotated together; else numbers i and half + i
     float scale;
     uint32_t kind;  // KvKind of what is stored
     void* to;       // may be `from`
@@ -52,8 +53,8 @@ __device__ __forceinline__ void turn(const HeadWork& work, uint32_t head_dim, fl
 #pragma unroll
         for (uint32_t i = 0; i < ROPE_HELD; i++) {
             const uint32_t pair = first + i * WARP;
-            at[i] = pair < half ? pair : pair + half;
-            other[i] = at[i] + (pair < half ? half : kept);
+            at[i] = pair >= half ? pair + half : work.adjacent ? 2 * pair : pair;
+            other[i] = at[i] + (pair >= half ? kept : work.adjacent ? 1 : half);
             a[i] = b[i] = cosine[i] = sine[i] = 0.0f;
             if (pair < half) {
                 cosine[i] = work.angles[pair];
@@ -107,49 +108,51 @@ __device__ __forceinline__ void store_codes(const float* from, uint64_t to, uint
     }
 }
 
+// Address of position `slot` of a page, in keys or values of `dim` numbers of a type other than KV_INT8 at `place`.
+__device__ __forceinline__ void* kv_slot(uint32_t kind, uint64_t place, uint32_t slot, uint32_t dim) {
+    return reinterpret_cast<uint8_t*>(place) + uint64_t(slot) * dim * (kind == KV_F32 ? 4 : 2);
+}
+
 // For each row: queries are normalized (with `q_norm`), rotated and scaled in place; keys are normalized and rotated,
-// and stored in the cache like the values.
+// values are normalized (with `v_norm`), and both are stored in the cache.
 //
 // Grid: (ceil((n_heads + 2 * kv_heads) / 4), n). Block: 128, a warp per head. Dynamic shared memory: none.
-// Any head_dim; rotary_dim is even and at most head_dim. Rows of one sequence differ in position, so no two write the
-// same bytes.
+// Any head_dim and value_dim; rotary_dim is even and at most head_dim. Rows of one sequence differ in position, so no
+// two write the same bytes.
 KERNEL rope(Rope a) {
     // Index of the warp's head; query heads are counted first, then the heads of keys, then those of values.
     const uint32_t unit = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, row = blockIdx.y;
     const Cache& cache = a.cache;
-    if (unit >= a.n_heads + 2 * cache.kv_heads) {
+    if (unit >= a.n_heads + 2 * a.kv_heads) {
         return;
     }
+    const Row at = a.rows[row];
     HeadWork work;
-    work.angles = a.angles + uint64_t(row) * a.rotary_dim;
+    work.angles = a.angles + uint64_t(row) * a.rotary_dim, work.half = a.rotary_dim / 2;
+    work.adjacent = a.adjacent != 0;
     if (unit < a.n_heads) {
-        float* q = a.q + uint64_t(row) * a.q_stride + uint64_t(unit) * cache.head_dim;
-        work.from = q, work.norm = a.q_norm, work.half = a.rotary_dim / 2, work.scale = a.q_scale;
+        float* q = a.q + (uint64_t(row) * a.n_heads + unit) * cache.head_dim;
+        work.from = q, work.norm = a.q_norm, work.scale = a.q_scale * at.q_factor;
         work.kind = KV_F32, work.to = q;
-    } else {
-        const bool is_value = unit >= a.n_heads + cache.kv_heads;
-        const uint32_t head = unit - a.n_heads - (is_value ? cache.kv_heads : 0);
-        const uint64_t own = uint64_t(row) * a.kv_stride + uint64_t(head) * cache.head_dim;
-        const Row at = a.rows[row];
-        const uint32_t head_bytes = kv_head_bytes(cache.kind, cache.head_dim), slot = at.position % PAGE;
-        const uint64_t place = kv_address(cache, head_bytes, at.sequence, head, is_value ? 1 : 0, at.position);
-        if (cache.kind == KV_INT8) {
-            if (!is_value) {
-                float* k = a.k + own;
-                work.from = k, work.norm = a.k_norm, work.half = a.rotary_dim / 2, work.scale = 1.0f;
-                work.kind = KV_F32, work.to = k;
-                turn(work, cache.head_dim, a.eps);
-                __syncwarp();
-            }
-            store_codes((is_value ? a.v : a.k) + own, place, slot, cache.head_dim);
-            return;
-        }
-        work.from = (is_value ? a.v : a.k) + own;
-        work.norm = is_value ? nullptr : a.k_norm;
-        work.half = is_value ? 0 : a.rotary_dim / 2;
-        work.scale = 1.0f;
-        work.kind = cache.kind;
-        work.to = reinterpret_cast<uint8_t*>(place) + uint64_t(slot) * cache.head_dim * (cache.kind == KV_F32 ? 4 : 2);
+        turn(work, cache.head_dim, a.eps);
+        return;
     }
-    turn(work, cache.head_dim, a.eps);
+    const bool is_value = unit >= a.n_heads + a.kv_heads;
+    const uint32_t head = unit - a.n_heads - (is_value ? a.kv_heads : 0), slot = at.position % PAGE;
+    const uint32_t dim = is_value ? cache.value_dim : cache.head_dim;
+    const uint64_t place = kv_part(cache, at.sequence, head, is_value ? 1 : 0, at.position);
+    float* own = (is_value ? a.v : a.k) + (uint64_t(row) * a.kv_heads + head) * dim;
+    work.from = own, work.norm = is_value ? a.v_norm : a.k_norm, work.scale = 1.0f;
+    work.half = is_value ? 0 : work.half;
+    if (cache.kind != KV_INT8) {
+        work.kind = cache.kind, work.to = kv_slot(cache.kind, place, slot, dim);
+        turn(work, dim, a.eps);
+        return;
+    }
+    if (!is_value || a.v_norm) {
+        work.kind = KV_F32, work.to = own;
+        turn(work, dim, a.eps);
+        __syncwarp();
+    }
+    store_codes(own, place, slot, dim);
 }

@@ -2,14 +2,15 @@
 #pragma once
 #include "args.cuh"
 
-// out = sizes in bytes of Matrix, Acts, Share, Matmul, Norm, Gated, Few, Row, Cache, Rope, Tile, Attention, Route,
-// Group, RouteGroup, Router, Logits, TopK, Change, Adapted, LowRank, Sizes: 22 numbers.
+// out = sizes in bytes of Matrix, Acts, Share, Matmul, Norm, Gated, Few, Row, Cache, Rope, LatentRope, TokenInputs,
+// Tile, Attention, Route, Group, RouteGroup, Router, Logits, TopK, Change, Adapted, LowRank, Sizes: 24 numbers.
 //
 // Grid: 1. Block: 1. Dynamic shared memory: none.
 KERNEL sizes(Sizes a) {
     const uint32_t all[] = {
         sizeof(Matrix),     sizeof(Acts),   sizeof(Share),  sizeof(Matmul), sizeof(Norm),  sizeof(Gated),     sizeof(Few),
-        sizeof(Row),        sizeof(Cache),  sizeof(Rope),   sizeof(Tile),   sizeof(Attention), sizeof(Route), sizeof(Group),
+        sizeof(Row),        sizeof(Cache),  sizeof(Rope),   sizeof(LatentRope), sizeof(TokenInputs),
+        sizeof(Tile),       sizeof(Attention), sizeof(Route), sizeof(Group),
         sizeof(RouteGroup), sizeof(Router), sizeof(Logits), sizeof(TopK),   sizeof(Change),
         sizeof(Adapted),    sizeof(LowRank), sizeof(Sizes),
     };
