@@ -99,8 +99,8 @@ pub struct Attention<S: Storage> {
     pub sinks: Option<S::Vector>,
 }
 
-/// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), whose keys and values are computed from one short
-/// vector per token before they are kept.
+/// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), whose keys and values could be computed from one short
+/// vector per token. A device keeps this vector, or the keys and values.
 #[derive(Debug)]
 pub struct LatentAttention<S: Storage> {
     /// Sizes and variants of the attention over expanded keys and values.

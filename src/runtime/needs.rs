@@ -38,7 +38,7 @@ impl Needs {
             context,
             kv: kv_layout.kind,
             kv_pool: options.kv_memory.map(|budget| budget / kv_layout.bytes(PAGE) * kv_layout.bytes(PAGE)),
-            weights: HeldBytes::of(reader, &config, convert)?,
+            weights: HeldBytes::of(reader, &config, convert, precision.arithmetic())?,
             prefill_chunk: options.prefill_chunk.max(1),
             config,
             kv_layout,
@@ -65,13 +65,17 @@ impl Needs {
 /// Returns the bytes of the buffers for `rows` rows of a step: the residual stream, normalized inputs, queries, keys,
 /// values and the results of attention and MLP.
 pub(super) fn scratch_bytes(c: &ModelConfig, rows: usize) -> u64 {
-    let widths = |layer: LayerConfig| (layer.n_heads * layer.head_dim, layer.n_kv_heads * layer.head_dim);
-    let (q, kv) = c.layers().map(widths).fold((0, 0), |(q, kv), (a, b)| (q.max(a), kv.max(b)));
+    let widths = |layer: LayerConfig| match c.attention.latent {
+        // Queries and results of all heads as wide as the vector that is kept, and the same by heads.
+        Some(latent) => 5 * layer.n_heads * (latent.kv_rank + latent.rope) + 3 * (latent.kv_rank + latent.rope),
+        None => 3 * layer.n_heads * layer.head_dim + 2 * layer.n_kv_heads * layer.head_dim,
+    };
+    let attention = c.layers().map(widths).max().unwrap_or(0);
     let further = c.per_layer_input.map_or(0, |input| 2 * input.width * c.n_layers);
     let mlp = |mlp: Mlp| match mlp {
         Mlp::Dense { intermediate, .. } => 4 * intermediate,
         Mlp::Moe { top_k, intermediate, .. } => top_k * (4 * intermediate + c.hidden),
     };
     let mlp = c.mlps().map(mlp).max().unwrap_or(0);
-    (size_of::<f32>() * (4 * c.hidden + 3 * q + 2 * kv + mlp + further) * rows) as u64
+    (size_of::<f32>() * (4 * c.hidden + attention + mlp + further) * rows) as u64
 }

@@ -9,12 +9,14 @@ use super::cuda::weights::Source;
 use super::device::{DevicePart, Devices, Offload, Parts};
 use super::forward::{CpuPart, Model};
 use super::kv::{KvLayout, KvType, MAX_HEAD, PAGE, PagePool, pages_within};
+use super::layer::{LatentAttention, Operation};
 use super::precision::Precision;
 use super::residency::{Residency, read_whole};
-use super::weights::Weights;
+use super::weights::{Host, PerHead, Weights};
 use crate::dtype::DType;
 use crate::error::{Cause, Context, Error, Result};
 use crate::iebin::{IebinReader, JSON_NAME};
+use crate::interrupt;
 use crate::model_config::ModelConfig;
 use crate::resources::memory_left;
 use crate::units::human_bytes;
@@ -154,7 +156,7 @@ impl OpenedModel {
         let source = Source {
             config: &config,
             weights: &weights,
-            kv: kv_layout.clone(),
+            kv: KvLayout::expanded(&config, kv_layout.kind),
             arithmetic: precision.arithmetic(),
             positions: options.context.unwrap_or(context.min(USUAL_CONTEXT)),
             rows: options.prefill_chunk.clamp(1, PREFILL_CHUNK),
@@ -191,6 +193,11 @@ impl OpenedModel {
     pub fn cpu_part(&self, layers: Range<usize>) -> Result<Box<dyn DevicePart>> {
         let arithmetic = self.precision.arithmetic();
         let kv_layout = self.kv_layout.part(layers.clone());
+        let per_head = self.per_head(layers.clone())?;
+        let mut forms = self.weights.forms(arithmetic);
+        forms.extend(per_head.iter().flat_map(|layer| layer.forms(arithmetic)));
+        forms.sort_unstable();
+        forms.dedup();
         Ok(Box::new(CpuPart::new(Model {
             config: self.config.clone(),
             weights: self.weights.clone(),
@@ -198,9 +205,24 @@ impl OpenedModel {
             kv_layout,
             cpu: self.cpu.clone(),
             arithmetic,
-            forms: self.weights.forms(arithmetic),
+            forms,
+            per_head,
             layers,
         })))
+    }
+
+    /// Divides the matrices of layers with latent attention into those of heads; returns none for other models.
+    fn per_head(&self, layers: Range<usize>) -> Result<Vec<PerHead>> {
+        let blocks = self.weights.layers[layers].iter().flat_map(|layer| &layer.blocks);
+        let latent = blocks.filter_map(|block| match &block.operation {
+            Operation::Latent(op) => Some(op),
+            _ => None,
+        });
+        let per_head = |op: &LatentAttention<Host>| {
+            interrupt::check()?;
+            PerHead::new(&op.kv_b.matrix, &op.latent, self.precision.arithmetic())
+        };
+        latent.map(per_head).collect()
     }
 }
 

@@ -18,7 +18,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Version of the arithmetic that computes keys and values. It increases when the same pack gives other bits.
-const ARITHMETIC: u32 = 1;
+const ARITHMETIC: u32 = 2;
 
 /// Largest size in bytes of a prefix cache in a pool without a budget.
 const LARGEST: u64 = 2 << 30;

@@ -114,6 +114,23 @@ impl TileLayout {
         self.tiles * self.tile_bytes
     }
 
+    /// Copies a row of a tile, its place in the tile given by the number, to a row of another tile.
+    pub fn copy_row(&self, (from, from_row): (&[u8], usize), (to, to_row): (&mut [u8], usize)) {
+        let mut copy = |start: usize, bytes: usize| {
+            to[start + to_row * bytes..][..bytes].copy_from_slice(&from[start + from_row * bytes..][..bytes]);
+        };
+        let scale_bytes = self.spec.scale_dtype.size();
+        for group in 0..self.groups {
+            copy(group * TILE_ROWS * scale_bytes, scale_bytes);
+            if !self.spec.symmetric {
+                copy(self.zeros_offset + group * TILE_ROWS, 1);
+            }
+        }
+        (self.codes_offset..self.tile_bytes)
+            .step_by(TILE_ALIGN)
+            .for_each(|vector| copy(vector, TILE_ALIGN / TILE_ROWS));
+    }
+
     /// Returns the number of canonical codes of a row: one per column, padded to whole blocks for block formats.
     pub fn canonical_codes(&self) -> usize {
         if self.spec.scheme.info().is_block_format { self.blocks * BLOCK } else { self.cols }

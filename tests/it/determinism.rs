@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 /// Fixtures with precision and type of KV cache: every precision, every cache type, dense models and mixtures of
 /// experts, every kind of tile, and every feature that some family adds.
-const COMPANY: [(&str, Precision, KvType); 29] = [
+const COMPANY: [(&str, Precision, KvType); 31] = [
     ("llama-gqa", Precision::Fp32, KvType::F32),
     ("llama-gqa", Precision::Fp32, KvType::Int8),
     ("llama-gqa", Precision::Int4w, KvType::Int4),
@@ -42,6 +42,8 @@ const COMPANY: [(&str, Precision, KvType); 29] = [
     ("museglimmer", Precision::Fp16, KvType::F16),
     ("deepseek3", Precision::Fp32, KvType::Int8),
     ("glm4flash", Precision::Bf16, KvType::Bf16),
+    ("deepseek2", Precision::Int4, KvType::Fp8),
+    ("mistral4", Precision::Int8w, KvType::F16),
     ("gemma4-moe", Precision::Int8, KvType::F16),
     ("gemma4-e", Precision::Bf16, KvType::F16),
 ];

@@ -52,6 +52,7 @@ mod hub;
 mod inspect;
 mod irregular;
 mod kv_gate;
+mod latent;
 mod layouts;
 mod models;
 #[cfg(feature = "reference")]

@@ -85,8 +85,8 @@ pub(super) struct Finish<'a, I> {
     pub states: I,
     /// Attention sink of the head, if any.
     pub sink: Option<f32>,
-    /// Whether values are stored rotated.
-    pub rotated: bool,
+    /// Order of the matrix by which values are stored rotated, if they are.
+    pub rotated: Option<usize>,
     /// Output of the head: `(head_dim)`.
     pub out: &'a mut [f32],
 }
@@ -97,8 +97,8 @@ impl<'a, I: ExactSizeIterator<Item = &'a [f32]>> Kernel for Finish<'_, I> {
         let Finish { states, sink, rotated, out } = self;
         combine(states, sink, out);
         // The Hadamard matrix is its own inverse.
-        if rotated {
-            rotate(out);
+        if let Some(order) = rotated {
+            rotate(out, order);
         }
     }
 }

@@ -9,6 +9,9 @@
 mod fold;
 mod page;
 mod scores;
+#[cfg(test)]
+mod tests;
+mod transpose;
 
 use super::cpu::Cpu;
 use super::device::Run;
@@ -103,7 +106,7 @@ impl Attend {
         });
         let memory: &[f32] = bytemuck::cast_slice(&self.memory);
         let (places, tile_of_row) = (&self.places, &self.tile_of_row);
-        let rotated = by_type!(layer.kind, T, T::ROTATED);
+        let rotated = by_type!(layer.kind, T, T::ROTATED).then(|| layer.heads.rotations()[1]);
         let value = layer.heads.value;
         task.cpu.for_rows(out, out_stride, |row, out| {
             let tile = &tiles[tile_of_row[row] as usize];
@@ -178,6 +181,12 @@ impl Attend {
 }
 
 impl Tile {
+    /// Returns the number of positions of a page that its last token attends to or could attend to without a window,
+    /// in whole lanes.
+    fn visible(&self, page: usize) -> usize {
+        (self.position + self.tokens - page * PAGE).min(PAGE).next_multiple_of(LANES)
+    }
+
     /// Returns the number of items per key/value head.
     fn pieces(&self, items: &[Item]) -> usize {
         if items[self.first_item].pages.len() == self.pages.len() { 1 } else { self.pages.len() }

@@ -7,9 +7,10 @@
 
 use super::fold::FoldGroup;
 use super::scores::{mask, row_probabilities};
+use super::transpose::{panel_words, values_of_keys};
 use super::{GROUP, Item, STATE, Task, Tile};
 use crate::runtime::cpu::{SumType, WeightedSum, pair, weights};
-use crate::runtime::kv::{Element, Head, KvLayer, MAX_HEAD, PAGE, panel, rotate};
+use crate::runtime::kv::{Element, Head, KvLayer, MAX_HEAD, PAGE, by_type, panel, rotate};
 use crate::runtime::ops::LANES;
 use std::ops::Range;
 
@@ -19,7 +20,7 @@ pub(super) struct Workspace<'a> {
     queries: &'a mut [u32],
     /// Buffer for the keys of the page in the form of [`Element::panel`].
     keys: &'a mut [u32],
-    /// Buffer for the values of the page in the form of [`Element::panel`].
+    /// Buffer for the values of the page in the form of [`Element::panel`], or transposed keys.
     values: &'a mut [u32],
     /// Scores: `(GROUP, PAGE)`.
     scores: &'a mut [f32],
@@ -35,7 +36,11 @@ pub(super) struct Workspace<'a> {
 impl<'a> Workspace<'a> {
     fn lengths(layer: &KvLayer, rows: usize) -> [usize; 7] {
         let group = GROUP * PAGE;
-        let (keys, values) = (PAGE * layer.key_stride() / 2, PAGE * layer.value_stride() / 2);
+        let keys = PAGE * layer.key_stride() / 2;
+        let values = match layer.heads.shared {
+            true => panel_words(by_type!(layer.kind, T, T::SUM), layer.value_stride()),
+            false => PAGE * layer.value_stride() / 2,
+        };
         let queries = (rows * layer.key_stride()).next_multiple_of(LANES);
         [queries, keys, values, group, group, group, GROUP * layer.value_stride()]
     }
@@ -99,11 +104,12 @@ impl ItemKernel<'_> {
         for page in item.pages.clone() {
             let (next_keys, next_values) = upcoming::<T>(task, tile, item, page, then);
             let head = layer.head::<T>(&task.caches[tile.sequence].pages()[page], item.head);
-            let panels = Panels {
-                keys: panel(task.cpu, head.keys, &mut *keys),
-                values: panel(task.cpu, head.values, &mut *values),
-                head,
+            let keys = panel(task.cpu, head.keys, &mut *keys);
+            let values = match layer.heads.shared {
+                true => values_of_keys(T::SUM, keys, layer, tile.visible(page), &mut *values),
+                false => panel(task.cpu, head.values, &mut *values),
             };
+            let panels = Panels { keys, values, head };
             for (first, folded) in (0..).step_by(GROUP).zip(folded.chunks_mut(GROUP * row_len)) {
                 let next = if first == 0 { [next_keys, next_values] } else { [&[] as &[u8]; 2] };
                 let group = RowGroup { task, tile, page, first, rows: folded.len() / row_len, panels: &panels, next };
@@ -147,9 +153,8 @@ fn upcoming<'a, T: Element>(
     };
     let layer = task.layer;
     let head = layer.head::<T>(&task.caches[tile.sequence].pages()[page], item.head);
-    let visible = (tile.position + tile.tokens - page * PAGE).min(PAGE).next_multiple_of(LANES);
-    let elements = |stride: usize| visible * stride / T::NUMBERS;
-    let (keys, values) = (elements(layer.key_stride()), elements(layer.value_stride()));
+    let elements = |stride: usize| tile.visible(page) * stride / T::NUMBERS;
+    let (keys, values) = (elements(layer.key_stride()), elements(layer.value_stride()).min(head.values.len()));
     (bytemuck::cast_slice(&head.keys[..keys]), bytemuck::cast_slice(&head.values[..values]))
 }
 
@@ -163,7 +168,7 @@ fn query_weights<T: Element>(task: &Task<'_>, tile: &Tile, item: &Item, row: usi
         let mut room = [0f32; MAX_HEAD];
         let rotated = &mut room[..dim];
         rotated.copy_from_slice(query);
-        rotate(rotated);
+        rotate(rotated, task.layer.heads.rotations()[0]);
         return weights(T::SUM, rotated, words);
     }
     weights(T::SUM, query, words);

@@ -1,6 +1,13 @@
-//! Multi-head latent attention: expands the vectors of keys and values before they are kept.
+//! Multi-head latent attention in its absorbed form: the cache keeps the vector from which keys and values of all heads
+//! could be computed, and the rotated part of the keys.
+//!
+//! The score of a query `q` with the key `W c + rotated part` is that of `W^T q` with the vector `c`, and the weighted
+//! sum of the values `V c` is `V` times the weighted sum of the vectors. So each query is multiplied by `W^T` of its
+//! head, attention reads one key of `kv_rank + rope` numbers for all heads, whose first `kv_rank` numbers are also the
+//! value, and the result of each head is multiplied by its `V`. Every position is computed in this way, whether it is
+//! part of a prompt or not, so it has the same bits however it was fed.
 
-use super::{Model, Walk, product};
+use super::{Model, Product, Walk, product};
 use crate::calibration::Part;
 use crate::error::Result;
 use crate::model_config::RotaryPairs;
@@ -8,80 +15,135 @@ use crate::runtime::adapters::Target;
 use crate::runtime::cpu::Acts;
 use crate::runtime::layer::LatentAttention;
 use crate::runtime::observe::see;
-use crate::runtime::ops::RmsNorm;
+use crate::runtime::ops::{RmsNorm, norm_heads};
 use crate::runtime::profile::Stage;
 use crate::runtime::rope::rotate;
-use crate::runtime::weights::Host;
+use crate::runtime::weights::{Host, Weight};
 use crate::simd::Kernel;
 use std::f32::consts::LOG2_E;
 
 impl Model {
-    /// Projects all rows to queries and to the vectors of keys and values, expands these, and writes the keys and
-    /// values to the caches.
+    /// Projects all rows to queries and to the vectors of keys and values, and writes these to the caches.
     pub(super) fn read_latent(&self, index: usize, op: &LatentAttention<Host>, w: &mut Walk<'_>) -> Result<()> {
         let (s, shape, latent) = (&mut *w.scratch, &op.shape, &op.latent);
         see(w.step.observer.as_deref_mut(), index, Part::Attention, &s.normed);
         let (n, n_heads, head_dim) = (s.normed.n(), shape.n_heads, shape.head_dim);
-        let (kv_width, expanded) = (latent.kv_rank + latent.rope, latent.nope + latent.value);
+        let kv_width = latent.kv_rank + latent.rope;
         s.q.resize(n * n_heads * head_dim, 0.0);
-        s.kv_latent.resize(n * kv_width, 0.0);
+        s.k.resize(n * kv_width, 0.0);
+        let kv = product(&op.kv_a, &s.normed, &mut s.k);
         match &op.q_a {
             None => {
                 let q = product(&op.q, &s.normed, &mut s.q).changed_by(&s.groups, index, Target::Q);
-                self.multiply(vec![q, product(&op.kv_a, &s.normed, &mut s.kv_latent)], self.arithmetic)?;
+                self.multiply(vec![q, kv], self.arithmetic)?;
             }
             Some((q_a, norm)) => {
-                let rank = norm.len();
-                s.q_latent.resize(n * rank, 0.0);
-                let products =
-                    vec![product(q_a, &s.normed, &mut s.q_latent), product(&op.kv_a, &s.normed, &mut s.kv_latent)];
-                self.multiply(products, self.arithmetic)?;
-                self.norm_latent(&s.q_latent, rank, norm, latent.norm_eps, &mut s.latent);
+                s.q_latent.resize(n * norm.len(), 0.0);
+                let q_a = product(q_a, &s.normed, &mut s.q_latent);
+                self.multiply(vec![q_a, kv], self.arithmetic)?;
+                self.norm_latent(&s.q_latent, norm, latent.norm_eps, &mut s.latent);
                 let q = product(&op.q, &s.latent, &mut s.q).changed_by(&s.groups, index, Target::Q);
                 self.multiply(vec![q], self.arithmetic)?;
             }
         }
-        self.norm_latent(&s.kv_latent, kv_width, &op.kv_norm, latent.norm_eps, &mut s.latent);
-        s.expanded.resize(n * n_heads * expanded, 0.0);
-        self.multiply(vec![product(&op.kv_b, &s.latent, &mut s.expanded)], self.arithmetic)?;
         w.step.profile.lap(Stage::Projections);
         self.set_q_factors(shape, &s.runs, &mut s.q_factors);
         let angles = shape.rotary.map_or(&[][..], |kind| &w.step.angles[kind]);
-        let whole = Tails { head_dim, kept: latent.nope, pairs: shape.pairs, angles, scale: shape.scale * LOG2_E };
-        self.rotate_tails(&mut s.q, n_heads * head_dim, &whole, &s.q_factors);
-        let shared = Tails { head_dim: kv_width, kept: latent.kv_rank, scale: 1.0, ..whole };
-        self.rotate_tails(&mut s.kv_latent, kv_width, &shared, &[]);
-        s.k.resize(n * n_heads * head_dim, 0.0);
-        s.v.resize(n * n_heads * latent.value, 0.0);
-        for row in 0..n {
-            let rotated = &s.kv_latent[row * kv_width + latent.kv_rank..][..latent.rope];
-            for head in row * n_heads..(row + 1) * n_heads {
-                let (key, value) = s.expanded[head * expanded..][..expanded].split_at(latent.nope);
-                let to = &mut s.k[head * head_dim..][..head_dim];
-                to[..latent.nope].copy_from_slice(key);
-                to[latent.nope..].copy_from_slice(rotated);
-                s.v[head * latent.value..][..latent.value].copy_from_slice(value);
-            }
-        }
+        let queries =
+            Tails { head_dim, kept: latent.nope, norm: None, pairs: shape.pairs, angles, scale: shape.scale * LOG2_E };
+        self.rotate_tails(&mut s.q, n_heads * head_dim, &queries, &s.q_factors);
+        let norm = Some((op.kv_norm.as_slice(), latent.norm_eps));
+        let keys = Tails { head_dim: kv_width, kept: latent.kv_rank, norm, scale: 1.0, ..queries };
+        self.rotate_tails(&mut s.k, kv_width, &keys, &[]);
+        s.v.clear();
         self.write_cache(index, w);
         w.step.profile.lap(Stage::Attention);
         Ok(())
     }
 
-    /// Normalizes the first values of rows of `width`, as many as there are factors.
-    fn norm_latent(&self, rows: &[f32], width: usize, weight: &[f32], eps: f32, normed: &mut Acts) {
+    /// Multiplies the part of the queries that is not rotated by the transposed matrices of the keys.
+    pub(super) fn absorb(&self, index: usize, op: &LatentAttention<Host>, w: &mut Walk<'_>) -> Result<()> {
+        let (s, latent, n_heads, head_dim) = (&mut *w.scratch, &op.latent, op.shape.n_heads, op.shape.head_dim);
+        let (rank, width, q) = (latent.kv_rank, latent.kv_rank + latent.rope, &s.q);
+        let n = q.len() / (n_heads * head_dim);
+        self.fill_heads(&mut s.per_head, (n_heads, n, latent.nope), |token, head| {
+            &q[(token * n_heads + head) * head_dim..]
+        });
+        self.multiply_heads(&self.per_head[index - self.layers.start].keys, &s.per_head, &mut s.from_heads)?;
+        s.absorbed.resize(n * n_heads * width, 0.0);
+        let absorbed = &s.from_heads;
+        self.cpu.for_rows(&mut s.absorbed, n_heads * width, |token, row| {
+            for (head, row) in row.chunks_exact_mut(width).enumerate() {
+                let (first, rotated) = row.split_at_mut(rank);
+                first.copy_from_slice(&absorbed[(head * n + token) * rank..][..rank]);
+                rotated.copy_from_slice(&q[(token * n_heads + head) * head_dim + latent.nope..][..latent.rope]);
+            }
+        });
+        std::mem::swap(&mut s.q, &mut s.absorbed);
+        w.step.profile.lap(Stage::Projections);
+        Ok(())
+    }
+
+    /// Multiplies the weighted sums of vectors by the matrices of the values.
+    pub(super) fn read_values(&self, index: usize, op: &LatentAttention<Host>, w: &mut Walk<'_>) -> Result<()> {
+        w.step.profile.lap(Stage::Attention);
+        let (s, n_heads) = (&mut *w.scratch, op.shape.n_heads);
+        let (rank, value, n, sums) = (op.latent.kv_rank, op.latent.value, s.attended.n(), &s.attended);
+        self.fill_heads(&mut s.per_head, (n_heads, n, rank), |token, head| &sums.row(token)[head * rank..]);
+        self.multiply_heads(&self.per_head[index - self.layers.start].values, &s.per_head, &mut s.from_heads)?;
+        s.attended.reset(n, n_heads * value);
+        let (values, (out, stride)) = (&s.from_heads, s.attended.rows_mut());
+        self.cpu.for_rows(out, stride, |token, row| {
+            for (head, row) in row[..n_heads * value].chunks_exact_mut(value).enumerate() {
+                row.copy_from_slice(&values[(head * n + token) * value..][..value]);
+            }
+        });
+        w.step.profile.lap(Stage::Projections);
+        Ok(())
+    }
+
+    /// Fills rows for the matrices of heads: `(heads, tokens, width)`. `source` returns numbers that begin with the row
+    /// of a token and a head.
+    fn fill_heads<'a>(
+        &self,
+        rows: &mut Acts,
+        (heads, tokens, width): (usize, usize, usize),
+        source: impl Fn(usize, usize) -> &'a [f32] + Sync,
+    ) {
+        rows.reset(heads * tokens, width);
+        let (out, stride) = rows.rows_mut();
+        self.cpu.for_rows(out, stride, |i, row| {
+            row[..width].copy_from_slice(&source(i % tokens, i / tokens)[..width]);
+        });
+        self.prepare(rows);
+    }
+
+    /// Multiplies the rows of each head by its matrix: `y` is `(heads, tokens, rows of a matrix)`.
+    fn multiply_heads(&self, matrices: &[Weight], x: &Acts, y: &mut Vec<f32>) -> Result<()> {
+        let (tokens, rows) = (x.n() / matrices.len(), matrices[0].rows());
+        y.resize(x.n() * rows, 0.0);
+        let products = matrices.iter().zip(y.chunks_exact_mut(tokens * rows)).enumerate();
+        let product = |(head, (weight, y))| {
+            let tokens = head * tokens..(head + 1) * tokens;
+            Product { weight, bias: None, x, tokens, y, changed: Vec::new() }
+        };
+        self.multiply(products.map(product).collect(), self.arithmetic)
+    }
+
+    /// Normalizes rows of as many values as there are factors.
+    fn norm_latent(&self, rows: &[f32], weight: &[f32], eps: f32, normed: &mut Acts) {
         let rank = weight.len();
-        normed.reset(rows.len() / width, rank);
+        normed.reset(rows.len() / rank, rank);
         let (out, stride) = normed.rows_mut();
         self.cpu.for_rows(out, stride, |i, out| {
-            let x = &rows[i * width..][..rank];
+            let x = &rows[i * rank..][..rank];
             self.cpu.level().run(RmsNorm { x, weight, eps, out: &mut out[..rank] });
         });
         self.prepare(normed);
     }
 
-    /// Rotates the ends of the heads of rows and scales the heads. `factors` are further factors of each row, if there
-    /// are any.
+    /// Normalizes the starts of the heads of rows, rotates their ends and scales the heads. `factors` are further
+    /// factors of each row, if there are any.
     fn rotate_tails(&self, rows: &mut [f32], width: usize, how: &Tails<'_>, factors: &[f32]) {
         let rotated = how.angles.len() / (rows.len() / width);
         self.cpu.for_rows(rows, width, |i, heads| {
@@ -92,12 +154,14 @@ impl Model {
     }
 }
 
-/// Rotation of the ends of heads, and scaling of the heads.
+/// Norm of the starts of heads, rotation of their ends, and scaling of the heads.
 #[derive(Clone, Copy)]
 struct Tails<'a> {
     head_dim: usize,
     /// Values at the start of a head that are not rotated.
     kept: usize,
+    /// Factors, `(kept)`, and epsilon of the norm of these values, if there is one.
+    norm: Option<(&'a [f32], f32)>,
     pairs: RotaryPairs,
     /// Cosines and sines of each row: `(n, head_dim - kept)`.
     angles: &'a [f32],
@@ -114,9 +178,12 @@ struct RotateTails<'a> {
 impl Kernel for RotateTails<'_> {
     #[inline(always)]
     fn run(self) {
-        let Tails { head_dim, kept, pairs, angles, scale } = self.how;
+        let Tails { head_dim, kept, norm, pairs, angles, scale } = self.how;
         for head in self.heads.chunks_exact_mut(head_dim) {
             let (kept, rotated) = head.split_at_mut(kept);
+            if let Some((weight, eps)) = norm {
+                norm_heads(kept, weight, eps);
+            }
             kept.iter_mut().for_each(|x| *x *= scale);
             rotate(rotated, rotated.len(), pairs, angles, scale);
         }

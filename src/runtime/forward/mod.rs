@@ -18,7 +18,7 @@ use super::layer::{Attention, AttentionShape, BlockInput, Layer, Operation};
 use super::observe::see;
 use super::ops::{Scale, SigmoidGate, SoftCap};
 use super::profile::Stage;
-use super::weights::{Held, Host, Linear, Weight, Weights};
+use super::weights::{Held, Host, Linear, PerHead, Weight, Weights};
 use crate::calibration::Part;
 use crate::error::{Error, Result};
 use crate::interrupt;
@@ -54,6 +54,8 @@ pub struct Model {
     pub arithmetic: Arithmetic,
     /// Forms (number types) of activations that the products read.
     pub forms: Vec<Form>,
+    /// Matrices of the heads of these layers, in models with latent attention.
+    pub per_head: Vec<PerHead>,
     /// Layers computed by this part.
     pub layers: Range<usize>,
 }
@@ -69,9 +71,9 @@ struct Scratch {
     normed: Acts,
     /// Rows of the normalized inputs that are left in the last layer.
     kept: Acts,
-    /// Queries: `(n, n_heads * head_dim)`.
+    /// Queries: `(n, n_heads * head_dim)`, or as wide as the keys that are kept.
     q: Vec<f32>,
-    /// Keys: `(n, n_kv_heads * head_dim)`.
+    /// Keys: `(n, n_kv_heads * head_dim)`, or the vectors that latent attention keeps.
     k: Vec<f32>,
     /// Values: `(n, n_kv_heads * head_dim)`.
     v: Vec<f32>,
@@ -79,15 +81,17 @@ struct Scratch {
     q_factors: Vec<f32>,
     /// Gate of the attention output, in models that have one: `(n, n_heads * head_dim)`.
     output_gate: Vec<f32>,
-    /// Vectors of queries, and of keys and values with the rotated part of the keys, in models with latent attention.
+    /// Vectors of queries, in models with latent attention.
     q_latent: Vec<f32>,
-    kv_latent: Vec<f32>,
-    /// Such a vector after its norm.
+    /// These vectors after their norm.
     latent: Acts,
-    /// Keys and values of all heads before they are divided: `(n, n_heads * (nope + value))`.
-    expanded: Vec<f32>,
+    /// Inputs and results of the matrices of heads: `(n_heads, n, width)`.
+    per_head: Acts,
+    from_heads: Vec<f32>,
+    /// Queries that are multiplied with vectors, before they replace `q`: `(n, n_heads * (kv_rank + rope))`.
+    absorbed: Vec<f32>,
     attend: Attend,
-    /// Attention output: `(n, n_heads * value_dim)`.
+    /// Attention output: `(n, n_heads * value_dim)`, or as wide as the values that are kept.
     attended: Acts,
     /// Result of the gate projection: `(n, intermediate)`.
     gate: Vec<f32>,
@@ -214,8 +218,11 @@ impl Model {
                     if w.scratch.runs.is_empty() {
                         return Ok(());
                     }
-                    self.attend(index, &op.shape, op.sinks.as_deref(), op.gate.is_some(), &op.o, w)?;
-                    w.step.profile.lap(Stage::Projections);
+                    self.attend(index, &op.shape, op.sinks.as_deref(), w);
+                    if op.gate.is_some() {
+                        self.gate_output(&op.shape, w);
+                    }
+                    self.project(index, &op.o, w)?;
                 }
                 Operation::Latent(op) => {
                     self.read_latent(index, op, w)?;
@@ -225,8 +232,10 @@ impl Model {
                     if w.scratch.runs.is_empty() {
                         return Ok(());
                     }
-                    self.attend(index, &op.shape, None, false, &op.o, w)?;
-                    w.step.profile.lap(Stage::Projections);
+                    self.absorb(index, op, w)?;
+                    self.attend(index, &op.shape, None, w);
+                    self.read_values(index, op, w)?;
+                    self.project(index, &op.o, w)?;
                 }
                 Operation::Mlp(op) => {
                     self.mlp(index, op, MlpRole::Only, w)?;
@@ -416,43 +425,38 @@ impl Model {
         s.groups.retain(|group| !group.rows.is_empty());
     }
 
-    /// Computes attention for the queries of all rows and writes the projected result to `branch`.
-    fn attend(
-        &self,
-        index: usize,
-        shape: &AttentionShape,
-        sinks: Option<&[f32]>,
-        has_gate: bool,
-        o: &Linear,
-        w: &mut Walk<'_>,
-    ) -> Result<()> {
+    /// Computes attention for the queries of all rows over the keys and values that are kept.
+    fn attend(&self, index: usize, shape: &AttentionShape, sinks: Option<&[f32]>, w: &mut Walk<'_>) {
         let s = &mut *w.scratch;
-        let n = w.step.x.len() / self.config.hidden;
-        let task = Task {
-            cpu: &self.cpu,
-            layer: &self.kv_layout.layers()[shape.kv_from.unwrap_or(index) - self.layers.start],
-            shape,
-            sinks,
-            runs: &s.runs,
-            caches: &w.caches,
-            queries: &s.q,
-        };
-        s.attended.reset(n, shape.n_heads * shape.value_dim);
+        let layer = &self.kv_layout.layers()[shape.kv_from.unwrap_or(index) - self.layers.start];
+        let (runs, caches, queries) = (&s.runs[..], &w.caches[..], &s.q[..]);
+        let task = Task { cpu: &self.cpu, layer, shape, sinks, runs, caches, queries };
+        s.attended.reset(w.step.x.len() / self.config.hidden, shape.n_heads * layer.heads.value);
         let (out, stride) = s.attended.rows_mut();
         s.attend.run(&task, out, stride);
-        if has_gate {
-            let width = shape.n_heads * shape.head_dim;
-            self.cpu.for_rows(out, stride, |i, out| {
-                let gate = &s.output_gate[i * width..][..width];
-                self.cpu.level().run(SigmoidGate { x: &mut out[..width], gate });
-            });
-        }
+    }
+
+    /// Multiplies the results of attention by the sigmoid of their gates.
+    fn gate_output(&self, shape: &AttentionShape, w: &mut Walk<'_>) {
+        let (s, width) = (&mut *w.scratch, shape.n_heads * shape.head_dim);
+        let (out, stride) = s.attended.rows_mut();
+        self.cpu.for_rows(out, stride, |i, out| {
+            let gate = &s.output_gate[i * width..][..width];
+            self.cpu.level().run(SigmoidGate { x: &mut out[..width], gate });
+        });
+    }
+
+    /// Writes the projected results of attention to `branch`.
+    fn project(&self, index: usize, o: &Linear, w: &mut Walk<'_>) -> Result<()> {
+        let s = &mut *w.scratch;
         see(w.step.observer.as_deref_mut(), index, Part::AttentionOutput, &s.attended);
         self.prepare(&mut s.attended);
         w.step.profile.lap(Stage::Attention);
-        s.branch.resize(n * self.config.hidden, 0.0);
+        s.branch.resize(s.attended.n() * self.config.hidden, 0.0);
         let product = product(o, &s.attended, &mut s.branch).changed_by(&s.groups, index, Target::O);
-        self.multiply(vec![product], self.arithmetic)
+        self.multiply(vec![product], self.arithmetic)?;
+        w.step.profile.lap(Stage::Projections);
+        Ok(())
     }
 
     /// Converts activations to the forms that the products read.

@@ -9,17 +9,20 @@
 /// Smallest block of a head that consists of several blocks. In smaller ones, a large value is hardly spread.
 const SMALLEST_BLOCK: usize = 16;
 
-/// Returns the order of the matrix for heads of this size; `None` if they cannot be rotated.
-pub fn block(head_dim: usize) -> Option<usize> {
-    let block = 1 << head_dim.trailing_zeros();
-    (block == head_dim || block >= SMALLEST_BLOCK).then_some(block)
+/// Returns the order of the matrix for heads of this size: the largest power of two that divides it.
+pub fn order(head_dim: usize) -> usize {
+    1 << head_dim.trailing_zeros().min(usize::BITS - 1)
 }
 
-/// Multiplies each block of a head by the matrix. The result is the same bits on every machine: `log2(n)` rounds of
-/// sums and differences, then one multiplication.
+/// Returns true if heads of this size can be rotated by the matrix of this order.
+pub fn fits(head_dim: usize, order: usize) -> bool {
+    head_dim == order || order >= SMALLEST_BLOCK
+}
+
+/// Multiplies each block of a head by the matrix of this order. The result is the same bits on every machine:
+/// `log2(order)` rounds of sums and differences, then one multiplication.
 #[inline(always)]
-pub fn rotate(head: &mut [f32]) {
-    let order = 1 << head.len().trailing_zeros();
+pub fn rotate(head: &mut [f32], order: usize) {
     let factor = 1.0 / (order as f32).sqrt();
     for block in head.chunks_exact_mut(order) {
         let mut half = 1;
@@ -55,8 +58,8 @@ mod tests {
         for dim in [1, 2, 8, 16, 64, 80, 96, 128, 192, 256, 1024] {
             let head: Vec<f32> = (0..dim).map(|_| rng.next_normal() as f32).collect();
             let mut rotated = head.clone();
-            rotate(&mut rotated);
-            let order = block(dim).unwrap();
+            let order = order(dim);
+            rotate(&mut rotated, order);
             for (i, value) in rotated.iter().enumerate() {
                 let of_block = &head[i / order * order..][..order];
                 let terms = of_block.iter().enumerate().map(|(c, v)| element(order, i % order, c) * f64::from(*v));
@@ -72,10 +75,10 @@ mod tests {
         for dim in [8, 48, 64, 80, 256] {
             let head: Vec<f32> = (0..dim).map(|_| rng.next_normal() as f32).collect();
             let mut rotated = head.clone();
-            rotate(&mut rotated);
+            rotate(&mut rotated, order(dim));
             let square = |values: &[f32]| values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
             assert!((square(&rotated) / square(&head) - 1.0).abs() < 1e-5);
-            rotate(&mut rotated);
+            rotate(&mut rotated, order(dim));
             assert!(rotated.iter().zip(&head).all(|(a, b)| (a - b).abs() < 1e-5), "{dim}");
         }
     }
@@ -84,7 +87,7 @@ mod tests {
     fn heads_are_rotated_in_powers_of_two_from_16_on() {
         let cases = [(8, Some(8)), (64, Some(64)), (80, Some(16)), (96, Some(32)), (192, Some(64))];
         for (dim, expected) in cases.into_iter().chain([(20, None), (24, None), (25, None), (72, None)]) {
-            assert_eq!(block(dim), expected, "{dim}");
+            assert_eq!(Some(order(dim)).filter(|order| fits(dim, *order)), expected, "{dim}");
         }
     }
 }

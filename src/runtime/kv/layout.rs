@@ -7,7 +7,7 @@
 use super::element::{Element, KvType, by_type};
 use super::{Line, PAGE, hadamard};
 use crate::error::{Error, Result};
-use crate::model_config::{LayerConfig, ModelConfig};
+use crate::model_config::{Latent, LayerConfig, ModelConfig};
 use crate::runtime::ops::LANES;
 use std::ops::Range;
 
@@ -41,12 +41,27 @@ pub struct KvHeads {
     pub key: usize,
     /// Numbers per value.
     pub value: usize,
+    /// Whether values are the first numbers of the keys and are not stored themselves.
+    pub shared: bool,
 }
 
 impl KvHeads {
     /// Returns `count` heads with keys and values of `dim` numbers.
     pub fn new(count: usize, dim: usize) -> KvHeads {
-        KvHeads { count, key: dim, value: dim }
+        KvHeads { count, key: dim, value: dim, shared: false }
+    }
+
+    /// Returns the head that latent attention keeps: the normalized vector of a token and the rotated part of its key.
+    pub fn latent(latent: &Latent) -> KvHeads {
+        KvHeads { count: 1, key: latent.kv_rank + latent.rope, value: latent.kv_rank, shared: true }
+    }
+
+    /// Returns the orders of the Hadamard matrices for keys and for values. Numbers that are both have one order.
+    pub fn rotations(&self) -> [usize; 2] {
+        match self.shared {
+            true => [hadamard::order(self.key | self.value); 2],
+            false => [self.key, self.value].map(hadamard::order),
+        }
     }
 }
 
@@ -64,12 +79,20 @@ impl KvLayout {
         KvLayout { kind, layers, page_bytes: page_bytes.filter(|bytes| *bytes < isize::MAX as usize) }
     }
 
-    /// Returns the layout of all layers of a model.
+    /// Returns the layout of all layers of a model for devices that keep the vectors of latent attention.
     pub fn of(config: &ModelConfig, kind: KvType) -> KvLayout {
+        match &config.attention.latent {
+            Some(latent) => KvLayout::new(kind, vec![KvHeads::latent(latent); config.n_layers]),
+            None => KvLayout::expanded(config, kind),
+        }
+    }
+
+    /// Returns the layout of all layers of a model for devices that keep the keys and values of all heads.
+    pub fn expanded(config: &ModelConfig, kind: KvType) -> KvLayout {
         let heads = |layer| {
             let LayerConfig { n_kv_heads, head_dim, value_dim, kv_from, .. } = config.layer(layer);
             let count = if kv_from.is_none() { n_kv_heads } else { 0 };
-            KvHeads { count, key: head_dim, value: value_dim }
+            KvHeads { count, key: head_dim, value: value_dim, shared: false }
         };
         KvLayout::new(kind, (0..config.n_layers).map(heads))
     }
@@ -95,12 +118,16 @@ impl KvLayout {
     /// The type stores rotated heads, and no Hadamard matrix fits a head size.
     pub fn check(&self) -> Result<()> {
         let rotated = by_type!(self.kind, T, T::ROTATED);
-        let sizes = self.layers.iter().flat_map(|layer| [layer.heads.key, layer.heads.value]);
-        match sizes.filter(|dim| rotated && *dim > 0).find(|dim| hadamard::block(*dim).is_none()) {
+        let unfit = |heads: &KvHeads| {
+            let mut sizes = [heads.key, heads.value].into_iter().zip(heads.rotations());
+            sizes.find(|(dim, order)| *dim > 0 && !hadamard::fits(*dim, *order))
+        };
+        match self.layers.iter().filter(|_| rotated).find_map(|layer| unfit(&layer.heads)) {
             None => Ok(()),
-            Some(dim) => {
+            Some((dim, order)) => {
                 let kind = self.kind;
-                let found = format!("--kv {kind}: head_dim found {dim}, expected a power of two or a multiple of 16");
+                let expected = "expected a power of two or a multiple of 16";
+                let found = format!("--kv {kind}: head_dim found {dim}, rotated in blocks of {order}, {expected}");
                 Err(Error::engine(found).help("use --kv int8, which suits every head size"))
             }
         }
@@ -128,19 +155,24 @@ impl KvLayer {
         self.heads.value.next_multiple_of(LANES)
     }
 
-    /// Returns the numbers of the keys and of the values of a position.
+    /// Returns the numbers of the keys and of the values of a position that are stored.
     pub(super) fn widths(&self) -> [usize; 2] {
-        [self.heads.count * self.heads.key, self.heads.count * self.heads.value]
+        [self.heads.key, if self.heads.shared { 0 } else { self.heads.value }].map(|dim| self.heads.count * dim)
+    }
+
+    /// Returns the bytes of keys, values, scales of keys and scales of values of one head in a page.
+    fn sections<T: Element>(&self) -> [usize; 4] {
+        let keys = [bytes_of::<T>(PAGE * self.key_stride()), scales::<T>(self.heads.key)];
+        let values = match self.heads.shared {
+            true => [0; 2],
+            false => [bytes_of::<T>(PAGE * self.value_stride()), scales::<T>(self.heads.value)],
+        };
+        [keys[0], values[0], keys[1], values[1]]
     }
 
     /// Returns the bytes of one head in a page.
     fn head_bytes(&self) -> usize {
-        by_type!(self.kind, T, {
-            bytes_of::<T>(PAGE * self.key_stride())
-                + bytes_of::<T>(PAGE * self.value_stride())
-                + scales::<T>(self.heads.key)
-                + scales::<T>(self.heads.value)
-        })
+        by_type!(self.kind, T, self.sections::<T>().into_iter().sum())
     }
 
     /// Returns the cache lines of one head in a page.
@@ -158,14 +190,20 @@ impl KvLayer {
         self.first..self.first + self.head_lines() * self.heads.count
     }
 
-    /// Returns keys, values, scales of keys and scales of values of a head in a page.
+    /// Returns keys, values, scales of keys and scales of values of a head in a page. Values that are the first numbers
+    /// of the keys have the scales of these numbers.
     #[inline(always)]
     pub(in crate::runtime) fn head<'a, T: Element>(&self, page: &'a [Line], head: usize) -> Head<'a, T> {
         let lines = self.head_lines();
         let bytes: &[u8] = bytemuck::cast_slice(&page[self.first + head * lines..][..lines]);
-        let (keys, rest) = bytes.split_at(bytes_of::<T>(PAGE * self.key_stride()));
-        let (values, rest) = rest.split_at(bytes_of::<T>(PAGE * self.value_stride()));
-        let (key_scales, value_scales) = rest.split_at(scales::<T>(self.heads.key));
+        let [keys, values, key_scales, _] = self.sections::<T>();
+        let (keys, rest) = bytes.split_at(keys);
+        let (values, rest) = rest.split_at(values);
+        let (key_scales, value_scales) = rest.split_at(key_scales);
+        let value_scales = match self.heads.shared {
+            true => &key_scales[..scales::<T>(self.heads.value)],
+            false => value_scales,
+        };
         Head {
             keys: bytemuck::cast_slice(keys),
             values: bytemuck::cast_slice(values),
@@ -177,9 +215,10 @@ impl KvLayer {
     /// Returns keys, values, scales of keys and scales of values in the bytes of a head, for writing.
     #[inline(always)]
     pub(super) fn head_mut<'a, T: Element>(&self, bytes: &'a mut [u8]) -> HeadMut<'a, T> {
-        let (keys, rest) = bytes.split_at_mut(bytes_of::<T>(PAGE * self.key_stride()));
-        let (values, rest) = rest.split_at_mut(bytes_of::<T>(PAGE * self.value_stride()));
-        let (key_scales, value_scales) = rest.split_at_mut(scales::<T>(self.heads.key));
+        let [keys, values, key_scales, _] = self.sections::<T>();
+        let (keys, rest) = bytes.split_at_mut(keys);
+        let (values, rest) = rest.split_at_mut(values);
+        let (key_scales, value_scales) = rest.split_at_mut(key_scales);
         HeadMut {
             keys: bytemuck::cast_slice_mut(keys),
             values: bytemuck::cast_slice_mut(values),
@@ -204,7 +243,7 @@ fn scales<T: Element>(dim: usize) -> usize {
 pub(in crate::runtime) struct Head<'a, T> {
     /// Keys: `[PAGE/16][key_stride/pair][16][pair]`.
     pub keys: &'a [T],
-    /// Values: `[PAGE/pair][value_stride][pair]`.
+    /// Values: `[PAGE/pair][value_stride][pair]`; empty if they are the first numbers of the keys.
     pub values: &'a [T],
     /// Scales of keys, if any: `[blocks][PAGE]`.
     pub key_scales: &'a [f32],
@@ -238,7 +277,7 @@ mod tests {
     #[test]
     fn layers_of_different_sizes_follow_one_another_without_gaps() {
         let heads = [(2, 64, 64), (0, 64, 64), (1, 512, 0), (3, 80, 32), (1, 2, 2)];
-        let heads = heads.map(|(count, key, value)| KvHeads { count, key, value });
+        let heads = heads.map(|(count, key, value)| KvHeads { count, key, value, shared: key == 80 });
         for kind in [KvType::F32, KvType::F16, KvType::Bf16, KvType::Int8, KvType::Fp8, KvType::Int4] {
             let layout = KvLayout::new(kind, heads);
             let mut end = 0;

@@ -1,9 +1,10 @@
 //! KV cache: keys and values of every layer of a sequence, in pages of [`PAGE`] positions that are added as it grows.
 //!
 //! Within a page, the data of a layer and key/value head is contiguous: the keys transposed in groups of 16 positions,
-//! so that scores need no horizontal sums; then the values position by position, with heads padded to whole lanes;
-//! then, for types with scales, the scales of the keys and of the values, `[blocks][PAGE]` each, where a block is the
-//! values of a head that share a scale. Numbers that are multiplied in pairs (`pair` is 1 for f32 and f16, otherwise 2)
+//! so that scores need no horizontal sums; then the values position by position, with heads padded to whole lanes,
+//! unless values are the first numbers of the keys, from which attention then takes them; then, for types with scales,
+//! the scales of the keys and of the values, `[blocks][PAGE]` each, where a block is the values of a head that share a
+//! scale. Numbers that are multiplied in pairs (`pair` is 1 for f32 and f16, otherwise 2)
 //! are adjacent: keys are `[PAGE/16][key_stride/pair][16][pair]` and values `[PAGE/pair][value_stride][pair]`. Clones
 //! of a sequence share pages until one of them writes.
 
@@ -100,8 +101,8 @@ impl KvCache {
         self.pages.truncate(self.len.div_ceil(PAGE));
     }
 
-    /// Stores keys, `(positions, heads.count * heads.key)`, and values, `(positions, heads.count * heads.value)`, of
-    /// consecutive positions in one layer. The cache must have grown to include these positions, and no clone may have
+    /// Stores keys, `(positions, heads.count * heads.key)`, and values, `(positions, heads.count * heads.value)` or
+    /// none if they are the first numbers of the keys, of consecutive positions in one layer. The cache must have grown to include these positions, and no clone may have
     /// been made since.
     ///
     /// # Panics
@@ -131,7 +132,7 @@ struct PageWrite<'a> {
     slot: usize,
     /// Keys: `(tokens, heads.count * heads.key)`.
     keys: &'a [f32],
-    /// Values: `(tokens, heads.count * heads.value)`.
+    /// Values: `(tokens, heads.count * heads.value)`; empty if they are the first numbers of the keys.
     values: &'a [f32],
 }
 
@@ -169,11 +170,13 @@ impl Write<'_> {
         let (heads, key_stride, value_stride) = (layer.heads, layer.key_stride(), layer.value_stride());
         let HeadMut { keys, values, key_scales, value_scales } = layer.head_mut::<T>(self.to);
         let [key_width, value_width] = layer.widths();
+        let [key_order, value_order] = heads.rotations();
         let mut room = [0f32; MAX_HEAD];
         for (slot, key) in (task.slot..).zip(task.keys.chunks_exact(key_width)) {
             let scale = if T::SCALE_BLOCK.is_some() { slot } else { 0 };
             let first = slot / LANES * LANES * key_stride + slot % LANES * pair;
-            let head = prepared::<T>(&key[self.head * heads.key..][..heads.key], &mut room, &mut key_scales[scale..]);
+            let key = &key[self.head * heads.key..][..heads.key];
+            let head = prepared::<T>(key, key_order, &mut room, &mut key_scales[scale..]);
             for (i, value) in head.iter().enumerate() {
                 T::store(keys, first + i / pair * LANES * pair + i % pair, *value);
             }
@@ -185,24 +188,31 @@ impl Write<'_> {
             let scale = if T::SCALE_BLOCK.is_some() { slot } else { 0 };
             let first = slot / pair * pair * value_stride + slot % pair;
             let value = &value[self.head * heads.value..][..heads.value];
-            for (i, value) in prepared::<T>(value, &mut room, &mut value_scales[scale..]).iter().enumerate() {
+            let head = prepared::<T>(value, value_order, &mut room, &mut value_scales[scale..]);
+            for (i, value) in head.iter().enumerate() {
                 T::store(values, first + i * pair, *value);
             }
         }
     }
 }
 
-/// Returns the values of a head as [`Element::store`] takes them: rotated for types that are stored so, and divided by
-/// their scales for types with scales. The scale of block `i` is written to `scales[i * PAGE]`.
+/// Returns the values of a head as [`Element::store`] takes them: rotated by the matrix of this order for types that are
+/// stored so, and divided by their scales for types with scales. The scale of block `i` is written to
+/// `scales[i * PAGE]`.
 #[inline(always)]
-fn prepared<'a, T: Element>(head: &'a [f32], room: &'a mut [f32; MAX_HEAD], scales: &mut [f32]) -> &'a [f32] {
+fn prepared<'a, T: Element>(
+    head: &'a [f32],
+    order: usize,
+    room: &'a mut [f32; MAX_HEAD],
+    scales: &mut [f32],
+) -> &'a [f32] {
     if T::SCALE_BLOCK.is_none() && !T::ROTATED {
         return head;
     }
     let room = &mut room[..head.len()];
     room.copy_from_slice(head);
     if T::ROTATED {
-        rotate(room);
+        rotate(room, order);
     }
     if let Some(block) = T::SCALE_BLOCK {
         for (b, block) in room.chunks_mut(block).enumerate() {
@@ -262,7 +272,7 @@ mod tests {
     /// Checks that keys and values of these sizes are read as they were written up to `step`, the distance of numbers
     /// relative to the largest value of a head.
     fn check_round_trip<T: Element>(kind: KvType, [key, value]: [usize; 2], step: f32) {
-        let heads = KvHeads { count: 2, key, value };
+        let heads = KvHeads { count: 2, key, value, shared: false };
         let layout = KvLayout::new(kind, [KvHeads::new(3, 32), heads, KvHeads::new(1, 16)]);
         let (mut cache, cpu) = (KvCache::new(&PagePool::new(layout, None).unwrap()), Cpu::new(1).unwrap());
         let (mut rng, tokens) = (crate::rng::Rng::new(11), 37);
@@ -277,7 +287,7 @@ mod tests {
             for ((found, all), dim) in read::<T>(&cache, slot).into_iter().zip([&keys, &values]).zip([key, value]) {
                 let mut expected = all[(slot * 2 + 1) * dim..][..dim].to_vec();
                 if T::ROTATED && dim > 0 {
-                    rotate(&mut expected);
+                    rotate(&mut expected, hadamard::order(dim));
                 }
                 let largest = expected.iter().fold(0f32, |m, v| m.max(v.abs()));
                 for (i, (a, b)) in found.iter().zip(&expected).enumerate() {

@@ -1,30 +1,39 @@
 //! Bytes of memory that bound weights take, computed from the description of a pack without reading weights.
 
+use super::PerHead;
 use super::bind::EMBEDDING;
 use super::shape::Shape;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::iebin::{IebinReader, stored_bytes};
 use crate::model_config::ModelConfig;
-use crate::runtime::cpu::MatrixStore;
+use crate::runtime::cpu::{Arithmetic, MatrixStore};
+
+/// End of the names of the matrices that [`PerHead`] divides.
+const KV_B: &str = ".self_attn.kv_b_proj.weight";
 
 /// Bytes of the weights of a model in memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HeldBytes {
     /// Bytes that are read from the mapped file. The system can drop them and read them again.
     pub mapped: u64,
-    /// Bytes of converted matrices, of vectors as f32, and of weights that a deduplicated pack rebuilds, which stay in
-    /// memory.
+    /// Bytes of converted matrices, of matrices that are divided into those of heads, of vectors as f32, and of weights
+    /// that a deduplicated pack rebuilds, which stay in memory.
     pub owned: u64,
 }
 
 impl HeldBytes {
-    /// Computes the bytes that [`super::Weights::bind`] maps and allocates with the same arguments. All weights of a
-    /// deduplicated pack count as rebuilt.
+    /// Computes the bytes that [`super::Weights::bind`] maps and allocates with the same arguments, and [`PerHead::new`]
+    /// allocates. All weights of a deduplicated pack count as rebuilt.
     ///
     /// # Errors
     /// The shape of a tensor is not valid.
-    pub fn of(reader: &IebinReader, config: &ModelConfig, convert: Option<DType>) -> Result<HeldBytes> {
+    pub fn of(
+        reader: &IebinReader,
+        config: &ModelConfig,
+        convert: Option<DType>,
+        arithmetic: Arithmetic,
+    ) -> Result<HeldBytes> {
         let mut bytes = HeldBytes::default();
         for entry in reader.entries() {
             let Ok((count, rows, cols)) = entry.matrices() else {
@@ -33,6 +42,13 @@ impl HeldBytes {
             };
             let multiplies = config.tied_embeddings || entry.name != EMBEDDING;
             let shape = Shape::new(entry.store, rows, cols, convert, multiplies)?;
+            if let Some(latent) = config.attention.latent.filter(|_| entry.name.ends_with(KV_B)) {
+                let divided = PerHead::bytes(&shape.store, config.n_heads, &latent, arithmetic)?;
+                bytes.owned = bytes.owned.saturating_add(divided);
+                if reader.rebuilt().is_none() {
+                    continue;
+                }
+            }
             let held = match shape.store {
                 MatrixStore::Plain(dtype) => stored_bytes(crate::iebin::Store::Plain(dtype), &[rows, cols])?,
                 MatrixStore::Tiled(layout) => layout.nbytes(),
@@ -61,7 +77,7 @@ mod tests {
             pack(&PackOptions { hf_dir, out_dir: dir.path().into(), ..PackOptions::default() }).unwrap();
             let reader = IebinReader::open(dir.path()).unwrap();
             let config = reader.description.model.clone().unwrap();
-            let held = HeldBytes::of(&reader, &config, convert).unwrap();
+            let held = HeldBytes::of(&reader, &config, convert, Arithmetic::Float).unwrap();
             let weights = Weights::bind(&reader, &config, convert, false).unwrap();
             let tied = usize::from(config.tied_embeddings);
             let matrices: Vec<&Weight> = weights.matrices().skip(tied).collect();

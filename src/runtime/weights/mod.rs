@@ -7,10 +7,12 @@
 
 mod bind;
 mod held;
+mod per_head;
 mod shape;
 mod widen;
 
 pub use held::HeldBytes;
+pub use per_head::PerHead;
 pub(super) use shape::Shape;
 
 use super::adapters::Target;

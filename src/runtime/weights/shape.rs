@@ -90,7 +90,7 @@ impl Shape {
 const CONVERT_CHUNK: usize = 1 << 16;
 
 /// Rounds float elements to another float type, in parallel. Returns an error if a finite number does not stay finite.
-fn narrow(from: DType, bytes: &[u8], to: DType) -> Result<Bytes> {
+pub(super) fn narrow(from: DType, bytes: &[u8], to: DType) -> Result<Bytes> {
     if !from.is_float() {
         return Err(Error::unsupported(format!("found {from} elements, expected floats")));
     }
