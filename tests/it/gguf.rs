@@ -176,6 +176,27 @@ fn further_families_come_back_with_the_same_description_weights_and_logits() {
 }
 
 #[test]
+fn quantized_keys_of_latent_attention_are_refused_or_written_as_floats() {
+    for name in ["deepseek2", "mistral4"] {
+        let dir = TempDir::new().unwrap();
+        let (checkpoint, rules, pack) = (fixture(name), dir.path().join("rules.json"), dir.path().join("pack"));
+        let rule = r#"{"include":"kv_b_proj","scheme":"int8","group_size":32,"method":"rtn"}"#;
+        std::fs::write(&rules, format!(r#"{{"version":1,"rules":[{rule}]}}"#)).unwrap();
+        let from = ["--hf-dir", text(&checkpoint), "--q4-map", text(&rules)];
+        succeed(&[&["pack", "--out-dir", text(&pack)], &from[..]].concat());
+        let file = dir.path().join("out.gguf");
+        let words = ["kv_b_proj", "found quantized codes, but GGUF stores this matrix transposed", "--dequantize"];
+        fails(1, &["export-gguf", "--model-dir", text(&pack), "--out", text(&file)], &words);
+        assert!(!file.exists());
+        let there = There::and_back(&pack, &["--dequantize", "--dtype", "f32"], &[]);
+        assert_same_tensors(name, &pack, &there.back());
+        let back = IebinReader::open(&there.back()).unwrap();
+        let is_float = |entry: &Entry| matches!(entry.store, Store::Plain(_));
+        assert!(back.entries().iter().filter(|entry| entry.name.contains("kv_b_proj")).all(is_float), "{name}");
+    }
+}
+
+#[test]
 fn what_llama_cpp_does_not_compute_in_further_families_is_refused_by_its_field() {
     struct Case {
         name: &'static str,
