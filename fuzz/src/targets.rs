@@ -77,6 +77,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "adapter_pack", allowance: ADAPTERS, limit_ms: SECOND, run: adapter_pack },
     Target { name: "adapter_config", allowance: ADAPTERS, limit_ms: SECOND, run: adapter_config },
     Target { name: "tokenizer", allowance: PIPELINES, limit_ms: SECOND, run: tokenizer },
+    Target { name: "tokenizer_files", allowance: PIPELINES, limit_ms: SECOND, run: made_tokenizer },
     Target { name: "prefix_page", allowance: LISTS, limit_ms: SECOND, run: prefix_page },
     Target { name: "template", allowance: STEPPED, limit_ms: SECOND, run: template },
     Target { name: "constraint", allowance: MATCHERS.0, limit_ms: MATCHERS.1, run: constraint },
@@ -334,6 +335,47 @@ fn tokenizer(data: &[u8]) {
     }
     let _ = tokenizer.decode(&[0, 1, 2, u32::MAX], false);
     let _ = tokenizer.decode(&(0..LONG as u32).collect::<Vec<_>>(), false);
+}
+
+fn first_line(data: &[u8]) -> Option<(&[u8], &[u8])> {
+    let at = data.iter().position(|byte| *byte == b'\n')?;
+    Some((&data[..at], &data[at + 1..]))
+}
+
+/// A model of SentencePiece to which settings belong.
+const MODEL: &[u8] = include_bytes!("../corpus/tokenizer_files/bpe");
+
+/// Settings with which the files of tokenizers are read, and types of the model.
+const SETTINGS: [(&str, &str); 4] = [
+    (r#"{"tokenizer_class":"LlamaTokenizer","added_tokens_decoder":{"3":{"content":"<x>"}}}"#, "llama"),
+    (r#"{"legacy":false,"add_eos_token":true}"#, "gemma2"),
+    (r#"{"tokenizer_class":"T5Tokenizer","extra_ids":2,"additional_special_tokens":["<s>","<pad>"]}"#, "kimi_k2"),
+    (r#"{"added_tokens_decoder":{"300":{"content":"a"}},"pad_token":"<pad>"}"#, "qwen2"),
+];
+
+/// Makes a tokenizer.json from files of a checkpoint. The first line of the input is the name of a file, whose content
+/// follows; after the first line of a vocab.json follows the content of merges.txt. Settings are those of a small
+/// model. Every tokenizer that is made is used.
+fn made_tokenizer(data: &[u8]) {
+    use iec::convert::tokenizer_files::{SourceFile, make, names};
+    let Some((name, content)) = first_line(data) else { return };
+    let Some(name) = names().find(|known| known.as_bytes() == name) else { return };
+    let file = |name: &'static str, bytes: &[u8]| SourceFile { name, path: name.into(), bytes: bytes.to_vec() };
+    for (settings, model_type) in SETTINGS {
+        let mut files = vec![file(name, content)];
+        match name {
+            "tokenizer_config.json" | "added_tokens.json" | "special_tokens_map.json" => {
+                files.extend(first_line(MODEL).map(|(_, model)| file("tokenizer.model", model)));
+            }
+            _ => files.push(file("tokenizer_config.json", settings.as_bytes())),
+        }
+        if let Some((vocab, merges)) = first_line(content).filter(|_| name == "vocab.json") {
+            files.splice(..1, [file(name, vocab), file("merges.txt", merges)]);
+        }
+        if let Ok(Some(made)) = make(files, &[model_type]) {
+            tokenizer(&made.json);
+        }
+    }
 }
 
 fn template(data: &[u8]) {

@@ -1,8 +1,9 @@
-//! Copies the files that belong to the weights: configuration, tokenizer, chat template.
+//! Collects the files that belong to the weights: configuration, tokenizer, chat template.
 
 use super::json::Pairs;
+use super::tokenizer_files::MadeTokenizer;
 use crate::error::{Error, Result};
-use crate::iebin::COMPANIONS;
+use crate::iebin::{COMPANIONS, TOKENIZER_SOURCES};
 use crate::job::Job;
 use crate::output::AtomicFile;
 use crate::sha256::{Digest, Sha256, hex};
@@ -17,7 +18,16 @@ pub(crate) const TOKENIZER: &str = "tokenizer.json";
 pub(crate) const NAMES: &[&str] = &COMPANIONS;
 
 /// The companions of one pack, complete in memory.
-pub(super) struct Companions(Vec<(&'static str, Vec<u8>)>);
+pub(super) struct Companions {
+    files: Vec<(&'static str, Vec<u8>)>,
+    /// Names of those from which the tokenizer was made.
+    tokenizer_from: Vec<String>,
+}
+
+/// Returns the names of the files that every pack gets from its checkpoint, if they exist there.
+pub(super) fn always_copied() -> impl Iterator<Item = &'static str> {
+    COMPANIONS.into_iter().filter(|name| !TOKENIZER_SOURCES.contains(name))
+}
 
 /// Refuses content that is not valid for the companion file called `name` of a model whose embedding has `rows` rows.
 pub(crate) fn check(name: &str, bytes: &[u8], rows: usize) -> Result<()> {
@@ -37,21 +47,33 @@ pub(crate) fn check(name: &str, bytes: &[u8], rows: usize) -> Result<()> {
 impl Companions {
     /// Creates companions with these names and contents.
     pub(super) fn new(files: Vec<(&'static str, Vec<u8>)>) -> Companions {
-        Companions(files)
+        Companions { files, tokenizer_from: Vec::new() }
+    }
+
+    /// Adds a tokenizer that was made from other files, and these files.
+    pub(super) fn add_made(&mut self, tokenizer: MadeTokenizer) {
+        self.files.push((TOKENIZER, tokenizer.json));
+        self.tokenizer_from = tokenizer.sources.iter().map(|file| file.name.to_string()).collect();
+        self.files.extend(tokenizer.sources.into_iter().map(|file| (file.name, file.bytes)));
     }
 
     /// Returns the name of the tokenizer, if there is one.
     pub(super) fn tokenizer(&self) -> Option<String> {
-        self.0.iter().any(|(name, _)| *name == TOKENIZER).then(|| TOKENIZER.to_string())
+        self.files.iter().any(|(name, _)| *name == TOKENIZER).then(|| TOKENIZER.to_string())
+    }
+
+    /// Returns the names of the files from which the tokenizer was made; empty if it was copied.
+    pub(super) fn tokenizer_from(&self) -> Vec<String> {
+        self.tokenizer_from.clone()
     }
 
     /// Writes the files, to be committed with the pack.
     pub(super) fn write(&self, job: &Job) -> Result<Vec<AtomicFile>> {
-        self.0.iter().map(|(name, bytes)| job.small_file(name, bytes)).collect()
+        self.files.iter().map(|(name, bytes)| job.small_file(name, bytes)).collect()
     }
 
     /// Returns the SHA-256 of each file in hex, by name.
     pub(super) fn digests(&self) -> BTreeMap<String, String> {
-        self.0.iter().map(|(name, bytes)| (name.to_string(), hex(Sha256::new_with_prefix(bytes)))).collect()
+        self.files.iter().map(|(name, bytes)| (name.to_string(), hex(Sha256::new_with_prefix(bytes)))).collect()
     }
 }

@@ -26,6 +26,9 @@ pub struct DryRun {
     /// Tensors of the checkpoint that do not belong to the language model and are left out.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<LeftOutPart>,
+    /// Files of the checkpoint from which the tokenizer.json will be made; empty if it is copied.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tokenizer_from: Vec<String>,
 }
 
 /// One tensor.
@@ -68,7 +71,16 @@ impl DryRun {
         let weights = tensors.iter().map(|t| t.shape.iter().product::<usize>() as u64).sum();
         let bytes = tensors.iter().map(|t| t.bytes).sum();
         let bits_per_weight = bytes as f64 * 8.0 / weights as f64;
-        DryRun { tensors, weights, bytes_in, bytes, bits_per_weight, disk, left_out: Vec::new() }
+        DryRun {
+            tensors,
+            weights,
+            bytes_in,
+            bytes,
+            bits_per_weight,
+            disk,
+            left_out: Vec::new(),
+            tokenizer_from: Vec::new(),
+        }
     }
 }
 

@@ -34,6 +34,7 @@ pub mod hub;
 pub mod json;
 pub mod layout;
 pub mod merge;
+mod merges;
 mod older_pack;
 pub mod pack;
 mod pack_input;
@@ -50,6 +51,7 @@ pub mod shards;
 pub mod source_tensor;
 mod strided;
 pub mod synth;
+pub mod tokenizer_files;
 mod tokenizer_json;
 pub mod unpack;
 

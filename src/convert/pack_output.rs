@@ -47,6 +47,7 @@ pub(super) fn was_torn(out_dir: &Path, fingerprint: &str) -> bool {
 pub(super) fn with_companions(companions: &Companions, job: &Job) -> Result<DescriptionParts> {
     Ok(DescriptionParts {
         tokenizer: companions.tokenizer(),
+        tokenizer_from: companions.tokenizer_from(),
         companions: companions.write(job)?,
         files: companions.digests(),
         ..DescriptionParts::default()

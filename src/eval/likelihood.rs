@@ -57,13 +57,15 @@ impl Likelihood {
 
 /// Divides a text of any length into requests that score each of its tokens once and fit a context of `len` tokens. The
 /// context of the first request is `first`; that of each later one is as many preceding tokens as fit.
-pub fn rolling(first: u32, text: &[u32], len: usize) -> Vec<Request> {
+pub fn rolling(first: &[u32], text: &[u32], len: usize) -> Vec<Request> {
     let mut requests = Vec::new();
     let mut done = 0;
     while done < text.len() {
-        let end = (done + len).min(text.len());
+        // All tokens but the last are fed, and they fit the context.
+        let room = if done == 0 { (len + 1).saturating_sub(first.len()).max(1) } else { len };
+        let end = (done + room).min(text.len());
         let context = match done {
-            0 => vec![first],
+            0 => first.to_vec(),
             _ => text[(end - 1).saturating_sub(len)..done].to_vec(),
         };
         requests.push(Request { context, continuation: text[done..end].to_vec() });
@@ -180,14 +182,17 @@ mod tests {
     #[test]
     fn every_token_of_a_long_text_is_scored_once_with_as_much_before_it_as_fits() {
         let text: Vec<u32> = (10..20).collect();
-        let requests = rolling(1, &text, 4);
+        let requests = rolling(&[1], &text, 4);
         assert_eq!(requests[0], Request { context: vec![1], continuation: vec![10, 11, 12, 13] });
         assert_eq!(requests[1], Request { context: vec![13], continuation: vec![14, 15, 16, 17] });
         assert_eq!(requests[2], Request { context: vec![15, 16, 17], continuation: vec![18, 19] });
         let scored: Vec<u32> = requests.iter().flat_map(|r| r.continuation.clone()).collect();
         assert_eq!(scored, text);
-        // All tokens but the last are fed, and they fit the context.
-        assert!(requests.iter().all(|r| r.context.len() + r.continuation.len() - 1 <= 4));
+        let fits = |r: &Request| r.context.len() + r.continuation.len() - 1 <= 4;
+        assert!(requests.iter().all(fits));
+        let two = rolling(&[1, 2], &text, 4);
+        assert_eq!(two[0], Request { context: vec![1, 2], continuation: vec![10, 11, 12] });
+        assert!(two.iter().all(fits) && two.iter().map(|r| r.continuation.len()).sum::<usize>() == text.len());
     }
 
     #[test]

@@ -17,8 +17,8 @@ const SHORTEST: usize = 4;
 pub struct Windows {
     /// Tokens of all windows, one window after the other.
     ids: Vec<u32>,
-    /// Token that replaces the first token of each window, if any.
-    bos: Option<u32>,
+    /// Tokens that replace the first tokens of each window.
+    prefix: Vec<u32>,
     /// Number of tokens per window.
     len: usize,
 }
@@ -29,20 +29,22 @@ impl Windows {
     /// # Errors
     /// The text does not fill one window, or windows are shorter than four tokens.
     pub fn of_text(tokenizer: &Tokenizer, text: &str, len: usize, limit: Option<usize>) -> Result<Windows> {
-        let bos = leading_token(tokenizer)?;
-        let mut ids = Vec::from_iter(bos);
+        let prefix = leading_tokens(tokenizer)?;
+        let mut ids = prefix.clone();
         ids.extend(tokenizer.encode_plain(text)?);
         ids.truncate(limit.map_or(usize::MAX, |limit| limit.saturating_mul(len)));
-        Windows::new(ids, bos, len)
+        Windows::new(ids, prefix, len)
     }
 
-    /// Divides token ids into windows of `len`; `bos`, if given, replaces the first token of each.
+    /// Divides token ids into windows of `len`; `prefix` replaces the first tokens of each.
     ///
     /// # Errors
     /// The same as for [`Windows::of_text`].
-    pub fn new(mut ids: Vec<u32>, bos: Option<u32>, len: usize) -> Result<Windows> {
-        if len < SHORTEST {
-            return Err(Error::usage(format!("found windows of {len} tokens, expected at least {SHORTEST}")));
+    pub fn new(mut ids: Vec<u32>, prefix: Vec<u32>, len: usize) -> Result<Windows> {
+        // The tokens of the prefix are not scored: they lie in the first half of a window.
+        let shortest = SHORTEST.max(2 * prefix.len());
+        if len < shortest {
+            return Err(Error::usage(format!("found windows of {len} tokens, expected at least {shortest}")));
         }
         if ids.len() < len {
             let found = format!("found {} tokens, expected at least a window of {len}", ids.len());
@@ -51,19 +53,19 @@ impl Windows {
             );
         }
         ids.truncate(ids.len() / len * len);
-        Ok(Windows { ids, bos, len })
+        Ok(Windows { ids, prefix, len })
     }
 
     /// Returns the first windows, at most `count`.
     pub fn first(&self, count: usize) -> Windows {
         let kept = self.ids.len().min(count.saturating_mul(self.len));
-        Windows { ids: self.ids[..kept].to_vec(), ..*self }
+        Windows { ids: self.ids[..kept].to_vec(), prefix: self.prefix.clone(), len: self.len }
     }
 
     /// Returns the windows after the first `count`, or `None` if there are none.
     pub fn behind(&self, count: usize) -> Option<Windows> {
         let rest = self.ids.get(count.saturating_mul(self.len)..).filter(|rest| !rest.is_empty())?;
-        Some(Windows { ids: rest.to_vec(), ..*self })
+        Some(Windows { ids: rest.to_vec(), prefix: self.prefix.clone(), len: self.len })
     }
 
     /// Returns the number of windows.
@@ -86,7 +88,7 @@ impl Windows {
     /// # Errors
     /// A token is outside the vocabulary; the error names the first one.
     pub fn check(&self, vocab: usize) -> Result<()> {
-        match self.ids.iter().chain(&self.bos).find(|id| **id as usize >= vocab) {
+        match self.ids.iter().chain(&self.prefix).find(|id| **id as usize >= vocab) {
             Some(id) => Err(Error::corrupt(format!("token {id} is outside the model's vocabulary of {vocab}"))
                 .help("the tokenizer does not belong to this model; use the tokenizer.json of its checkpoint")),
             None => Ok(()),
@@ -99,23 +101,24 @@ impl Windows {
     }
 
     /// Returns all windows in order.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = Vec<u32>> {
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = Vec<u32>> {
         self.ids.chunks_exact(self.len).map(|piece| {
             let mut window = piece.to_vec();
-            window[0] = self.bos.unwrap_or(window[0]);
+            window[..self.prefix.len()].copy_from_slice(&self.prefix);
             window
         })
     }
 }
 
-/// Returns the token that the tokenizer puts before every text, if any.
+/// Returns the tokens that the tokenizer puts before every text: usually none or one, two for GLM.
 ///
 /// # Errors
 /// The tokenizer fails.
-pub fn leading_token(tokenizer: &Tokenizer) -> Result<Option<u32>> {
-    let (full, plain) = (tokenizer.encode("a")?, tokenizer.encode_plain("a")?);
-    let leads = full.len() > plain.len() && full[1..].starts_with(&plain);
-    Ok(full.first().copied().filter(|_| leads))
+pub fn leading_tokens(tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+    let (mut full, plain) = (tokenizer.encode("a")?, tokenizer.encode_plain("a")?);
+    let leading = (0..full.len()).find(|at| full[*at..].starts_with(&plain)).unwrap_or(0);
+    full.truncate(leading);
+    Ok(full)
 }
 
 #[cfg(test)]
@@ -124,18 +127,20 @@ mod tests {
 
     #[test]
     fn each_window_begins_with_the_leading_token_and_the_rest_is_dropped() {
-        let windows = Windows::new((0..19).collect(), Some(99), 8).unwrap();
+        let windows = Windows::new((0..19).collect(), vec![99], 8).unwrap();
         assert_eq!((windows.count(), windows.scored(), windows.scored_positions()), (2, 6, 4..7));
         let cut: Vec<_> = windows.iter().collect();
         assert_eq!(cut[0], [99, 1, 2, 3, 4, 5, 6, 7]);
         assert_eq!(cut[1], [99, 9, 10, 11, 12, 13, 14, 15]);
-        let plain = Windows::new((0..8).collect(), None, 8).unwrap();
+        let plain = Windows::new((0..8).collect(), vec![], 8).unwrap();
         assert_eq!(plain.iter().next().unwrap(), (0..8).collect::<Vec<_>>());
+        let two = Windows::new((0..16).collect(), vec![98, 99], 8).unwrap();
+        assert_eq!(two.iter().last().unwrap(), [98, 99, 10, 11, 12, 13, 14, 15]);
     }
 
     #[test]
     fn windows_behind_others_share_no_token_with_them() {
-        let windows = Windows::new((0..27).collect(), Some(99), 8).unwrap();
+        let windows = Windows::new((0..27).collect(), vec![99], 8).unwrap();
         let rest = windows.behind(1).unwrap();
         assert_eq!((rest.count(), rest.first(1).iter().next().unwrap()), (2, vec![99, 9, 10, 11, 12, 13, 14, 15]));
         assert!(windows.behind(3).is_none() && windows.behind(usize::MAX).is_none());
@@ -143,7 +148,8 @@ mod tests {
 
     #[test]
     fn a_text_shorter_than_a_window_is_refused() {
-        assert!(Windows::new(vec![1; 7], None, 8).unwrap_err().help_text().unwrap().contains("--ctx"));
-        assert!(Windows::new(vec![1; 7], None, 3).is_err());
+        assert!(Windows::new(vec![1; 7], vec![], 8).unwrap_err().help_text().unwrap().contains("--ctx"));
+        assert!(Windows::new(vec![1; 7], vec![], 3).is_err());
+        assert!(Windows::new(vec![1; 7], vec![1; 3], 5).is_err(), "half of a window is scored");
     }
 }

@@ -35,15 +35,27 @@ pub const DEDUP_FORMAT: &str = "iec_dedup_v2";
 /// File names of the streams of a deduplicated store: bytes that are kept in full, masks, and exceptions.
 pub const DEDUP_FILE_NAMES: [&str; 3] =
     ["model.dedup.defaults.bin", "model.dedup.masks.bin", "model.dedup.exceptions.bin"];
-/// Files that a pack may copy from its checkpoint.
-pub const COMPANIONS: [&str; 6] = [
+/// Files that a pack may copy from its checkpoint. The last ones are [`TOKENIZER_SOURCES`].
+pub const COMPANIONS: [&str; 13] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "tekken.json",
+    "tokenizer.model",
+    "tiktoken.model",
+    "qwen.tiktoken",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
 ];
+/// Files from which a tokenizer.json is made for a checkpoint without one. A pack has those that were used.
+pub const TOKENIZER_SOURCES: [&str; 7] = {
+    let [.., a, b, c, d, e, f, g] = COMPANIONS;
+    [a, b, c, d, e, f, g]
+};
 /// Default name of the signature of a pack.
 pub const SIGNATURE_NAME: &str = "model.sig";
 /// Name of the file with the measured effects of types of the KV cache on the pack.
@@ -103,6 +115,9 @@ pub struct Description {
     /// File name of the copied tokenizer, relative to the JSON.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "liberal::text")]
     pub tokenizer: Option<String>,
+    /// Names of the files of the pack from which the tokenizer was made, if the checkpoint had none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tokenizer_from: Vec<String>,
     /// Source of the weights: file names, sizes and hashes, never a path of the machine that wrote the pack.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<Source>,

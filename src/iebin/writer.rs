@@ -74,6 +74,8 @@ pub struct DescriptionParts {
     pub model: Option<ModelConfig>,
     /// File name of the tokenizer among the companions.
     pub tokenizer: Option<String>,
+    /// Names of the companions from which the tokenizer was made, if the checkpoint had none.
+    pub tokenizer_from: Vec<String>,
     /// Source of the weights.
     pub source: Option<Source>,
     /// Quality thresholds of the quantization and its measured loss.
@@ -182,6 +184,7 @@ fn describe(entries: &[Entry], total_bytes: u64, parts: DescriptionParts) -> Res
         architecture: parts.model.as_ref().map(|m| m.architecture.clone()),
         model: parts.model,
         tokenizer: parts.tokenizer,
+        tokenizer_from: parts.tokenizer_from,
         source: parts.source,
         quality: parts.quality,
         adapter: parts.adapter,

@@ -217,6 +217,9 @@ fn summary(options: &Options, container: &Container, totals: &Totals<Role>) -> S
     for file in container.pack.iter().filter_map(|p| p.source.as_ref()).flat_map(|s| &s.files) {
         line("made from", format!("{}, {}, sha256 {}", file.name, human_bytes(file.bytes), short_hash(&file.sha256)));
     }
+    for pack in container.pack.iter().filter(|p| !p.tokenizer_from.is_empty()) {
+        line("tokenizer", format!("made from {}", pack.tokenizer_from.join(", ")));
+    }
     for (key, value) in container.pack.iter().filter_map(|p| p.quality.as_ref()).flat_map(quality_lines) {
         line(key, value);
     }
@@ -315,6 +318,7 @@ fn as_json(options: &Options, container: &Container, totals: &Totals<Role>, list
         "architecture": container.architecture,
         "model": container.model,
         "source": container.pack.as_ref().and_then(|p| p.source.as_ref()),
+        "tokenizer_from": container.pack.as_ref().map(|p| &p.tokenizer_from),
         "created_by": container.pack.as_ref().and_then(|p| p.created_by.as_ref()),
         "sha256": container.pack.as_ref().and_then(|p| p.sha256.as_ref()),
         "quality": container.pack.as_ref().and_then(|p| p.quality.as_ref()),

@@ -180,7 +180,7 @@ fn latent_heads(rig: &mut Rig<'_>, heads: usize, sizes: Latent, kind: KvType, pa
     let case = rig.begin("latent_rope", format!("{heads} heads of {sizes:?}, {pairs:?}, cache of {kind}"))?;
     let Latent { kv_rank, nope, rope, value, .. } = sizes;
     let (n, dim) = (ROWS.len(), nope + rope);
-    let layout = KvLayout::new(kind, [KvHeads { count: heads, key: dim, value }; LAYERS]);
+    let layout = KvLayout::new(kind, [KvHeads { count: heads, key: dim, value, shared: false }; LAYERS]);
     let pages = Pages::new(rig, &layout, 3, 3)?;
     let q_values = normals(&mut rig.rng, n * heads * dim, 1.0);
     let latent_values = normals(&mut rig.rng, n * (kv_rank + rope), 1.0);
@@ -300,7 +300,7 @@ fn compare_pages(
     pages: &Pages,
     written: [&[Expected]; 2],
 ) -> Result<()> {
-    let KvHeads { count, key, value } = layout.layers()[0].heads;
+    let KvHeads { count, key, value, .. } = layout.layers()[0].heads;
     for sequence in 0..pages.sequences {
         for page in 0..pages.per_sequence {
             let found = pages.read(sequence, page)?;

@@ -7,7 +7,10 @@
 use super::Again;
 #[cfg(feature = "reference")]
 use crate::convert::adapter;
+use crate::convert::layout::Layout;
+use crate::convert::tokenizer_files;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::iebin::{IebinReader, Store};
 #[cfg(feature = "reference")]
 use crate::interrupt;
@@ -284,9 +287,16 @@ impl Agreement {
     }
 }
 
-/// Opens the tokenizer of a checkpoint.
+/// Opens the tokenizer of a checkpoint, or makes it from other files.
 fn checkpoint_tokenizer(hf_dir: &Path) -> Result<Tokenizer> {
-    Tokenizer::open(&hf_dir.join(FILE_NAME))
+    let path = hf_dir.join(FILE_NAME);
+    if !files::exists(&path)? {
+        let layout = Layout::find(hf_dir)?;
+        if let Some(made) = tokenizer_files::of_checkpoint(&layout, &layout.dir().join("config.json"))? {
+            return Tokenizer::parse(&made.json, &made.sources[0].path);
+        }
+    }
+    Tokenizer::open(&path)
 }
 
 /// Continues the prompts greedily with the pack.

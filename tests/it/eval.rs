@@ -2,7 +2,7 @@
 //! logits.
 
 use crate::common::{all_logits, fixture, iec, packed, packed_as};
-use iec::eval::windows::leading_token;
+use iec::eval::windows::leading_tokens;
 use iec::eval::{Windows, divergence, perplexity};
 use iec::iebin::IebinReader;
 use iec::runtime::text::Tokenizer;
@@ -42,7 +42,7 @@ fn figures_are_those_of_plain_arithmetic_on_all_logits() {
     let tokenizer = Tokenizer::open(&float.path().join("tokenizer.json")).unwrap();
     let (mut model, mut reference) = (open(&four_bits(), Some(Precision::Int4w)), open(float.path(), None));
     let windows = Windows::of_text(&tokenizer, &text().1, 300, Some(3)).unwrap();
-    assert_eq!(leading_token(&tokenizer).unwrap(), Some(1));
+    assert_eq!(leading_tokens(&tokenizer).unwrap(), [1]);
     let found = divergence(&mut model, &mut reference, &windows).unwrap();
     assert_eq!(found.model, perplexity(&mut model, &windows).unwrap());
     let (mut nll, mut kl, mut same, mut count) = (0.0, 0.0, 0, 0);
@@ -128,7 +128,11 @@ fn the_report_tells_model_reference_and_text() {
 
 /// Runs `iec eval` on the embedded model and returns the lines of its output.
 fn answers(option: &str, lines: &[Value], more: &[&str]) -> Vec<Value> {
-    let pack = packed("stories260k");
+    answers_of("stories260k", option, lines, more)
+}
+
+fn answers_of(fixture: &str, option: &str, lines: &[Value], more: &[&str]) -> Vec<Value> {
+    let pack = packed(fixture);
     let file = pack.path().join("questions.jsonl");
     std::fs::write(&file, lines.iter().map(|line| format!("{line}\n")).collect::<String>()).unwrap();
     let mut command = iec();
@@ -184,6 +188,35 @@ fn likelihoods_are_those_of_plain_arithmetic_in_the_order_of_the_requests() {
     }
     assert_eq!(found[1]["id"], "s1");
     assert!(found[0]["is_greedy"] == true && found[1]["is_greedy"] == false);
+}
+
+#[test]
+fn both_tokens_that_glm_puts_before_a_text_begin_windows_and_contexts() {
+    let pack = packed("glm4flash");
+    let tokenizer = Tokenizer::open(&pack.path().join("tokenizer.json")).unwrap();
+    let prefix = leading_tokens(&tokenizer).unwrap();
+    let spelled: Vec<String> = prefix.iter().map(|id| tokenizer.token(*id).unwrap()).collect();
+    assert_eq!(spelled, ["[gMASK]", "<sop>"]);
+    let windows = Windows::of_text(&tokenizer, &text().1, 64, Some(3)).unwrap();
+    let plain = tokenizer.encode_plain(&text().1).unwrap();
+    assert_eq!(windows.count(), 3);
+    for (number, window) in windows.iter().enumerate() {
+        assert_eq!((&window[..2], &window[2..]), (&prefix[..], &plain[number * 64..number * 64 + 62]));
+    }
+    let mut engine = open(pack.path(), Some(Precision::Fp32));
+    let lines =
+        [json!({"context": "Once upon a time,", "continuation": " there was"}), json!({"text": "The dog ran."})];
+    let found = answers_of("glm4flash", "--loglikelihood", &lines, &[]);
+    for (context, continuation, found) in
+        [("Once upon a time,", " there was", &found[0]), ("", "The dog ran.", &found[1])]
+    {
+        let whole = tokenizer.encode(&format!("{context}{continuation}")).unwrap();
+        let from = 2 + tokenizer.encode_plain(context).unwrap().len();
+        assert_eq!(whole[..2], prefix);
+        let (logprob, _) = plain_likelihood(&mut engine, &whole, from);
+        assert!((found["logprob"].as_f64().unwrap() / logprob - 1.0).abs() < 1e-9, "{found} {logprob}");
+        assert_eq!(found["tokens"], whole.len() - from);
+    }
 }
 
 #[test]

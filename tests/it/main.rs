@@ -87,6 +87,7 @@ mod speculate;
 mod state_dir;
 mod synth;
 mod template_process;
+mod tokenizer_files;
 mod tuning;
 mod typing;
 mod unpack;

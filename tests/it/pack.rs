@@ -1,7 +1,7 @@
 //! Tests `iec pack`: a pack contains exactly the values of the checkpoint.
 
 use crate::checkpoint::{Tensor, copy_of, edit_json, edited, files, load, save};
-use crate::common::{FIXTURES, fixture, iec};
+use crate::common::{FAMILIES, FIXTURES, fixture, iec, packed_with};
 use half::{bf16, f16};
 use iec::dtype::{DType, decode_floats};
 use iec::iebin::{Entry, IebinReader, Store};
@@ -477,5 +477,14 @@ fn color_is_always_never_or_left_to_the_terminal() {
             let output = iec().args(line).args(flags).output().unwrap();
             assert_eq!(output.stderr.contains(&0x1b), expected, "{line:?} {flags:?}");
         }
+    }
+}
+
+#[test]
+fn texts_of_every_family_end_at_the_tokens_of_generation_config() {
+    for name in FAMILIES {
+        let dir = packed_with(name, "generation_config.json", json!({"eos_token_id": [5, 7]}));
+        let model = IebinReader::open(&dir.path().join("pack")).unwrap().description.model.unwrap();
+        assert!([5, 7].iter().all(|id| model.eos.contains(id)), "{name}: {:?}", model.eos);
     }
 }

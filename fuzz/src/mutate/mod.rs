@@ -9,6 +9,7 @@ mod json;
 mod pickle;
 mod safetensors;
 mod template;
+mod tokenizer_files;
 mod toml;
 
 use iec::rng::Rng;
@@ -25,6 +26,7 @@ pub fn mutate(target: &str, input: &[u8], other: &[u8], rng: &mut Rng, limit: us
         "api_keys" | "serve_config" => toml::mutate,
         "dedup" => json::mutate_open,
         "prefix_page" => mutate_bytes,
+        "tokenizer_files" => tokenizer_files::mutate,
         _ => json::mutate,
     };
     mutate(input, other, rng).filter(|output| output.len() <= limit)

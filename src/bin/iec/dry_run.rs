@@ -37,6 +37,11 @@ pub fn left_out(parts: &[LeftOutPart]) -> String {
     format!("\nleft out, because the language model does not use them: {}", list.join(", "))
 }
 
+/// Says, in a line of its own, from which files the tokenizer.json is made, if it is not copied.
+pub fn made_tokenizer(from: &[String]) -> String {
+    if from.is_empty() { String::new() } else { format!("\ntokenizer.json: made from {}", from.join(", ")) }
+}
+
 fn table(dry_run: &DryRun) -> Table {
     let bits = |bytes: u64, shape: &[usize]| bytes as f64 * 8.0 / shape.iter().product::<usize>().max(1) as f64;
     let columns: [Column<'_, &Row>; 8] = [
@@ -59,6 +64,7 @@ fn describe(dry_run: &DryRun) -> String {
         "{tensors} tensors, {weights} weights: {before} -> {after}, {bits:.2} bits per weight; nothing was written"
     );
     text += &left_out(&dry_run.left_out);
+    text += &made_tokenizer(&dry_run.tokenizer_from);
     if let Some(Disk { needed, occupied, finished_tasks, free, .. }) = dry_run.disk {
         text += &format!("\ndisk: {} needed, {} free", human_bytes(needed.saturating_sub(occupied)), human_bytes(free));
         if finished_tasks > 0 {

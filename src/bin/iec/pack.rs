@@ -193,7 +193,7 @@ pub fn describe(s: &PackSummary) -> String {
     let (weights, rate) = (human_count(s.weights), human_bytes((s.bytes_in as f64 / wall_time_s) as u64));
     let missing = match s.tokenizer {
         true => "",
-        false => "\nnote: the checkpoint has no tokenizer.json; `iec run` will need one (`pack --tokenizer FILE`)",
+        false => "\nnote: the checkpoint has no tokenizer; `iec run` will need one (`pack --tokenizer FILE`)",
     };
     let refused = if s.refused {
         "\nnote: the gate refused this quantization; its manifest was written with --force"
@@ -202,7 +202,8 @@ pub fn describe(s: &PackSummary) -> String {
     };
     format!(
         "packed {part}{architecture}: {tensors} tensors ({quantized_tensors} quantized{finished}), {weights} weights, \
-         {before} -> {after}, {bits_per_weight:.2} bits per weight, {wall_time_s:.1} s, {rate}/s{missing}{refused}{}",
-        dry_run::left_out(&s.left_out)
+         {before} -> {after}, {bits_per_weight:.2} bits per weight, {wall_time_s:.1} s, {rate}/s{missing}{refused}{}{}",
+        dry_run::left_out(&s.left_out),
+        dry_run::made_tokenizer(&s.tokenizer_from)
     )
 }

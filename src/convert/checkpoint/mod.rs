@@ -14,6 +14,7 @@ use super::layout::Layout;
 use super::read_at::begins_with;
 use super::shards::Shards;
 use super::source_tensor::SourceTensor;
+use super::tokenizer_files::{self, MadeTokenizer};
 use crate::error::{Cause, Context, Error, Result};
 use crate::files;
 use crate::iebin::{Store, matrices};
@@ -229,6 +230,14 @@ impl Checkpoint {
     /// Returns the repository id (`ORG/NAME`) when the weights are in a Hugging Face cache.
     pub fn repo(&self) -> Option<String> {
         hub::repo_of(self.layout.dir())
+    }
+
+    /// Makes a tokenizer.json from other files, for a checkpoint that has none; see [`tokenizer_files::make`].
+    ///
+    /// # Errors
+    /// A file is damaged, or the rules of the tokenizer are not known.
+    pub fn make_tokenizer(&self) -> Result<Option<MadeTokenizer>> {
+        tokenizer_files::of_checkpoint(&self.layout, &self.config_path)
     }
 
     /// Finds a file that accompanies the weights (`tokenizer.json`, …); returns `None` when there is none.

@@ -16,7 +16,7 @@ pub mod header;
 mod heads;
 pub mod import;
 pub mod names;
-mod pre;
+pub(super) mod pre;
 pub mod reader;
 mod rope_factors;
 pub mod tokenizer_in;

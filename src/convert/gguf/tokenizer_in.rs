@@ -8,10 +8,12 @@
 use super::pre::Pre;
 use super::value::Metadata;
 use crate::convert::companions::{self, TOKENIZER};
-use crate::convert::tokenizer_json::{self, Special, added_token, bpe, byte_level, template};
+use crate::convert::merges::{self, Piece};
+use crate::convert::tokenizer_json::{
+    self, MOST_ADDED, MOST_TOKENS, Special, added_token, bpe, byte_level, sentence_piece_decoder, template,
+};
 use crate::error::{Context, Error, Result};
 use serde_json::{Map, Value, json};
-use std::collections::HashMap;
 
 /// Kinds of tokens (`llama_token_type`).
 pub(super) mod kind {
@@ -25,15 +27,6 @@ pub(super) mod kind {
 
 /// Key of a complete tokenizer.json, which a file may contain.
 pub(super) const HF_JSON: &str = "tokenizer.huggingface.json";
-/// Maximum length in bytes of a piece that is merged from others. No real vocabulary has a longer one; the limit
-/// bounds the work on untrusted files.
-const LONGEST_PIECE: usize = 512;
-/// Limits of the numbers of tokens, of added tokens, and of merges per token. They bound the memory for untrusted
-/// files: the JSON tree of a tokenizer.json takes many times the memory of the lists it is made of. The largest
-/// vocabularies have 250,000 tokens, a few thousand of them added, and two merges per token.
-const MOST_TOKENS: usize = 1 << 20;
-const MOST_ADDED: usize = 1 << 16;
-const MERGES_PER_TOKEN: usize = 4;
 /// Names of tokens that end a turn or a text, as llama.cpp recognizes them.
 const ENDS: &[&str] = &[
     "<|eot_id|>",
@@ -125,17 +118,11 @@ fn is_added(kind: i64) -> bool {
 
 fn sentence_piece_rules(prefix: bool) -> (Value, Value) {
     let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
-    let mut decoders = vec![
-        json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "}),
-        json!({"type": "ByteFallback"}),
-        json!({"type": "Fuse"}),
-    ];
-    if !prefix {
-        return (replace, json!({"type": "Sequence", "decoders": decoders}));
-    }
-    decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
-    let normalizer = json!({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, replace]});
-    (normalizer, json!({"type": "Sequence", "decoders": decoders}))
+    let normalizer = match prefix {
+        true => json!({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, replace]}),
+        false => replace,
+    };
+    (normalizer, sentence_piece_decoder(prefix))
 }
 
 impl<'a> Vocabulary<'a> {
@@ -209,8 +196,6 @@ impl<'a> Vocabulary<'a> {
         Ok(model)
     }
 
-    /// Returns every pair of tokens whose concatenation is a token, as `LEFT RIGHT`, sorted by descending score of the
-    /// result; of equal scores, the pair with the longer left part comes first.
     fn merges_of_scores(&self) -> Result<Vec<String>> {
         const SCORES: &str = "tokenizer.ggml.scores";
         let scores = super::value::required(SCORES, self.meta.floats_opt(SCORES)?)?;
@@ -218,36 +203,9 @@ impl<'a> Vocabulary<'a> {
             let found = format!("found {} scores, expected one for each of {} tokens", scores.len(), self.tokens.len());
             return Err(Error::corrupt(found).tensor(SCORES));
         }
-        let pieces = || {
-            // Tokens with spaces are left out, because spaces are replaced before merging.
-            self.existing().filter(|(_, token, kind)| {
-                matches!(*kind, kind::NORMAL | kind::USER_DEFINED) && !token.is_empty() && !token.contains(' ')
-            })
-        };
-        let ids: HashMap<&str, usize> = pieces().map(|(id, token, _)| (token, id)).collect();
-        let mut merges: Vec<(f32, &str, &str)> = Vec::new();
-        for (id, token, _) in pieces() {
-            if token.len() > LONGEST_PIECE {
-                let found = format!("found a piece of {} bytes, expected at most {LONGEST_PIECE}", token.len());
-                return Err(Error::unsupported(found).tensor("tokenizer.ggml.tokens").help(TAKE_JSON));
-            }
-            let halves = token.char_indices().skip(1).map(|(at, _)| token.split_at(at));
-            let mut pairs: Vec<(usize, usize, &str, &str)> =
-                halves.filter_map(|(l, r)| Some((*ids.get(l)?, *ids.get(r)?, l, r))).collect();
-            pairs.sort_unstable();
-            merges.extend(pairs.into_iter().map(|(_, _, l, r)| (scores[id], l, r)));
-            let limit = LONGEST_PIECE + MERGES_PER_TOKEN * self.tokens.len();
-            if merges.len() > limit {
-                let found = format!("found more than the limit of {limit} merges");
-                return Err(Error::unsupported(found).tensor("tokenizer.ggml.tokens").help(TAKE_JSON));
-            }
-        }
-        let length = |text: &str| text.chars().count();
-        merges.sort_by(|a, b| {
-            let by_score = b.0.total_cmp(&a.0);
-            by_score.then(length(b.1).cmp(&length(a.1))).then(length(b.2).cmp(&length(a.2)))
-        });
-        Ok(merges.into_iter().map(|(_, l, r)| format!("{l} {r}")).collect())
+        let pieces = self.existing().filter(|(_, _, kind)| matches!(*kind, kind::NORMAL | kind::USER_DEFINED));
+        let pieces = pieces.map(|(id, text, _)| Piece { id, text, score: scores[id] });
+        merges::by_score(pieces).tensor("tokenizer.ggml.tokens").help(TAKE_JSON)
     }
 
     fn added_tokens(&self) -> Vec<Value> {

@@ -7,7 +7,7 @@ mod fill;
 mod manifest_file;
 pub mod plan;
 
-use super::companions::{self, Companions, NAMES, TOKENIZER};
+use super::companions::{self, Companions, TOKENIZER, always_copied};
 use super::dry_run::{DryRun, Row};
 use super::executor::{Conversion, Finished, Task};
 use super::pack_output::{self, Totals, refuse_occupied};
@@ -98,6 +98,9 @@ pub struct PackSummary {
     pub mb_per_s: f64,
     /// True when the pack has a tokenizer.json, from the checkpoint or from the options.
     pub tokenizer: bool,
+    /// Files of the checkpoint from which the tokenizer.json was made; empty if it was copied.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tokenizer_from: Vec<String>,
     /// True when the manifest is marked as refused by its gate.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub refused: bool,
@@ -141,6 +144,7 @@ pub fn pack(options: &PackOptions) -> Result<PackSummary> {
         wall_time_s,
         mb_per_s: inputs.bytes_in() as f64 / 1e6 / wall_time_s,
         tokenizer: inputs.companions.tokenizer().is_some(),
+        tokenizer_from: inputs.companions.tokenizer_from(),
         refused: inputs.manifest.as_ref().is_some_and(|manifest| manifest.document().refused),
         left_out: inputs.checkpoint.left_out().to_vec(),
     })
@@ -165,7 +169,8 @@ pub fn dry_run(options: &PackOptions) -> Result<DryRun> {
     };
     let rows = plan.items.iter().zip(&plan.layout.entries).map(row).collect();
     let plan = DryRun::new(rows, inputs.bytes_in(), Some(inputs.conversion(&plan)?.disk()?));
-    Ok(DryRun { left_out: inputs.checkpoint.left_out().to_vec(), ..plan })
+    let tokenizer_from = inputs.companions.tokenizer_from();
+    Ok(DryRun { left_out: inputs.checkpoint.left_out().to_vec(), tokenizer_from, ..plan })
 }
 
 /// Opened inputs.
@@ -306,21 +311,29 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// Reads the companions of the checkpoint; an option may replace its tokenizer.json.
+/// Reads the companions of the checkpoint; an option may replace its tokenizer.json. If there is none, it is made from
+/// other files.
 fn collect(checkpoint: &Checkpoint, options: &PackOptions) -> Result<Companions> {
     let mut files = Vec::new();
-    for name in NAMES {
+    for name in always_copied() {
         let path = match &options.tokenizer {
-            Some(path) if *name == TOKENIZER => Some(path.clone()),
+            Some(path) if name == TOKENIZER => Some(path.clone()),
             _ => checkpoint.companion(name)?,
         };
         if let Some(path) = path {
             let bytes = read_limited(&path)?;
             companions::check(name, &bytes, checkpoint.config().vocab).at(&path)?;
-            files.push((*name, bytes));
+            files.push((name, bytes));
         }
     }
-    Ok(Companions::new(files))
+    let mut companions = Companions::new(files);
+    if companions.tokenizer().is_none()
+        && let Some(made) = checkpoint.make_tokenizer()?
+    {
+        companions::check(TOKENIZER, &made.json, checkpoint.config().vocab).at(&made.sources[0].path)?;
+        companions.add_made(made);
+    }
+    Ok(companions)
 }
 
 /// Returns the cost of an item, by which tasks are distributed to parts: bytes read, times the cost of converting a

@@ -252,6 +252,7 @@ impl<'a> Rewriting<'a> {
         let parts = DescriptionParts {
             model: description.model.clone(),
             tokenizer: description.tokenizer.clone(),
+            tokenizer_from: description.tokenizer_from.clone(),
             source: description.source.clone(),
             quality: Some(Quality { gate: Gate::default(), refused: false, evidence: None }),
             files: self.reader.file_digests()?,

@@ -4,7 +4,7 @@
 //! Ids that the model reserves are special tokens; the others are, in order, the 256 bytes and then letter strings of
 //! growing length, each the merge of a shorter string and one letter. Any UTF-8 text survives encoding and decoding.
 
-use crate::convert::tokenizer_json::{added_token, bpe, byte_level, file, template};
+use crate::convert::tokenizer_json::{added_token, bpe, byte_alphabet, byte_level, file, template};
 use crate::error::{Error, Result};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -188,22 +188,6 @@ fn generate(count: usize) -> (Vec<String>, Vec<[String; 2]>) {
         }
     }
     (strings, merges)
-}
-
-/// Returns the printable character of each byte in byte-level BPE: the byte itself if it is printable, otherwise
-/// U+0100 and up.
-fn byte_alphabet() -> Vec<char> {
-    let printable = |b: u8| matches!(b, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
-    let mut next = 0x100;
-    (0..=255u8)
-        .map(|b| {
-            if printable(b) {
-                return char::from(b);
-            }
-            next += 1;
-            char::from_u32(next - 1).expect("U+0100..U+0144 are characters")
-        })
-        .collect()
 }
 
 fn tokenizer_config(config: &Value, specials: &Specials) -> Value {

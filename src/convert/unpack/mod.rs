@@ -186,14 +186,16 @@ fn float_type(reader: &IebinReader) -> DType {
 }
 
 /// Returns the companion files, config.json last. Its `quantization_config` is removed if no tensor is written as
-/// MXFP4.
+/// MXFP4. A tokenizer that was made from other files is left out, because the checkpoint had none.
 fn companions(
     reader: &IebinReader,
     config: &Map<String, Value>,
     all_floats: bool,
 ) -> Result<Vec<(&'static str, Vec<u8>)>> {
     let mut files = Vec::new();
-    for name in companions::NAMES.iter().filter(|name| **name != CONFIG) {
+    let made = !reader.description.tokenizer_from.is_empty();
+    let is_copied = |name: &str| name != CONFIG && !(made && name == companions::TOKENIZER);
+    for name in companions::NAMES.iter().filter(|name| is_copied(name)) {
         let path = reader.path(name);
         if files::exists(&path)? {
             files.push((*name, read_limited(&path)?));

@@ -13,7 +13,7 @@ pub use exact_match::{Answers, ExactMatch, exact_match};
 pub use requests::{Answer, Answered, loglikelihoods};
 
 use super::Request;
-use super::windows::leading_token;
+use super::windows::leading_tokens;
 use crate::error::{Cause, Error, Result};
 use crate::files::{self, TEXT_LIMIT};
 use crate::model_config::ModelConfig;
@@ -43,22 +43,25 @@ impl TaskOptions {
 #[derive(Debug)]
 pub struct Encoder<'a> {
     tokenizer: Option<&'a Tokenizer>,
-    /// Token before every context, if the tokenizer adds one.
-    bos: Option<u32>,
-    /// Token before a text without context: BOS, otherwise an end-of-text token.
-    first: Option<u32>,
+    /// Tokens before every context, if the tokenizer adds some.
+    prefix: Vec<u32>,
+    /// Tokens before a text without context: those that the tokenizer adds, otherwise BOS or an end-of-text token.
+    first: Vec<u32>,
 }
 
 impl<'a> Encoder<'a> {
     /// Creates an encoder for a model. Without a tokenizer it only supports requests that consist of token ids. If
-    /// `bos` is true, the tokenizer's BOS precedes every context.
+    /// `bos` is true, the tokens that the tokenizer adds precede every context.
     ///
     /// # Errors
     /// The tokenizer cannot encode an empty text.
     pub fn new(config: &ModelConfig, tokenizer: Option<&'a Tokenizer>, bos: bool) -> Result<Encoder<'a>> {
-        let leading = tokenizer.map(leading_token).transpose()?.flatten();
-        let first = leading.or(config.bos).or(config.eos.first().copied());
-        Ok(Encoder { tokenizer, bos: leading.filter(|_| bos), first })
+        let leading = tokenizer.map(leading_tokens).transpose()?.unwrap_or_default();
+        let first = match leading.is_empty() {
+            true => Vec::from_iter(config.bos.or(config.eos.first().copied())),
+            false => leading.clone(),
+        };
+        Ok(Encoder { tokenizer, prefix: if bos { leading } else { Vec::new() }, first })
     }
 
     fn tokenizer(&self) -> Result<&'a Tokenizer> {
@@ -68,12 +71,13 @@ impl<'a> Encoder<'a> {
         })
     }
 
-    /// Returns the token before a text without context.
-    fn first(&self) -> Result<u32> {
-        self.first.ok_or_else(|| {
-            Error::usage("found an empty context, and the model has no token that begins or ends a text")
-                .help("add a context to this line of the file")
-        })
+    /// Returns the tokens before a text without context.
+    fn first(&self) -> Result<&[u32]> {
+        match self.first.is_empty() {
+            true => Err(Error::usage("found an empty context, and the model has no token that begins or ends a text")
+                .help("add a context to this line of the file")),
+            false => Ok(&self.first),
+        }
     }
 
     /// Encodes both texts together, so that tokens merge as in running text, and splits the tokens where the context
@@ -86,10 +90,10 @@ impl<'a> Encoder<'a> {
         let whole = tokenizer.encode_plain(&format!("{kept}{continuation}"))?;
         // If the end of the context merges with the continuation, the continuation keeps at least one token.
         let cut = before.len().min(whole.len().saturating_sub(1));
-        let mut ids = Vec::from_iter(self.bos);
+        let mut ids = self.prefix.clone();
         ids.extend(&whole[..cut]);
         if ids.is_empty() {
-            ids.push(self.first()?);
+            ids.extend(self.first()?);
         }
         Ok(Request { context: ids, continuation: whole[cut..].to_vec() })
     }

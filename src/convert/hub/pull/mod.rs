@@ -13,6 +13,7 @@ use crate::convert::companions;
 use crate::convert::layout::{self, WeightFiles};
 use crate::convert::shards::read_index;
 use crate::error::{Context, Error, Result};
+use crate::iebin::TOKENIZER_SOURCES;
 use crate::iebin::reader::plain_file_name;
 use crate::output::require_space;
 use crate::{interrupt, progress, resources};
@@ -130,8 +131,7 @@ fn download(client: Client, spec: &RepoSpec, destination: &Destination) -> Resul
         Destination::Cache(root) => Place::cache(root, spec, &info.sha),
     };
     let fetcher = Fetcher { client, id: &spec.id, commit: &info.sha, place };
-    let mut wanted: Vec<String> =
-        companions::NAMES.iter().filter(|name| names.contains(**name)).map(|n| n.to_string()).collect();
+    let mut wanted = companions_of(&names);
     let mut files = Vec::new();
     match weights(&names).tensor(&spec.id)? {
         WeightFiles::One(path) | WeightFiles::OlderPack(path) => wanted.push(path.to_string_lossy().into_owned()),
@@ -145,6 +145,14 @@ fn download(client: Client, spec: &RepoSpec, destination: &Destination) -> Resul
     fetcher.place.finish(spec)?;
     let dir = fetcher.place.dir().to_path_buf();
     Ok(Pulled { repo: spec.id.clone(), commit: info.sha, dir, files })
+}
+
+/// Chooses the companions among the files of a repository. The files from which a tokenizer.json can be made are left
+/// out if there is one.
+fn companions_of(names: &BTreeSet<String>) -> Vec<String> {
+    let has_tokenizer = names.contains(companions::TOKENIZER);
+    let is_wanted = |name: &&str| names.contains(*name) && !(has_tokenizer && TOKENIZER_SOURCES.contains(name));
+    companions::NAMES.iter().copied().filter(is_wanted).map(str::to_string).collect()
 }
 
 /// Chooses the weights among the files of a repository, by the same rules as in a directory.
