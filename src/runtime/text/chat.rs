@@ -7,22 +7,19 @@
 //! Therefore a [`ChatTemplate`] is only data until [`ChatTemplate::render`] compiles and runs it, and `iec` does that
 //! in a separate process with limited memory and time (`src/session/template.rs`).
 
-use super::datetime::strftime_now;
+use super::jinja::{environment, plain_blocks};
 use super::message::{Message, View};
 use crate::error::{Context, Error, Result};
 use crate::files;
 use crate::iebin::JSON_NAME;
 use crate::output::swap;
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde, Value};
-use minijinja::{Environment, ErrorKind, State};
-use minijinja_contrib::pycompat::unknown_method_callback;
-use regex::{Captures, Regex};
+use minijinja::ErrorKind;
+use minijinja::value::{Serde, Value};
+use regex::Regex;
 use serde::{Deserialize, Serialize};
-use std::borrow::Cow;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
 /// File name of a chat template alone.
 pub const TEMPLATE_NAME: &str = "chat_template.jinja";
@@ -32,11 +29,7 @@ pub const CONFIG_NAME: &str = "tokenizer_config.json";
 /// Largest number of steps per rendering. An instruction is a step, and so are 64 bytes of text that are made or
 /// written, and two elements of a list: this bounds memory at about 128 MB. The largest known template needs some
 /// thousands of steps for a long conversation.
-const STEPS: u64 = 2_000_000;
-/// Bytes that a value takes as text for each step: lists within lists become text slowly.
-const BYTES_PER_STEP: usize = 4;
-/// Parts of a text for each step: a part takes up to 100 bytes.
-const PARTS_PER_STEP: u64 = 2;
+pub(super) const STEPS: u64 = 2_000_000;
 /// Largest size of a template or configuration file in bytes; real ones are below 1 MB.
 const FILE_LIMIT: u64 = 64 << 20;
 /// Special tokens that templates may refer to.
@@ -219,6 +212,18 @@ impl ChatTemplate {
         longest: usize,
         steps: u64,
     ) -> Result<String> {
+        self.render_at(messages, options, longest, steps, super::datetime::now())
+    }
+
+    /// Renders a prompt as [`render_within`](ChatTemplate::render_within) does, at a time in seconds since 1970.
+    pub(super) fn render_at(
+        &self,
+        messages: &[Message],
+        options: &RenderOptions,
+        longest: usize,
+        steps: u64,
+        now: u64,
+    ) -> Result<String> {
         check_variables(&options.variables)?;
         if options.tools.is_some() && !self.reads_tools() {
             return Err(Error::unsupported("the chat template has no place for tools")
@@ -226,11 +231,15 @@ impl ChatTemplate {
                 .help("leave the tools out, or use a model whose template renders them"));
         }
         let source = if options.tools.is_some() { self.tool_source() } else { &self.source };
-        let mut environment = environment();
+        let mut environment = environment(now);
         environment.set_fuel(Some(steps));
         let source = plain_blocks(source);
         let mut prompt = Prompt { text: Vec::new(), longest };
-        let context = self.context(messages, options);
+        let continued_messages = match options.ending {
+            Ending::ContinueFinal => Some(marked(messages, &source).at(&self.path)?),
+            _ => None,
+        };
+        let context = self.context(continued_messages.as_deref().unwrap_or(messages), options);
         let render = || environment.template_from_named_str("chat", &source)?.render_captured_to(context, &mut prompt);
         render().map_err(|e| template_error(&e, longest, steps)).at(&self.path)?;
         let text = String::from_utf8(prompt.text)
@@ -268,21 +277,35 @@ fn check_variables(variables: &Variables) -> Result<()> {
     }
 }
 
-/// Cuts a prompt behind the content of its last message. Templates may have removed the space around the content.
-fn continued(mut prompt: String, content: &str) -> Result<String> {
-    let trimmed = content.trim();
-    match prompt.rfind(trimmed).filter(|_| !trimmed.is_empty()) {
-        Some(at) => {
-            let kept = content.trim_start();
-            let kept = if prompt[at..].starts_with(kept) { kept } else { trimmed };
-            prompt.truncate(at + kept.len());
-            Ok(prompt)
-        }
-        None => {
-            Err(Error::usage("the prompt does not contain the content of the last message, which should be continued")
-                .help("leave `continue_final_message` out, or give the last message a text"))
-        }
+/// Mark behind the content of the message that is continued. It ends in a space, so that it shows whether the template
+/// removes the space around contents.
+const MARK: &str = "IEC_CONTINUES_HERE ";
+
+/// Returns the messages with [`MARK`] behind the content of the last one.
+fn marked(messages: &[Message], source: &str) -> Result<Vec<Message>> {
+    let mut messages = messages.to_vec();
+    match messages.last_mut().filter(|_| source.contains("content")) {
+        Some(last) => last.content.push_str(MARK),
+        None => return Err(not_continued()),
     }
+    Ok(messages)
+}
+
+/// Cuts a prompt at [`MARK`]. If the template has removed the space around the content, that before the mark is removed
+/// too, as in `transformers`.
+fn continued(mut prompt: String, content: &str) -> Result<String> {
+    let at = prompt.rfind(MARK.trim_end()).filter(|_| prompt.contains(content.trim())).ok_or_else(not_continued)?;
+    let is_kept = prompt[at..].starts_with(MARK);
+    prompt.truncate(at);
+    if !is_kept {
+        prompt.truncate(prompt.trim_end().len());
+    }
+    Ok(prompt)
+}
+
+fn not_continued() -> Error {
+    Error::usage("the prompt does not contain the content of the last message, which should be continued")
+        .help("leave `continue_final_message` out, or use a model whose template renders the message as it is")
 }
 
 /// Output of a template, of limited length.
@@ -303,35 +326,6 @@ impl Write for Prompt {
     fn flush(&mut self) -> std::io::Result<()> {
         Ok(())
     }
-}
-
-/// Creates the environment with the filters, tests and functions that templates may use.
-fn environment() -> Environment<'static> {
-    let mut environment = Environment::new();
-    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-    environment.set_syntax(syntax.expect("the usual delimiters"));
-    environment.set_unknown_method_callback(method);
-    environment.add_filter("tojson", tojson);
-    environment.add_filter("length", length);
-    environment.add_filter("count", length);
-    environment.add_filter("split", |state: &State, text: &Value, separator: Option<Arc<str>>, most: Option<i64>| {
-        count_parts(state, text, separator.as_deref())?;
-        minijinja::filters::split(text, separator, most)
-    });
-    environment.add_filter("lines", |state: &State, text: &Value| {
-        count_parts(state, text, Some("\n"))?;
-        minijinja::filters::lines(text)
-    });
-    // In minijinja `none is iterable` is true, in Jinja2 it is false, and templates test `tools is iterable`.
-    environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
-    environment.add_function("raise_exception", |message: String| -> std::result::Result<Value, minijinja::Error> {
-        Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
-    });
-    environment.add_function("strftime_now", |state: &State, format: String| {
-        state.consume_fuel(format.len() as u64)?;
-        strftime_now(&format).map_err(|why| minijinja::Error::new(ErrorKind::InvalidOperation, why))
-    });
-    environment
 }
 
 fn template_error(error: &minijinja::Error, longest: usize, steps: u64) -> Error {
@@ -382,11 +376,6 @@ fn token_text(value: &serde_json::Value) -> Option<String> {
     value.as_str().or_else(|| value["content"].as_str()).map(str::to_string)
 }
 
-/// Matches the tags `{% generation %}` and `{% endgeneration %}`, between which templates put the text that a model is
-/// trained on.
-static GENERATION: LazyLock<Regex> =
-    LazyLock::new(|| Regex::new(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}").expect("a constant pattern"));
-
 /// Matches expressions and statements; comments match, too, without a group.
 static TAG: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"(?s)\{#.*?#\}|\{[{%](.*?)[%}]\}").expect("a constant pattern"));
@@ -395,128 +384,6 @@ static STRING: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r#"(?s)'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*""#).expect("a constant pattern"));
 /// Matches the variable `tools`.
 static TOOLS: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"(?:^|[^\w.])tools\b").expect("a constant pattern"));
-
-/// Replaces the tags of [`GENERATION`], which minijinja does not know, by an `if` block that is always true and so
-/// renders the same text.
-fn plain_blocks(source: &str) -> Cow<'_, str> {
-    GENERATION.replace_all(source, |tag: &Captures| {
-        let statement = if tag.get(2).is_some() { "endif" } else { "if true" };
-        format!("{{%{} {statement} {}%}}", &tag[1], &tag[3])
-    })
-}
-
-/// Returns the length of a value; as in Jinja, an undefined value has length 0.
-fn length(value: &Value) -> std::result::Result<usize, minijinja::Error> {
-    match value.len() {
-        Some(length) => Ok(length),
-        None if value.is_undefined() => Ok(0),
-        None => {
-            let found = format!("a value of type {} has no length", value.kind());
-            Err(minijinja::Error::new(ErrorKind::InvalidOperation, found))
-        }
-    }
-}
-
-/// Counts the parts into which a text will be split as steps. The engine counts the list of them only when it is made,
-/// and a list takes many times the memory of its text.
-fn count_parts(state: &State, text: &Value, separator: Option<&str>) -> std::result::Result<(), minijinja::Error> {
-    let Some(text) = text.as_str() else { return Ok(()) };
-    let parts = match separator {
-        None => text.split_whitespace().count(),
-        Some(separator) => text.matches(separator).count(),
-    };
-    state.consume_fuel(parts as u64 / PARTS_PER_STEP)
-}
-
-/// Calls a method as in Python. The engine counts only the result of a method as steps, so the methods that make much
-/// text or long lists of small arguments are counted here before they are called.
-fn method(
-    state: &mut State,
-    value: &Value,
-    name: &str,
-    arguments: &[Value],
-) -> std::result::Result<Value, minijinja::Error> {
-    if let (Some(text), "join" | "format") = (value.as_str(), name) {
-        let mut out = Counted { text: Vec::new(), state };
-        // A write error means too many steps, which the next line reports.
-        let _ = arguments.iter().try_for_each(|argument| write!(out, "{argument}"));
-        let fields = text.split('{').skip(1).filter_map(|field| field.split('}').next());
-        let numbers = fields.flat_map(|field| field.split(|c: char| !c.is_ascii_digit()).filter(|n| !n.is_empty()));
-        let widths = numbers.map(|n| n.parse().unwrap_or(STEPS)).fold(0, u64::saturating_add);
-        state.consume_fuel(if name == "format" { widths } else { 0 })?;
-    }
-    match name {
-        "split" => count_parts(state, value, arguments.first().and_then(Value::as_str))?,
-        "splitlines" => count_parts(state, value, Some("\n"))?,
-        _ => {}
-    }
-    unknown_method_callback(state, value, name, arguments)
-}
-
-/// Formats a value like Python's `json.dumps(value, ensure_ascii=False, indent=…)`: a space after `,` and `:`, and no
-/// escapes for HTML.
-fn tojson(state: &State, value: &Value, options: Kwargs) -> std::result::Result<Value, minijinja::Error> {
-    let failed =
-        |e: serde_json::Error| minijinja::Error::new(ErrorKind::InvalidOperation, format!("tojson fails, {e}"));
-    let indent: Option<usize> = options.get("indent")?;
-    // These options are accepted and ignored: templates pass them only with values that ask for what this function does
-    // anyway.
-    let _: (Option<bool>, Option<bool>) = (options.get("ensure_ascii")?, options.get("sort_keys")?);
-    options.assert_all_used()?;
-    let mut out = Counted { text: Vec::new(), state };
-    let written = match indent {
-        Some(width) if width <= 16 => {
-            let spaces = vec![b' '; width];
-            let pretty = serde_json::ser::PrettyFormatter::with_indent(&spaces);
-            value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, pretty))
-        }
-        Some(width) => {
-            let found = format!("found an indent of {width} for tojson, expected at most 16");
-            return Err(minijinja::Error::new(ErrorKind::InvalidOperation, found));
-        }
-        None => value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, Spaced)),
-    };
-    // An error because of too many steps takes precedence over the write error that it caused.
-    state.consume_fuel(0)?;
-    written.map_err(failed)?;
-    Ok(Value::from_safe_string(String::from_utf8_lossy(&out.text).into_owned()))
-}
-
-/// Text of a value, which counts as steps while it grows: a list that contains others many times is much longer as
-/// text.
-struct Counted<'a> {
-    text: Vec<u8>,
-    state: &'a State<'a, 'a>,
-}
-
-impl Write for Counted<'_> {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        let before = self.text.len() / BYTES_PER_STEP;
-        let steps = (self.text.len() + bytes.len()) / BYTES_PER_STEP - before;
-        self.state.consume_fuel(steps as u64).map_err(std::io::Error::other)?;
-        self.text.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-/// JSON formatter that writes one line with Python's separators.
-struct Spaced;
-
-impl serde_json::ser::Formatter for Spaced {
-    fn begin_array_value<W: ?Sized + std::io::Write>(&mut self, out: &mut W, first: bool) -> std::io::Result<()> {
-        if first { Ok(()) } else { out.write_all(b", ") }
-    }
-    fn begin_object_key<W: ?Sized + std::io::Write>(&mut self, out: &mut W, first: bool) -> std::io::Result<()> {
-        if first { Ok(()) } else { out.write_all(b", ") }
-    }
-    fn begin_object_value<W: ?Sized + std::io::Write>(&mut self, out: &mut W) -> std::io::Result<()> {
-        out.write_all(b": ")
-    }
-}
 
 #[cfg(test)]
 mod tests {
@@ -635,8 +502,10 @@ mod tests {
         assert_eq!(prompt(kept, "The sky").unwrap(), "<The sky><The sky");
         assert_eq!(prompt(kept, " The sky is ").unwrap(), "<The sky>< The sky is ");
         assert_eq!(prompt(trimmed, " The sky is ").unwrap(), "<The sky><The sky is");
-        for (source, content) in [("{{ messages[0].content }}", "It is"), (kept, " ")] {
-            assert!(prompt(source, content).unwrap_err().to_string().contains("last message"), "{source}");
+        assert_eq!(prompt(kept, " ").unwrap(), "<The sky>< ");
+        assert_eq!(prompt(kept, "").unwrap(), "<The sky><");
+        for source in ["{{ messages[0].content }}", "none", "{{ messages[1].content[:-5] }}"] {
+            assert!(prompt(source, "It is").unwrap_err().to_string().contains("last message"), "{source}");
         }
     }
 

@@ -10,7 +10,12 @@ const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday",
 /// Returns the current time in a format of C's `strftime`, or an error message if the format has a directive that no
 /// known template uses.
 pub fn strftime_now(format: &str) -> Result<String, String> {
-    strftime(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()), format)
+    strftime(now(), format)
+}
+
+/// Returns the current time in seconds since 1970.
+pub(super) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
 /// Formats `seconds` since 1970 with the directives of `strftime` that templates use.
@@ -21,7 +26,8 @@ pub fn strftime(seconds: u64, format: &str) -> Result<String, String> {
     let (year, month, day, year_day) = civil(seconds / 86_400);
     let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
     let month_name = MONTHS.split(' ').nth(month as usize - 1).unwrap_or_default();
-    let day_name = DAYS[((seconds / 86_400 + 4) % 7) as usize];
+    let weekday = (seconds / 86_400 + 4) % 7;
+    let day_name = DAYS[weekday as usize];
     let mut out = String::new();
     let mut chars = format.chars();
     while let Some(c) = chars.next() {
@@ -48,14 +54,19 @@ pub fn strftime(seconds: u64, format: &str) -> Result<String, String> {
             (Some((n, width)), _) if padded => write!(out, "{n:0width$}"),
             (Some((n, _)), _) => write!(out, "{n}"),
             (None, Some('B')) => write!(out, "{month_name}"),
-            (None, Some('b')) => write!(out, "{}", &month_name[..3]),
+            (None, Some('b' | 'h')) => write!(out, "{}", &month_name[..3]),
             (None, Some('A')) => write!(out, "{day_name}"),
             (None, Some('a')) => write!(out, "{}", &day_name[..3]),
             (None, Some('p')) => write!(out, "{}", if hour < 12 { "AM" } else { "PM" }),
             (None, Some('e')) => write!(out, "{day:2}"),
             (None, Some('F')) => write!(out, "{year:04}-{month:02}-{day:02}"),
             (None, Some('T')) => write!(out, "{hour:02}:{minute:02}:{second:02}"),
-            (None, Some('Z')) => write!(out, "UTC"),
+            (None, Some('D')) => write!(out, "{month:02}/{day:02}/{:02}", year % 100),
+            (None, Some('R')) => write!(out, "{hour:02}:{minute:02}"),
+            (None, Some('u')) => write!(out, "{}", (weekday + 6) % 7 + 1),
+            (None, Some('w')) => write!(out, "{weekday}"),
+            // As in Python, a time without a zone has neither a name of it nor an offset.
+            (None, Some('Z' | 'z')) => Ok(()),
             (None, Some('%')) => write!(out, "%"),
             (None, other) => return Err(format!("unknown directive `%{}` of strftime_now", other.unwrap_or(' '))),
         };

@@ -1,7 +1,7 @@
 //! Messages of a conversation, and the form in which chat templates read them.
 //!
 //! The fields are those of OpenAI's chat completions. Templates of `transformers` expect two differences: the arguments
-//! of a call are an object instead of a text, and reasoning has different names in different templates.
+//! of a call are an object instead of a text, and reasoning has another name in the templates of harmony.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -71,21 +71,18 @@ impl ToolCall {
 /// A message as templates read it.
 #[derive(Serialize)]
 pub(super) struct View<'a> {
-    #[serde(flatten)]
-    message: &'a Message,
-    /// Another name of `reasoning_content`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reasoning: Option<&'a str>,
     /// Name of `reasoning_content` in harmony templates. They refuse a call that has both this and a content.
     #[serde(skip_serializing_if = "Option::is_none")]
     thinking: Option<&'a str>,
+    #[serde(flatten)]
+    message: &'a Message,
 }
 
 impl View<'_> {
     pub(super) fn new(message: &Message) -> View<'_> {
         let reasoning = message.reasoning_content.as_deref();
         let is_refused = !message.content.is_empty() && !message.tool_calls.is_empty();
-        View { message, reasoning, thinking: reasoning.filter(|_| !is_refused) }
+        View { message, thinking: reasoning.filter(|_| !is_refused) }
     }
 }
 
@@ -104,9 +101,9 @@ mod tests {
     }
 
     #[test]
-    fn templates_read_reasoning_by_three_names() {
+    fn templates_read_reasoning_by_two_names() {
         let mut message = Message { reasoning_content: Some("hm".into()), ..Message::new("assistant", "Yes") };
-        let all = json!({"role": "assistant", "content": "Yes", "reasoning_content": "hm", "reasoning": "hm",
+        let all = json!({"role": "assistant", "content": "Yes", "reasoning_content": "hm",
             "thinking": "hm"});
         assert_eq!(serde_json::to_value(View::new(&message)).unwrap(), all);
         message.tool_calls.push(ToolCall::new("1", "f", "{}"));

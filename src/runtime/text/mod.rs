@@ -6,10 +6,15 @@
 
 pub mod chat;
 mod datetime;
+#[cfg(test)]
+mod golden_tests;
+mod jinja;
 mod message;
+mod methods;
 pub mod spelling;
 pub mod stop;
 pub mod stream;
+mod tojson;
 pub mod tokenizer;
 mod unicode;
 
