@@ -26,9 +26,10 @@ pub const FIXTURES: [&str; 16] = [
 ];
 
 /// Checkpoints of further families, with two prompts each.
-pub const FAMILIES: [&str; 19] = [
+pub const FAMILIES: [&str; 21] = [
     "gemma3-vl",
     "qwen3vl",
+    "qwen3vlmoe",
     "qwen25vl",
     "ministral3",
     "granite",
@@ -37,6 +38,7 @@ pub const FAMILIES: [&str; 19] = [
     "olmo3",
     "cohere2",
     "glm4moe",
+    "minimaxm2",
     "museglimmer",
     "deepseek2",
     "deepseek3",

@@ -39,6 +39,8 @@ const COMPANY: [(&str, Precision, KvType); 31] = [
     ("olmo3", Precision::Bf16, KvType::F16),
     ("ministral3", Precision::Int8, KvType::F16),
     ("glm4moe", Precision::Int8w, KvType::F16),
+    ("minimaxm2", Precision::Int8, KvType::F16),
+    ("qwen3vlmoe", Precision::Fp16, KvType::F16),
     ("museglimmer", Precision::Fp16, KvType::F16),
     ("deepseek3", Precision::Fp32, KvType::Int8),
     ("glm4flash", Precision::Bf16, KvType::Bf16),

@@ -206,6 +206,7 @@ fn what_llama_cpp_does_not_compute_in_further_families_is_refused_by_its_field()
     let case = |name, fields, words| Case { name, fields, words };
     let cases = [
         case("smollm3", json!({"no_rope_layers": [1, 1, 0, 1, 1]}), &["exceptions.unrotated", "smollm3"]),
+        case("minimaxm2", json!({"tie_word_embeddings": true}), &["tied_embeddings", "minimax-m2"]),
         case("olmo2", json!({"tie_word_embeddings": true}), &["tied_embeddings", "olmo2"]),
         case("deepseek3", json!({"rope_interleave": false}), &["rope.pairs", "deepseek2"]),
         case(

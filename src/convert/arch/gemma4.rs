@@ -85,9 +85,10 @@ fn adjust(config: &Fields, model: &mut ModelConfig) -> Result<()> {
     model.attention.scale = 1.0;
     model.attention.qk_norm = QkNorm::Head;
     model.attention.value_norm = true;
-    let width = config.count_opt("hidden_size_per_layer_input")?.unwrap_or(0);
+    let usual = if is_unified(config)? { 0 } else { 256 };
+    let width = config.count_opt("hidden_size_per_layer_input")?.unwrap_or(usual);
     if width > 0 {
-        let vocab = config.count_opt("vocab_size_per_layer_input")?.unwrap_or(model.vocab);
+        let vocab = config.count_opt("vocab_size_per_layer_input")?.unwrap_or(262_144);
         model.per_layer_input = Some(PerLayerInput { width, vocab });
     }
     let head_dim = of_full_layers(config, model, "head_dim", "global_head_dim")?.unwrap_or(512);

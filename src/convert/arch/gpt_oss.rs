@@ -94,7 +94,7 @@ fn hf_views(tensor: &ExpectedTensor) -> Vec<View> {
     let name = &tensor.name;
     if name.ends_with(".experts.gate_up_proj") || name.ends_with(".experts.down_proj") {
         let mxfp4 = View::Mxfp4 { blocks: format!("{name}_blocks"), scales: format!("{name}_scales") };
-        return vec![mxfp4, View::Transposed { source: name.clone() }];
+        return vec![mxfp4, View::Transposed { source: name.clone(), stacks: 1 }];
     }
     vec![whole(name, tensor.shape[0])]
 }

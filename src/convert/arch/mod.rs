@@ -16,6 +16,7 @@ mod glm;
 mod gpt_oss;
 mod granite;
 mod llama;
+mod minimax;
 mod muse;
 mod olmo;
 mod phi3;
@@ -115,6 +116,7 @@ pub const ARCHS: &[Arch] = &[
     qwen::QWEN2,
     qwen::QWEN3,
     qwen::QWEN3_MOE,
+    qwen::QWEN3_VL_MOE,
     gemma::GEMMA2,
     gemma::GEMMA3,
     gemma4::GEMMA4,
@@ -130,6 +132,7 @@ pub const ARCHS: &[Arch] = &[
     deepseek::DEEPSEEK_V3,
     deepseek::GLM4_MOE_LITE,
     deepseek::MISTRAL4,
+    minimax::MINIMAX_M2,
 ];
 
 impl Arch {

@@ -1,6 +1,7 @@
 //! Tests of hostile configurations and of defaults of the newer families.
 
 use super::*;
+use crate::model_config::{PerLayerInput, RouterSoftmax};
 use serde_json::json;
 use std::path::Path;
 
@@ -53,6 +54,22 @@ fn hostile_values_in_newer_families_are_refused_by_name() {
         ("deepseek3", "/qk_rope_head_dim", json!(15), "head_dim"),
         ("glm4flash", "/mlp_layer_types", json!(["dense", "thin", "sparse"]), "mlp_layer_types"),
         ("glm4flash", "/mlp_layer_types", json!(["dense"]), "mlp_layer_types"),
+        ("minimaxm2", "/rotary_dim", json!(33), "rotary_dim"),
+        ("minimaxm2", "/rotary_dim", json!(0), "rotary_dim"),
+        ("minimaxm2", "/rotary_dim", json!(15), "rope.rotary_dim"),
+        ("minimaxm2", "/attn_type_list", json!([1, 0, 1]), "attn_type_list"),
+        ("minimaxm2", "/scoring_func", json!("softmax"), "scoring_func"),
+        ("minimaxm2", "/qk_norm_type", json!("per_head"), "qk_norm_type"),
+        ("minimaxm2", "/use_qk_norm", json!(false), "use_qk_norm"),
+        ("minimaxm2", "/use_routing_bias", json!(false), "use_routing_bias"),
+        ("minimaxm2", "/shared_intermediate_size", json!(64), "shared_intermediate_size"),
+        ("minimaxm2", "/num_experts_per_tok", json!(9), "mlp.top_k"),
+        ("minimaxm2", "/head_dim", json!(0), "rotary_dim"),
+        ("qwen3vlmoe", "/text_config/mlp_only_layers", json!([3]), "text_config.mlp_only_layers"),
+        ("qwen3vlmoe", "/text_config/decoder_sparse_step", json!(0), "text_config.decoder_sparse_step"),
+        ("qwen3vlmoe", "/text_config/sliding_window", json!(8), "text_config.sliding_window"),
+        ("qwen3vlmoe", "/text_config/num_experts", Value::Null, "text_config.num_experts"),
+        ("qwen3vlmoe", "/text_config/num_experts", json!(u64::MAX), "mlp.top_k"),
         ("smollm3", "/no_rope_layers", json!([1, 0]), "no_rope_layers"),
         ("museglimmer", "/text_config/layer_rope_theta", json!([1, 2, 3, 4]), "text_config.layer_rope_theta"),
         ("museglimmer", "/text_config/post_norm_eps", json!(-1.0), "post_norm_eps"),
@@ -119,8 +136,21 @@ fn fields_that_are_left_out_mean_what_transformers_takes_them_for() {
     let Mlp::Moe { shared, intermediate, .. } = model.mlp else { panic!("expected experts") };
     assert_eq!(shared.map(|shared| shared.intermediate), Some(2 * intermediate));
 
+    let model = without("minimaxm2", &["rope_theta", "rotary_dim", "num_experts_per_tok"]);
+    assert_eq!((model.rope.theta, model.rope.rotary_dim), (5e6, None));
+    assert!(matches!(model.mlp, Mlp::Moe { top_k: 8, router_softmax: RouterSoftmax::Chosen, .. }));
+    let model = without("qwen3vlmoe", &["rope_theta", "norm_topk_prob", "num_experts_per_tok"]);
+    assert_eq!((model.rope.theta, model.tied_embeddings), (500_000.0, false));
+    assert!(matches!(model.mlp, Mlp::Moe { top_k: 4, router_softmax: RouterSoftmax::Chosen, .. }));
+
+    let model = without("gemma4-e", &["hidden_size_per_layer_input", "vocab_size_per_layer_input"]);
+    assert_eq!(model.per_layer_input, Some(PerLayerInput { width: 256, vocab: 262_144 }));
+    assert_eq!(newer("gemma4-e", "/text_config/hidden_size_per_layer_input", json!(0)).unwrap().per_layer_input, None);
+
     let model = without("museglimmer", &["output_multiplier", "qk_scale_factor", "final_logit_softcapping"]);
     assert_eq!((model.logit_scale, model.logit_softcap), (0.196_116_13, Some(20.0)));
+    // An explicit share comes before the older field.
+    assert_eq!(newer("minimaxm2", "/partial_rotary_factor", json!(0.25)).unwrap().rope.rotary_dim, Some(8));
     let rotated = |share| newer("glm4moe", "/partial_rotary_factor", share).unwrap().rope.rotary_dim;
     assert_eq!((rotated(json!(0.5)), rotated(json!(1.0))), (rotated(Value::Null), None));
 }

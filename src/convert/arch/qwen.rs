@@ -1,8 +1,9 @@
-//! `Qwen2ForCausalLM` (biases of q, k and v), `Qwen3ForCausalLM` (normalized q and k instead) and
-//! `Qwen3MoeForCausalLM` (experts in place of the MLP in all layers or in some).
+//! `Qwen2ForCausalLM` (biases of q, k and v), `Qwen3ForCausalLM` (normalized q and k instead),
+//! `Qwen3MoeForCausalLM` (experts in place of the MLP in all layers or in some) and
+//! `Qwen3VLMoeForConditionalGeneration` (its text part, with transposed stacks of experts).
 
 use super::family::{AXES, same_windows, separate_experts, sparse, windows};
-use super::{Arch, Fields, PLAIN};
+use super::{Arch, ExpectedTensor, Fields, PLAIN, View};
 use crate::error::Result;
 use crate::model_config::{DenseLayers, Mlp, ModelConfig, QkNorm, RouterSoftmax};
 
@@ -67,15 +68,53 @@ pub(super) const QWEN3_MOE: Arch = Arch {
     },
     adjust: |config, model| {
         model.attention.qk_norm = QkNorm::Head;
-        set_dense_layers(config, model)
+        set_dense_layers(config, model, 6144)
     },
     views: |model, tensor| separate_experts(model, tensor, "mlp", ["gate_proj", "up_proj", "down_proj"]),
     ..QWEN3
 };
 
+pub(super) const QWEN3_VL_MOE: Arch = Arch {
+    class: "Qwen3VLMoeForConditionalGeneration",
+    model_type: "qwen3_vl_moe_text",
+    n_kv_heads: Some(16),
+    max_context: 128_000,
+    theta: 500_000.0,
+    honours: &["attention_bias", "num_experts", "num_local_experts", "mlp_only_layers", "decoder_sparse_step", AXES],
+    // `transformers` normalizes the weights of experts whatever `norm_topk_prob` says.
+    mlp: |_, config| {
+        let intermediate = config.count_opt("moe_intermediate_size")?.unwrap_or(1408);
+        sparse(config, 4, intermediate, RouterSoftmax::Chosen)
+    },
+    windows: |config, n_layers| same_windows(config, n_layers, None),
+    adjust: |config, model| {
+        model.attention.qk_norm = QkNorm::Head;
+        set_dense_layers(config, model, 5632)
+    },
+    views: transposed_experts,
+    ..QWEN3_MOE
+};
+
+/// Returns the views of stacks of experts that are stored as `(experts, in, out)`, gate before up, and of all other
+/// tensors.
+fn transposed_experts(model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
+    let mut views = (QWEN3_MOE.views)(model, tensor);
+    let stacks = match tensor.name.rsplit_once(".mlp.experts.") {
+        Some((_, "gate_up_proj")) => 2,
+        Some((_, "down_proj")) => 1,
+        _ => return views,
+    };
+    // As in `transformers`, the shape decides, so that square matrices are not transposed.
+    if tensor.shape[1] != tensor.shape[2] {
+        views.insert(0, View::Transposed { source: tensor.name.clone(), stacks });
+    }
+    views
+}
+
 /// Sets the layers that have a dense MLP: those that `mlp_only_layers` lists, and those whose number, counted from 1,
-/// is no multiple of `decoder_sparse_step`. Without experts all layers have one.
-fn set_dense_layers(config: &Fields, model: &mut ModelConfig) -> Result<()> {
+/// is no multiple of `decoder_sparse_step`. Without experts all layers have one. `width` is the default of
+/// `intermediate_size`.
+fn set_dense_layers(config: &Fields, model: &mut ModelConfig, width: usize) -> Result<()> {
     let Mlp::Moe { experts, activation, .. } = model.mlp else { unreachable!("the family has experts") };
     let step = config.count_opt("decoder_sparse_step")?.unwrap_or(1);
     if step == 0 {
@@ -94,7 +133,7 @@ fn set_dense_layers(config: &Fields, model: &mut ModelConfig) -> Result<()> {
     if layers.is_empty() {
         return Ok(());
     }
-    let intermediate = config.count_opt("intermediate_size")?.unwrap_or(6144);
+    let intermediate = config.count_opt("intermediate_size")?.unwrap_or(width);
     if layers.len() == model.n_layers {
         model.mlp = Mlp::Dense { intermediate, activation, bias: false };
     } else {

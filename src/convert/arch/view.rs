@@ -25,10 +25,13 @@ pub enum View {
         /// Rows of each matrix of the source.
         of: usize,
     },
-    /// A source tensor with the last two axes swapped.
+    /// A source tensor with the last two axes swapped. Its columns are `stacks` equal groups, one for each stack of
+    /// rows that alternate: row `r` of a matrix with `n` rows is column `r % stacks * (n / stacks) + r / stacks`.
     Transposed {
         /// Name in the source.
         source: String,
+        /// Number of groups of columns; 1 when the columns have the order of the rows.
+        stacks: usize,
     },
     /// MXFP4: code blocks `(.., in / 32, 16)` and block scales `(.., in / 32)`.
     Mxfp4 {
@@ -48,7 +51,7 @@ impl View {
     /// Returns the names of the source tensors.
     pub fn sources(&self) -> Vec<&str> {
         match self {
-            View::Rows { source, .. } | View::Slices { source, .. } | View::Transposed { source } => vec![source],
+            View::Rows { source, .. } | View::Slices { source, .. } | View::Transposed { source, .. } => vec![source],
             View::Mxfp4 { blocks, scales } => vec![blocks, scales],
             View::Stacked(parts) | View::Interleaved(parts) => parts.iter().flat_map(View::sources).collect(),
         }
@@ -62,7 +65,7 @@ impl View {
         match self {
             View::Rows { source, of, .. } => vec![(source, [&[*of], &shape[1..]].concat())],
             View::Slices { source, of, .. } => vec![(source, vec![shape[0], *of, shape[2]])],
-            View::Transposed { source } => {
+            View::Transposed { source, .. } => {
                 let mut swapped = shape.to_vec();
                 swapped.swap(shape.len() - 1, shape.len() - 2);
                 vec![(source, swapped)]

@@ -94,7 +94,7 @@ impl Naming {
         match view {
             View::Rows { source, first, of } => View::Rows { source: self.name(&source), first, of },
             View::Slices { source, first, of } => View::Slices { source: self.name(&source), first, of },
-            View::Transposed { source } => View::Transposed { source: self.name(&source) },
+            View::Transposed { source, stacks } => View::Transposed { source: self.name(&source), stacks },
             View::Mxfp4 { blocks, scales } => View::Mxfp4 { blocks: self.name(&blocks), scales: self.name(&scales) },
             View::Stacked(views) => View::Stacked(all(views)),
             View::Interleaved(views) => View::Interleaved(all(views)),
@@ -113,7 +113,7 @@ impl LeftOut {
         let is_wrapper = ["text_config", "vision_config"].iter().any(|key| config.get(key).is_some())
             || classes.iter().any(|class| class.ends_with("ForConditionalGeneration"));
         let layers = text.count_opt("num_hidden_layers")?.unwrap_or(0);
-        let more = text.count_opt("num_nextn_predict_layers")?.unwrap_or(0);
+        let more = text.count_opt("num_nextn_predict_layers")?.or(text.count_opt("num_mtp_modules")?).unwrap_or(0);
         let sharing = text.count_opt("num_kv_shared_layers")?.unwrap_or(0);
         Ok(LeftOut {
             is_wrapper,

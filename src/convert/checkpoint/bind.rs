@@ -108,13 +108,18 @@ fn finished(
 }
 
 fn bind_one(views: Vec<View>, expected: ExpectedTensor, shards: &Shards) -> Result<CanonicalTensor> {
-    let Some(view) = views.iter().find(|view| view.sources().iter().any(|name| shards.get(name).is_some())) else {
+    let binder = Binder { expected: &expected, shards };
+    let there = views.iter().filter(|view| view.sources().iter().any(|name| shards.get(name).is_some()));
+    let mut bound = there.map(|view| binder.bind(view, &expected.shape));
+    let Some(first) = bound.next() else {
         let names = views.iter().map(|v| v.sources().join(" + ")).collect::<Vec<_>>().join(" or ");
         return Err(Error::corrupt(format!("missing from the checkpoint (looked for {names:.200})"))
             .tensor(expected.name)
             .help(INCOMPLETE));
     };
-    let (store, source) = Binder { expected: &expected, shards }.bind(view, &expected.shape)?;
+    // Where one tensor may have either of two shapes, the view that fits is taken.
+    let (store, source) = first.or_else(|e| bound.find_map(Result::ok).ok_or(e))?;
+    drop(bound);
     Ok(CanonicalTensor { store, source, name: expected.name, shape: expected.shape })
 }
 
@@ -142,11 +147,18 @@ impl Binder<'_> {
                 let dtype = self.float(tensor, &[shape[0], *of, last])?;
                 (Store::Plain(dtype), BoundView::Slices { tensor: tensor.clone(), first: *first, of: *of })
             }
-            View::Transposed { source: name } => {
+            View::Transposed { source: name, stacks } => {
                 let tensor = self.source(name)?;
                 let mut swapped = shape.to_vec();
                 swapped.swap(shape.len() - 1, shape.len() - 2);
-                (Store::Plain(self.float(tensor, &swapped)?), BoundView::Transposed { tensor: tensor.clone() })
+                let store = Store::Plain(self.float(tensor, &swapped)?);
+                let of = shape[shape.len() - 2];
+                let columns =
+                    |stack| BoundView::Transposed { tensor: tensor.clone(), first: stack * (of / stacks), of };
+                match stacks {
+                    1 => (store, columns(0)),
+                    _ => (store, BoundView::Interleaved((0..*stacks).map(columns).collect())),
+                }
             }
             View::Mxfp4 { blocks, scales } => {
                 let (blocks, scales) = (self.source(blocks)?, self.source(scales)?);

@@ -77,8 +77,8 @@ enum BoundView {
     Straight { tensor: SourceTensor, skip: usize },
     /// Rows from `first` on of each matrix of a source tensor, whose matrices have `of` rows.
     Slices { tensor: SourceTensor, first: usize, of: usize },
-    /// A source tensor whose last two axes are swapped.
-    Transposed { tensor: SourceTensor },
+    /// Columns from `first` on of each matrix of a source tensor, whose matrices have `of` columns, as rows.
+    Transposed { tensor: SourceTensor, first: usize, of: usize },
     /// MXFP4 codes and scales in two source tensors.
     Mxfp4 { blocks: SourceTensor, scales: SourceTensor },
     /// Codes and scales that are already in their final form.
@@ -103,7 +103,7 @@ impl CanonicalTensor {
 
     /// Returns `Some("in_out")` when the source stores the last two axes swapped.
     pub fn source_layout(&self) -> Option<&'static str> {
-        matches!(self.source, BoundView::Transposed { .. }).then_some("in_out")
+        self.source.is_transposed().then_some("in_out")
     }
 
     /// Returns the position in the source, `(file index, offset)`, used to read tensors in disk order.
@@ -138,13 +138,22 @@ impl CanonicalTensor {
 }
 
 impl BoundView {
+    /// Returns true when the source stores the last two axes swapped.
+    fn is_transposed(&self) -> bool {
+        match self {
+            BoundView::Transposed { .. } => true,
+            BoundView::Interleaved(parts) => parts.iter().all(BoundView::is_transposed),
+            _ => false,
+        }
+    }
+
     /// Lists the source tensors of the view in the order in which they are read; empty when the codes are already
     /// final.
     fn tensors(&self) -> Vec<&SourceTensor> {
         match self {
             BoundView::Straight { tensor, .. }
             | BoundView::Slices { tensor, .. }
-            | BoundView::Transposed { tensor } => {
+            | BoundView::Transposed { tensor, .. } => {
                 vec![tensor]
             }
             BoundView::Mxfp4 { blocks, scales } => vec![blocks, scales],

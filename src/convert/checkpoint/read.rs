@@ -115,8 +115,8 @@ impl Reader<'_> {
             BoundView::Slices { tensor, first, of } => {
                 self.shards.read(tensor, (matrix * of + first + rows.start) * row_bytes, out)
             }
-            BoundView::Transposed { tensor: source } => {
-                let slab = Slab { source, first: matrix * cols * n_rows, width: n_rows, height: cols };
+            BoundView::Transposed { tensor: source, first, of } => {
+                let slab = Slab { source, first: matrix * cols * of + first, width: *of, height: cols };
                 match self.element {
                     2 => self.read_transposed::<2>(&slab, rows, out),
                     4 => self.read_transposed::<4>(&slab, rows, out),

@@ -46,6 +46,9 @@ fn mlp_checks(model: &ModelConfig, family: &Family) -> Vec<Check> {
         Mlp::Moe { selection, shared, intermediate, .. } if family.routed_experts => {
             (is_deep(&selection), shared.is_some_and(|shared| is_multiple(shared, intermediate)))
         }
+        Mlp::Moe { selection, .. } if family.has_sigmoid_experts() => {
+            (selection == Selection { sigmoid: true, bias: true, ..Selection::default() }, true)
+        }
         Mlp::Moe { selection, shared, .. } if family.may.contains(&"mlp.shared") => (
             selection == Selection { factors: true, ..Selection::default() },
             shared.is_some_and(|shared| shared.norms),

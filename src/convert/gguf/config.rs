@@ -278,6 +278,13 @@ impl<'a> Writer<'a> {
         };
         self.put("intermediate_size", width);
         self.put("num_experts_per_tok", self.count("expert_used_count")?);
+        if self.family.has_sigmoid_experts() {
+            let function = self.count("expert_gating_func")?;
+            if function != SIGMOID as usize {
+                let found = format!("found {function}, expected {SIGMOID}, the sigmoid");
+                return Err(Error::unsupported(found).tensor(self.key("expert_gating_func")));
+            }
+        }
         if self.family.qwen_experts {
             self.put("num_experts", model.experts);
             self.put("moe_intermediate_size", width);

@@ -92,6 +92,9 @@ fn mlp(model: &ModelConfig, family: &Family, put: &mut impl FnMut(&str, Meta)) {
     }
     put("expert_count", count(experts));
     put("expert_used_count", count(top_k));
+    if family.routed_experts || family.has_sigmoid_experts() {
+        put("expert_gating_func", Meta::u32(if selection.sigmoid { SIGMOID } else { SOFTMAX }));
+    }
     if !family.routed_experts {
         return;
     }
@@ -100,7 +103,6 @@ fn mlp(model: &ModelConfig, family: &Family, put: &mut impl FnMut(&str, Meta)) {
     put("expert_shared_count", count(shared.map_or(0, |shared| shared.intermediate / intermediate)));
     put("expert_weights_scale", Meta::f32(selection.scale));
     put("expert_weights_norm", Meta::bool(router_softmax == RouterSoftmax::Chosen));
-    put("expert_gating_func", Meta::u32(if selection.sigmoid { SIGMOID } else { SOFTMAX }));
     if let Some(groups) = selection.groups {
         put("expert_group_count", count(groups.count));
         put("expert_group_used_count", count(groups.chosen));

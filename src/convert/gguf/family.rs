@@ -139,7 +139,13 @@ pub const FAMILIES: &[Family] = &[
     },
     Family { dense: Some("Qwen2ForCausalLM"), biases: [true, true, true, false], ..named("qwen2") },
     Family { dense: Some("Qwen3ForCausalLM"), qk_norm: &[QkNorm::Head], ..named("qwen3") },
-    Family { moe: Some("Qwen3MoeForCausalLM"), qk_norm: &[QkNorm::Head], qwen_experts: true, ..named("qwen3moe") },
+    Family {
+        moe: Some("Qwen3MoeForCausalLM"),
+        also: &["Qwen3VLMoeForConditionalGeneration"],
+        qk_norm: &[QkNorm::Head],
+        qwen_experts: true,
+        ..named("qwen3moe")
+    },
     Family {
         dense: Some("Gemma2ForCausalLM"),
         post_attention: "post_attention_norm",
@@ -244,6 +250,14 @@ pub const FAMILIES: &[Family] = &[
         always: &["attention.latent", "rope.pairs"],
         routed_experts: true,
         ..named("mistral4")
+    },
+    Family {
+        moe: Some("MiniMaxM2ForCausalLM"),
+        always: &["mlp.selection", "attention.qk_norm"],
+        qk_norm: &[QkNorm::All],
+        partial_rotary: true,
+        tied: Some(false),
+        ..named("minimax-m2")
     },
     Family {
         dense: Some("MuseGlimmerForCausalLM"),
@@ -358,6 +372,11 @@ impl Family {
     /// Returns true when every model of the family has this property beyond those of the plain decoder.
     pub fn always_has(&self, extension: &str) -> bool {
         self.always.contains(&extension)
+    }
+
+    /// Returns true for families whose experts llama.cpp chooses by sigmoids with a bias, and by nothing else.
+    pub fn has_sigmoid_experts(&self) -> bool {
+        self.always_has("mlp.selection")
     }
 
     /// Returns true for families with multi-head latent attention.

@@ -63,7 +63,7 @@ const PRES: &[Pre] = &[
     Pre { also: &["glm5"], ignore_merges: true, ..pre("glm4", &[Cut::Matches(LLAMA3)]) },
     Pre { also: &["deepseek-r1-qwen"], nfc: true, ..pre("qwen2", &[Cut::Matches(QWEN2)]) },
     pre("deepseek-v3", &[Cut::Matches(NUMBERS), Cut::Matches(CJK), Cut::Matches(DEEPSEEK)]),
-    Pre { also: &["llama4", "kanana2"], ..pre("gpt-4o", &[Cut::Matches(O200K)]) },
+    Pre { also: &["llama4", "kanana2", "minimax-m2"], ..pre("gpt-4o", &[Cut::Matches(O200K)]) },
     Pre { ignore_merges: true, adds_bos: true, ..pre("tekken", &[Cut::Matches(TEKKEN)]) },
     Pre { also: &["phi-2"], ..pre("gpt-2", &[Cut::Gpt2]) },
     Pre { also: &["starcoder", "refact"], ..pre("smollm", &[Cut::Digits, Cut::Gpt2]) },

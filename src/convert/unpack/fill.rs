@@ -36,7 +36,7 @@ pub(super) fn fill(
             (PartForm::Rows, _) => {
                 to.fill(std::slice::from_mut(&mut source), |row| (0, row * part.step + part.phase), out)
             }
-            (PartForm::Transposed, _) => transposed(&to, target.dtype.size(), part, &mut source, out),
+            (PartForm::Transposed { stacks }, _) => transposed(&to, target.dtype.size(), stacks, &mut source, out),
             (PartForm::Codes | PartForm::Scales, Store::Tiled(spec)) => mxfp4(&to, spec, part, &mut source, out),
             (PartForm::Codes | PartForm::Scales, _) => unreachable!("planned for tiles of MXFP4 only"),
         }
@@ -51,27 +51,34 @@ fn bands(rows: usize, row_bytes: usize, step: usize) -> impl Iterator<Item = Ran
     (0..rows).step_by(height).map(move |first| first..rows.min(first + height))
 }
 
-/// Writes rows as columns of elements of `size` bytes; each write has some columns of all rows.
+/// Writes rows as columns of elements of `size` bytes; each write has some columns of all rows. Rows of `stacks` stacks
+/// alternate, and the columns of one stack follow those of the one before.
 fn transposed(
     to: &RowTarget,
     size: usize,
-    TargetPart { phase, step, .. }: &TargetPart,
+    stacks: usize,
     source: &mut RowSource,
     out: &mut TaskOutput<'_>,
 ) -> Result<()> {
     let width = (2 * BAND_BYTES / (to.rows * size).max(1)).max(1);
+    let height = to.rows / stacks;
+    let in_stacks = || {
+        let of_stack = move |stack| bands(height, to.cols * stacks * size, 1).map(move |band| (stack, band));
+        (0..stacks).flat_map(of_stack)
+    };
     let (mut columns, mut rows) = (Vec::new(), Vec::new());
     for matrix in to.matrices.clone() {
         for first in (0..to.cols).step_by(width) {
             let taken = first..to.cols.min(first + width);
             columns.resize(taken.len() * to.rows * size, 0);
-            for band in bands(to.rows, to.cols * step * size, 1) {
-                source.load(matrix, band.start * step + phase..(band.end - 1) * step + phase + 1)?;
+            for (stack, band) in in_stacks() {
+                source.load(matrix, band.start * stacks + stack..(band.end - 1) * stacks + stack + 1)?;
                 rows.clear();
-                band.clone().try_for_each(|row| to.append(source, row * step + phase, &mut rows))?;
+                band.clone().try_for_each(|row| to.append(source, row * stacks + stack, &mut rows))?;
                 for (r, row) in band.zip(rows.chunks_exact(to.cols * size)) {
+                    let column = stack * height + r;
                     for (c, element) in row[taken.start * size..taken.end * size].chunks_exact(size).enumerate() {
-                        columns[(c * to.rows + r) * size..][..size].copy_from_slice(element);
+                        columns[(c * to.rows + column) * size..][..size].copy_from_slice(element);
                     }
                 }
             }

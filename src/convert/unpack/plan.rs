@@ -34,7 +34,7 @@ impl TargetPart {
         let (count, _, _) = entry.matrices().unwrap_or((1, 1, 1));
         let elements = entry.elements() / count.max(1) * self.matrices.len() / self.step;
         match self.form {
-            PartForm::Rows | PartForm::Transposed => elements,
+            PartForm::Rows | PartForm::Transposed { .. } => elements,
             PartForm::Codes => elements / 2,
             PartForm::Scales => elements / BLOCK,
         }
@@ -63,8 +63,9 @@ pub(super) struct TargetPart {
 pub(super) enum PartForm {
     /// Rows in their order.
     Rows,
-    /// Rows are written as columns.
-    Transposed,
+    /// Rows are written as columns. If `stacks` is not 1, rows of so many stacks alternate, and the columns of one
+    /// stack follow those of the one before.
+    Transposed { stacks: usize },
     /// The 4-bit codes of MXFP4.
     Codes,
     /// The block scales of MXFP4.
@@ -192,7 +193,9 @@ impl<'a> Builder<'a> {
                     self.add(view, shape, [TargetPart { matrices: at..at + 1, first, ..part.clone() }]);
                 }
             }
-            View::Transposed { .. } => self.add(view, shape, [TargetPart { form: PartForm::Transposed, ..part }]),
+            View::Transposed { stacks, .. } => {
+                self.add(view, shape, [TargetPart { form: PartForm::Transposed { stacks: *stacks }, ..part }]);
+            }
             View::Mxfp4 { .. } => {
                 let scales = TargetPart { form: PartForm::Scales, ..part.clone() };
                 self.add(view, shape, [TargetPart { form: PartForm::Codes, ..part }, scales]);

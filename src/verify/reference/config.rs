@@ -4,7 +4,7 @@
 
 use super::family::Family;
 use super::family::Family::{
-    Cohere2, DeepseekV2, Gemma2, Gemma4, Glm4Moe, Granite, Ministral3, Mistral4, MuseGlimmer, Olmo2, Olmo3,
+    Cohere2, DeepseekV2, Gemma2, Gemma4, Glm4Moe, Granite, MiniMaxM2, Ministral3, Mistral4, MuseGlimmer, Olmo2, Olmo3,
 };
 use super::fields::Fields;
 use super::rope::{Pairs, Rope, Ropes, yarn_magnitude};
@@ -192,7 +192,7 @@ impl Config {
             latent,
             growth: if matches!(family, Ministral3 | Mistral4) { Growth::read(json)? } else { None },
             output_gate: family == MuseGlimmer,
-            per_layer_width: if family == Gemma4 { json.size("hidden_size_per_layer_input")?.unwrap_or(0) } else { 0 },
+            per_layer_width: family.per_layer_width(json)?,
         })
     }
 }
@@ -330,7 +330,7 @@ impl Norms {
             _ => Places::Before,
         };
         let queries_and_keys = match family {
-            Olmo2 | Olmo3 => QkNorm::All,
+            Olmo2 | Olmo3 | MiniMaxM2 => QkNorm::All,
             MuseGlimmer => QkNorm::Unit,
             Glm4Moe if !json.flag("use_qk_norm", false)? => QkNorm::None,
             _ => QkNorm::Head,

@@ -61,7 +61,9 @@ impl<'a> Experts<'a> {
         };
         // transformers keeps this bias in f32 in models of any type.
         let bias = match routing.sigmoid {
-            true => numbers("mlp.gate.e_score_correction_bias", RefDtype::F32)?,
+            true => ["mlp.gate.", layer].into_iter().try_fold(None, |found: Option<Vec<f32>>, module| {
+                Ok::<_, Error>(found.or(numbers(&format!("{module}e_score_correction_bias"), RefDtype::F32)?))
+            })?,
             false => None,
         };
         let shared = match routing.shared {
@@ -154,7 +156,13 @@ impl<'a> Experts<'a> {
         let (name, weights, dtype) = (format!("{}.{name}", self.module), self.source.weights, self.source.dtype);
         match self.layout {
             Layout::Stacked => return Ok(weights.row(&name, index, dtype)?.t()?.contiguous()?),
-            Layout::Fused => return weights.row(&name, index, dtype),
+            Layout::Fused => {
+                let found = weights.row(&name, index, dtype)?;
+                // Qwen3-VL-MoE stores its stacks as `(experts, in, out)`.
+                let hidden = self.router.weight.dim(1)?;
+                let axis = usize::from(name.ends_with("gate_up_proj"));
+                return if found.dim(axis)? == hidden { Ok(found) } else { Ok(found.t()?.contiguous()?) };
+            }
             _ => {}
         }
         let (shape, blocks) = weights.bytes(&format!("{name}_blocks"), index)?;

@@ -15,6 +15,7 @@ pub enum Family {
     Qwen2,
     Qwen3,
     Qwen3Moe,
+    Qwen3VlMoe,
     Gemma2,
     Gemma3,
     Gemma4,
@@ -31,15 +32,17 @@ pub enum Family {
     DeepseekV3,
     Glm4MoeLite,
     Mistral4,
+    MiniMaxM2,
 }
 
 use Family::{
-    Cohere2, DeepseekV2, DeepseekV3, Gemma2, Gemma3, Gemma4, Glm4Moe, Glm4MoeLite, GptOss, Granite, Llama, Ministral3,
-    Mistral, Mistral4, Mixtral, MuseGlimmer, Olmo2, Olmo3, Phi3, Qwen2, Qwen3, Qwen3Moe, SmolLm3,
+    Cohere2, DeepseekV2, DeepseekV3, Gemma2, Gemma3, Gemma4, Glm4Moe, Glm4MoeLite, GptOss, Granite, Llama, MiniMaxM2,
+    Ministral3, Mistral, Mistral4, Mixtral, MuseGlimmer, Olmo2, Olmo3, Phi3, Qwen2, Qwen3, Qwen3Moe, Qwen3VlMoe,
+    SmolLm3,
 };
 
 /// Classes and values of `model_type` of each family; the first is the class of the language model alone.
-const FAMILIES: [(&[&str], Family); 23] = [
+const FAMILIES: [(&[&str], Family); 25] = [
     (&["LlamaForCausalLM", "llama"], Llama),
     (&["MistralForCausalLM", "mistral"], Mistral),
     (&["MixtralForCausalLM", "mixtral"], Mixtral),
@@ -59,6 +62,7 @@ const FAMILIES: [(&[&str], Family); 23] = [
     ),
     (&["Qwen3ForCausalLM", "qwen3", "qwen3_vl_text"], Qwen3),
     (&["Qwen3MoeForCausalLM", "qwen3_moe"], Qwen3Moe),
+    (&["Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe_text"], Qwen3VlMoe),
     (&["Gemma2ForCausalLM", "gemma2"], Gemma2),
     (&["Gemma3ForCausalLM", "gemma3_text"], Gemma3),
     (&["Gemma4ForCausalLM", "gemma4_text", "Gemma4UnifiedForCausalLM", "gemma4_unified_text"], Gemma4),
@@ -75,6 +79,7 @@ const FAMILIES: [(&[&str], Family); 23] = [
     (&["DeepseekV3ForCausalLM", "deepseek_v3", "kimi_k2"], DeepseekV3),
     (&["Glm4MoeLiteForCausalLM", "glm4_moe_lite"], Glm4MoeLite),
     (&["Mistral4ForCausalLM", "mistral4"], Mistral4),
+    (&["MiniMaxM2ForCausalLM", "minimax_m2"], MiniMaxM2),
 ];
 
 impl Family {
@@ -104,7 +109,8 @@ impl Family {
             Mixtral | Gemma3 | Gemma4 => 1e6,
             SmolLm3 => 2e6,
             GptOss => 150_000.0,
-            Olmo3 | MuseGlimmer => 500_000.0,
+            Olmo3 | MuseGlimmer | Qwen3VlMoe => 500_000.0,
+            MiniMaxM2 => 5e6,
             _ => 10_000.0,
         }
     }
@@ -123,7 +129,7 @@ impl Family {
     pub fn head_dim(self) -> Option<usize> {
         match self {
             Gemma2 | Gemma3 | Gemma4 => Some(256),
-            Qwen3 | Ministral3 | MuseGlimmer => Some(128),
+            Qwen3 | Ministral3 | MuseGlimmer | MiniMaxM2 => Some(128),
             GptOss => Some(64),
             _ => None,
         }
@@ -138,7 +144,8 @@ impl Family {
     pub fn kv_heads(self) -> Option<usize> {
         match self {
             Gemma2 | Gemma3 | Gemma4 | SmolLm3 => Some(4),
-            Mistral | Mixtral | Ministral3 | Glm4Moe => Some(8),
+            Mistral | Mixtral | Ministral3 | Glm4Moe | MiniMaxM2 => Some(8),
+            Qwen3VlMoe => Some(16),
             MuseGlimmer => Some(2),
             _ => None,
         }
@@ -151,6 +158,15 @@ impl Family {
 
     pub fn is_tied(self) -> bool {
         self.is_gemma() || matches!(self, SmolLm3 | Cohere2)
+    }
+
+    /// Returns the number of further inputs that each layer reads per token.
+    pub(super) fn per_layer_width(self, json: Fields<'_>) -> Result<usize> {
+        match self {
+            Gemma4 if json.word("model_type") == Some("gemma4_unified_text") => Ok(0),
+            Gemma4 => Ok(json.size("hidden_size_per_layer_input")?.unwrap_or(256)),
+            _ => Ok(0),
+        }
     }
 
     /// Returns the width of the windows, in tokens.
@@ -239,7 +255,7 @@ impl Family {
             Ok((0..layers).map(|layer| layer < first).collect())
         };
         match self {
-            Qwen3Moe => {
+            Qwen3Moe | Qwen3VlMoe => {
                 let only = json.numbers("mlp_only_layers").unwrap_or_default();
                 let step = json.size("decoder_sparse_step")?.unwrap_or(1);
                 if step == 0 {

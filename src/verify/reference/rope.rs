@@ -50,6 +50,10 @@ impl Ropes {
         let part = match family {
             _ if family.is_latent() => Part::Whole,
             Family::Glm4Moe => Part::Given(0.5),
+            Family::MiniMaxM2 => {
+                let rotated = json.size("rotary_dim")?.unwrap_or(full_dim);
+                Part::Given(rotated as f64 / full_dim as f64)
+            }
             _ => Part::Given(1.0),
         };
         let shape = Shape { head_dim: full_dim, part, pairs: pairs(family, json)? };

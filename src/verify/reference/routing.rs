@@ -2,7 +2,7 @@
 
 use super::family::Family;
 use super::family::Family::{
-    DeepseekV2, DeepseekV3, Gemma4, Glm4Moe, Glm4MoeLite, GptOss, Mistral4, Mixtral, Qwen3Moe,
+    DeepseekV2, DeepseekV3, Gemma4, Glm4Moe, Glm4MoeLite, GptOss, MiniMaxM2, Mistral4, Mixtral, Qwen3Moe, Qwen3VlMoe,
 };
 use super::fields::Fields;
 use super::norm::{sigmoid, softmax};
@@ -71,9 +71,16 @@ impl Routing {
         let usual = |count, chosen, groups, factor| Usual { count, chosen, groups, factor };
         let routing = match family {
             Mixtral => Routing { count: json.size("num_local_experts")?.unwrap_or(8), chosen: 2, ..NONE },
-            Qwen3Moe => {
-                let count = json.size("num_experts")?.or(json.size("num_local_experts")?).unwrap_or(128);
-                Routing { count, chosen: 8, normalized: json.flag("norm_topk_prob", false)?, ..NONE }
+            Qwen3Moe | Qwen3VlMoe => {
+                let is_vl = family == Qwen3VlMoe;
+                let (usual, chosen) = if is_vl { (60, 4) } else { (128, 8) };
+                let count = json.size("num_experts")?.or(json.size("num_local_experts")?).unwrap_or(usual);
+                // transformers ignores norm_topk_prob in Qwen3-VL-MoE.
+                Routing { count, chosen, normalized: is_vl || json.flag("norm_topk_prob", false)?, ..NONE }
+            }
+            MiniMaxM2 => {
+                let count = json.size("num_local_experts")?.or(json.size("num_experts")?).unwrap_or(256);
+                Routing { count, chosen: 8, sigmoid: true, ..NONE }
             }
             GptOss => {
                 let count = json.size("num_local_experts")?.or(json.size("num_experts")?).unwrap_or(128);

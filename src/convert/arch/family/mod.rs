@@ -38,6 +38,7 @@ pub const FOREIGN: &[(&str, Neutral)] = &[
     ("n_routed_experts", Neutral::Off),
     ("n_shared_experts", Neutral::Off),
     ("shared_expert_intermediate_size", Neutral::Off),
+    ("shared_intermediate_size", Neutral::Off),
     ("mlp_only_layers", Neutral::Off),
     ("decoder_sparse_step", Neutral::One),
     ("first_k_dense_replace", Neutral::Off),
