@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 /// Fixtures with precision and type of KV cache: every precision, every cache type, dense models and mixtures of
 /// experts, every kind of tile, and every feature that some family adds.
-const COMPANY: [(&str, Precision, KvType); 31] = [
+const COMPANY: [(&str, Precision, KvType); 33] = [
     ("llama-gqa", Precision::Fp32, KvType::F32),
     ("llama-gqa", Precision::Fp32, KvType::Int8),
     ("llama-gqa", Precision::Int4w, KvType::Int4),
