@@ -28,6 +28,7 @@
 //! model.layers.N.layer_scalar                                (1); factor at the end of the layer
 //! model.norm.weight                                          (hidden)
 //! lm_head.weight                                             (vocab, hidden); absent if the embedding is used instead
+//! mtp.*                                                      multi-token prediction, kept but not computed
 //! ```
 
 /// Role of a tensor in the model; quantization rules and reports refer to tensors by role.
@@ -43,6 +44,7 @@ pub enum Role {
     Bias,
     Sinks,
     LmHead,
+    Prediction,
     Other,
 }
 
@@ -50,7 +52,9 @@ impl Role {
     /// Returns the role of the tensor with this canonical name.
     pub fn of(name: &str) -> Role {
         let leaf = name.strip_prefix("model.").unwrap_or(name);
-        if leaf.ends_with("bias") {
+        if name.starts_with("mtp.") {
+            Role::Prediction
+        } else if leaf.ends_with("bias") {
             Role::Bias
         } else if leaf.starts_with("embed_tokens.") || leaf.starts_with("embed_tokens_per_layer.") {
             Role::Embedding
@@ -85,6 +89,7 @@ impl Role {
             Role::Bias => "bias",
             Role::Sinks => "sinks",
             Role::LmHead => "lm_head",
+            Role::Prediction => "prediction",
             Role::Other => "other",
         }
     }
@@ -115,6 +120,7 @@ mod tests {
             ("model.layers.3.mlp.experts.gate_up_proj_bias", Role::Bias),
             ("model.norm.weight", Role::Norm),
             ("lm_head.weight", Role::LmHead),
+            ("mtp.layers.0.mlp.down_proj.weight", Role::Prediction),
             ("rotary.inv_freq", Role::Other),
         ] {
             assert_eq!(Role::of(name), role, "{name}");

@@ -136,5 +136,5 @@ impl Manifest {
 /// Returns true for tensors that rules apply to. Vectors, and the biases that gpt-oss stacks by expert, are not
 /// quantized even when a broad pattern matches their names.
 pub fn is_weight_matrix(name: &str, shape: &[usize]) -> bool {
-    shape.len() >= 2 && !matches!(Role::of(name), Role::Bias | Role::Norm | Role::Sinks)
+    shape.len() >= 2 && !matches!(Role::of(name), Role::Bias | Role::Norm | Role::Sinks | Role::Prediction)
 }

@@ -5,6 +5,7 @@ use super::kv::KvType;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::iebin::{IebinReader, JSON_NAME, Store};
+use crate::role::Role;
 use crate::scheme::{QuantSpec, Scheme};
 use std::fmt;
 use std::str::FromStr;
@@ -161,7 +162,7 @@ impl<'a> Holdings<'a> {
     fn of(reader: &'a IebinReader) -> Holdings<'a> {
         let float_bytes = [DType::BF16, DType::F16, DType::F32, DType::F64].map(|dtype| (dtype, 0));
         let mut held = Holdings { int4: None, int8: None, mxfp4: false, float_bytes };
-        for entry in reader.entries() {
+        for entry in reader.entries().iter().filter(|entry| Role::of(&entry.name) != Role::Prediction) {
             match entry.store {
                 Store::Plain(dtype) => {
                     let slot = held.float_bytes.iter_mut().find(|(d, _)| *d == dtype && entry.shape.len() > 1);

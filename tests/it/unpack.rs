@@ -140,6 +140,55 @@ fn transposed_stacks_of_experts_are_read_in_either_order_of_their_axes() {
 }
 
 #[test]
+fn tensors_of_multi_token_prediction_come_back_byte_for_byte() {
+    let named = edited("qwen3vl", |tensors| {
+        let norm = tensors["model.language_model.norm.weight"].clone();
+        tensors.insert("mtp.norm.weight".into(), norm.clone());
+        tensors.insert("mtp.layers.0.self_attn.q_norm.weight".into(), norm);
+    });
+    let sources = [("deepseek3", fixture("deepseek3")), ("minimaxm2", fixture("minimaxm2"))];
+    for (name, source) in sources.into_iter().chain([("qwen3vl", named.path().to_path_buf())]) {
+        let place = Place::new();
+        let rules = place.0.path().join("rules.json");
+        std::fs::write(&rules, r#"{"version":1,"rules":[{"include":"layers.*proj(.weight)?$","scheme":"int8","group_size":"row","method":"rtn"}]}"#)
+            .unwrap();
+        let pack = place.pack(&source, "pack", &["--with-mtp"]);
+        let quantized =
+            place.pack(&source, "quantized", &["--with-mtp", "--dtype", "fp32", "--q4-map", rules.to_str().unwrap()]);
+        let without = place.pack(&source, "without", &[]);
+        let is_tower = |tensor: &str| tensor.contains("visual.");
+        let expected: BTreeMap<_, _> = tensors(&source).into_iter().filter(|(tensor, _)| !is_tower(tensor)).collect();
+        let back = tensors(&place.unpack(&pack, "back", &[]));
+        assert!(back.keys().eq(expected.keys()), "{name}");
+        assert!(back.iter().all(|(tensor, value)| expected[tensor] == *value), "{name}");
+        // Rules and types hold for the language model only.
+        let left = tensors(&place.unpack(&without, "left", &[]));
+        let other = tensors(&place.unpack(&quantized, "other", &["--dtype", "fp32"]));
+        let kept = expected.iter().filter(|(tensor, _)| !left.contains_key(*tensor));
+        let differing: Vec<_> = kept.clone().filter(|(tensor, value)| other[*tensor] != **value).collect();
+        assert!(kept.count() > 1 && differing.is_empty(), "{name}: {differing:?}");
+        let described = iec().arg("inspect").arg(&pack).output().unwrap();
+        assert!(String::from_utf8_lossy(&described.stdout).contains("prediction"), "{name}");
+        let run = |pack: &Path| {
+            let args = ["run", "--prompt", "Once", "--max-new", "8", "--greedy", "-q", "--model-dir"];
+            let output = iec().args(args).arg(pack).output().unwrap();
+            assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+            output.stdout
+        };
+        assert_eq!(run(&pack), run(&without), "{name}");
+    }
+    let place = Place::new();
+    let mut pack = iec();
+    pack.args(["pack", "--with-mtp", "--hf-dir"])
+        .arg(fixture("llama-gqa"))
+        .arg("--out-dir")
+        .arg(place.0.path().join("x"));
+    let output = pack.output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no tensors of multi-token prediction"));
+}
+
+#[test]
 fn the_names_of_original_come_back() {
     let source = crate::pack::with_original();
     let place = Place::new();

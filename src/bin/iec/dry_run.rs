@@ -30,7 +30,7 @@ pub fn left_out(parts: &[LeftOutPart]) -> String {
     if parts.is_empty() {
         return String::new();
     }
-    let part = |LeftOutPart { part, tensors, bytes }: &LeftOutPart| {
+    let part = |LeftOutPart { part, tensors, bytes, .. }: &LeftOutPart| {
         format!("{part} ({tensors} tensors, {})", human_bytes(*bytes))
     };
     let list: Vec<String> = parts.iter().map(part).collect();

@@ -61,13 +61,17 @@ pub struct Args {
         long,
         value_name = "PACK",
         conflicts_with_all = [
-            "q4_map", "recipe", "gate", "keep_failing", "calib", "tokenizer", "dry_run", "part", "parts", "fresh",
+            "q4_map", "recipe", "gate", "keep_failing", "calib", "tokenizer", "with_mtp", "dry_run", "part", "parts",
+            "fresh",
         ]
     )]
     base: Option<PathBuf>,
     /// A tokenizer.json to put into the pack instead of the checkpoint's
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
+    /// Keep the tensors of multi-token prediction, which nothing computes, for `iec unpack` to give back
+    #[arg(long)]
+    with_mtp: bool,
     /// Replace a pack that is already there
     #[arg(long)]
     overwrite: bool,
@@ -144,6 +148,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         calibration: args.calib,
         dtype: args.dtype,
         tokenizer: args.tokenizer,
+        with_mtp: args.with_mtp,
         overwrite: args.overwrite,
         run: args.job.options()?,
     };

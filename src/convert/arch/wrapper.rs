@@ -5,6 +5,7 @@
 
 use super::{Fields, View};
 use crate::error::Result;
+use serde::Serialize;
 
 /// Names of the tensors of a language model inside a wrapper.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -32,8 +33,31 @@ const PARTS: [&str; 11] = [
     "embed_vision",
     "embed_audio",
 ];
-/// Part that predicts several tokens ahead (multi-token prediction).
+/// Part that predicts several tokens ahead (multi-token prediction), and the beginning of its canonical names.
 const MTP: &str = "mtp";
+
+/// Kind of tensors that do not belong to the language model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PartKind {
+    /// Part for images, video or sound.
+    Tower,
+    /// Multi-token prediction.
+    Prediction,
+    /// Keys and values of layers that read those of other layers.
+    Unread,
+}
+
+impl PartKind {
+    /// Returns the kind in words.
+    pub fn words(self) -> &'static str {
+        match self {
+            PartKind::Tower => "images or sound",
+            PartKind::Prediction => "multi-token prediction",
+            PartKind::Unread => "keys and values that no layer reads",
+        }
+    }
+}
 
 /// Tensors of a checkpoint that do not belong to the language model.
 #[derive(Debug, Clone, Copy, Default)]
@@ -123,20 +147,55 @@ impl LeftOut {
     }
 
     /// Returns the part that a tensor of the source belongs to, if it is not the language model.
-    pub fn part(&self, name: &str) -> Option<String> {
+    pub fn part(&self, name: &str) -> Option<(PartKind, String)> {
         let inner = name.strip_prefix("model.").unwrap_or(name);
         let first = inner.split_once('.')?.0;
-        if first == MTP || self.is_wrapper && PARTS.contains(&first) {
-            return Some(first.to_string());
+        if first == MTP {
+            return Some((PartKind::Prediction, first.to_string()));
         }
-        let inner = inner.strip_prefix("language_model.").unwrap_or(inner);
-        let (layer, rest) = inner.strip_prefix("model.").unwrap_or(inner).strip_prefix("layers.")?.split_once('.')?;
-        let layer: usize = layer.parse().ok()?;
+        if self.is_wrapper && PARTS.contains(&first) {
+            return Some((PartKind::Tower, first.to_string()));
+        }
+        let (layer, rest) = layer_of(name)?;
         let is_in = |[from, to]: [usize; 2]| (from..to).contains(&layer);
         let is_unused = ["k_proj", "v_proj", "k_norm"].iter().any(|leaf| rest == format!("self_attn.{leaf}.weight"));
-        let is_left_out = is_in(self.mtp_layers) || is_in(self.sharing_layers) && is_unused;
-        is_left_out.then(|| format!("layers.{layer}"))
+        let kind = match is_in(self.mtp_layers) {
+            true => Some(PartKind::Prediction),
+            false => (is_in(self.sharing_layers) && is_unused).then_some(PartKind::Unread),
+        };
+        kind.map(|kind| (kind, format!("layers.{layer}")))
     }
+
+    /// Returns the canonical name of a tensor that predicts further tokens: `mtp.rest`, where layers behind those of
+    /// the model count from 0.
+    pub fn prediction_name(&self, source: &str) -> Option<String> {
+        match self.part(source)? {
+            (PartKind::Prediction, part) if part == MTP => Some(source.to_string()),
+            (PartKind::Prediction, _) => {
+                let (layer, rest) = layer_of(source)?;
+                Some(format!("{MTP}.layers.{}.{rest}", layer - self.mtp_layers[0]))
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the name in the source of a tensor with the canonical name that [`LeftOut::prediction_name`] gives.
+    pub fn prediction_source(&self, canonical: &str, naming: Naming) -> String {
+        let [first, end] = self.mtp_layers;
+        let of_layer = canonical.strip_prefix(MTP).and_then(|rest| layer_of(rest.strip_prefix('.')?));
+        match of_layer.and_then(|(layer, rest)| Some((first.checked_add(layer)?, rest))) {
+            Some((layer, rest)) if layer < end => naming.name(&format!("model.layers.{layer}.{rest}")),
+            _ => canonical.to_string(),
+        }
+    }
+}
+
+/// Splits the name of a tensor of a layer, in any naming, into the number of the layer and the rest.
+fn layer_of(name: &str) -> Option<(usize, &str)> {
+    let inner = name.strip_prefix("model.").unwrap_or(name);
+    let inner = inner.strip_prefix("language_model.").unwrap_or(inner);
+    let (layer, rest) = inner.strip_prefix("model.").unwrap_or(inner).strip_prefix("layers.")?.split_once('.')?;
+    Some((layer.parse().ok()?, rest))
 }
 
 #[cfg(test)]
@@ -177,8 +236,28 @@ mod tests {
             ("model.language_model.visual.x", None, None),
             ("lm_head", None, None),
         ] {
-            let found = [wrapper.part(name), deep.part(name)];
+            let found = [wrapper.part(name), deep.part(name)].map(|part| part.map(|(_, part)| part));
             assert_eq!(found.each_ref().map(Option::as_deref), [of_wrapper, of_deep], "{name}");
+        }
+    }
+
+    #[test]
+    fn names_of_further_tokens_lead_back_to_the_source() {
+        let left_out = |config: serde_json::Value| LeftOut::of(&Fields::new(config.as_object().unwrap())).unwrap();
+        let deep = left_out(json!({"num_hidden_layers": 3, "num_nextn_predict_layers": 2}));
+        let plain = left_out(json!({"num_hidden_layers": 3}));
+        for (left_out, naming, source, canonical) in [
+            (&deep, Naming::Plain, "model.layers.4.eh_proj.weight", Some("mtp.layers.1.eh_proj.weight")),
+            (&deep, Naming::Inside, "model.language_model.layers.3.x", Some("mtp.layers.0.x")),
+            (&deep, Naming::Outside, "language_model.model.layers.3.x", Some("mtp.layers.0.x")),
+            (&plain, Naming::Inside, "mtp.layers.0.x", Some("mtp.layers.0.x")),
+            (&plain, Naming::Plain, "mtp.fc.weight", Some("mtp.fc.weight")),
+            (&deep, Naming::Plain, "model.layers.2.x", None),
+            (&plain, Naming::Plain, "visual.x", None),
+        ] {
+            assert_eq!(left_out.prediction_name(source).as_deref(), canonical, "{source}");
+            let back = canonical.map(|canonical| left_out.prediction_source(canonical, naming));
+            assert_eq!(back.as_deref(), canonical.map(|_| source), "{source}");
         }
     }
 }

@@ -60,6 +60,38 @@ pub(super) fn bind(
     }
 }
 
+/// Binds the tensors of multi-token prediction, which keep their shapes, to their canonical names.
+///
+/// # Errors
+/// There are none, one holds no floats, or `iec unpack` could not give one its name back.
+pub(super) fn predictions(left_out: &LeftOut, naming: Naming, shards: &Shards) -> Result<Vec<CanonicalTensor>> {
+    let mut tensors: Vec<CanonicalTensor> = Vec::new();
+    for tensor in shards.tensors() {
+        let Some(name) = left_out.prediction_name(&tensor.name) else { continue };
+        let is_lost = left_out.prediction_source(&name, naming) != tensor.name;
+        if is_lost || !tensor.dtype.is_float() || !(1..=3).contains(&tensor.shape.len()) || name.starts_with("model.") {
+            let found = format!("found {} {:?} in multi-token prediction", tensor.dtype, tensor.shape);
+            return Err(Error::unsupported(format!(
+                "{found}, expected floats of one to three axes under a usual name"
+            ))
+            .at(shards.path(tensor))
+            .tensor(&tensor.name)
+            .help("leave out --with-mtp"));
+        }
+        tensors.push(CanonicalTensor {
+            name,
+            shape: tensor.shape.clone(),
+            store: Store::Plain(tensor.dtype),
+            source: BoundView::Straight { tensor: tensor.clone(), skip: 0 },
+        });
+    }
+    if tensors.is_empty() {
+        let found = Error::usage("--with-mtp: found no tensors of multi-token prediction in the checkpoint");
+        return Err(found.help("leave out --with-mtp"));
+    }
+    Ok(tensors)
+}
+
 /// Refuses a configuration with far more layers or experts than the weights have, because lists of names grow with
 /// these numbers.
 fn refuse_exaggeration(model: &ModelConfig, shards: &Shards) -> Result<()> {

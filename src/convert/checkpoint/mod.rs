@@ -7,7 +7,7 @@
 mod bind;
 mod read;
 
-use super::arch::{Arch, Fields, LeftOut, disagrees_about_output};
+use super::arch::{Arch, Fields, LeftOut, Naming, PartKind, disagrees_about_output};
 use super::hub;
 use super::json::read_object;
 use super::layout::Layout;
@@ -44,6 +44,8 @@ pub struct Checkpoint {
 pub struct LeftOutPart {
     /// Name of the part, as at the beginning of the names of its tensors.
     pub part: String,
+    /// Kind of the part.
+    pub kind: PartKind,
     /// Number of tensors.
     pub tensors: usize,
     /// Bytes of these tensors.
@@ -57,6 +59,8 @@ pub struct CheckpointOptions<'a> {
     pub config: Option<&'a Path>,
     /// Manifest whose files supply the codes and scales of tensors that the weights lack.
     pub manifest: Option<&'a Manifest>,
+    /// True to read the tensors of multi-token prediction, too.
+    pub with_mtp: bool,
 }
 
 /// A tensor with its canonical name and shape.
@@ -205,8 +209,13 @@ impl Checkpoint {
             model.tied_embeddings = !shards.tensors().any(|tensor| tensor.name.ends_with("lm_head.weight"));
         }
         let left_out = LeftOut::of(&fields).at(&config_path)?;
-        let tensors = bind::bind(arch, &model, &left_out, &shards, options.manifest).at(layout.dir())?;
-        let left_out = left_out_parts(&left_out, &shards, &tensors);
+        let mut tensors = bind::bind(arch, &model, &left_out, &shards, options.manifest).at(layout.dir())?;
+        if options.with_mtp {
+            let naming = Naming::usual(&fields).at(&config_path)?;
+            tensors.extend(bind::predictions(&left_out, naming, &shards).at(layout.dir())?);
+        }
+        let used = tensors.iter().flat_map(|tensor| tensor.source.tensors()).map(|tensor| tensor.name.as_str());
+        let left_out = LeftOutPart::list(&left_out, &shards, &used.collect());
         let by_name = tensors.iter().enumerate().map(|(i, tensor)| (tensor.name.clone(), i)).collect();
         Ok(Checkpoint { layout, config_path, config: model, tensors, by_name, shards, left_out })
     }
@@ -216,7 +225,7 @@ impl Checkpoint {
         &self.config
     }
 
-    /// Returns all tensors, in the order in which a forward pass needs them.
+    /// Returns all tensors, in the order in which a forward pass needs them; those of multi-token prediction come last.
     pub fn tensors(&self) -> &[CanonicalTensor] {
         &self.tensors
     }
@@ -261,18 +270,19 @@ impl Checkpoint {
     }
 }
 
-/// Counts the tensors that are left out, by part.
-fn left_out_parts(left_out: &LeftOut, shards: &Shards, tensors: &[CanonicalTensor]) -> Vec<LeftOutPart> {
-    let used: HashSet<&str> =
-        tensors.iter().flat_map(|tensor| tensor.source.tensors()).map(|tensor| tensor.name.as_str()).collect();
-    let mut parts = BTreeMap::<String, (usize, u64)>::new();
-    for tensor in shards.tensors().filter(|tensor| !used.contains(tensor.name.as_str())) {
-        if let Some(part) = left_out.part(&tensor.name) {
-            let (count, bytes) = parts.entry(part).or_default();
-            (*count, *bytes) = (*count + 1, *bytes + tensor.nbytes as u64);
+impl LeftOutPart {
+    /// Counts the tensors that are left out, by part. `used` has the names of those that are not.
+    pub(super) fn list(left_out: &LeftOut, shards: &Shards, used: &HashSet<&str>) -> Vec<LeftOutPart> {
+        let mut parts = BTreeMap::<String, LeftOutPart>::new();
+        for tensor in shards.tensors().filter(|tensor| !used.contains(tensor.name.as_str())) {
+            let Some((kind, part)) = left_out.part(&tensor.name) else { continue };
+            let empty = || LeftOutPart { part: part.clone(), kind, tensors: 0, bytes: 0 };
+            let found = parts.entry(part.clone()).or_insert_with(empty);
+            found.tensors += 1;
+            found.bytes += tensor.nbytes as u64;
         }
+        parts.into_values().collect()
     }
-    parts.into_iter().map(|(part, (tensors, bytes))| LeftOutPart { part, tensors, bytes }).collect()
 }
 
 #[cfg(test)]

@@ -55,6 +55,9 @@ pub struct PackOptions {
     pub dtype: Option<DType>,
     /// A tokenizer.json that replaces the checkpoint's.
     pub tokenizer: Option<PathBuf>,
+    /// True to keep the tensors of multi-token prediction, which nothing computes.
+    #[serde(default)]
+    pub with_mtp: bool,
     /// True to replace an existing pack.
     pub overwrite: bool,
     /// Options of the run; the bytes of the pack do not depend on them.
@@ -193,7 +196,11 @@ impl<'a> Inputs<'a> {
         refuse_within(&options.hf_dir, &options.out_dir).help("choose another --out-dir")?;
         let manifest = options.manifest.as_deref().map(Manifest::load).transpose()?;
         let calibration = guidance::open(manifest.as_ref().map(Manifest::document), options.calibration.as_deref())?;
-        let source = CheckpointOptions { config: options.config.as_deref(), manifest: manifest.as_ref() };
+        let source = CheckpointOptions {
+            config: options.config.as_deref(),
+            manifest: manifest.as_ref(),
+            with_mtp: options.with_mtp,
+        };
         let checkpoint = Checkpoint::open_with(&options.hf_dir, source)?;
         let companions = collect(&checkpoint, options)?;
         Ok(Inputs { options, checkpoint, manifest, calibration, companions })

@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::iebin::{PlannedTensor, Store};
 use crate::manifest::{Decision, Manifest, PackedRange, is_weight_matrix};
 use crate::quant_spec::TensorQuant;
+use crate::role::Role;
 use crate::scheme::QuantSpec;
 
 /// Reason for keeping MXFP4 codes.
@@ -88,6 +89,9 @@ pub fn plan<'a>(
 }
 
 fn decide<'a>(tensor: &'a CanonicalTensor, dtype: Option<DType>, manifest: Option<&Manifest>) -> Result<PackItem<'a>> {
+    // What nothing computes keeps its bytes, so that `unpack` gives them back.
+    let is_kept = Role::of(&tensor.name) == Role::Prediction;
+    let (dtype, manifest) = (dtype.filter(|_| !is_kept), manifest.filter(|_| !is_kept));
     let decision = manifest.map_or(Ok(None), |manifest| manifest.decide(&tensor.name, &tensor.shape))?;
     let keep = manifest.and_then(|manifest| manifest.keep(&tensor.name));
     let listed = manifest.and_then(|m| m.document().tensors.get(&tensor.name));
@@ -111,6 +115,7 @@ fn decide<'a>(tensor: &'a CanonicalTensor, dtype: Option<DType>, manifest: Optio
             let why = match listed {
                 Some(entry) if !entry.reasons.is_empty() => entry.reasons.join("; "),
                 Some(_) => decided_by.to_string(),
+                None if is_kept => "kept by --with-mtp".to_string(),
                 None if target != source => "--dtype".to_string(),
                 None if manifest.is_none() => "as it is".to_string(),
                 None if is_weight_matrix(&tensor.name, &tensor.shape) => "no rule".to_string(),

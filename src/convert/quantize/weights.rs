@@ -58,7 +58,7 @@ impl Tensor {
 impl Weights {
     /// Opens a Hugging Face checkpoint; `config` replaces its config.json.
     pub fn open_checkpoint(dir: &Path, config: Option<&Path>) -> Result<Weights> {
-        Checkpoint::open_with(dir, CheckpointOptions { config, manifest: None })
+        Checkpoint::open_with(dir, CheckpointOptions { config, ..CheckpointOptions::default() })
             .map(|checkpoint| Weights::Checkpoint(Box::new(checkpoint)))
     }
 

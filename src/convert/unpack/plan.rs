@@ -2,13 +2,14 @@
 //! applied in reverse: a view gives the location of a canonical tensor in the source, and thereby the source tensor
 //! to which an entry of the pack belongs.
 
-use crate::convert::arch::{Arch, ExpectedTensor, Fields, Naming, View, expected_tensors};
+use crate::convert::arch::{Arch, ExpectedTensor, Fields, LeftOut, Naming, View, expected_tensors};
 use crate::convert::executor::Section;
 use crate::convert::sharding::Listed;
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::iebin::{Entry, IebinReader, Store};
 use crate::model_config::ModelConfig;
+use crate::role::Role;
 use crate::scheme::BLOCK;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -120,6 +121,17 @@ pub(super) fn plan(
         let shape = &expected.shape;
         let count = shape[..shape.len().saturating_sub(2)].iter().product();
         builder.walk(view, TargetPart { matrices: 0..count, ..slice }, shape);
+    }
+    let left_out = LeftOut::of(config)?;
+    for (number, entry) in reader.entries().iter().enumerate() {
+        if Role::of(&entry.name) == Role::Prediction {
+            builder.used.insert(number);
+            let source = left_out.prediction_source(&entry.name, naming);
+            let part = TargetPart { entry: number, matrices: 0..1, phase: 0, step: 1, form: PartForm::Rows, first: 0 };
+            let count = entry.matrices().map_or(1, |(count, _, _)| count);
+            let view = View::Rows { source, first: 0, of: entry.shape[0] };
+            builder.walk(&view, TargetPart { matrices: 0..count, ..part }, &entry.shape);
+        }
     }
     builder.refuse_strangers()?;
     for target in &mut builder.targets {

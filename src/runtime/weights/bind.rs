@@ -6,6 +6,7 @@ use crate::error::{Context, Error, Result};
 use crate::iebin::{Entry, IebinReader, Store};
 use crate::interrupt;
 use crate::model_config::{self as config, Latent, LayerConfig, ModelConfig, PerLayerInput, QkNorm};
+use crate::role::Role;
 use crate::runtime::cache::Cache;
 use crate::runtime::cpu::{Matrix, MatrixStore};
 use crate::runtime::layer::{
@@ -366,11 +367,15 @@ impl<'a> Binder<'a> {
     }
 
     /// Returns an error if the pack has a tensor that the model does not use, because ignoring it would silently run a
-    /// different model. Only rotary frequencies, which are computed, and the copy of a tied embedding are ignored.
+    /// different model. Only rotary frequencies, which are computed, the copy of a tied embedding, and the tensors of
+    /// multi-token prediction are ignored.
     fn refuse_leftovers(&self, c: &ModelConfig) -> Result<()> {
         let bound = self.bound.borrow();
-        let harmless =
-            |name: &str| name.ends_with("rotary_emb.inv_freq") || c.tied_embeddings && name == "lm_head.weight";
+        let harmless = |name: &str| {
+            name.ends_with("rotary_emb.inv_freq")
+                || c.tied_embeddings && name == "lm_head.weight"
+                || Role::of(name) == Role::Prediction
+        };
         match self.reader.entries().iter().find(|e| !bound.contains(&e.name) && !harmless(&e.name)) {
             Some(extra) => {
                 Err(Error::unsupported("found a tensor that the described model does not use").tensor(&extra.name))

@@ -7,6 +7,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::iebin::{IebinReader, stored_bytes};
 use crate::model_config::ModelConfig;
+use crate::role::Role;
 use crate::runtime::cpu::{Arithmetic, MatrixStore};
 
 /// End of the names of the matrices that [`PerHead`] divides.
@@ -35,7 +36,7 @@ impl HeldBytes {
         arithmetic: Arithmetic,
     ) -> Result<HeldBytes> {
         let mut bytes = HeldBytes::default();
-        for entry in reader.entries() {
+        for entry in reader.entries().iter().filter(|entry| Role::of(&entry.name) != Role::Prediction) {
             let Ok((count, rows, cols)) = entry.matrices() else {
                 bytes.owned += (entry.elements() * size_of::<f32>()) as u64;
                 continue;
