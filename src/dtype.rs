@@ -20,16 +20,27 @@ pub enum DType {
     U8,
     #[serde(rename = "BOOL")]
     Bool,
+    /// Unsigned integers, which are listed but not computed, as the next types.
+    U16,
+    U32,
+    U64,
+    /// 8-bit floats by their bits of exponent and mantissa.
+    #[serde(rename = "F8_E4M3")]
+    F8E4M3,
+    #[serde(rename = "F8_E5M2")]
+    F8E5M2,
+    #[serde(rename = "F8_E8M0")]
+    F8E8M0,
 }
 
 impl DType {
     /// Returns the size of one element in bytes.
     pub fn size(self) -> usize {
         match self {
-            DType::F64 | DType::I64 => 8,
-            DType::F32 | DType::I32 => 4,
-            DType::F16 | DType::BF16 | DType::I16 => 2,
-            DType::I8 | DType::U8 | DType::Bool => 1,
+            DType::F64 | DType::I64 | DType::U64 => 8,
+            DType::F32 | DType::I32 | DType::U32 => 4,
+            DType::F16 | DType::BF16 | DType::I16 | DType::U16 => 2,
+            DType::I8 | DType::U8 | DType::Bool | DType::F8E4M3 | DType::F8E5M2 | DType::F8E8M0 => 1,
         }
     }
 
@@ -46,6 +57,12 @@ impl DType {
             DType::I8 => "I8",
             DType::U8 => "U8",
             DType::Bool => "BOOL",
+            DType::U16 => "U16",
+            DType::U32 => "U32",
+            DType::U64 => "U64",
+            DType::F8E4M3 => "F8_E4M3",
+            DType::F8E5M2 => "F8_E5M2",
+            DType::F8E8M0 => "F8_E8M0",
         }
     }
 
@@ -71,7 +88,14 @@ impl DType {
         })
     }
 
-    /// Returns true for floating-point types.
+    /// Parses the name of a type in the header of a safetensors file, which may be a type that is only listed.
+    pub fn of_header(name: &str) -> Result<DType> {
+        let only_listed = [DType::U16, DType::U32, DType::U64, DType::F8E4M3, DType::F8E5M2, DType::F8E8M0];
+        let listed = only_listed.into_iter().find(|dtype| dtype.name() == name);
+        listed.map_or_else(|| DType::parse(name), Ok)
+    }
+
+    /// Returns true for floating-point types that are computed.
     pub fn is_float(self) -> bool {
         matches!(self, DType::F64 | DType::F32 | DType::F16 | DType::BF16)
     }

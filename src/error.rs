@@ -241,7 +241,7 @@ const LONGEST_MESSAGE: usize = 800;
 /// Escapes and shortens text to one line of bounded length: names and values in messages come from untrusted input,
 /// which may contain line breaks, terminal sequences, characters that reverse the direction of text, or a megabyte of
 /// text.
-fn printable(text: &str, longest: usize) -> String {
+pub fn printable(text: &str, longest: usize) -> String {
     let mut out = String::with_capacity(text.len().min(longest));
     for c in text.chars() {
         let steers =

@@ -22,6 +22,7 @@
 
 pub mod adapter;
 pub mod arch;
+pub mod assess;
 mod checkpoint;
 pub mod checksum;
 mod companions;

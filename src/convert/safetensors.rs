@@ -91,7 +91,7 @@ fn check(raw: Vec<(String, RawTensor)>, data_start: u64, file_len: u64, shard: u
 }
 
 fn check_one(name: &str, raw: &RawTensor, data_start: u64, file_len: u64, shard: usize) -> Result<SourceTensor> {
-    let dtype = DType::parse(&raw.dtype).help("convert from a checkpoint with float weights (f32, f16 or bf16)")?;
+    let dtype = DType::of_header(&raw.dtype).help("convert from a checkpoint with float weights (f32, f16 or bf16)")?;
     let (start, end) = raw.data_offsets;
     let expected = raw.shape.iter().try_fold(dtype.size() as u64, |n, d| n.checked_mul(*d));
     let Some(expected) = expected else {

@@ -1,14 +1,14 @@
 //! Opens a pack, a checkpoint or a single weight file as one list of tensors.
 
-use crate::convert::arch::{Arch, Fields};
-use crate::convert::json::{read_limited, read_object};
+use crate::convert::assess::Assessment;
+use crate::convert::json::read_limited;
 use crate::convert::read_at::InputFile;
 use crate::convert::shard;
 use crate::convert::shards::Shards;
 use crate::convert::source_tensor::SourceTensor;
 use crate::dedup::source::{self, Trust};
 use crate::dtype::DType;
-use crate::error::{Context, Error, Result};
+use crate::error::{Cause, Context, Error, Result};
 use crate::files;
 use crate::iebin::reader::{check_entries, read_description};
 use crate::iebin::rebuild::Rebuild;
@@ -32,10 +32,10 @@ pub struct Container {
     pub files: Vec<(PathBuf, u64)>,
     /// Tensors in file order.
     pub tensors: Vec<StoredTensor>,
-    /// Dimensions of the model, if this program can run it.
+    /// Dimensions of the model, if its configuration is understood.
     pub model: Option<ModelConfig>,
-    /// Reason why this program cannot run the model, if it cannot.
-    pub not_supported: Option<String>,
+    /// Whether a checkpoint runs, and what else it holds.
+    pub assessment: Option<Assessment>,
     /// Description of a pack, without its tensor list.
     pub pack: Option<Description>,
 }
@@ -183,20 +183,17 @@ impl Container {
     /// Opens a directory of weight files; its configuration, if there is one, may be of any architecture.
     fn checkpoint(dir: &Path) -> Result<Container> {
         let mut container = Container { kind: "Hugging Face checkpoint", ..Container::default() };
-        let shards = Shards::open(dir)?;
-        container.add(shards.files(), shards.tensors().cloned().collect())?;
-        let config_path = dir.join("config.json");
-        if !files::is_file(&config_path)? {
-            return Ok(container);
+        let shards = match Shards::open(dir) {
+            Err(e) if !matches!(e.cause(), Cause::Unsupported(_)) => return Err(e),
+            shards => shards,
+        };
+        if let Ok(shards) = &shards {
+            container.add(shards.files(), shards.tensors().cloned().collect())?;
         }
-        let config = read_object(&config_path)?;
-        let class = config.get("architectures").and_then(|classes| classes[0].as_str());
-        container.architecture = class.map(String::from);
-        let fields = Fields::new(&config);
-        match Arch::of(&fields).and_then(|arch| arch.model_config(&fields, None)) {
-            Ok(model) => container.model = Some(model),
-            Err(e) => container.not_supported = Some(e.to_string()),
-        }
+        let mut assessment = Assessment::of(dir, shards.as_ref())?;
+        container.architecture = assessment.architecture.take();
+        container.model = assessment.model.take();
+        container.assessment = Some(assessment);
         Ok(container)
     }
 

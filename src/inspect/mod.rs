@@ -11,8 +11,10 @@ mod manifest;
 mod measurement;
 mod stats;
 
+use crate::convert::LeftOutPart;
+use crate::convert::assess::{Assessment, Obstacle, Quantization};
 use crate::convert::gguf::Gguf;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, printable};
 use crate::manifest::Manifest;
 use crate::model_config::{Mlp, ModelConfig, RopeScaling};
 use crate::report::quality::{quality_lines, short_hash};
@@ -196,7 +198,7 @@ fn shape(dimensions: &[usize]) -> String {
 fn summary(options: &Options, container: &Container, totals: &Totals<Role>) -> String {
     let mut text = format!("{}: {}\n", options.path.display(), container.kind);
     let mut line = |key: &str, value: String| {
-        let _ = writeln!(text, "  {key:<14}{value}");
+        let _ = writeln!(text, "  {key:<14}{}", printable(&value, LONGEST_LINE));
     };
     if let Some(architecture) = &container.architecture {
         line("architecture", architecture.clone());
@@ -205,8 +207,8 @@ fn summary(options: &Options, container: &Container, totals: &Totals<Role>) -> S
         line("model", describe_model(model));
         line("positions", describe_positions(model));
     }
-    if let Some(why) = &container.not_supported {
-        line("model", why.clone());
+    for (key, value) in container.assessment.iter().flat_map(assessment_lines) {
+        line(key, value);
     }
     if let Some(maker) = container.pack.as_ref().and_then(|p| p.created_by.as_ref()) {
         line("made by", maker.clone());
@@ -229,6 +231,34 @@ fn summary(options: &Options, container: &Container, totals: &Totals<Role>) -> S
     }
     line("parameters", format!("{} at {:.3} bits", human_count(totals.all.parameters), totals.all.bits_per_weight()));
     text
+}
+
+/// Longest value of a line in bytes; many come from untrusted files.
+const LONGEST_LINE: usize = 1000;
+
+/// Returns lines that say whether a checkpoint runs, and what it holds besides the language model.
+fn assessment_lines(assessment: &Assessment) -> Vec<(&'static str, String)> {
+    let mut lines = vec![("runs", if assessment.runs { "yes" } else { "no" }.to_string())];
+    for Obstacle { file, field, message, help } in &assessment.obstacles {
+        let name = file.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
+        let place = [name.as_ref(), field.as_ref()].into_iter().flatten();
+        let words: Vec<&str> = place.map(String::as_str).chain([message.as_str()]).collect();
+        lines.push(("because", words.join(": ")));
+        lines.push(("what to do", help.clone()));
+    }
+    if let Some(Quantization { method, settings }) = &assessment.quantization {
+        let given = settings.iter().map(|(key, value)| match value.as_str() {
+            Some(text) => format!("{key} {text}"),
+            None => format!("{key} {value}"),
+        });
+        let given = given.collect::<Vec<_>>().join(", ");
+        lines.push(("quantization", if given.is_empty() { method.clone() } else { format!("{method} ({given})") }));
+    }
+    let part = |LeftOutPart { part, kind, tensors, bytes }: &LeftOutPart| {
+        ("not used", format!("{part}: {}, {tensors} tensors, {}", kind.words(), human_bytes(*bytes)))
+    };
+    lines.extend(assessment.left_out.iter().map(part));
+    lines
 }
 
 fn describe_model(model: &ModelConfig) -> String {
@@ -327,6 +357,11 @@ fn as_json(options: &Options, container: &Container, totals: &Totals<Role>, list
         "roles": roles,
         "machine": machine(),
     });
+    if let Some(assessment) = &container.assessment
+        && let Ok(Value::Object(fields)) = serde_json::to_value(assessment)
+    {
+        object.as_object_mut().into_iter().for_each(|object| object.extend(fields.clone()));
+    }
     if let Some(stats) = listed {
         let tensors = container.tensors.iter().zip(stats).map(|(tensor, stats)| {
             let mut entry = json!({

@@ -100,8 +100,8 @@ fn duplicate_names_are_refused() {
 #[test]
 fn an_unknown_dtype_is_refused() {
     let dir = copy_of("llama-gqa");
-    edit_header(&dir.path().join(FIRST), |header| header.replacen("\"BF16\"", "\"F8_E4M3\"", 1));
-    refused(&dir, &[FIRST, "lm_head.weight", "found dtype `F8_E4M3`"]);
+    edit_header(&dir.path().join(FIRST), |header| header.replacen("\"BF16\"", "\"F4\"", 1));
+    refused(&dir, &[FIRST, "lm_head.weight", "found dtype `F4`"]);
 }
 
 #[test]

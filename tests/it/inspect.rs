@@ -1,6 +1,7 @@
 //! Tests the output of `inspect` and `tensor-map` for packs, checkpoints, weight files and manifests.
 
-use crate::common::{fixture, iec};
+use crate::checkpoint::{copy_of, edit_header, edit_json, edited};
+use crate::common::{FAMILIES, FIXTURES, fixture, iec};
 use iec::dtype::{DType, encode_floats};
 use iec::iebin::writer::{DescriptionParts, Layout, PlannedTensor, commit};
 use iec::iebin::{BIN_NAME, JSON_NAME, Store};
@@ -8,7 +9,7 @@ use iec::output::AtomicFile;
 use iec::quant::Quantizer;
 use iec::quant_spec::{Method, TensorQuant};
 use iec::scheme::QuantSpec;
-use serde_json::Value;
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
@@ -50,7 +51,7 @@ fn small_pack(dir: &Path) {
     std::fs::remove_dir(&work).unwrap();
 }
 
-fn json(args: &[&str], path: &Path) -> Value {
+fn described(args: &[&str], path: &Path) -> Value {
     let output = iec().args(args).arg(path).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
@@ -62,7 +63,7 @@ fn read_json(path: &Path) -> Value {
 
 #[test]
 fn inspect_adds_up_a_checkpoint_by_part_of_the_model() {
-    let report = json(&["inspect", "--json"], &fixture("gptoss-mxfp4"));
+    let report = described(&["inspect", "--json"], &fixture("gptoss-mxfp4"));
     assert_eq!(report["architecture"], "GptOssForCausalLM");
     assert_eq!(report["kind"], "Hugging Face checkpoint");
     let index = read_json(&fixture("gptoss-mxfp4").join("model.safetensors.index.json"));
@@ -86,8 +87,108 @@ fn inspect_prints_a_table_that_a_person_can_read() {
 }
 
 #[test]
+fn every_checkpoint_of_the_repository_runs_and_its_other_parts_are_named() {
+    for name in FIXTURES.iter().chain(&FAMILIES) {
+        let report = described(&["inspect", "--json"], &fixture(name));
+        assert_eq!((&report["runs"], &report["obstacles"]), (&json!(true), &json!([])), "{name}");
+        assert!(report["model"]["n_layers"].as_u64().is_some(), "{name}");
+        let parts = |kind: &str| {
+            let listed = report["left_out"].as_array().unwrap().iter();
+            listed.filter(|part| part["kind"] == kind && part["tensors"].as_u64() > Some(0)).count()
+        };
+        let wrapper = fixture(name).join("config.json");
+        assert_eq!(parts("tower") > 0, read_json(&wrapper)["vision_config"].is_object(), "{name}");
+        assert_eq!(parts("prediction"), usize::from(["deepseek3", "minimaxm2"].contains(name)), "{name}");
+        assert_eq!(parts("unread") > 0, *name == "gemma4-e", "{name}");
+        let is_quantized = name.starts_with("gptoss-mxfp4") || name.starts_with("gptoss-trained");
+        assert_eq!(report["quantization"]["method"] == "mxfp4", is_quantized, "{name}");
+    }
+}
+
+#[test]
+fn what_stands_in_the_way_of_a_checkpoint_is_named_with_its_file_and_value() {
+    struct Case {
+        base: &'static str,
+        fields: Value,
+        obstacles: &'static [(&'static str, &'static str)],
+    }
+    let case = |base, fields, obstacles| Case { base, fields, obstacles };
+    let awq = json!({"quant_method": "awq", "bits": 4, "group_size": 128, "ignore": ["lm_head"]});
+    for Case { base, fields, obstacles } in [
+        case("llama-gqa", json!({"architectures": ["MambaForCausalLM"]}), &[("architectures", "Mamba")]),
+        case("llama-gqa", json!({"architectures": null, "model_type": "rwkv"}), &[("model_type", "rwkv")]),
+        case("llama-gqa", json!({"attn_logit_softcapping": 30.0}), &[("attn_logit_softcapping", "30.0")]),
+        case("llama-gqa", json!({"quantization_config": awq}), &[("quantization_config.quant_method", "awq")]),
+        case(
+            "llama-gqa",
+            json!({"quantization_config": awq, "hidden_act": "relu"}),
+            &[("quantization_config.quant_method", "awq"), ("hidden_act", "relu")],
+        ),
+        case("llama-gqa", json!({"num_hidden_layers": 4}), &[("model.layers.3.input_layernorm.weight", "missing")]),
+        case("llama-gqa", json!({"num_hidden_layers": 2}), &[("model.layers.2", "unexpected")]),
+        case("llama-gqa", json!({"vocab_size": 511}), &[("model.embed_tokens.weight", "[512, 96]")]),
+        case("llama-gqa", json!({"text_config": 7}), &[("text_config", "7")]),
+        case("qwen3vlmoe", json!({"text_config": {"model_type": "x\u{1b}[2J"}}), &[("text_config.model_type", "x")]),
+    ] {
+        let dir = copy_of(base);
+        let config = dir.path().join("config.json");
+        edit_json(&config, |config| {
+            fields.as_object().unwrap().iter().for_each(|(key, value)| config[key] = value.clone());
+        });
+        let report = described(&["inspect", "--json"], dir.path());
+        assert_eq!(report["runs"], false, "{fields}");
+        let found = report["obstacles"].as_array().unwrap();
+        assert_eq!(found.len(), obstacles.len(), "{fields}: {found:?}");
+        for (found, (field, value)) in found.iter().zip(obstacles) {
+            assert!(found["field"].as_str().unwrap().starts_with(field), "{fields}: {found}");
+            assert!(found["message"].as_str().unwrap().contains(value), "{fields}: {found}");
+            assert!(found["file"].as_str().unwrap().contains(dir.path().to_str().unwrap()), "{fields}: {found}");
+            assert!(!found["help"].as_str().unwrap().is_empty(), "{fields}: {found}");
+        }
+        if fields.get("quantization_config").is_some() {
+            let expected = json!({"method": "awq", "settings": {"bits": 4, "group_size": 128}});
+            assert_eq!((&report["quantization"], report["model"].is_null()), (&expected, obstacles.len() > 1));
+        }
+        let text = iec().arg("inspect").arg(dir.path()).output().unwrap();
+        let text = String::from_utf8(text.stdout).unwrap();
+        assert!(text.contains("  runs          no\n") && text.contains("  because       "), "{text}");
+        assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{text}");
+        assert!(text.contains("  total "), "{text}");
+    }
+}
+
+#[test]
+fn weights_and_tokenizers_that_stand_in_the_way_are_named_too() {
+    let obstacle = |dir: &Path| {
+        let report = described(&["inspect", "--json"], dir);
+        assert_eq!((&report["runs"], report["obstacles"].as_array().unwrap().len()), (&json!(false), 1), "{report}");
+        report["obstacles"][0].clone()
+    };
+    let dir = copy_of("llama-gqa");
+    std::fs::remove_file(dir.path().join("tokenizer.json")).unwrap();
+    assert!(obstacle(dir.path())["help"].as_str().unwrap().contains("--tokenizer"));
+    std::fs::write(dir.path().join("tokenizer.json"), "{").unwrap();
+    assert!(obstacle(dir.path())["file"].as_str().unwrap().ends_with("tokenizer.json"));
+    std::fs::remove_file(dir.path().join("config.json")).unwrap();
+    assert!(obstacle(dir.path())["file"].as_str().unwrap().ends_with("config.json"));
+
+    // Matrices of 8-bit floats are listed; types that are unknown are named.
+    let dir = edited("llama-gqa", |tensors| {
+        let tensor = tensors.get_mut("model.layers.0.mlp.up_proj.weight").unwrap();
+        tensor.dtype = safetensors::Dtype::F8_E4M3;
+        tensor.bytes.truncate(tensor.bytes.len() / 2);
+    });
+    let found = obstacle(dir.path());
+    assert_eq!(found["field"], "model.layers.0.mlp.up_proj.weight");
+    let report = described(&["inspect", "--json", "--tensors"], dir.path());
+    assert!(report["tensors"].as_array().unwrap().iter().any(|tensor| tensor["dtype"] == "F8_E4M3"));
+    edit_header(&dir.path().join("model.safetensors"), |header| header.replace("F8_E4M3", "F6_E2M3"));
+    assert!(obstacle(dir.path())["message"].as_str().unwrap().contains("F6_E2M3"));
+}
+
+#[test]
 fn inspect_lists_the_tensors_of_one_weight_file() {
-    let report = json(&["inspect", "--json", "--tensors"], &fixture("stories260k").join("model.safetensors"));
+    let report = described(&["inspect", "--json", "--tensors"], &fixture("stories260k").join("model.safetensors"));
     let tensors = report["tensors"].as_array().unwrap();
     assert_eq!(tensors[0]["name"], "model.embed_tokens.weight");
     assert_eq!(tensors[0]["shape"], serde_json::json!([512, 64]));
@@ -98,7 +199,7 @@ fn inspect_lists_the_tensors_of_one_weight_file() {
 fn inspect_measures_plain_and_quantized_weights_of_a_pack() {
     let dir = tempfile::tempdir().unwrap();
     small_pack(dir.path());
-    let report = json(&["inspect", "--json", "--stats"], dir.path());
+    let report = described(&["inspect", "--json", "--stats"], dir.path());
     let plain = &report["tensors"][0]["stats"];
     assert_eq!((&plain["min"], &plain["max"]), (&(-2.0).into(), &4.0.into()));
     assert_eq!((&plain["zeros"], &plain["nan"]), (&1.into(), &1.into()));
@@ -144,7 +245,7 @@ fn inspect_refuses_what_holds_no_weights() {
 fn tensor_map_gives_the_range_of_every_tensor_and_the_hash_of_the_binary() {
     let dir = tempfile::tempdir().unwrap();
     small_pack(dir.path());
-    let summary = json(&["tensor-map", "-q", "--strict", "--json", "--model-dir"], dir.path());
+    let summary = described(&["tensor-map", "-q", "--strict", "--json", "--model-dir"], dir.path());
     let map = read_json(&dir.path().join("tensor_map.json"));
     let bin = std::fs::read(dir.path().join(BIN_NAME)).unwrap();
     assert_eq!(map["format"], "tensor_map_v1");
