@@ -388,7 +388,9 @@ pub fn check(config: &ModelConfig, rows: usize) -> Result<()> {
             Mlp::Moe { experts, top_k, .. } if experts > EXPERTS || top_k > TOP_K || rows * top_k > PAIRS => {
                 return refuse(format!("found {top_k} of {experts} experts, expected at most {TOP_K} of {EXPERTS}"));
             }
-            Mlp::Moe { intermediate, .. } => 2 * intermediate,
+            Mlp::Moe { intermediate, shared, .. } => {
+                (2 * intermediate).max(shared.map_or(0, |shared| shared.intermediate))
+            }
         };
         if width > 16 * TICKETS {
             return refuse(format!("found {width} rows of gate and up, expected at most {}", 16 * TICKETS));
@@ -419,14 +421,18 @@ mod tests {
             .unwrap();
             check(&model, 8).err().map(|error| (error.cause().exit_code(), error.to_string()))
         };
-        let moe = |experts: usize, groups: usize| {
+        let moe = |experts: usize, groups: usize, shared: usize| {
             serde_json::json!({
                 "kind": "moe", "experts": experts, "top_k": 2, "intermediate": 8, "activation": {"name": "silu"},
-                "selection": {"groups": {"count": groups, "chosen": 2, "best": 1}},
+                "selection": {"groups": {"count": groups, "chosen": 2, "best": 1}}, "shared": {"intermediate": shared},
             })
         };
-        assert_eq!(refused(moe(64, 32)), None);
-        for (mlp, found) in [(moe(66, 33), "`mlp.selection.groups`: found 33"), (moe(1056, 32), "2 of 1056 experts")] {
+        assert_eq!(refused(moe(64, 32, 8)), None);
+        for (mlp, found) in [
+            (moe(66, 33, 8), "`mlp.selection.groups`: found 33"),
+            (moe(1056, 32, 8), "2 of 1056 experts"),
+            (moe(64, 32, 16 * TICKETS + 1), "1048577 rows of gate and up"),
+        ] {
             let (code, message) = refused(mlp).unwrap();
             assert!(code == 5 && message.contains(found), "{message}");
         }
