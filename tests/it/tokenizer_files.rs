@@ -117,7 +117,8 @@ fn a_checkpoint_without_tokenizer_json_is_run_from_its_directory() {
         let checkpoint = checkpoint(&files);
         let golden: Value = serde_json::from_slice(&files["golden.json"]).unwrap();
         let cases = golden["tokenization"].as_array().unwrap();
-        let cases: Vec<&Value> = cases.iter().filter(|case| !ids(&case["ids"]).is_empty()).collect();
+        let fits = |case: &&Value| (1..=200).contains(&ids(&case["ids"]).len());
+        let cases: Vec<&Value> = cases.iter().filter(fits).collect();
         let place = tempfile::tempdir().unwrap();
         let (prompts, trace) = (place.path().join("prompts.json"), place.path().join("trace.jsonl"));
         std::fs::write(&prompts, json!(cases.iter().map(|case| &case["text"]).collect::<Vec<_>>()).to_string())

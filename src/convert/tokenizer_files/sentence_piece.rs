@@ -186,7 +186,8 @@ fn normalizer(model: &SentencePieceModel<'_>, prefix: Prefix) -> Value {
         steps.push(json!({"type": "Precompiled", "precompiled_charsmap": map}));
     }
     if model.normalizer.remove_extra_whitespaces {
-        steps.push(replace(json!({"Regex": "^ +|[ ▁]+$"}), ""));
+        // `^` and `$` are the ends of lines in the regular expressions of other programs.
+        steps.push(replace(json!({"Regex": r"\A +|[ ▁]+\z"}), ""));
         steps.push(replace(json!({"Regex": " {2,}"}), " "));
     }
     if prefix == Prefix::EachPart {
