@@ -445,7 +445,7 @@ impl Engine {
 
     /// Returns the bytes of weights read to compute one token of one sequence; of experts only the chosen ones.
     pub fn weight_bytes_per_token(&self) -> u64 {
-        self.model.weights.bytes_per_token()
+        self.model.weights.bytes_per_token(self.model.precision.arithmetic())
     }
 
     /// Returns counters of rebuilt weights; `None` if the pack has its `model.ie.bin`, so that nothing is rebuilt.

@@ -36,6 +36,7 @@ pub mod needs;
 pub mod observe;
 pub mod open;
 pub mod ops;
+pub mod per_head;
 pub mod precision;
 pub mod prefix;
 mod prefix_store;

@@ -14,8 +14,8 @@ pub(super) fn panel_words(sum_type: SumType, stride: usize) -> usize {
     PAGE / pair(sum_type) * (stride / LANES) * (sum_type.vector_bytes() / size_of::<u32>())
 }
 
-/// Writes the values of the first `positions` positions (whole lanes) to `room` and returns them. Keys and values are in
-/// the form of [`crate::runtime::kv::panel`].
+/// Writes the values of the first `positions` positions, a number of whole lanes, to `room` and returns them. Keys and
+/// values are in the form of [`crate::runtime::kv::panel`].
 #[inline(always)]
 pub(super) fn values_of_keys<'a>(
     sum_type: SumType,

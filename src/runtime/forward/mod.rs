@@ -17,8 +17,9 @@ use super::kv::{KvCache, KvLayout, PagePool};
 use super::layer::{Attention, AttentionShape, BlockInput, Layer, Operation};
 use super::observe::see;
 use super::ops::{Scale, SigmoidGate, SoftCap};
+use super::per_head::PerHead;
 use super::profile::Stage;
-use super::weights::{Held, Host, Linear, PerHead, Weight, Weights};
+use super::weights::{Held, Host, Linear, Weight, Weights};
 use crate::calibration::Part;
 use crate::error::{Error, Result};
 use crate::interrupt;
@@ -83,7 +84,7 @@ struct Scratch {
     output_gate: Vec<f32>,
     /// Vectors of queries, in models with latent attention.
     q_latent: Vec<f32>,
-    /// These vectors after their norm.
+    /// Vectors of queries after their norm.
     latent: Acts,
     /// Inputs and results of the matrices of heads: `(n_heads, n, width)`.
     per_head: Acts,

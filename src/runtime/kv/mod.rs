@@ -102,8 +102,8 @@ impl KvCache {
     }
 
     /// Stores keys, `(positions, heads.count * heads.key)`, and values, `(positions, heads.count * heads.value)` or
-    /// none if they are the first numbers of the keys, of consecutive positions in one layer. The cache must have grown to include these positions, and no clone may have
-    /// been made since.
+    /// none if they are the first numbers of the keys, of consecutive positions in one layer. The cache must have grown
+    /// to include these positions, and no clone may have been made since.
     ///
     /// # Panics
     /// A page has another owner.
@@ -196,8 +196,8 @@ impl Write<'_> {
     }
 }
 
-/// Returns the values of a head as [`Element::store`] takes them: rotated by the matrix of this order for types that are
-/// stored so, and divided by their scales for types with scales. The scale of block `i` is written to
+/// Returns the values of a head as [`Element::store`] takes them: rotated by the matrix of this order for types that
+/// are stored so, and divided by their scales for types with scales. The scale of block `i` is written to
 /// `scales[i * PAGE]`.
 #[inline(always)]
 fn prepared<'a, T: Element>(

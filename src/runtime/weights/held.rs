@@ -1,8 +1,7 @@
 //! Bytes of memory that bound weights take, computed from the description of a pack without reading weights.
 
-use super::PerHead;
 use super::bind::EMBEDDING;
-use super::shape::Shape;
+use super::shape::{Shape, per_head_bytes};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::iebin::{IebinReader, stored_bytes};
@@ -10,7 +9,7 @@ use crate::model_config::ModelConfig;
 use crate::role::Role;
 use crate::runtime::cpu::{Arithmetic, MatrixStore};
 
-/// End of the names of the matrices that [`PerHead`] divides.
+/// End of the names of the matrices that are divided into those of heads.
 const KV_B: &str = ".self_attn.kv_b_proj.weight";
 
 /// Bytes of the weights of a model in memory.
@@ -24,8 +23,8 @@ pub struct HeldBytes {
 }
 
 impl HeldBytes {
-    /// Computes the bytes that [`super::Weights::bind`] maps and allocates with the same arguments, and [`PerHead::new`]
-    /// allocates. All weights of a deduplicated pack count as rebuilt.
+    /// Computes the bytes that [`super::Weights::bind`] maps and allocates with the same arguments, and those of the
+    /// matrices of heads. All weights of a deduplicated pack count as rebuilt.
     ///
     /// # Errors
     /// The shape of a tensor is not valid.
@@ -44,7 +43,7 @@ impl HeldBytes {
             let multiplies = config.tied_embeddings || entry.name != EMBEDDING;
             let shape = Shape::new(entry.store, rows, cols, convert, multiplies)?;
             if let Some(latent) = config.attention.latent.filter(|_| entry.name.ends_with(KV_B)) {
-                let divided = PerHead::bytes(&shape.store, config.n_heads, &latent, arithmetic)?;
+                let divided = per_head_bytes(&shape.store, config.n_heads, &latent, arithmetic)?;
                 bytes.owned = bytes.owned.saturating_add(divided);
                 if reader.rebuilt().is_none() {
                     continue;

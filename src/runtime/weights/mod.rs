@@ -7,13 +7,11 @@
 
 mod bind;
 mod held;
-mod per_head;
 mod shape;
 mod widen;
 
 pub use held::HeldBytes;
-pub use per_head::PerHead;
-pub(super) use shape::Shape;
+pub(super) use shape::{Shape, narrow, per_head_bytes, transposed_dtype};
 
 use super::adapters::Target;
 use super::cache::{Cache, too_small};
@@ -252,7 +250,7 @@ impl Operation<Host> {
     }
 
     /// Returns the bytes read to compute one token; of experts only the chosen ones.
-    fn bytes_per_token(&self) -> usize {
+    fn bytes_per_token(&self, arithmetic: Arithmetic) -> usize {
         let all = |linears: &[&Linear]| linears.iter().map(|linear| linear.nbytes()).sum::<usize>();
         match self {
             Operation::Attention(op) => {
@@ -261,7 +259,10 @@ impl Operation<Host> {
             }
             Operation::Latent(op) => {
                 let norms = op.q_a.iter().map(|(_, norm)| norm).chain([&op.kv_norm]);
-                all(&self.linears()) + norms.map(|values| size_of_val(values.as_slice())).sum::<usize>()
+                let heads = per_head_bytes(&op.kv_b.matrix.store(), op.shape.n_heads, &op.latent, arithmetic);
+                all(&self.linears()) - op.kv_b.nbytes()
+                    + heads.unwrap_or(0) as usize
+                    + norms.map(|values| size_of_val(values.as_slice())).sum::<usize>()
             }
             Operation::Mlp(_) | Operation::Input(_) => all(&self.linears()),
             Operation::Moe(op) => {
@@ -360,11 +361,11 @@ impl Weights {
     }
 
     /// Returns the bytes of weights read to compute one token: every matrix once, of experts only the chosen ones.
-    pub fn bytes_per_token(&self) -> u64 {
+    pub fn bytes_per_token(&self, arithmetic: Arithmetic) -> u64 {
         let blocks = self.layers.iter().flat_map(|layer| &layer.blocks);
         let block = |block: &Block<Host>| {
             let norms = [block.input.norm(), block.post_norm.as_ref()].into_iter().flatten();
-            norms.map(|norm| size_of_val(norm.as_slice())).sum::<usize>() + block.operation.bytes_per_token()
+            norms.map(|norm| size_of_val(norm.as_slice())).sum::<usize>() + block.operation.bytes_per_token(arithmetic)
         };
         let embedding_row = self.embedding.nbytes() / self.embedding.rows();
         let ends = embedding_row + size_of_val(self.final_norm.as_slice()) + self.lm_head.nbytes();

@@ -4,9 +4,10 @@
 use super::widen::{held_as, widen};
 use crate::dtype::{DType, decode_floats};
 use crate::error::{Error, Result};
-use crate::iebin::Store;
+use crate::iebin::{Store, stored_bytes};
 use crate::mapped::Bytes;
-use crate::runtime::cpu::{Matrix, MatrixStore};
+use crate::model_config::Latent;
+use crate::runtime::cpu::{Arithmetic, Matrix, MatrixStore};
 use crate::scheme::{QuantSpec, TileLayout};
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -86,11 +87,43 @@ impl Shape {
     }
 }
 
+/// Returns the float type of transposed matrices of heads. It has at least the precision of the codes and of the
+/// activations that they are multiplied by.
+pub(in crate::runtime) fn transposed_dtype(store: &MatrixStore, arithmetic: Arithmetic) -> DType {
+    match (store, arithmetic) {
+        (MatrixStore::Plain(dtype), _) => *dtype,
+        (MatrixStore::Tiled(_), Arithmetic::Float) => DType::F32,
+        (MatrixStore::Tiled(_), Arithmetic::Bf16) => DType::BF16,
+        (MatrixStore::Tiled(_), Arithmetic::Int16 | Arithmetic::Int8) => DType::F16,
+    }
+}
+
+/// Returns the bytes of all [`PerHead`](crate::runtime::per_head::PerHead) matrices of a layer whose matrix `kv_b` is
+/// stored in this form.
+///
+/// # Errors
+/// A size overflows.
+pub(in crate::runtime) fn per_head_bytes(
+    kv_b: &MatrixStore,
+    heads: usize,
+    latent: &Latent,
+    arithmetic: Arithmetic,
+) -> Result<u64> {
+    let Latent { kv_rank, nope, value, .. } = *latent;
+    let floats = |dtype, rows| stored_bytes(Store::Plain(dtype), &[rows, kv_rank]);
+    let keys = floats(transposed_dtype(kv_b, arithmetic), nope)?;
+    let values = match kv_b {
+        MatrixStore::Plain(dtype) => floats(*dtype, value)?,
+        MatrixStore::Tiled(layout) => TileLayout::new(layout.spec, value, kv_rank)?.nbytes(),
+    };
+    Ok(((keys + values) as u64).saturating_mul(heads as u64))
+}
+
 /// Number of elements converted by one task.
 const CONVERT_CHUNK: usize = 1 << 16;
 
 /// Rounds float elements to another float type, in parallel. Returns an error if a finite number does not stay finite.
-pub(super) fn narrow(from: DType, bytes: &[u8], to: DType) -> Result<Bytes> {
+pub(in crate::runtime) fn narrow(from: DType, bytes: &[u8], to: DType) -> Result<Bytes> {
     if !from.is_float() {
         return Err(Error::unsupported(format!("found {from} elements, expected floats")));
     }

@@ -6,14 +6,12 @@
 //! transposed: the elements, each a code times its scale in f32, are rounded to the float type that products of the
 //! precision read ([`transposed_dtype`]). Floats stay as they are, and the part of the values keeps its bytes.
 
-use super::shape::narrow;
-use super::{Weight, read_row};
+use super::cpu::{Arithmetic, Form, Matrix, MatrixStore};
+use super::weights::{Weight, narrow, read_row, transposed_dtype};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::iebin::stored_bytes;
 use crate::mapped::Bytes;
 use crate::model_config::Latent;
-use crate::runtime::cpu::{Arithmetic, Form, Matrix, MatrixStore};
 use crate::scheme::{TILE_ROWS, TileLayout};
 use rayon::prelude::*;
 use std::ops::Range;
@@ -47,35 +45,9 @@ impl PerHead {
         Ok(PerHead { keys, values })
     }
 
-    /// Returns the bytes of all matrices of a layer whose matrix `kv_b` is stored in this form.
-    ///
-    /// # Errors
-    /// A size overflows.
-    pub fn bytes(kv_b: &MatrixStore, heads: usize, latent: &Latent, arithmetic: Arithmetic) -> Result<u64> {
-        let Latent { kv_rank, nope, value, .. } = *latent;
-        let floats = |dtype, rows| stored_bytes(crate::iebin::Store::Plain(dtype), &[rows, kv_rank]);
-        let keys = floats(transposed_dtype(kv_b, arithmetic), nope)?;
-        let values = match kv_b {
-            MatrixStore::Plain(dtype) => floats(*dtype, value)?,
-            MatrixStore::Tiled(layout) => TileLayout::new(layout.spec, value, kv_rank)?.nbytes(),
-        };
-        Ok(((keys + values) as u64).saturating_mul(heads as u64))
-    }
-
     /// Returns the forms of activations that products with these matrices read.
     pub fn forms(&self, arithmetic: Arithmetic) -> impl Iterator<Item = Form> {
         [&self.keys, &self.values].into_iter().flatten().map(move |weight| weight.store().form(arithmetic))
-    }
-}
-
-/// Returns the float type of the transposed matrices. It has at least the precision of the codes and of the activations
-/// that they are multiplied by.
-fn transposed_dtype(kv_b: &MatrixStore, arithmetic: Arithmetic) -> DType {
-    match (kv_b, arithmetic) {
-        (MatrixStore::Plain(dtype), _) => *dtype,
-        (MatrixStore::Tiled(_), Arithmetic::Float) => DType::F32,
-        (MatrixStore::Tiled(_), Arithmetic::Bf16) => DType::BF16,
-        (MatrixStore::Tiled(_), Arithmetic::Int16 | Arithmetic::Int8) => DType::F16,
     }
 }
 
@@ -129,6 +101,7 @@ mod tests {
     use crate::quant::block::CodedRow;
     use crate::quant::block::tile::put_row;
     use crate::rng::Rng;
+    use crate::runtime::weights::per_head_bytes;
     use crate::scheme::{Granularity, QuantSpec, Scheme};
     use half::{bf16, f16};
 
@@ -179,7 +152,7 @@ mod tests {
     fn check(matrix: &Matrix, arithmetic: Arithmetic, round: fn(f32) -> f32) {
         let heads = PerHead::new(&Weight::Here(matrix.clone()), &LATENT, arithmetic).unwrap();
         let bytes: usize = heads.keys.iter().chain(&heads.values).map(Weight::nbytes).sum();
-        let planned = PerHead::bytes(&matrix.store, HEADS, &LATENT, arithmetic).unwrap();
+        let planned = per_head_bytes(&matrix.store, HEADS, &LATENT, arithmetic).unwrap();
         assert_eq!((heads.keys.len(), bytes as u64), (HEADS, planned), "{:?}", matrix.store);
         for head in 0..HEADS {
             let first = head * (LATENT.nope + LATENT.value);
