@@ -149,8 +149,11 @@ fn adapters_that_nothing_would_compute_are_refused() {
 }
 
 /// Ends of the names of tensors that the engine changes by adapters.
-const CHANGED: [&str; 14] = [
+const CHANGED: [&str; 17] = [
     "self_attn.q_proj.weight",
+    "self_attn.q_a_proj.weight",
+    "self_attn.q_b_proj.weight",
+    "self_attn.kv_a_proj_with_mqa.weight",
     "self_attn.k_proj.weight",
     "self_attn.v_proj.weight",
     "self_attn.o_proj.weight",
@@ -217,4 +220,15 @@ fn engine_and_reference_agree_with_adapters_of_the_further_families() {
         }
     }
     assert!(failures.is_empty(), "{failures:#?}");
+}
+
+#[test]
+fn a_change_of_the_matrix_of_keys_and_values_of_latent_attention_is_refused() {
+    let mut changes = BTreeMap::new();
+    changes.insert("model.layers.0.self_attn.kv_b_proj.weight".to_string(), vec![Change::default()]);
+    let pack = packed("deepseek3");
+    let engine = Engine::open(&IebinReader::open(pack.path()).unwrap(), &EngineOptions::default()).unwrap();
+    let error = engine.adapter_binder().bind(&Adapter { hash: String::new(), changes }).unwrap_err();
+    assert!(error.to_string().contains("found a change of the matrix of keys and values"), "{error}");
+    assert!(error.help_text().is_some_and(|help| help.contains("train the adapter without kv_b_proj")), "{error}");
 }

@@ -92,6 +92,13 @@ impl Bound {
             let change = bind_change(first, &linear.matrix, linear.bias.as_deref(), base)?;
             return Ok(Bound::Matrix(layer, *target, change));
         }
+        if part == "self_attn.kv_b_proj.weight" {
+            let found = "found a change of the matrix of keys and values, of which latent attention computes none";
+            return Err(Error::unsupported(found).help(
+                "train the adapter without kv_b_proj, or merge it into a checkpoint: `iec unpack PACK --lora ADAPTER \
+                 --out-dir DIR`",
+            ));
+        }
         let matrix = match part {
             "mlp.experts.gate_up_proj" => 0,
             "mlp.experts.down_proj" => 1,

@@ -47,7 +47,7 @@ pub struct BoundAdapter {
 /// Matrices of a layer that an adapter may change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
-    /// Query projection.
+    /// Query projection, also that of the vectors of queries in latent attention.
     Q,
     /// Key projection.
     K,
@@ -71,11 +71,16 @@ pub enum Target {
     SharedUp,
     /// Down projection of the MLP beside experts.
     SharedDown,
+    /// Projection to the vector of queries in latent attention.
+    QLatent,
+    /// Projection to the vector of keys and values in latent attention.
+    KvLatent,
 }
 
 /// All targets with the ends of their canonical names.
-const TARGETS: [(Target, &str); 12] = [
+const TARGETS: [(Target, &str); 15] = [
     (Target::Q, "self_attn.q_proj.weight"),
+    (Target::Q, "self_attn.q_b_proj.weight"),
     (Target::K, "self_attn.k_proj.weight"),
     (Target::V, "self_attn.v_proj.weight"),
     (Target::O, "self_attn.o_proj.weight"),
@@ -87,6 +92,8 @@ const TARGETS: [(Target, &str); 12] = [
     (Target::SharedGate, "mlp.shared_experts.gate_proj.weight"),
     (Target::SharedUp, "mlp.shared_experts.up_proj.weight"),
     (Target::SharedDown, "mlp.shared_experts.down_proj.weight"),
+    (Target::QLatent, "self_attn.q_a_proj.weight"),
+    (Target::KvLatent, "self_attn.kv_a_proj_with_mqa.weight"),
 ];
 
 /// Changes of a layer.

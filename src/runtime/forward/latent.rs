@@ -31,7 +31,7 @@ impl Model {
         let kv_width = latent.kv_rank + latent.rope;
         s.q.resize(n * n_heads * head_dim, 0.0);
         s.k.resize(n * kv_width, 0.0);
-        let kv = product(&op.kv_a, &s.normed, &mut s.k);
+        let kv = product(&op.kv_a, &s.normed, &mut s.k).changed_by(&s.groups, index, Target::KvLatent);
         match &op.q_a {
             None => {
                 let q = product(&op.q, &s.normed, &mut s.q).changed_by(&s.groups, index, Target::Q);
@@ -39,7 +39,7 @@ impl Model {
             }
             Some((q_a, norm)) => {
                 s.q_latent.resize(n * norm.len(), 0.0);
-                let q_a = product(q_a, &s.normed, &mut s.q_latent);
+                let q_a = product(q_a, &s.normed, &mut s.q_latent).changed_by(&s.groups, index, Target::QLatent);
                 self.multiply(vec![q_a, kv], self.arithmetic)?;
                 self.norm_latent(&s.q_latent, norm, latent.norm_eps, &mut s.latent);
                 let q = product(&op.q, &s.latent, &mut s.q).changed_by(&s.groups, index, Target::Q);

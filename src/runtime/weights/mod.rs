@@ -217,6 +217,8 @@ impl Operation<Host> {
             (Operation::Attention(op), Target::O) => Some(&op.o),
             (Operation::Latent(op), Target::Q) => Some(&op.q),
             (Operation::Latent(op), Target::O) => Some(&op.o),
+            (Operation::Latent(op), Target::QLatent) => op.q_a.as_ref().map(|(matrix, _)| matrix),
+            (Operation::Latent(op), Target::KvLatent) => Some(&op.kv_a),
             (Operation::Mlp(op), Target::Gate) => Some(&op.gate),
             (Operation::Mlp(op), Target::Up) => Some(&op.up),
             (Operation::Mlp(op), Target::Down) => Some(&op.down),
