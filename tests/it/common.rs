@@ -29,7 +29,6 @@ pub const FIXTURES: [&str; 16] = [
 pub const FAMILIES: [&str; 21] = [
     "gemma3-vl",
     "qwen3vl",
-    "qwen3vlmoe",
     "qwen25vl",
     "ministral3",
     "granite",
@@ -38,7 +37,6 @@ pub const FAMILIES: [&str; 21] = [
     "olmo3",
     "cohere2",
     "glm4moe",
-    "minimaxm2",
     "museglimmer",
     "deepseek2",
     "deepseek3",
@@ -48,6 +46,8 @@ pub const FAMILIES: [&str; 21] = [
     "gemma4-moe",
     "gemma4-e",
     "gemma4-unified",
+    "minimaxm2",
+    "qwen3vlmoe",
 ];
 
 /// Returns the path of a checkpoint of the repository: the embedded model or one under tests/fixtures.
