@@ -225,7 +225,7 @@ impl Launches {
 }
 
 fn attend(rig: &mut Rig<'_>, s: &Shape) -> Result<()> {
-    let heads = KvHeads { count: s.kv_heads, key: s.dim, value: s.value_dim, shared: false };
+    let heads = KvHeads { value: s.value_dim, ..KvHeads::new(s.kv_heads, s.dim) };
     let layout = KvLayout::new(s.kind, [heads; LAYERS]);
     let data = data(rig, s);
     let launches = Launches::new(rig, &layout, s.heads, &s.runs, &data.q)?;

@@ -180,7 +180,7 @@ fn by_scores(rig: &mut Rig<'_>) -> Result<()> {
         (64, 6, all, Selection { groups: groups(8, 3, 1), scale: 16.0, ..plain }),
         (160, 6, all, Selection { scale: 0.5, factors: true, ..plain }),
         (128, 8, chosen, Selection { factors: true, ..plain }),
-        (1024, 32, chosen, Selection { bias: true, groups: groups(32, 5, 1), ..plain }),
+        (256, 16, chosen, Selection { bias: true, groups: groups(32, 5, 1), ..plain }),
     ];
     for (experts, top_k, softmax, selection) in cases {
         let bias = normals(&mut rig.rng, experts, 0.5);

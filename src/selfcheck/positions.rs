@@ -180,7 +180,7 @@ fn latent_heads(rig: &mut Rig<'_>, heads: usize, sizes: Latent, kind: KvType, pa
     let case = rig.begin("latent_rope", format!("{heads} heads of {sizes:?}, {pairs:?}, cache of {kind}"))?;
     let Latent { kv_rank, nope, rope, value, .. } = sizes;
     let (n, dim) = (ROWS.len(), nope + rope);
-    let layout = KvLayout::new(kind, [KvHeads { count: heads, key: dim, value, shared: false }; LAYERS]);
+    let layout = KvLayout::new(kind, [KvHeads { value, ..KvHeads::new(heads, dim) }; LAYERS]);
     let pages = Pages::new(rig, &layout, 3, 3)?;
     let q_values = normals(&mut rig.rng, n * heads * dim, 1.0);
     let latent_values = normals(&mut rig.rng, n * (kv_rank + rope), 1.0);
