@@ -21,7 +21,7 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 /// Targets of a layer in the order of their columns in a table.
-const TARGETS: [Target; 12] = [
+const TARGETS: [Target; 14] = [
     Target::Q,
     Target::K,
     Target::V,
@@ -34,6 +34,8 @@ const TARGETS: [Target; 12] = [
     Target::SharedGate,
     Target::SharedUp,
     Target::SharedDown,
+    Target::QLatent,
+    Target::KvLatent,
 ];
 /// Number of columns of a layer: those of all targets, then both matrices of experts.
 const COLUMNS: usize = TARGETS.len() + 2;

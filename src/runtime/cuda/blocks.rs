@@ -191,14 +191,17 @@ impl CudaPart {
             self.ops.norm(&Norm { x_stride, weight, out: Some(out), ..norm })?;
             Ok(out)
         };
-        let q = (&op.q, s.q.view());
+        let (q, kv_a) = ((&op.q, s.q.view()), (&op.kv_a, kv));
         let x = match &op.q_a {
             None => {
-                self.ops.matmuls(&[q, (&op.kv_a, kv)], &s.normed, n)?;
+                self.ops.matmuls(&[q, kv_a], &s.normed, n)?;
+                self.adapt(plan, Place::Target(index, Target::KvLatent), &[kv_a], &s.normed)?;
                 &s.normed
             }
             Some((q_a, weight)) => {
-                self.ops.matmuls(&[(q_a, s.latent.q.view()), (&op.kv_a, kv)], &s.normed, n)?;
+                let both = [(q_a, s.latent.q.view()), kv_a];
+                self.ops.matmuls(&both, &s.normed, n)?;
+                self.adapt(plan, Place::Target(index, Target::QLatent), &both, &s.normed)?;
                 let x = norm(s.latent.q.view(), q_a.matrix.rows(), weight)?;
                 self.ops.matmul(q.0, x, 0, q.1, n)?;
                 x
