@@ -1,10 +1,10 @@
 //! Tests adapters on a simulated GPU: against PEFT, against the CPU, in mixed batches, and when layers are split.
 
-use crate::adapter_reference::random_adapter;
 use crate::adapters::{bound, differences_from_peft, golden, greedy, ids};
 use crate::common::{all_logits, fixture, iec, packed_as};
 use crate::cuda::{on_gpu, simulated};
 use crate::golden::{fp32, open, packed};
+use crate::random_adapter::random_adapter;
 use iec::rng::Rng;
 use iec::runtime::adapters::AdapterSet;
 use iec::runtime::{Engine, EngineOptions, Feed, KvType, Precision, Want};

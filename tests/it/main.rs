@@ -7,6 +7,7 @@ mod common;
 mod cuda;
 mod cuda_adapters;
 mod pty;
+mod random_adapter;
 mod schemas;
 mod torch_file;
 
