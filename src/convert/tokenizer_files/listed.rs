@@ -64,12 +64,11 @@ const CLASSES: &[Row<WordRules>] = &[
 /// A file is damaged, they contradict each other, or the rules of their class are not known.
 pub(super) fn tokenizer_json(vocab: &[u8], merges: &[u8], settings: &Settings) -> Result<Vec<u8>> {
     let class = settings.row("vocab.json and merges.txt", CLASSES)?;
-    let Pairs::<u32>(tokens) = serde_json::from_slice(vocab)
-        .map_err(|e| Error::corrupt(format!("not a vocabulary: {e}")))
-        .tensor("vocab.json")?;
+    let Pairs::<u32>(tokens) =
+        serde_json::from_slice(vocab).map_err(|e| Error::corrupt(format!("not a vocabulary: {e}")))?;
     let mut vocabulary = Vocabulary::default();
     for (text, id) in tokens {
-        vocabulary.insert(id, text).tensor("vocab.json")?;
+        vocabulary.insert(id, text)?;
     }
     let merges = read_merges(merges, &vocabulary).tensor("merges.txt")?;
     vocabulary.add_listed(settings, class.special)?;

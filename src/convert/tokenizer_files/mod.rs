@@ -90,6 +90,7 @@ pub fn make(files: Vec<SourceFile>, model_types: &[&str]) -> Result<Option<MadeT
     let mut used = vec![vocabulary.name, ADDED_TOKENS];
     let bytes = &vocabulary.bytes;
     let json = match vocabulary.name {
+        _ if bytes.is_empty() => Err(Error::corrupt("found an empty file")),
         "tekken.json" => ranked::tekken(bytes, &settings),
         "tokenizer.model" if sentence_piece::is_at(bytes) => sentence_piece::tokenizer_json(bytes, settings),
         "vocab.json" => {

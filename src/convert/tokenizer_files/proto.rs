@@ -83,8 +83,12 @@ impl<'a> SentencePieceModel<'a> {
         let trainer = Trainer { algorithm: Algorithm::Unigram, byte_fallback: false, bos: 1, eos: 2 };
         let normalizer = Normalizer { charsmap: &[], add_dummy_prefix: true, remove_extra_whitespaces: true };
         let mut model = SentencePieceModel { pieces: Vec::new(), trainer, normalizer };
+        let (mut trained, mut normalized) = (false, false);
         for field in Fields::of(bytes) {
-            match field? {
+            let field = field?;
+            trained |= field.0 == 2;
+            normalized |= field.0 == 3;
+            match field {
                 (1, Value::Bytes(piece)) => {
                     if model.pieces.len() == MOST_TOKENS {
                         return Err(Error::unsupported(format!("found more than {MOST_TOKENS} pieces")));
@@ -99,10 +103,15 @@ impl<'a> SentencePieceModel<'a> {
                 _ => {}
             }
         }
-        match model.pieces.len() {
-            0 => Err(Error::corrupt("found no pieces, expected a model file of SentencePiece")),
-            _ => Ok(model),
+        // These follow the pieces, so a file that was cut between two pieces lacks them.
+        for (found, name) in
+            [(!model.pieces.is_empty(), "pieces"), (trained, "trainer_spec"), (normalized, "normalizer_spec")]
+        {
+            if !found {
+                return Err(Error::corrupt(format!("found no {name}, expected a whole model file of SentencePiece")));
+            }
         }
+        Ok(model)
     }
 
     /// Returns `id` if it is that of a control token.

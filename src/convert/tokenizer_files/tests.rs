@@ -120,6 +120,19 @@ fn pieces_are_read_as_they_were_written() {
     }
 }
 
+#[test]
+fn a_model_that_was_cut_between_two_fields_is_refused() {
+    let (mut file, mut piece) = (Vec::new(), Vec::new());
+    field(&mut piece, 1, b"a");
+    for (number, bytes, missing) in [(1, &piece[..], "trainer_spec"), (2, &[], "normalizer_spec")] {
+        field(&mut file, number, bytes);
+        let why = SentencePieceModel::parse(&file).unwrap_err().to_string();
+        assert!(why.contains(&format!("found no {missing}")), "{why}");
+    }
+    field(&mut file, 3, &[]);
+    assert_eq!(SentencePieceModel::parse(&file).unwrap().pieces.len(), 1);
+}
+
 /// Merges like SentencePiece: again and again the pair of neighbours whose concatenation has the highest score.
 fn merged(text: &str, pieces: &[RandomPiece]) -> Vec<u32> {
     let mut symbols: Vec<String> = text.chars().map(String::from).collect();
