@@ -4,7 +4,7 @@
 //! The product of a query with the key `W c` of a vector `c` is that of `W^T q` with `c`, so queries are multiplied by
 //! the transposed matrix and keys are never computed. Codes of quantized matrices lie in blocks along `c` and cannot be
 //! transposed: the elements, each a code times its scale in f32, are rounded to the float type that products of the
-//! precision read ([`transposed_dtype`]). Floats stay as they are, and the part of the values keeps its bytes.
+//! precision read (`transposed_dtype`). Floats stay as they are, and the part of the values keeps its bytes.
 
 use super::cpu::{Arithmetic, Form, Matrix, MatrixStore};
 use super::weights::{Weight, narrow, read_row, transposed_dtype};

@@ -2,9 +2,9 @@
 //!
 //! | files | module |
 //! |---|---|
-//! | `tekken.json` of Mistral, files of `tiktoken` | [`ranked`] |
-//! | `tokenizer.model` of SentencePiece | [`sentence_piece`] |
-//! | `vocab.json` and `merges.txt` | [`listed`] |
+//! | `tekken.json` of Mistral, files of `tiktoken` | `ranked` |
+//! | `tokenizer.model` of SentencePiece | `sentence_piece` |
+//! | `vocab.json` and `merges.txt` | `listed` |
 //!
 //! The files are untrusted. What they do not say (the division of a text into words, the tokens around a text) is known
 //! from the class of the tokenizer or the type of the model; a class whose rules are not known is refused, because
