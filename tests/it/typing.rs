@@ -293,8 +293,9 @@ fn memory_stays_within_the_plan_of_a_budget_for_the_kv_cache() {
     let (code, line, notes) = typed(&run, dir.path());
     assert_eq!(code, 0, "{notes}");
     let measured = serde_json::from_str::<Value>(&line).unwrap()["rss_peak_mb"].as_f64().unwrap() * 1e6;
-    // The stacks of threads and the tokens, texts and reports of all prompts are not part of the plan.
-    let planned = plan["total_bytes"].as_f64().unwrap() + 8e6;
+    // The code of the program, the stacks of threads, and the tokens, texts and reports of all prompts are not part of
+    // the plan: 6 to 8 MB were measured. Without the budget the process takes 57 MB more.
+    let planned = plan["total_bytes"].as_f64().unwrap() + 10e6;
     assert!(measured <= planned, "measured {measured:.3e}, planned {planned:.3e}");
 }
 
