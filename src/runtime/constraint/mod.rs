@@ -12,6 +12,7 @@
 //! limits for its states and its work per token, and compilation runs on a thread with a deep stack.
 
 mod grammar;
+mod multiples;
 mod pattern;
 mod phases;
 mod schema;

@@ -5,6 +5,7 @@
 //! valid. Annotations such as `title` and keywords that begin with `x-` are accepted and have no effect. References are
 //! followed in the order of the compiler, so the depth found here is that of its recursion.
 
+use super::multiples::Multiples;
 use super::pattern;
 use crate::error::{Context, Error, Result};
 use crate::strict_json;
@@ -110,8 +111,8 @@ pub fn check_within(schema: &Value, depth: usize) -> Result<()> {
     match schema {
         Value::Bool(false) => Err(Error::unsupported("JSON schema: found `false`, which no JSON is valid against")),
         Value::Bool(true) | Value::Object(_) => {
-            Checker { root: schema, most: depth.min(DEPTH), followed: HashSet::new(), schemas: 0 }
-                .schema(schema, "#", 0)
+            let (most, multiples) = (depth.min(DEPTH), Multiples::default());
+            Checker { root: schema, most, followed: HashSet::new(), schemas: 0, multiples }.schema(schema, "#", 0)
         }
         _ => Err(Error::corrupt("JSON schema: found neither an object nor a boolean, expected an object")
             .help("a schema looks like {\"type\": \"object\", \"properties\": …}")),
@@ -125,6 +126,7 @@ struct Checker<'a> {
     /// References that were followed.
     followed: HashSet<&'a str>,
     schemas: usize,
+    multiples: Multiples,
 }
 
 impl<'a> Checker<'a> {
@@ -143,6 +145,7 @@ impl<'a> Checker<'a> {
                 Err(expected(place, "a schema (an object or a boolean)"))
             };
         };
+        self.multiples.see(members, place)?;
         members.iter().try_for_each(|(keyword, value)| self.keyword(keyword, value, place, depth + 1))
     }
 
@@ -166,9 +169,8 @@ impl<'a> Checker<'a> {
             "pattern" => {
                 value.as_str().map_or(Err(expected(place, "a text")), |text| pattern::check(text).tensor(place))
             }
-            "const" | "enum" | "minimum" | "maximum" | "multipleOf" | "exclusiveMinimum" | "exclusiveMaximum" => {
-                exact(value, place)
-            }
+            "multipleOf" => self.multiples.add(value, place),
+            "const" | "enum" | "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" => exact(value, place),
             _ if ENFORCED.contains(&keyword) || ANNOTATIONS.contains(&keyword) => Ok(()),
             // The options of the compiler.
             "x-guidance" => Err(refused(keyword, parent)),
