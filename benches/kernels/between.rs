@@ -5,7 +5,7 @@ use super::best;
 use iec::model_config::{Activation, Rope, RopeScaling, RotaryPairs, RouterSoftmax};
 use iec::rng::Rng;
 use iec::runtime::KvType;
-use iec::runtime::attention::{Attend, Task};
+use iec::runtime::attention::{Attend, AttentionKernel, Task};
 use iec::runtime::cpu::Cpu;
 use iec::runtime::device::Run;
 use iec::runtime::kv::{KvCache, KvHeads, KvLayout, PagePool};
@@ -82,6 +82,7 @@ fn attention(cpu: &Cpu, kind: KvType, tokens: usize, position: usize) -> f64 {
     let (queries, mut out) = (values(tokens * WIDTH), vec![0.0; tokens * WIDTH]);
     let mut attend = Attend::default();
     let task = Task {
+        kernel: AttentionKernel::Fast,
         cpu,
         layer: &layout.layers()[0],
         shape: &AttentionShape {

@@ -1,6 +1,7 @@
 //! Engine: the entry point of the runtime. It opens a pack, creates sequences, reads tokens and returns logits.
 
 use super::adapters::{self, AdapterBinder, AdapterSet};
+use super::attention::AttentionKernel;
 use super::cache::Rebuilds;
 use super::cpu::place::Placement;
 use super::device::{self, Answer, PartInfo, Run, Step};
@@ -409,6 +410,11 @@ impl Engine {
     /// Returns the type of cached keys and values.
     pub fn kv_type(&self) -> KvType {
         self.model.kv_layout.kind
+    }
+
+    /// Returns the implementation of attention in use on the CPU.
+    pub fn attention(&self) -> AttentionKernel {
+        self.model.attention
     }
 
     /// Returns the name of the instruction set in use.

@@ -53,6 +53,7 @@ pub mod speculate;
 pub mod text;
 pub mod weights;
 
+pub use attention::AttentionKernel;
 pub use engine::Engine;
 pub use kv::KvType;
 pub use open::EngineOptions;

@@ -1,5 +1,6 @@
 //! Opens a model: chooses the number types, the device of each layer, and the time at which weights are loaded.
 
+use super::attention::AttentionKernel;
 use super::cpu::Cpu;
 use super::cpu::place::{Affinity, Numa, Placement, allowed_processors};
 use super::cpu::topology::{SYSTEM_ROOT, Topology};
@@ -45,6 +46,8 @@ pub struct EngineOptions {
     pub kv: Option<KvType>,
     /// Largest number of bytes of the KV pages of all sequences; `None` = what the machine has left. Only for the CPU.
     pub kv_memory: Option<u64>,
+    /// Implementation of attention. Only for the CPU.
+    pub attention: AttentionKernel,
     /// Largest number of tokens computed at once. It bounds the memory of a prefill and does not change the results.
     pub prefill_chunk: usize,
     /// When weights are loaded into memory.
@@ -65,6 +68,7 @@ impl Default for EngineOptions {
             context: None,
             kv: None,
             kv_memory: None,
+            attention: AttentionKernel::default(),
             prefill_chunk: PREFILL_CHUNK,
             residency: Residency::default(),
             affinity: Affinity::default(),
@@ -133,6 +137,7 @@ pub struct OpenedModel {
     pub(super) context: usize,
     pub(super) prefill_chunk: usize,
     kv_memory: Option<u64>,
+    pub(super) attention: AttentionKernel,
     /// Whether KV pages are locked in memory, like the weights.
     kv_locked: bool,
     /// Reason why no GPU is in use although [`Devices::Auto`] was requested.
@@ -150,6 +155,11 @@ impl OpenedModel {
         let (cpu, placement) = start_threads(options)?;
         let gpus = search(options.offload.devices)?;
         check_kv_memory(options.kv_memory, matches!(gpus, Search::Found(_)))?;
+        if options.attention == AttentionKernel::Reference && matches!(gpus, Search::Found(_)) {
+            return Err(
+                Error::usage("--attention reference computes on the CPU, not on a GPU").help("use --device cpu")
+            );
+        }
         // Matrices that the CPU reads in the compressed form of a deduplicated pack have no plain bytes in memory that
         // could be copied to a GPU.
         let in_place = cpu.unpacks() && matches!(gpus, Search::None { .. });
@@ -177,6 +187,7 @@ impl OpenedModel {
             context,
             prefill_chunk: options.prefill_chunk.clamp(1, most_rows),
             kv_memory: options.kv_memory,
+            attention: options.attention,
             kv_locked: options.residency == Residency::Locked,
             without_gpu,
         };
@@ -205,6 +216,7 @@ impl OpenedModel {
             pool: PagePool::placed(kv_layout.clone(), self.kv_memory, self.kv_locked)?,
             kv_layout,
             cpu: self.cpu.clone(),
+            attention: self.attention,
             arithmetic,
             forms,
             per_head,

@@ -141,6 +141,7 @@ impl Engine {
         add_field(&mut hash, "arithmetic", &ARITHMETIC.to_le_bytes());
         add_field(&mut hash, "precision", precision.as_bytes());
         add_field(&mut hash, "kv", kv.as_bytes());
+        add_field(&mut hash, "attention", self.attention().name().as_bytes());
         add_field(&mut hash, "isa", self.isa().as_bytes());
         self.prefix_cache = Some(PrefixCache {
             tree: RadixTree::new(attention_cost(self.config())),

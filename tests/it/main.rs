@@ -20,6 +20,7 @@ mod adapter_reference;
 mod adapters;
 mod answers;
 mod arguments;
+mod attention;
 mod bench;
 mod bombs;
 mod budget;

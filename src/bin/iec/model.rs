@@ -10,8 +10,9 @@ use iec::error::{Cause, Error, Result};
 use iec::files;
 use iec::iebin::{self, IebinReader, JSON_NAME};
 use iec::output::Inputs;
+use iec::runtime::device::{Devices, Offload};
 use iec::runtime::text::Tokenizer;
-use iec::runtime::{EngineOptions, KvType, Precision};
+use iec::runtime::{AttentionKernel, EngineOptions, KvType, Precision};
 use iec::session::adapters::AdapterPrecision;
 use iec::session::dedup::{DedupOptions, StoreUse};
 use iec::session::models::{Places, Resolved, Source, resolve};
@@ -70,6 +71,10 @@ pub struct ModelArgs {
     /// text; texts that need more end the command with exit code 6 [default: what the machine has left]
     #[arg(long, value_name = "SIZE", value_parser = iec::units::parse_size)]
     kv_memory: Option<u64>,
+    /// Implementation of attention on the CPU: fast, or reference (its definition in f64, slow), to find out whether a
+    /// difference comes from attention; reference implies --device cpu
+    #[arg(long, value_name = "KERNEL", default_value = "fast")]
+    attention: AttentionKernel,
     /// Adapter (LoRA, DoRA) in a directory of PEFT, by the name that prompts files use, with a scale; repeatable, all
     /// are added for prompts that choose none
     #[arg(long, value_name = "NAME=DIR[:SCALE]")]
@@ -322,10 +327,11 @@ impl ModelArgs {
                 context: self.ctx,
                 kv: self.kv,
                 kv_memory: self.kv_memory,
+                attention: self.attention,
                 residency: self.tuning.residency(),
                 affinity: self.tuning.affinity,
                 numa: self.tuning.numa,
-                offload: self.device.offload()?,
+                offload: self.offload()?,
                 ..EngineOptions::default()
             },
             speculation: self.speculation(speculation)?,
@@ -338,6 +344,17 @@ impl ModelArgs {
             }),
             ..self.pack_options()?
         })
+    }
+
+    /// Returns the GPUs to use: none by default with the reference of attention, which the CPU computes.
+    fn offload(&self) -> Result<Offload> {
+        let offload = self.device.offload()?;
+        match self.attention {
+            AttentionKernel::Reference if offload.devices == Devices::Auto => {
+                Ok(Offload { devices: Devices::Cpu, layers: None })
+            }
+            _ => Ok(offload),
+        }
     }
 
     fn speculation(&self, default: Speculation) -> Result<Speculation> {

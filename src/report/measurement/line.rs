@@ -51,6 +51,9 @@ pub struct Line {
     device: String,
     threads: usize,
     isa: &'static str,
+    /// Implementation of attention, if it is not the usual one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attention: Option<&'static str>,
     run: usize,
     tokens_generated: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -188,6 +191,9 @@ impl Measured<'_> {
             device: engine.device(),
             threads: engine.threads(),
             isa: engine.isa(),
+            attention: Some(engine.attention())
+                .filter(|kernel| *kernel != Default::default())
+                .map(|kernel| kernel.name()),
             run: self.run,
             tokens_generated: metrics.tokens_generated,
             tokens: only(true).map(|done| done.ids.clone()),

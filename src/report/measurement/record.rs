@@ -63,6 +63,7 @@ impl Meta {
     pub fn new(command: &str, session: &Session, mut settings: Map<String, Value>) -> Meta {
         let (engine, options) = (&session.engine, &session.engine_options);
         settings.insert("kv".into(), engine.kv_type().to_string().into());
+        settings.insert("attention".into(), engine.attention().name().into());
         settings.insert("affinity".into(), options.affinity.name().into());
         settings.insert("numa".into(), options.numa.to_string().into());
         Meta {

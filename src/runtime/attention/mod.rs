@@ -8,6 +8,7 @@
 
 mod fold;
 mod page;
+mod reference;
 mod scores;
 #[cfg(test)]
 mod tests;
@@ -18,10 +19,12 @@ use super::device::Run;
 use super::kv::{Element, KvCache, KvLayer, Line, PAGE, by_type};
 use super::layer::AttentionShape;
 use super::ops::LANES;
+use crate::error::{Error, Result};
 use crate::simd::Kernel;
 use fold::Finish;
 use page::{ItemKernel, Workspace};
 use std::ops::Range;
+use std::str::FromStr;
 
 /// Largest number of rows of an item. They share the loads of a page; more rows would not fit the CPU cache together
 /// with the page.
@@ -33,6 +36,36 @@ const GROUP: usize = 8;
 /// Numbers after the values of a partial result: 16 lanes of the sum of its probabilities, then the reference `m` (an
 /// exponent, see `fold.rs`) and padding.
 const STATE: usize = 2 * LANES;
+
+/// Implementation of attention on the CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum AttentionKernel {
+    /// Blocks of rows and vectors of numbers, in the arithmetic of the cache type.
+    #[default]
+    Fast,
+    /// The definition, in f64 and one row at a time: slow, to find out whether a difference comes from attention.
+    Reference,
+}
+
+impl AttentionKernel {
+    /// Returns the name.
+    pub fn name(self) -> &'static str {
+        match self {
+            AttentionKernel::Fast => "fast",
+            AttentionKernel::Reference => "reference",
+        }
+    }
+}
+
+impl FromStr for AttentionKernel {
+    type Err = Error;
+    fn from_str(s: &str) -> Result<AttentionKernel> {
+        [AttentionKernel::Fast, AttentionKernel::Reference]
+            .into_iter()
+            .find(|kernel| kernel.name() == s)
+            .ok_or_else(|| Error::usage(format!("attention `{s}`: expected fast or reference")))
+    }
+}
 
 /// Consecutive tokens of one sequence that are computed together.
 #[derive(Debug, Clone)]
@@ -81,6 +114,9 @@ impl Attend {
     ///
     /// `out` is `(n, out_stride)`; the first `n_heads * heads.value` numbers of each row are written.
     pub fn run(&mut self, task: &Task<'_>, out: &mut [f32], out_stride: usize) {
+        if task.kernel == AttentionKernel::Reference {
+            return reference::run(task, out, out_stride);
+        }
         self.plan(task);
         let (layer, group) = (task.layer, task.group());
         let rows = self.tiles.iter().map(|tile| tile.tokens).max().unwrap_or(0) * group;
@@ -195,6 +231,8 @@ impl Tile {
 
 /// Inputs of attention in one layer.
 pub struct Task<'a> {
+    /// Implementation.
+    pub kernel: AttentionKernel,
     /// Threads and kernels.
     pub cpu: &'a Cpu,
     /// Sizes and place of the keys and values of the layer in the caches.

@@ -12,6 +12,7 @@ mod coded;
 mod element;
 mod hadamard;
 mod layout;
+mod numbers;
 mod pool;
 
 pub(super) use coded::{Fp8, Int4Pair, Int8};
@@ -250,22 +251,6 @@ mod tests {
         assert_eq!((b.len, b.pages().len(), a.len), (0, 0, 1));
     }
 
-    /// Returns the values that attention reads for head 1 of position `slot`: its key and its value.
-    fn read<T: Element>(cache: &KvCache, slot: usize) -> [Vec<f32>; 2] {
-        let layer = cache.layout().layers()[LAYER];
-        let head = layer.head::<T>(&cache.pages()[0], 1);
-        let mut room = vec![0; PAGE * layer.key_stride().max(layer.value_stride())];
-        let number = |panel: &[u8], i: usize| half::bf16::from_le_bytes([panel[2 * i], panel[2 * i + 1]]).to_f32();
-        let scale = |scales: &[f32], i: usize| scales[i / T::SCALE_BLOCK.unwrap() * PAGE + slot];
-        let panel = T::panel(head.keys, &mut room);
-        let at = |i: usize| slot / 16 * 16 * layer.key_stride() + i / 2 * 32 + slot % 16 * 2 + i % 2;
-        let key = (0..layer.heads.key).map(|i| number(panel, at(i)) * scale(head.key_scales, i)).collect();
-        let panel = T::panel(head.values, &mut room);
-        let at = |i: usize| slot / 2 * 2 * layer.value_stride() + i * 2 + slot % 2;
-        let value = (0..layer.heads.value).map(|i| number(panel, at(i)) * scale(head.value_scales, i)).collect();
-        [key, value]
-    }
-
     /// Index of the layer that is written and read, between layers of other sizes.
     const LAYER: usize = 1;
 
@@ -283,8 +268,10 @@ mod tests {
         let rest = 21;
         cache.write(&cpu, LAYER, 0, &keys[..rest * 2 * key], &values[..rest * 2 * value]);
         cache.write(&cpu, LAYER, rest, &keys[rest * 2 * key..], &values[rest * 2 * value..]);
+        let read = cache.layout().layers()[LAYER].numbers(&cache.pages()[0], 1, tokens);
         for slot in 0..tokens {
-            for ((found, all), dim) in read::<T>(&cache, slot).into_iter().zip([&keys, &values]).zip([key, value]) {
+            let found = [&read[0][slot * key..][..key], &read[1][slot * value..][..value]];
+            for ((found, all), dim) in found.into_iter().zip([&keys, &values]).zip([key, value]) {
                 let mut expected = all[(slot * 2 + 1) * dim..][..dim].to_vec();
                 if T::ROTATED && dim > 0 {
                     rotate(&mut expected, hadamard::order(dim));

@@ -159,8 +159,11 @@ impl Harmony {
             }
             At::Reasoning => sink.reasoning(text),
             At::Header(header) => {
-                if header.len() < HEADER {
-                    header.push_str(text);
+                // Letter by letter: where a header is cut must not depend on how much text has come.
+                for c in text.chars() {
+                    if header.len() < HEADER {
+                        header.push(c);
+                    }
                 }
             }
             At::Role(held) => {
