@@ -80,7 +80,7 @@ fn advice(error: &Error) -> &'static str {
     let field = error.tensor_name().unwrap_or_default();
     match error.cause() {
         Cause::Unsupported(_) if field.starts_with(QUANTIZATION) => {
-            "get the checkpoint that was quantized, and quantize it with `iec pack --bits 4`"
+            "get the checkpoint before it was quantized, and quantize it with `iec pack --bits 4`"
         }
         Cause::Unsupported(_) if field.ends_with("architectures") || field.ends_with("model_type") => {
             "docs/guide/checkpoints.md lists the models that run"

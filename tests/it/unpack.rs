@@ -176,6 +176,14 @@ fn tensors_of_multi_token_prediction_come_back_byte_for_byte() {
             output.stdout
         };
         assert_eq!(run(&pack), run(&without), "{name}");
+        let exported = |pack: &Path, file: &str| {
+            let output =
+                iec().arg("export-gguf").arg(pack).arg("--out").arg(place.0.path().join(file)).output().unwrap();
+            assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+            String::from_utf8(output.stderr).unwrap()
+        };
+        let note = "left out: tensors that no layer of the model computes";
+        assert!(exported(&pack, "with.gguf").contains(note) && !exported(&without, "without.gguf").contains(note));
     }
     let place = Place::new();
     let mut pack = iec();

@@ -89,7 +89,7 @@ pub struct ExportSummary {
     pub bytes: u64,
     /// Wall time in seconds.
     pub wall_time_s: f64,
-    /// Notes about computations and tokenization in which llama.cpp will differ.
+    /// Notes about computations and tokenization in which llama.cpp will differ, and about what is left out.
     pub notes: Vec<String>,
 }
 
@@ -118,6 +118,9 @@ pub fn export(reader: &IebinReader, options: &ExportOptions) -> Result<ExportSum
     let pack = ExportSource::new(reader, options, family, &config)?;
     let planned = pack.plan(&description).at(&json)?;
     let tokenizer = tokenizer(reader, &config, options)?;
+    let mut notes = description.notes;
+    notes.extend(tokenizer.notes);
+    notes.extend(pack.note_left_out(&planned));
 
     let mut metadata = general(family, &planned);
     metadata.extend(description.entries);
@@ -145,7 +148,7 @@ pub fn export(reader: &IebinReader, options: &ExportOptions) -> Result<ExportSum
         dequantized_tensors: written().filter(|p| pack.is_dequantized(p)).count(),
         bytes: layout.total,
         wall_time_s: start.elapsed().as_secs_f64(),
-        notes: description.notes.into_iter().chain(tokenizer.notes).collect(),
+        notes,
         part: finished.part,
     })
 }

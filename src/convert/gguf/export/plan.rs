@@ -17,7 +17,7 @@ use crate::error::{Context, Error, Result};
 use crate::iebin::{Entry, IebinReader, Store};
 use crate::model_config::ModelConfig;
 use crate::scheme::BLOCK;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// Advice for a pack that lacks a tensor of its model.
 const PACK_AGAIN: &str = "the pack is damaged; make it again with `iec pack`";
@@ -75,6 +75,19 @@ impl<'a> ExportSource<'a> {
             all.push(self.plan_one(mapped, entries)?);
         }
         Ok(all)
+    }
+
+    /// Returns a note if tensors of the pack have no place in the file.
+    pub(super) fn note_left_out(&self, planned: &[ExportedTensor]) -> Option<String> {
+        let entries = planned.iter().flat_map(|planned| match &planned.from {
+            RowOrigin::Entries { entries, .. } => &entries[..],
+            RowOrigin::Values(_) => &[],
+        });
+        let used: HashSet<usize> = entries.copied().collect();
+        let mut unused = self.reader.entries().iter().enumerate().filter(|(i, _)| !used.contains(i));
+        let first = unused.next()?.1;
+        let count = 1 + unused.count();
+        Some(format!("left out: tensors that no layer of the model computes ({count}, the first is `{}`)", first.name))
     }
 
     fn entry(&self, positions: &BTreeMap<&str, usize>, expected: &ExpectedTensor) -> Result<usize> {
