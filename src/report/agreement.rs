@@ -84,6 +84,7 @@ pub fn json(found: &Agreement) -> Value {
     if let Some(compared) = &found.compared {
         let (dir, dtype) = match &compared.reference {
             Some((dir, RefDtype::F32)) => (Some(dir.display().to_string()), Some("fp32")),
+            Some((dir, RefDtype::F64)) => (Some(dir.display().to_string()), Some("fp64")),
             Some((dir, RefDtype::Bf16)) => (Some(dir.display().to_string()), Some("bf16")),
             None => (None, None),
         };

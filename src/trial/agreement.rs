@@ -75,7 +75,7 @@ impl AgreementOptions {
     fn rules(&self, engine: &Engine) -> Result<Rules> {
         let rounded = match self.ref_dtype {
             RefDtype::Bf16 => Precision::Bf16,
-            RefDtype::F32 => engine.precision(),
+            RefDtype::F32 | RefDtype::F64 => engine.precision(),
         };
         // docs/decisions, 65: the test checkpoints agree within these tolerances; 0.25 is 128 units of rounding of
         // bf16.

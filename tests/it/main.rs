@@ -58,6 +58,8 @@ mod latent;
 mod layouts;
 mod models;
 #[cfg(feature = "reference")]
+mod odd_families;
+#[cfg(feature = "reference")]
 mod odd_shapes;
 mod outputs;
 mod pack;

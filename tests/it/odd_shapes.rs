@@ -54,7 +54,7 @@ pub fn family(class: &str, model_type: &str, overrides: Value) -> Value {
     merged(llama(json!({"architectures": [class], "model_type": model_type})), overrides)
 }
 
-fn merged(mut base: Value, overrides: Value) -> Value {
+pub fn merged(mut base: Value, overrides: Value) -> Value {
     let Value::Object(overrides) = overrides else { panic!("an object") };
     base.as_object_mut().unwrap().extend(overrides);
     base
@@ -217,8 +217,8 @@ pub fn packed(checkpoint: &Path, extra: &[&str]) -> (tempfile::TempDir, IebinRea
 
 /// Computes the logits of a text with the reference from a checkpoint. With LongRoPE the result starts at the
 /// original context length, because the reference rotates shorter prefixes with the short factors.
-fn reference_logits(checkpoint: &Path, config: &Value, ids: &[u32]) -> Vec<f32> {
-    let reference = Reference::open(checkpoint, RefDtype::F32).unwrap();
+pub fn reference_logits(checkpoint: &Path, config: &Value, ids: &[u32]) -> Vec<f32> {
+    let reference = Reference::open(checkpoint, RefDtype::F64).unwrap();
     let border = config["original_max_position_embeddings"].as_u64().map_or(0, |border| border as usize);
     let text = Text { ids: ids.to_vec(), from: if border < ids.len() { border } else { 0 } };
     let mut all = Vec::new();
@@ -232,7 +232,7 @@ fn reference_logits(checkpoint: &Path, config: &Value, ids: &[u32]) -> Vec<f32> 
 
 /// Returns the largest difference between the engine's logits of the last positions and the expected ones, and the
 /// largest expected logit.
-fn difference(reader: &IebinReader, options: &EngineOptions, expected: &[f32], ids: &[u32]) -> (f32, f32) {
+pub fn difference(reader: &IebinReader, options: &EngineOptions, expected: &[f32], ids: &[u32]) -> (f32, f32) {
     let mut engine = Engine::open(reader, options).unwrap();
     let mut sequence = engine.new_sequence().unwrap();
     let mut logits = Vec::new();
@@ -244,7 +244,7 @@ fn difference(reader: &IebinReader, options: &EngineOptions, expected: &[f32], i
 
 /// Returns 75 random token ids below `vocab`: enough to exceed every sliding window and to cross block borders of the
 /// KV cache.
-fn ids(vocab: u64) -> Vec<u32> {
+pub fn ids(vocab: u64) -> Vec<u32> {
     let mut rng = Rng::new(7);
     (0..75).map(|_| (rng.next_u64() % vocab) as u32).collect()
 }
@@ -274,7 +274,7 @@ fn fp32_agrees_with_the_reference_on_every_odd_shape() {
 
 /// Writes a checkpoint with the dequantized weights of the pack, so that only the arithmetic of the runtime can cause
 /// differences.
-fn unpacked(reader: &IebinReader) -> tempfile::TempDir {
+pub fn unpacked(reader: &IebinReader) -> tempfile::TempDir {
     let out = tempfile::tempdir().unwrap();
     let options = UnpackOptions {
         model_dir: reader.dir.clone(),
@@ -292,7 +292,7 @@ fn unpacked(reader: &IebinReader) -> tempfile::TempDir {
 
 /// Limit of the difference of logits from the reference, relative to the largest logit, for quantized weights:
 /// activations are rounded to 2^-16 of the largest value of their group. Observed: 7e-4.
-const QUANTIZED_LIMIT: f32 = 2e-3;
+pub const QUANTIZED_LIMIT: f32 = 2e-3;
 
 #[test]
 fn quantized_packs_agree_with_the_reference_on_their_own_weights() {

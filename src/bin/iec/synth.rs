@@ -11,15 +11,22 @@ use serde_json::json;
 use std::path::PathBuf;
 use std::time::Instant;
 
+fn models_and_examples() -> String {
+    let models: Vec<&str> = presets::names().collect();
+    format!(
+        "Models for --like: {}\n\n\
+         Examples:\n  \
+         iec synth --like tinyllama-1.1b --out-dir synth/tinyllama\n  \
+         iec synth --like gpt-oss-20b --layers 2 --out-dir synth/gpt-oss-2l\n  \
+         iec synth --config my-model/config.json --out-dir synth/mine --seed 7 --max-shard-size 2G",
+        models.join(", ")
+    )
+}
+
 /// Arguments of `iec synth`.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).args(["like", "config"]))]
-#[command(after_help = "Models for --like: tinyllama-1.1b, llama-2-7b, llama-3.1-8b, llama-3.2-1b, llama-3.2-3b, \
-    qwen3-0.6b, qwen3-30b-a3b, gemma-3-1b, gpt-oss-20b, gpt-oss-120b\n\n\
-    Examples:\n  \
-    iec synth --like tinyllama-1.1b --out-dir synth/tinyllama\n  \
-    iec synth --like gpt-oss-20b --layers 2 --out-dir synth/gpt-oss-2l\n  \
-    iec synth --config my-model/config.json --out-dir synth/mine --seed 7 --max-shard-size 2G")]
+#[command(after_help = models_and_examples())]
 pub struct Args {
     /// Published model whose shapes to use (listed below)
     #[arg(long, value_name = "MODEL")]

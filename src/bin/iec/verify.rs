@@ -56,7 +56,7 @@ pub struct Args {
     /// Largest difference of logits that counts as rounding [default: 0.001 for fp32, 0.03 for fp16, 0.25 for bf16]
     #[arg(long, value_name = "X", env = "HF_LOGITS_TOL")]
     logits_tol: Option<f32>,
-    /// Rounding of the reference: fp32: none; bf16: as transformers rounds in bfloat16
+    /// Type in which the reference computes: fp32, fp64 (twice the memory), or bf16, as transformers rounds in bfloat16
     #[arg(long, value_parser = named(REF_DTYPES), value_name = "TYPE", env = "HF_DTYPE", default_value = "fp32")]
     ref_dtype: RefDtype,
     /// The checkpoint of --hf-dir has the adapters of --lora in its weights already, so the reference adds none
@@ -102,8 +102,11 @@ pub struct Args {
 }
 
 /// The values of --ref-dtype.
-const REF_DTYPES: &[Named<RefDtype>] =
-    &[(RefDtype::F32, &["fp32", "float32", "f32"], ""), (RefDtype::Bf16, &["bf16", "bfloat16"], "")];
+const REF_DTYPES: &[Named<RefDtype>] = &[
+    (RefDtype::F32, &["fp32", "float32", "f32"], ""),
+    (RefDtype::F64, &["fp64", "float64", "f64"], ""),
+    (RefDtype::Bf16, &["bf16", "bfloat16"], ""),
+];
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {

@@ -52,7 +52,7 @@ impl Plan {
         let mxfp4 = quantized_experts(&config, &model)?;
         let tensors = tensors::list(arch, &model, float_dtype(&config)?, mxfp4);
         refuse_overflow(&tensors)?;
-        let side_files = tokenizer::files(&config)?;
+        let side_files = tokenizer::files(&presets::of_text(&config))?;
         Ok(Plan { config, side_files, shards: divide(tensors, max_shard_bytes), tails: Tails::default() })
     }
 

@@ -42,12 +42,25 @@ pub fn config(name: &str) -> Result<Value> {
     Ok(serde_json::from_str(text).expect("presets are valid JSON"))
 }
 
+/// Returns the configuration of the language model: for a model that has further parts (`text_config`), its fields, and
+/// those fields of the whole that it does not have itself.
+pub fn of_text(config: &Value) -> Value {
+    let mut all = config.clone();
+    if let (Some(all), Some(inner)) = (all.as_object_mut(), config["text_config"].as_object()) {
+        all.remove("text_config");
+        all.extend(inner.clone());
+    }
+    all
+}
+
 /// Changes the number of layers, and with it the per-layer lists (`layer_types` continues with its own period).
 ///
 /// # Errors
 /// `layers` is out of range or the configuration is no JSON object.
 pub fn with_layers(mut config: Value, layers: usize) -> Result<Value> {
-    let Some(object) = config.as_object_mut() else {
+    let nested = config.get("text_config").is_some_and(Value::is_object);
+    let of_text = if nested { &mut config["text_config"] } else { &mut config };
+    let Some(object) = of_text.as_object_mut() else {
         return Err(Error::corrupt("config.json is not a JSON object"));
     };
     if !(1..=LAYER_LIMIT).contains(&layers) {
@@ -71,6 +84,18 @@ pub fn with_layers(mut config: Value, layers: usize) -> Result<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn layers_and_fields_of_a_wrapper_are_those_of_its_language_model() {
+        let wrapper = serde_json::json!({"model_type": "w", "eos_token_id": 3,
+            "text_config": {"model_type": "t", "num_hidden_layers": 9, "vocab_size": 300}});
+        let changed = with_layers(wrapper, 2).unwrap();
+        assert_eq!(changed["text_config"]["num_hidden_layers"], 2);
+        assert_eq!((changed.get("num_hidden_layers"), changed.get("layer_types")), (None, None));
+        let text = of_text(&changed);
+        assert_eq!((&text["vocab_size"], &text["eos_token_id"]), (&300.into(), &3.into()));
+        assert_eq!((&text["model_type"], text.get("text_config")), (&"t".into(), None));
+    }
 
     #[test]
     fn every_preset_is_json_with_a_vocabulary() {

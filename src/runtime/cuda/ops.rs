@@ -370,11 +370,16 @@ pub fn gated(middle: &Middle<'_>, gate: View<f32>, up: Option<View<f32>>, n: usi
 /// Checks that launches can cover the shapes of a model, so that none of the assertions here depends on a file.
 ///
 /// # Errors
-/// The model has too many experts, groups of experts, choices, heads, or rows of gate and up.
+/// The model has too many experts, groups of experts, choices, heads, or rows of gate and up, or values of an odd
+/// size.
 pub fn check(config: &ModelConfig, rows: usize) -> Result<()> {
     let refuse = |found: String| Err(Error::engine(format!("{found} on a GPU")).help("use --device cpu"));
     if config.n_heads > GRID {
         return refuse(format!("found {} query heads, expected at most {GRID}", config.n_heads));
+    }
+    // Sizes of keys are even in every model: half of a head is rotated with the other half.
+    if let Some(layer) = config.layers().find(|layer| !layer.value_dim.is_multiple_of(2)) {
+        return refuse(format!("`attention.latent.value`: found {}, expected an even number", layer.value_dim));
     }
     for mlp in config.mlps() {
         if let Mlp::Moe { selection: Selection { groups: Some(groups), .. }, .. } = mlp
@@ -411,16 +416,17 @@ mod tests {
 
     #[test]
     fn shapes_beyond_the_limits_of_the_kernels_are_refused_by_name() {
-        let refused = |mlp: serde_json::Value| {
+        let with = |mlp: serde_json::Value, latent: serde_json::Value| {
             let model: ModelConfig = serde_json::from_value(serde_json::json!({
                 "architecture": "x", "hidden": 64, "n_layers": 4, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16,
                 "vocab": 100, "max_context": 64, "norm_eps": 1e-6, "logit_softcap": null, "local_rope": null,
                 "rope": {"theta": 1e4, "rotary_dim": null, "scaling": {"type": "none"}},
-                "attention": {"softcap": null, "scale": 0.25}, "mlp": mlp, "tied_embeddings": true, "bos": null,
+                "attention": {"softcap": null, "scale": 0.25, "latent": latent}, "mlp": mlp, "tied_embeddings": true, "bos": null,
             }))
             .unwrap();
             check(&model, 8).err().map(|error| (error.cause().exit_code(), error.to_string()))
         };
+        let refused = |mlp| with(mlp, serde_json::Value::Null);
         let moe = |experts: usize, groups: usize, shared: usize| {
             serde_json::json!({
                 "kind": "moe", "experts": experts, "top_k": 2, "intermediate": 8, "activation": {"name": "silu"},
@@ -436,5 +442,11 @@ mod tests {
             let (code, message) = refused(mlp).unwrap();
             assert!(code == 5 && message.contains(found), "{message}");
         }
+        let latent = |value: usize| {
+            let latent = serde_json::json!({"q_rank": null, "kv_rank": 8, "nope": 8, "rope": 8, "value": value, "norm_eps": 1e-6});
+            with(moe(64, 32, 8), latent)
+        };
+        assert_eq!(latent(12), None);
+        assert!(latent(11).unwrap().1.contains("`attention.latent.value`: found 11, expected an even number"));
     }
 }

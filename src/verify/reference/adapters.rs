@@ -1,7 +1,7 @@
 //! Adapters of the reference: `y = gain * (W x + scale * B (A x)) + bias`, as the layers of PEFT compute it without
 //! merging.
 //!
-//! Factors come in terms of canonical tensors ([`Adapter`]) and stay f32, also beside weights that are rounded to bf16:
+//! Factors come in terms of canonical tensors ([`Adapter`]) and are never rounded, also beside weights that are rounded to bf16:
 //! PEFT keeps the factors of a bf16 model in f32. The gain of DoRA is computed in f64. The matrices of an expert take
 //! some rows of a change of its canonical matrices ([`Rows`]).
 
@@ -83,17 +83,18 @@ impl Adapters {
     /// A change has another size than the matrix, or two adapters replace the same part of it.
     pub fn change(&self, mut linear: Linear, name: &str, rows: Rows) -> Result<Linear> {
         let changes = self.of(name, rows.index);
+        let dtype = linear.weight.dtype();
         let found = |linear: &mut Linear| -> Result<()> {
             if let Some(weight) = replaced(&changes, |change| change.replaced.as_deref())? {
                 linear.weight = matrix(weight, &linear.weight, rows)?;
             }
             if let Some(bias) = replaced(&changes, |change| change.bias.as_deref())? {
-                linear.bias = Some(vector(bias, rows)?);
+                linear.bias = Some(vector(bias, dtype, rows)?);
             }
             for (change, factor) in &changes {
-                linear.low_rank.extend(low_rank(change, *factor, linear.weight.dim(1)?, rows)?);
+                linear.low_rank.extend(low_rank(change, *factor, &linear.weight, rows)?);
                 if let Some(added) = &change.added {
-                    let added = (vector(added, rows)? * f64::from(*factor))?;
+                    let added = (vector(added, dtype, rows)? * f64::from(*factor))?;
                     linear.bias = Some(match &linear.bias {
                         Some(bias) => (bias + added)?,
                         None => added,
@@ -101,7 +102,7 @@ impl Adapters {
                 }
             }
             if let Some(magnitude) = magnitude(&changes) {
-                linear.gain = Some(gain(&vector(magnitude, rows)?, &linear.weight, &linear.low_rank, 1)?);
+                linear.gain = Some(gain(&vector(magnitude, dtype, rows)?, &linear.weight, &linear.low_rank, 1)?);
             }
             Ok(())
         };
@@ -121,10 +122,15 @@ impl Adapters {
             embedding.table = matrix(table, &embedding.table, ALL)?;
         }
         for (change, factor) in &changes {
-            embedding.low_rank.extend(low_rank(change, *factor, embedding.table.dim(1)?, ALL)?);
+            embedding.low_rank.extend(low_rank(change, *factor, &embedding.table, ALL)?);
         }
         if let Some(magnitude) = magnitude(&changes) {
-            embedding.gain = Some(gain(&vector(magnitude, ALL)?, &embedding.table, &embedding.low_rank, 0)?);
+            embedding.gain = Some(gain(
+                &vector(magnitude, embedding.table.dtype(), ALL)?,
+                &embedding.table,
+                &embedding.low_rank,
+                0,
+            )?);
         }
         Ok(embedding)
     }
@@ -150,11 +156,12 @@ fn magnitude<'a>(changes: &[(&'a Change, f32)]) -> Option<&'a [f32]> {
     changes.iter().find_map(|(change, _)| change.magnitude.as_deref())
 }
 
-fn low_rank(change: &Change, factor: f32, cols: usize, rows: Rows) -> Result<Option<LowRank>> {
+fn low_rank(change: &Change, factor: f32, weight: &Tensor, rows: Rows) -> Result<Option<LowRank>> {
     let Some(factors) = &change.low_rank else { return Ok(None) };
-    let a = Tensor::from_slice(&factors.a, (factors.rank, cols), &Device::Cpu)?;
+    let dtype = weight.dtype();
+    let a = Tensor::from_slice(&factors.a, (factors.rank, weight.dim(1)?), &Device::Cpu)?.to_dtype(dtype)?;
     let b = taken(&factors.b, factors.rank, rows);
-    let b = Tensor::from_slice(&b, (b.len() / factors.rank, factors.rank), &Device::Cpu)?;
+    let b = Tensor::from_slice(&b, (b.len() / factors.rank, factors.rank), &Device::Cpu)?.to_dtype(dtype)?;
     Ok(Some(LowRank { a, b, scale: f64::from(factors.scale) * f64::from(factor) }))
 }
 
@@ -163,14 +170,14 @@ fn taken(values: &[f32], width: usize, rows: Rows) -> Vec<f32> {
     values.chunks_exact(width).skip(rows.first).step_by(rows.step).flatten().copied().collect()
 }
 
-fn vector(values: &[f32], rows: Rows) -> candle_core::Result<Tensor> {
+fn vector(values: &[f32], dtype: DType, rows: Rows) -> candle_core::Result<Tensor> {
     let values = taken(values, 1, rows);
-    Tensor::from_slice(&values, values.len(), &Device::Cpu)
+    Tensor::from_slice(&values, values.len(), &Device::Cpu)?.to_dtype(dtype)
 }
 
 /// Returns some rows of a matrix in place of `like`.
 fn matrix(values: &[f32], like: &Tensor, rows: Rows) -> candle_core::Result<Tensor> {
-    Tensor::from_slice(&taken(values, like.dim(1)?, rows), like.dims2()?, &Device::Cpu)
+    Tensor::from_slice(&taken(values, like.dim(1)?, rows), like.dims2()?, &Device::Cpu)?.to_dtype(like.dtype())
 }
 
 /// Returns the factors of DoRA: each magnitude divided by the norm of the changed matrix along dimension `along`.
@@ -180,5 +187,5 @@ fn gain(magnitude: &Tensor, weight: &Tensor, changes: &[LowRank], along: usize) 
         changed = (changed + (b.to_dtype(DType::F64)?.matmul(&a.to_dtype(DType::F64)?)? * *scale)?)?;
     }
     let norm = changed.sqr()?.sum(along)?.sqrt()?;
-    (magnitude.to_dtype(DType::F64)? / norm)?.to_dtype(DType::F32)
+    (magnitude.to_dtype(DType::F64)? / norm)?.to_dtype(weight.dtype())
 }

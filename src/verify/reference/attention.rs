@@ -6,7 +6,7 @@ use super::layer::State;
 use super::linear::{Linear, Source};
 use super::norm::{Norm, sigmoid, softmax};
 use crate::error::{Error, Result};
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 
 /// Number of queries whose scores are held at once.
 const QUERIES: usize = 256;
@@ -96,7 +96,7 @@ impl<'a> Attention<'a> {
         let mut chunks = Vec::new();
         for first in (0..tokens).step_by(QUERIES) {
             let count = QUERIES.min(tokens - first);
-            let mask = mask(first, count, tokens, self.layer.window)?;
+            let mask = mask(first, count, tokens, self.layer.window)?.to_dtype(q.dtype())?;
             let mut outputs = Vec::with_capacity(heads);
             for head in 0..heads {
                 let kv = head / per_kv;
@@ -105,7 +105,8 @@ impl<'a> Attention<'a> {
                 if let Some(cap) = config.score_cap {
                     scores = ((scores / cap)?.tanh()? * cap)?;
                 }
-                let sink = self.sinks.as_ref().map(|sinks| sinks.get(head)?.to_scalar::<f32>()).transpose()?;
+                let sink =
+                    self.sinks.as_ref().map(|sinks| sinks.get(head)?.to_dtype(DType::F64)?.to_scalar()).transpose()?;
                 let weights = self.source.round(softmax(&(scores + &mask)?, sink)?)?;
                 outputs.push(weights.matmul(&v.get(kv)?)?);
             }

@@ -6,7 +6,7 @@ use super::mlp::Dense;
 use super::weights::Weights;
 use crate::error::{Context, Error, Result};
 use crate::verify::dtype::RefDtype;
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 
 /// Values of the 16 E2M1 codes: one sign bit, two exponent bits, one mantissa bit.
 const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
@@ -19,9 +19,9 @@ pub(super) struct Experts<'a> {
     layout: Layout,
     router: Linear,
     /// Numbers that are added to the scores of the experts for the choice, if there are any.
-    bias: Option<Vec<f32>>,
+    bias: Option<Vec<f64>>,
     /// Factors of the weights of the experts, if there are any.
-    factors: Option<Vec<f32>>,
+    factors: Option<Vec<f64>>,
     /// MLP that computes every token, if there is one.
     shared: Option<Dense<'a>>,
 }
@@ -55,13 +55,13 @@ impl<'a> Experts<'a> {
             ("mlp.", "mlp.router", if blocks { Layout::Mxfp4 } else { Layout::Stacked })
         };
         let routing = source.config.routing;
-        let numbers = |name: &str, dtype: RefDtype| -> Result<Option<Vec<f32>>> {
+        let numbers = |name: &str, dtype: RefDtype| -> Result<Option<Vec<f64>>> {
             let found = source.weights.find(&source.name(name), dtype)?;
-            Ok(found.map(|tensor| tensor.to_vec1()).transpose()?)
+            Ok(found.map(|tensor| tensor.to_dtype(DType::F64)?.to_vec1()).transpose()?)
         };
         // transformers keeps this bias in f32 in models of any type.
         let bias = match routing.sigmoid {
-            true => ["mlp.gate.", layer].into_iter().try_fold(None, |found: Option<Vec<f32>>, module| {
+            true => ["mlp.gate.", layer].into_iter().try_fold(None, |found: Option<Vec<f64>>, module| {
                 Ok::<_, Error>(found.or(numbers(&format!("{module}e_score_correction_bias"), RefDtype::F32)?))
             })?,
             false => None,
@@ -95,17 +95,17 @@ impl<'a> Experts<'a> {
             logits = self.source.round(logits)?;
         }
         let choice = routing.choose(&logits, self.bias.as_deref())?;
-        let mut sum = vec![0f32; tokens * hidden];
+        let mut sum = vec![0f64; tokens * hidden];
         for expert in 0..routing.count {
             let factor = self.factors.as_ref().and_then(|factors| factors.get(expert)).unwrap_or(&1.0);
-            let (rows, shares): (Vec<u32>, Vec<f32>) =
+            let (rows, shares): (Vec<u32>, Vec<f64>) =
                 choice.iter().filter(|c| c.expert == expert).map(|c| (c.token as u32, c.weight * factor)).unzip();
             if rows.is_empty() {
                 continue;
             }
             let dense = self.expert(expert)?;
             let x = x.index_select(&Tensor::new(rows.as_slice(), &Device::Cpu)?, 0)?;
-            let y = dense.forward(&x)?.to_vec2::<f32>()?;
+            let y = dense.forward(&x)?.to_dtype(DType::F64)?.to_vec2::<f64>()?;
             for ((row, share), y) in rows.iter().zip(shares).zip(y) {
                 let sum = &mut sum[*row as usize * hidden..][..hidden];
                 sum.iter_mut().zip(y).for_each(|(sum, y)| *sum += share * y);

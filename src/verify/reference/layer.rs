@@ -22,7 +22,7 @@ pub(super) struct State {
     pub per_layer: Option<Tensor>,
 }
 
-/// Weights of a layer in f32.
+/// Weights of a layer.
 pub(super) struct Layer<'a> {
     source: Source<'a>,
     norms: Norms,

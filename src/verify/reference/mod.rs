@@ -8,7 +8,7 @@
 //!
 //! Texts are known in advance: to verify a text that the model under test generated, the reference computes at each of
 //! its positions which token comes next. All texts therefore pass through a layer together, and the weights of a layer
-//! are widened to f32 once and then released. So only one layer at a time is in memory.
+//! are widened once and then released. So only one layer at a time is in memory.
 
 mod adapters;
 mod attention;
@@ -31,7 +31,7 @@ use crate::error::{Context, Error, Result};
 use crate::files;
 use crate::verify::dtype::RefDtype;
 use adapters::{ALL, Adapters, Embedding};
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use config::Config;
 use layer::{Layer, State};
 use linear::{Linear, Source};
@@ -160,7 +160,7 @@ impl Reference {
         if let Some(cap) = self.config.logit_cap {
             logits = ((logits / cap)?.tanh()? * cap)?;
         }
-        logits.flatten_all()?.to_vec1()
+        logits.flatten_all()?.to_dtype(DType::F32)?.to_vec1()
     }
 
     /// Creates a lane for each text, or two if the requested positions cross LongRoPE's length limit: every step of a

@@ -27,7 +27,7 @@ impl Norm {
             wide = wide.broadcast_sub(&(wide.sum_keepdim(D::Minus1)? / width)?)?;
         }
         let mean = (wide.sqr()?.sum_keepdim(D::Minus1)? / width)?;
-        let normed = wide.broadcast_div(&(mean + self.eps)?.sqrt()?)?.to_dtype(DType::F32)?;
+        let normed = wide.broadcast_div(&(mean + self.eps)?.sqrt()?)?.to_dtype(x.dtype())?;
         match (&self.weight, self.kind) {
             (None, _) => Ok(normed),
             (Some(weight), NormKind::RmsOnePlus) => normed.broadcast_mul(&(weight + 1.0)?),
@@ -37,15 +37,16 @@ impl Norm {
 }
 
 /// Computes the softmax along the last dimension; a sink is one more score, whose probability is dropped.
-pub(super) fn softmax(scores: &Tensor, sink: Option<f32>) -> candle_core::Result<Tensor> {
+pub(super) fn softmax(scores: &Tensor, sink: Option<f64>) -> candle_core::Result<Tensor> {
     let mut max = scores.max_keepdim(D::Minus1)?;
-    if let Some(sink) = sink {
-        max = max.maximum(&Tensor::full(sink, max.shape(), &Device::Cpu)?)?;
+    let sink = sink.map(|sink| Tensor::full(sink, max.shape(), &Device::Cpu)?.to_dtype(max.dtype())).transpose()?;
+    if let Some(sink) = &sink {
+        max = max.maximum(sink)?;
     }
     let exp = scores.broadcast_sub(&max)?.exp()?;
     let mut sum = exp.sum_keepdim(D::Minus1)?;
     if let Some(sink) = sink {
-        sum = (sum + (Tensor::full(sink, max.shape(), &Device::Cpu)? - max)?.exp()?)?;
+        sum = (sum + (sink - max)?.exp()?)?;
     }
     exp.broadcast_div(&sum)
 }

@@ -161,6 +161,8 @@ impl Rope {
         let half = inv_freq.len();
         let positions = Tensor::arange(0u32, tokens as u32, &Device::Cpu)?.to_dtype(candle_core::DType::F32)?;
         let angles = positions.unsqueeze(1)?.matmul(&Tensor::new(inv_freq.as_slice(), &Device::Cpu)?.unsqueeze(0)?)?;
+        // Angles are those of f32 in models of any type.
+        let angles = angles.to_dtype(x.dtype())?;
         let (cos, sin) = ((angles.cos()? * self.factor)?, (angles.sin()? * self.factor)?);
         let turn = |first: &Tensor, second: &Tensor| -> candle_core::Result<(Tensor, Tensor)> {
             let turned_first = (first.broadcast_mul(&cos)? - second.broadcast_mul(&sin)?)?;

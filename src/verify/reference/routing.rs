@@ -7,7 +7,7 @@ use super::family::Family::{
 use super::fields::Fields;
 use super::norm::{sigmoid, softmax};
 use crate::error::{Error, Result};
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 
 /// Parameters of the choice of experts.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -43,7 +43,7 @@ pub struct Groups {
 pub struct Choice {
     pub token: usize,
     pub expert: usize,
-    pub weight: f32,
+    pub weight: f64,
 }
 
 /// Routing without experts.
@@ -139,8 +139,9 @@ impl Routing {
     }
 
     /// Chooses the experts of all tokens from logits `(tokens, experts)` and a bias of the experts for the choice.
-    pub fn choose(&self, logits: &Tensor, bias: Option<&[f32]>) -> candle_core::Result<Vec<Choice>> {
-        let scores = if self.sigmoid { sigmoid(logits)? } else { softmax(logits, None)? }.to_vec2::<f32>()?;
+    pub fn choose(&self, logits: &Tensor, bias: Option<&[f64]>) -> candle_core::Result<Vec<Choice>> {
+        let scores = if self.sigmoid { sigmoid(logits)? } else { softmax(logits, None)? };
+        let scores = scores.to_dtype(DType::F64)?.to_vec2::<f64>()?;
         let mut choice = Vec::new();
         for (token, scores) in scores.into_iter().enumerate() {
             let mut ranks = scores.clone();
@@ -152,9 +153,9 @@ impl Routing {
             order.sort_by(|a, b| ranks[*b].total_cmp(&ranks[*a]));
             order.truncate(self.chosen);
             // A softmax over the selected logits equals these scores divided by their sum.
-            let total: f32 = order.iter().map(|expert| scores[*expert]).sum();
+            let total: f64 = order.iter().map(|expert| scores[*expert]).sum();
             let divisor = if self.normalized { total + 1e-20 } else { 1.0 };
-            let weight = |expert: usize| scores[expert] / divisor * self.factor as f32;
+            let weight = |expert: usize| scores[expert] / divisor * self.factor;
             choice.extend(order.into_iter().map(|expert| Choice { token, expert, weight: weight(expert) }));
         }
         Ok(choice)
@@ -163,18 +164,18 @@ impl Routing {
 
 impl Groups {
     /// Sets the ranks of experts outside of the best groups to minus infinity.
-    fn close(&self, ranks: &mut [f32]) {
+    fn close(&self, ranks: &mut [f64]) {
         let size = ranks.len() / self.count;
-        let score = |group: &[f32]| -> f32 {
+        let score = |group: &[f64]| -> f64 {
             let mut group = group.to_vec();
             group.sort_by(|a, b| b.total_cmp(a));
             group.iter().take(self.best).sum()
         };
-        let scores: Vec<f32> = ranks.chunks(size).map(score).collect();
+        let scores: Vec<f64> = ranks.chunks(size).map(score).collect();
         let mut order: Vec<usize> = (0..self.count).collect();
         order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
         for group in &order[self.chosen..] {
-            ranks[group * size..(group + 1) * size].fill(f32::NEG_INFINITY);
+            ranks[group * size..(group + 1) * size].fill(f64::NEG_INFINITY);
         }
     }
 }
@@ -203,7 +204,7 @@ mod tests {
     use super::*;
     use candle_core::Device;
 
-    fn choose(routing: Routing, logits: &[f32], bias: Option<&[f32]>) -> Vec<(usize, f32)> {
+    fn choose(routing: Routing, logits: &[f32], bias: Option<&[f64]>) -> Vec<(usize, f64)> {
         let logits = Tensor::from_slice(logits, (1, logits.len()), &Device::Cpu).unwrap();
         routing.choose(&logits, bias).unwrap().iter().map(|choice| (choice.expert, choice.weight)).collect()
     }

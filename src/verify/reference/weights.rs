@@ -76,7 +76,7 @@ impl Weights {
         found.next().map(|(name, index)| (name.as_str(), *index))
     }
 
-    /// Returns a tensor in f32, rounded to `dtype`.
+    /// Returns a tensor, rounded to `dtype`.
     pub fn get(&self, name: &str, dtype: RefDtype) -> Result<Tensor> {
         let (stored, file) = self.file(name)?;
         let found = match file {
@@ -85,7 +85,7 @@ impl Weights {
                 torch.get(stored).and_then(|t| t.ok_or_else(|| candle_core::Error::Msg("found no such tensor".into())))
             }
         };
-        let widened = found.and_then(|t| dtype.round(t.to_dtype(DType::F32)?));
+        let widened = found.and_then(|t| dtype.round(t.to_dtype(dtype.wide())?));
         widened.tensor(name).at(&self.dir)
     }
 
@@ -94,7 +94,7 @@ impl Weights {
         if self.has(name) { self.get(name, dtype).map(Some) } else { Ok(None) }
     }
 
-    /// Returns entry `index` along the first dimension in f32, rounded to `dtype`.
+    /// Returns entry `index` along the first dimension, rounded to `dtype`.
     pub fn row(&self, name: &str, index: usize, dtype: RefDtype) -> Result<Tensor> {
         let (stored, File::Safetensors(mapped)) = self.file(name)? else {
             return self.get(name, dtype)?.get(index).tensor(name);
@@ -103,7 +103,7 @@ impl Weights {
         let view = parsed.tensor(stored)?;
         let (shape, bytes) = entry(&view, index).tensor(name).at(&self.dir)?;
         let view = TensorView::new(view.dtype(), shape, bytes)?;
-        tensor(&view).and_then(|t| dtype.round(t.to_dtype(DType::F32)?)).tensor(name)
+        tensor(&view).and_then(|t| dtype.round(t.to_dtype(dtype.wide())?)).tensor(name)
     }
 
     /// Returns the shape and the bytes of entry `index` along the first dimension of a U8 tensor.
