@@ -54,6 +54,9 @@ const STEPPED: usize = 64 << 20;
 /// Allowance and time limit in milliseconds for constraints: the states of a matcher take up to 60 MB, and a mask takes
 /// up to 20 ms.
 const MATCHERS: (usize, u64) = (192 << 20, 2000);
+/// Allowance for the configuration of a server: the reader of TOML keeps every error of a file, 400 bytes for a byte.
+#[cfg(feature = "serve")]
+const CONFIGURATION: usize = 2 << 20;
 /// Allowance for outputs of models: the tokenizers that all inputs share, and an event per character of an input.
 const OUTPUTS: usize = 8 << 20;
 /// Allowance for bodies of requests: their trees, copies of schemas, and messages.
@@ -84,7 +87,7 @@ pub const TARGETS: &[Target] = &[
     #[cfg(feature = "serve")]
     Target { name: "api_keys", allowance: LISTS, limit_ms: SECOND, run: api_keys },
     #[cfg(feature = "serve")]
-    Target { name: "serve_config", allowance: LISTS, limit_ms: SECOND, run: serve_config },
+    Target { name: "serve_config", allowance: CONFIGURATION, limit_ms: SECOND, run: serve_config },
     #[cfg(feature = "serve")]
     Target { name: "key_usage", allowance: LISTS, limit_ms: SECOND, run: key_usage },
     #[cfg(feature = "serve")]

@@ -124,7 +124,7 @@ mod tests {
             json!({"allOf": [{"multipleOf": 317}, {"multipleOf": 331}]}),
             json!({"anyOf": [{"multipleOf": 317}, {}], "multipleOf": 331}),
             json!({"$ref": "#/$defs/a", "multipleOf": 331, "$defs": {"a": {"multipleOf": 317}}}),
-            json!({"items": {"prefixItems": [{"multipleOf": 317}, {"multipleOf": 331}]}, "patternProperties": {"a": {}}}),
+            json!({"prefixItems": [{"multipleOf": 317}, {"multipleOf": 331}], "patternProperties": {"a": {}}}),
             json!({"allOf": [{"items": {"multipleOf": 1e15}}, {"multipleOf": 99_989}]}),
         ] {
             assert!(check(refused.clone()).contains("of at most 100000"), "{refused}");

@@ -421,7 +421,8 @@ mod tests {
                 "architecture": "x", "hidden": 64, "n_layers": 4, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16,
                 "vocab": 100, "max_context": 64, "norm_eps": 1e-6, "logit_softcap": null, "local_rope": null,
                 "rope": {"theta": 1e4, "rotary_dim": null, "scaling": {"type": "none"}},
-                "attention": {"softcap": null, "scale": 0.25, "latent": latent}, "mlp": mlp, "tied_embeddings": true, "bos": null,
+                "attention": {"softcap": null, "scale": 0.25, "latent": latent}, "mlp": mlp,
+                "tied_embeddings": true, "bos": null,
             }))
             .unwrap();
             check(&model, 8).err().map(|error| (error.cause().exit_code(), error.to_string()))
@@ -443,7 +444,8 @@ mod tests {
             assert!(code == 5 && message.contains(found), "{message}");
         }
         let latent = |value: usize| {
-            let latent = serde_json::json!({"q_rank": null, "kv_rank": 8, "nope": 8, "rope": 8, "value": value, "norm_eps": 1e-6});
+            let mut latent = serde_json::json!({"q_rank": null, "kv_rank": 8, "nope": 8, "rope": 8, "norm_eps": 1e-6});
+            latent["value"] = value.into();
             with(moe(64, 32, 8), latent)
         };
         assert_eq!(latent(12), None);

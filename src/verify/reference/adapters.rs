@@ -1,9 +1,9 @@
 //! Adapters of the reference: `y = gain * (W x + scale * B (A x)) + bias`, as the layers of PEFT compute it without
 //! merging.
 //!
-//! Factors come in terms of canonical tensors ([`Adapter`]) and are never rounded, also beside weights that are rounded to bf16:
-//! PEFT keeps the factors of a bf16 model in f32. The gain of DoRA is computed in f64. The matrices of an expert take
-//! some rows of a change of its canonical matrices ([`Rows`]).
+//! Factors come in terms of canonical tensors ([`Adapter`]) and are never rounded, also beside weights that are rounded
+//! to bf16: PEFT keeps the factors of a bf16 model in f32. The gain of DoRA is computed in f64. The matrices of an
+//! expert take some rows of a change of its canonical matrices ([`Rows`]).
 
 use super::linear::Linear;
 use crate::adapter::{Adapter, Change};
