@@ -73,8 +73,8 @@ impl Multiples {
     /// Returns the number of states of all automata; `None` if it does not fit 64 bits.
     fn states(&self) -> Option<u64> {
         if !self.combined {
-            let sizes = self.values.iter().map(|(units, places)| units.checked_mul(u64::from(places + 1)));
-            return sizes.sum();
+            let mut sizes = self.values.iter().map(|(units, places)| units.checked_mul(u64::from(places + 1)));
+            return sizes.try_fold(0u64, |sum, size| sum.checked_add(size?));
         }
         let places = self.values.iter().map(|(_, places)| *places).max().unwrap_or(0);
         let mut all = 1u64;
@@ -119,6 +119,7 @@ mod tests {
         assert!(large.contains("found 2097153 at #/items/multipleOf, expected the sum of all `multipleOf`"), "{large}");
         for refused in [
             json!({"multipleOf": 1e300}),
+            json!({"multipleOf": 1, "items": {"multipleOf": 5e299}}),
             json!({"multipleOf": 99_991.5}),
             json!({"prefixItems": [{"multipleOf": 60_000}, {"multipleOf": 59_999}]}),
             json!({"allOf": [{"multipleOf": 317}, {"multipleOf": 331}]}),
