@@ -1,6 +1,7 @@
 //! Tests of `--attention`: the reference of attention gives the logits of the fast kernel, in every kind of layer.
 
 use crate::common::{all_logits, fixture, golden, iec, packed_as};
+use crate::cuda::on_gpu;
 use iec::iebin::IebinReader;
 use iec::runtime::{AttentionKernel, Engine, EngineOptions, Precision};
 use serde_json::Value;
@@ -12,13 +13,10 @@ const MODELS: [&str; 4] = ["gemma2", "gptoss-bf16", "gemma4-e", "glm4flash"];
 fn the_reference_gives_the_logits_of_the_fast_kernel() {
     for name in MODELS {
         let pack = packed_as(name, &fixture(name), &[]);
-        let tokens: Vec<u32> = golden(name)["prompts"][0]["ids"]
-            .as_array()
-            .or(golden(name)["perplexity"]["ids"].as_array())
-            .unwrap()
-            .iter()
-            .map(|id| id.as_u64().unwrap() as u32)
-            .collect();
+        // Longer than a page of the cache and every window.
+        let golden = golden(name);
+        let ids = golden["perplexity"]["ids"].as_array().unwrap();
+        let tokens: Vec<u32> = ids.iter().map(|id| id.as_u64().unwrap() as u32).collect();
         let logits = |attention| {
             let options =
                 EngineOptions { precision: Some(Precision::Fp32), attention, threads: 2, ..Default::default() };
@@ -45,4 +43,7 @@ fn the_option_chooses_the_kernel_and_reports_name_it() {
     assert_eq!(reference["text"], fast["text"]);
     let output = iec().args(["run", "--attention", "exact"]).assert().code(2).get_output().stderr.clone();
     assert!(String::from_utf8(output).unwrap().contains("expected fast or reference"));
+    let options = EngineOptions { attention: AttentionKernel::Reference, ..on_gpu(EngineOptions::default()) };
+    let error = Engine::open(&IebinReader::open(&pack).unwrap(), &options).unwrap_err();
+    assert!(error.to_string().contains("computes on the CPU, not on a GPU"), "{error}");
 }

@@ -11,6 +11,7 @@ use serde_json::json;
 use std::path::PathBuf;
 use std::time::Instant;
 
+/// Returns the end of the help text.
 fn models_and_examples() -> String {
     let models: Vec<&str> = presets::names().collect();
     format!(

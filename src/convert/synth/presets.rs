@@ -59,8 +59,8 @@ pub fn of_text(config: &Value) -> Value {
 /// `layers` is out of range or the configuration is no JSON object.
 pub fn with_layers(mut config: Value, layers: usize) -> Result<Value> {
     let nested = config.get("text_config").is_some_and(Value::is_object);
-    let of_text = if nested { &mut config["text_config"] } else { &mut config };
-    let Some(object) = of_text.as_object_mut() else {
+    let model = if nested { &mut config["text_config"] } else { &mut config };
+    let Some(object) = model.as_object_mut() else {
         return Err(Error::corrupt("config.json is not a JSON object"));
     };
     if !(1..=LAYER_LIMIT).contains(&layers) {

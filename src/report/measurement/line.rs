@@ -3,7 +3,7 @@
 use super::stages::StageTimes;
 use crate::runtime::cpu::topology::{SYSTEM_ROOT, Topology};
 use crate::runtime::generate::{Completion, Outcome};
-use crate::runtime::{Engine, Stage, Stages};
+use crate::runtime::{AttentionKernel, Engine, Stage, Stages};
 use crate::session::adapters::AdapterUse;
 use crate::session::metrics::rate;
 use crate::session::{Generation, Metrics, Session};
@@ -191,9 +191,7 @@ impl Measured<'_> {
             device: engine.device(),
             threads: engine.threads(),
             isa: engine.isa(),
-            attention: Some(engine.attention())
-                .filter(|kernel| *kernel != Default::default())
-                .map(|kernel| kernel.name()),
+            attention: (engine.attention() != AttentionKernel::default()).then(|| engine.attention().name()),
             run: self.run,
             tokens_generated: metrics.tokens_generated,
             tokens: only(true).map(|done| done.ids.clone()),
