@@ -309,7 +309,8 @@ impl Engine {
         mut answer: Answer<'_>,
     ) -> Result<()> {
         self.profile.lap(Stage::Other);
-        let groups = adapters::groups(&batch.runs, |sequence| &sequences[sequence].adapters);
+        let adapted = |run: &Run| (run.first..run.first + run.tokens, &sequences[run.sequence].adapters);
+        let groups = adapters::groups(batch.runs.iter().map(adapted));
         let first_layer = start.as_ref().map_or(0, |(layer, _)| *layer);
         match start {
             Some((_, stream)) => self.embedder.x = stream,
@@ -343,6 +344,7 @@ impl Engine {
             weights: self.model.weights.clone(),
             exact: self.model.precision == Precision::Fp32,
             arithmetic: self.model.precision.arithmetic(),
+            on_cpu: self.parts().into_iter().find(|part| part.device.is_none()).map_or(0..0, |part| part.layers),
         }
     }
 

@@ -2,8 +2,7 @@
 //! the engine with it.
 
 use crate::common::{FAMILIES, all_logits, fixture, iec, packed, packed_as};
-use crate::random_adapter::random_adapter;
-use iec::adapter::{Adapter, Change};
+use crate::random_adapter::{random_adapter, with_magnitudes};
 use iec::convert::adapter;
 use iec::convert::arch::{Arch, Fields};
 use iec::iebin::IebinReader;
@@ -13,7 +12,6 @@ use iec::runtime::adapters::AdapterSet;
 use iec::runtime::{Engine, EngineOptions, Precision};
 use iec::verify::{RefDtype, Reference, Text};
 use serde_json::{Map, Value, json};
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 fn ids(value: &Value) -> Vec<u32> {
@@ -151,9 +149,12 @@ fn adapters_that_nothing_would_compute_are_refused() {
 #[test]
 fn engine_and_reference_agree_with_adapters_of_the_further_families() {
     let (mut failures, mut rng) = (Vec::new(), Rng::new(7));
-    for name in FAMILIES {
+    for (number, name) in FAMILIES.into_iter().enumerate() {
         let dir = fixture(name);
-        let adapter = random_adapter(&model_config(&dir), &mut rng);
+        let mut adapter = random_adapter(&model_config(&dir), &mut rng);
+        if number % 2 == 1 {
+            adapter = with_magnitudes(adapter, &mut rng);
+        }
         let ids: Vec<u32> = (0..40).map(|i| (i * i * 7 + 13) % 480).collect();
         let pack = packed(name);
         let reader = IebinReader::open(pack.path()).unwrap();
@@ -179,15 +180,4 @@ fn engine_and_reference_agree_with_adapters_of_the_further_families() {
         }
     }
     assert!(failures.is_empty(), "{failures:#?}");
-}
-
-#[test]
-fn a_change_of_the_matrix_of_keys_and_values_of_latent_attention_is_refused() {
-    let mut changes = BTreeMap::new();
-    changes.insert("model.layers.0.self_attn.kv_b_proj.weight".to_string(), vec![Change::default()]);
-    let pack = packed("deepseek3");
-    let engine = Engine::open(&IebinReader::open(pack.path()).unwrap(), &EngineOptions::default()).unwrap();
-    let error = engine.adapter_binder().bind(&Adapter { hash: String::new(), changes }).unwrap_err();
-    assert!(error.to_string().contains("found a change of the matrix of keys and values"), "{error}");
-    assert!(error.help_text().is_some_and(|help| help.contains("train the adapter without kv_b_proj")), "{error}");
 }

@@ -4,10 +4,16 @@
 
 use crate::common::{fixture, iec};
 use crate::cuda::on_gpu;
-use crate::odd_shapes::{QUANTIZED_LIMIT, difference, ids, merged, packed, reference_logits, unpacked};
-use iec::runtime::EngineOptions;
+use crate::odd_shapes::{
+    QUANTIZED_LIMIT, difference, difference_of, ids, logits_of, merged, packed, reference_logits, unpacked,
+};
+use crate::random_adapter::{random_adapter, with_magnitudes};
+use iec::rng::Rng;
+use iec::runtime::adapters::AdapterSet;
 use iec::runtime::kv::KvType;
 use iec::runtime::precision::Precision;
+use iec::runtime::{Engine, EngineOptions};
+use iec::verify::{RefDtype, Reference};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -138,6 +144,40 @@ fn fp32_agrees_with_the_reference() {
 }
 
 #[test]
+fn fp32_with_adapters_agrees_with_the_reference() {
+    let mut failures = Vec::new();
+    for (seed, (name, changes)) in cases().into_iter().enumerate() {
+        let (dir, mut rng) = (tempfile::tempdir().unwrap(), Rng::new(seed as u64));
+        let (config, ids) = (write(name, &changes, seed, dir.path()), ids(261));
+        let (_keep, reader) = packed(&dir.path().join("hf"), &[]);
+        let cpu = EngineOptions { precision: Some(Precision::Fp32), prefill_chunk: 11, ..Default::default() };
+        let mut engines = [cpu, on_gpu(cpu)].map(|options| Engine::open(&reader, &options).unwrap());
+        let adapters = [0.5, 1.0].map(|_| random_adapter(engines[0].config(), &mut rng));
+        let dora = with_magnitudes(random_adapter(engines[0].config(), &mut rng), &mut rng);
+        let plain = reference_logits(&dir.path().join("hf"), &config, &ids);
+        for adapters in [adapters.into_iter().zip([0.5, 1.5]).collect(), vec![(dora, 1.0)]] {
+            let reference = Reference::open(&dir.path().join("hf"), RefDtype::F64).unwrap();
+            let expected = logits_of(&reference.with_adapters(adapters.clone()), &config, &ids);
+            let largest = expected.iter().fold(0f32, |most, x| most.max(x.abs()));
+            let changed = plain.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+            for (engine, place) in engines.iter_mut().zip(["CPU", "GPU"]) {
+                let bound = adapters.iter().map(|(adapter, factor)| {
+                    let bound = engine.adapter_binder().bind(adapter).unwrap();
+                    (bound, *factor)
+                });
+                let set = AdapterSet::new(bound).unwrap();
+                engine.set_adapters(set);
+                let (apart, _) = difference_of(engine, &expected, &ids);
+                if !(apart <= sensitivity(name) * 2e-5 * largest && changed > 0.05 * largest) {
+                    failures.push(format!("{seed} {name}, {place}: {apart:e} apart, {changed} changed, of {largest}"));
+                }
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{failures:#?}");
+}
+
+#[test]
 fn quantized_packs_agree_with_the_reference_on_their_own_weights() {
     let schemes = [
         (r#""scheme":"q4_0""#, Precision::Int4w),
@@ -154,14 +194,23 @@ fn quantized_packs_agree_with_the_reference_on_their_own_weights() {
         std::fs::write(&rules, format!(r#"{{"version":1,"rules":[{rule}]}}"#)).unwrap();
         let (_keep, reader) = packed(&dir.path().join("hf"), &["--q4-map", rules.to_str().unwrap()]);
         let ids = ids(261);
-        let expected = reference_logits(unpacked(&reader).path(), &config, &ids);
         let options =
             EngineOptions { precision: Some(precision), kv: Some(KvType::F32), threads: 2, ..Default::default() };
-        let (apart, largest) = difference(&reader, &options, &expected, &ids);
-        // Rounding may swap experts with nearly equal scores.
-        let experts = changes.get("moe_intermediate_size").is_some();
-        if apart.is_nan() || apart > if experts { 0.1 } else { sensitivity(name) * QUANTIZED_LIMIT } * largest {
-            failures.push(format!("{seed} {name}, {fields}: {apart:e} apart, largest logit {largest}"));
+        let (mut engine, own) = (Engine::open(&reader, &options).unwrap(), unpacked(&reader));
+        let adapter = random_adapter(engine.config(), &mut Rng::new(seed as u64));
+        for adapters in [vec![], vec![(adapter, 1.0)]] {
+            let set =
+                adapters.iter().map(|(adapter, factor)| (engine.adapter_binder().bind(adapter).unwrap(), *factor));
+            let set = AdapterSet::new(set).unwrap();
+            engine.set_adapters(set);
+            let reference = Reference::open(own.path(), RefDtype::F64).unwrap().with_adapters(adapters);
+            let expected = logits_of(&reference, &config, &ids);
+            let (apart, largest) = difference_of(&mut engine, &expected, &ids);
+            // Rounding may swap experts with nearly equal scores.
+            let experts = changes.get("moe_intermediate_size").is_some();
+            if apart.is_nan() || apart > if experts { 0.1 } else { sensitivity(name) * QUANTIZED_LIMIT } * largest {
+                failures.push(format!("{seed} {name}, {fields}: {apart:e} apart, largest logit {largest}"));
+            }
         }
     }
     assert!(failures.is_empty(), "{failures:#?}");

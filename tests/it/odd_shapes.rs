@@ -218,7 +218,11 @@ pub fn packed(checkpoint: &Path, extra: &[&str]) -> (tempfile::TempDir, IebinRea
 /// Computes the logits of a text with the reference from a checkpoint. With LongRoPE the result starts at the
 /// original context length, because the reference rotates shorter prefixes with the short factors.
 pub fn reference_logits(checkpoint: &Path, config: &Value, ids: &[u32]) -> Vec<f32> {
-    let reference = Reference::open(checkpoint, RefDtype::F64).unwrap();
+    logits_of(&Reference::open(checkpoint, RefDtype::F64).unwrap(), config, ids)
+}
+
+/// Returns the logits of a reference, see [`reference_logits`].
+pub fn logits_of(reference: &Reference, config: &Value, ids: &[u32]) -> Vec<f32> {
     let border = config["original_max_position_embeddings"].as_u64().map_or(0, |border| border as usize);
     let text = Text { ids: ids.to_vec(), from: if border < ids.len() { border } else { 0 } };
     let mut all = Vec::new();
@@ -233,7 +237,11 @@ pub fn reference_logits(checkpoint: &Path, config: &Value, ids: &[u32]) -> Vec<f
 /// Returns the largest difference between the engine's logits of the last positions and the expected ones, and the
 /// largest expected logit.
 pub fn difference(reader: &IebinReader, options: &EngineOptions, expected: &[f32], ids: &[u32]) -> (f32, f32) {
-    let mut engine = Engine::open(reader, options).unwrap();
+    difference_of(&mut Engine::open(reader, options).unwrap(), expected, ids)
+}
+
+/// Returns the difference of an engine that is open, see [`difference`].
+pub fn difference_of(engine: &mut Engine, expected: &[f32], ids: &[u32]) -> (f32, f32) {
     let mut sequence = engine.new_sequence().unwrap();
     let mut logits = Vec::new();
     engine.forward(&mut [Feed { sequence: &mut sequence, tokens: ids, want: Want::All }], &mut logits).unwrap();

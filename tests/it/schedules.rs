@@ -6,6 +6,8 @@
 //! `IEC_SCHEDULES=4000 cargo test --release --test it -- schedules::` runs that many per pack.
 
 use crate::common::{fixture, packed_as};
+use crate::random_adapter::{random_adapter, with_magnitudes};
+use iec::adapter::Adapter;
 use iec::convert::adapter;
 use iec::iebin::IebinReader;
 use iec::rng::Rng;
@@ -236,11 +238,17 @@ fn open(pack: &Path, kv: KvType, threads: usize, chunk: usize, pages: u64, longe
     Engine::open(&reader, &EngineOptions { kv_memory, context: Some(longest), ..options }).unwrap()
 }
 
-/// Returns sets of adapters: none, each alone, and the first two together with factors.
+/// Returns sets of adapters: none, each alone, and the first two together with factors. Without names, there are two
+/// random adapters and one of DoRA that change all matrices.
 fn sets(engine: &Engine, adapters: &[&str]) -> Vec<AdapterSet> {
-    let binder = engine.adapter_binder();
-    let bind = |name: &&str| binder.bind(&adapter::read(&fixture(name), engine.config()).unwrap()).unwrap();
-    let bound: Vec<_> = adapters.iter().map(bind).collect();
+    let (binder, mut rng) = (engine.adapter_binder(), Rng::new(3));
+    let mut all: Vec<Adapter> =
+        adapters.iter().map(|name| adapter::read(&fixture(name), engine.config()).unwrap()).collect();
+    if all.is_empty() {
+        all.extend([0; 2].map(|_| random_adapter(engine.config(), &mut rng)));
+        all.push(with_magnitudes(random_adapter(engine.config(), &mut rng), &mut Rng::new(4)));
+    }
+    let bound: Vec<_> = all.iter().map(|adapter| binder.bind(adapter).unwrap()).collect();
     let together = bound.iter().take(2).cloned().zip([0.5, 1.5]);
     let alone = bound.iter().map(|adapter| AdapterSet::new([(adapter.clone(), 1.0)]).unwrap());
     [AdapterSet::default()].into_iter().chain(alone).chain([AdapterSet::new(together).unwrap()]).collect()

@@ -1,5 +1,6 @@
 //! Binds adapters to the matrices of an opened model.
 
+use super::heads::HeadChanges;
 use super::{BoundAdapter, BoundChange, BoundEmbedding, BoundFactors, Factor, LayerChanges, TARGETS, Target};
 use crate::adapter::{Adapter, Change, Int8Factor, LowRank, transposed};
 use crate::dtype::{DType, encode_floats};
@@ -7,8 +8,10 @@ use crate::error::{Error, Result};
 use crate::mapped::Bytes;
 use crate::model_config::ModelConfig;
 use crate::runtime::cpu::{Arithmetic, FactorType, LowRankInput, Matrix, MatrixStore, Panels};
+use crate::runtime::layer::Operation;
 use crate::runtime::weights::{Linear, Weight, Weights};
 use rayon::prelude::*;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Binds adapters to an opened model, also while its engine computes.
@@ -20,6 +23,8 @@ pub struct AdapterBinder {
     pub(in crate::runtime) exact: bool,
     /// Arithmetic of the products with the weights.
     pub(in crate::runtime) arithmetic: Arithmetic,
+    /// Layers that the CPU computes.
+    pub(in crate::runtime) on_cpu: Range<usize>,
 }
 
 impl AdapterBinder {
@@ -46,6 +51,7 @@ impl AdapterBinder {
             layers: (0..self.config.n_layers).map(|_| LayerChanges::default()).collect(),
             embedding: None,
             lm_head: None,
+            further: None,
             is_dora: adapter.changes.values().flatten().any(|change| change.magnitude.is_some()),
         };
         let tensor =
@@ -54,9 +60,11 @@ impl AdapterBinder {
             bound.bytes += tensor.nbytes();
             match tensor {
                 Bound::LmHead(change) => bound.lm_head = Some(change),
+                Bound::Further(change) => bound.further = Some(change),
                 Bound::Embedding(change) => bound.embedding = Some(change),
                 Bound::Matrix(layer, target, change) => bound.layers[layer].targets[target as usize] = Some(change),
                 Bound::Experts(layer, matrix, experts) => bound.layers[layer].experts[matrix] = experts,
+                Bound::Heads(layer, heads) => bound.layers[layer].heads = Some(heads),
             }
         }
         Ok(Arc::new(bound))
@@ -66,11 +74,15 @@ impl AdapterBinder {
 /// Bound changes of a tensor, with its place in the model.
 enum Bound {
     LmHead(BoundChange),
+    /// The projection to the further inputs of all layers.
+    Further(BoundChange),
     Embedding(BoundEmbedding),
     /// A matrix of a layer.
     Matrix(usize, Target, BoundChange),
     /// The first or second matrix of all experts of a layer.
     Experts(usize, usize, Vec<Option<BoundChange>>),
+    /// The matrices of the heads of a layer.
+    Heads(usize, HeadChanges),
 }
 
 impl Bound {
@@ -83,21 +95,24 @@ impl Bound {
         if name == "model.embed_tokens.weight" {
             return bind_embedding(first, base).map(Bound::Embedding);
         }
+        if name == "model.per_layer_model_projection.weight" {
+            let projection = &base.weights.per_layer.as_ref().ok_or_else(unknown)?.projection;
+            return bind_change(first, &projection.matrix, None, base).map(Bound::Further);
+        }
         let place = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
         let (layer, part) = place.ok_or_else(unknown)?;
         let layer: usize = layer.parse().map_err(|_| unknown())?;
         let operations = &base.weights.layers.get(layer).ok_or_else(unknown)?.blocks;
         if let Some((target, _)) = TARGETS.iter().find(|(_, name)| *name == part) {
-            let linear = operations.iter().find_map(|block| block.operation.target(*target)).ok_or_else(unknown)?;
+            let found = operations.iter().find_map(|block| Some((block, block.operation.target(*target)?)));
+            let (block, linear) = found.ok_or_else(unknown)?;
+            if let (Operation::Latent(op), Target::KvHeads, true) =
+                (&block.operation, target, base.on_cpu.contains(&layer))
+            {
+                return HeadChanges::bind(first, op, base).map(|heads| Bound::Heads(layer, heads));
+            }
             let change = bind_change(first, &linear.matrix, linear.bias.as_deref(), base)?;
             return Ok(Bound::Matrix(layer, *target, change));
-        }
-        if part == "self_attn.kv_b_proj.weight" {
-            let found = "found a change of the matrix of keys and values, of which latent attention computes none";
-            return Err(Error::unsupported(found).help(
-                "train the adapter without kv_b_proj, or merge it into a checkpoint: `iec unpack PACK --lora ADAPTER \
-                 --out-dir DIR`",
-            ));
         }
         let matrix = match part {
             "mlp.experts.gate_up_proj" => 0,
@@ -118,7 +133,8 @@ impl Bound {
 
     fn nbytes(&self) -> usize {
         match self {
-            Bound::LmHead(change) | Bound::Matrix(.., change) => change.nbytes(),
+            Bound::LmHead(change) | Bound::Further(change) | Bound::Matrix(.., change) => change.nbytes(),
+            Bound::Heads(_, heads) => heads.nbytes(),
             Bound::Embedding(change) => change.nbytes(),
             Bound::Experts(.., experts) => experts.iter().flatten().map(BoundChange::nbytes).sum(),
         }
@@ -180,24 +196,30 @@ fn bind_embedding(change: &Change, base: &AdapterBinder) -> Result<BoundEmbeddin
 
 /// Binds low-rank factors of a matrix `(rows, cols)`.
 fn bind_factors(factors: &LowRank, rows: usize, cols: usize, base: &AdapterBinder) -> Result<BoundFactors> {
+    check_size(factors, rows, cols)?;
     let LowRank { rank, scale, a, b, dtype, int8 } = factors;
-    if a.len() != rank * cols || b.len() != rows * rank {
-        return Err(Error::corrupt(format!(
-            "found factors of another size, expected those of a matrix {rows} x {cols}"
-        )));
-    }
     let of = |values: &[f32]| factor_type(storage(*dtype, values, base), base);
     Ok(BoundFactors {
         a: match &int8[0] {
             Some(a) => bound_int8(a, *rank, cols)?,
-            None => Factor::Floats(LowRankInput::new(a, *rank, cols, of(a))),
+            None => Factor::Floats(Arc::new(LowRankInput::new(a, *rank, cols, of(a)))),
         },
         b: match &int8[1] {
             Some(b) => bound_int8(b, rows, *rank)?,
-            None => Factor::Floats(Panels::new(b, rows, *rank, of(b))),
+            None => Factor::Floats(Arc::new(Panels::new(b, rows, *rank, of(b)))),
         },
         scale: *scale,
     })
+}
+
+/// Checks the sizes of the factors of a matrix `(rows, cols)`.
+pub(super) fn check_size(LowRank { rank, a, b, .. }: &LowRank, rows: usize, cols: usize) -> Result<()> {
+    match a.len() == rank * cols && b.len() == rows * rank {
+        true => Ok(()),
+        false => {
+            Err(Error::corrupt(format!("found factors of another size, expected those of a matrix {rows} x {cols}")))
+        }
+    }
 }
 
 /// Binds a factor in int8.
@@ -206,7 +228,7 @@ fn bound_int8<T>(factor: &Int8Factor, rows: usize, cols: usize) -> Result<Factor
 }
 
 /// Returns the type in which factors are stored.
-fn storage(dtype: DType, values: &[f32], base: &AdapterBinder) -> DType {
+pub(super) fn storage(dtype: DType, values: &[f32], base: &AdapterBinder) -> DType {
     let fits = |x: &f32| x.abs() < half::f16::MAX.to_f32();
     match dtype {
         _ if base.exact => DType::F32,
@@ -217,7 +239,7 @@ fn storage(dtype: DType, values: &[f32], base: &AdapterBinder) -> DType {
 }
 
 /// Returns the form of factors that are stored in this type.
-fn factor_type(dtype: DType, base: &AdapterBinder) -> FactorType {
+pub(super) fn factor_type(dtype: DType, base: &AdapterBinder) -> FactorType {
     match dtype {
         DType::F32 => FactorType::F32,
         _ if matches!(base.arithmetic, Arithmetic::Int8 | Arithmetic::Bf16) => FactorType::Pairs,
@@ -273,7 +295,7 @@ fn changed_row(number: usize, change: &Change, weight: &Weight) -> Result<Vec<f6
 }
 
 /// Returns the gain of each row for DoRA.
-fn gain(magnitude: &[f32], change: &Change, weight: &Weight) -> Result<Vec<f32>> {
+pub(super) fn gain(magnitude: &[f32], change: &Change, weight: &Weight) -> Result<Vec<f32>> {
     let one = |number: usize| {
         let norm = changed_row(number, change, weight)?.iter().map(|x| x * x).sum::<f64>().sqrt();
         Ok((f64::from(magnitude[number]) / norm) as f32)

@@ -8,13 +8,15 @@
 
 mod bind;
 pub(super) mod factors;
+mod heads;
 mod plain;
 
 pub use bind::AdapterBinder;
+pub(super) use heads::{HeadMatrix, of_head};
 
 use super::cpu::{LowRankInput, LowRankPart, Matrix, Panels};
-use super::device::Run;
 use crate::error::{Error, Result};
+use heads::HeadChanges;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -40,6 +42,8 @@ pub struct BoundAdapter {
     layers: Vec<LayerChanges>,
     embedding: Option<BoundEmbedding>,
     pub(super) lm_head: Option<BoundChange>,
+    /// Change of the projection to the further inputs of all layers.
+    pub(super) further: Option<BoundChange>,
     /// Whether it has magnitudes of DoRA.
     is_dora: bool,
 }
@@ -75,10 +79,16 @@ pub enum Target {
     QLatent,
     /// Projection to the vector of keys and values in latent attention.
     KvLatent,
+    /// Projection from this vector to keys and values, where it is multiplied as a whole.
+    KvHeads,
+    /// Gate of the further input of a layer.
+    InputGate,
+    /// Projection of the further input of a layer.
+    InputProjection,
 }
 
 /// All targets with the ends of their canonical names.
-const TARGETS: [(Target, &str); 15] = [
+const TARGETS: [(Target, &str); 18] = [
     (Target::Q, "self_attn.q_proj.weight"),
     (Target::Q, "self_attn.q_b_proj.weight"),
     (Target::K, "self_attn.k_proj.weight"),
@@ -94,6 +104,9 @@ const TARGETS: [(Target, &str); 15] = [
     (Target::SharedDown, "mlp.shared_experts.down_proj.weight"),
     (Target::QLatent, "self_attn.q_a_proj.weight"),
     (Target::KvLatent, "self_attn.kv_a_proj_with_mqa.weight"),
+    (Target::KvHeads, "self_attn.kv_b_proj.weight"),
+    (Target::InputGate, "per_layer_input_gate.weight"),
+    (Target::InputProjection, "per_layer_projection.weight"),
 ];
 
 /// Changes of a layer.
@@ -102,6 +115,8 @@ pub struct LayerChanges {
     targets: [Option<BoundChange>; TARGETS.len()],
     /// Changes of the first and of the second matrix of each expert; empty if there are none.
     experts: [Vec<Option<BoundChange>>; 2],
+    /// Changes of the matrices of heads, where latent attention multiplies these.
+    heads: Option<HeadChanges>,
 }
 
 /// Change of a matrix in the form that products read.
@@ -127,10 +142,11 @@ struct BoundFactors {
     scale: f32,
 }
 
-/// A factor as floats, or as an int8 matrix that is multiplied like those of a model.
+/// A factor as floats, which the heads of latent attention share, or as an int8 matrix that is multiplied like those of
+/// a model.
 #[derive(Debug)]
 enum Factor<T> {
-    Floats(T),
+    Floats(Arc<T>),
     Int8(Matrix),
 }
 
@@ -238,6 +254,11 @@ impl AdapterSet {
         self.pick(rows, |adapter| adapter.lm_head.as_ref())
     }
 
+    /// Returns the changes of the projection to the further inputs of all layers, for the given rows.
+    pub(super) fn of_further(&self, rows: &Range<usize>) -> Vec<Changed<'_>> {
+        self.pick(rows, |adapter| adapter.further.as_ref())
+    }
+
     fn pick<'a>(
         &'a self,
         rows: &Range<usize>,
@@ -258,11 +279,10 @@ impl AdapterSet {
     }
 }
 
-/// Returns the consecutive rows of `runs` that use the same adapters, of which there is at least one.
-pub(super) fn groups<'a>(runs: &[Run], set: impl Fn(usize) -> &'a AdapterSet) -> Vec<Group> {
+/// Joins consecutive rows that use the same adapters, of which there is at least one.
+pub(super) fn groups<'a>(runs: impl Iterator<Item = (Range<usize>, &'a AdapterSet)>) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
-    for run in runs {
-        let (set, rows) = (set(run.sequence), run.first..run.first + run.tokens);
+    for (rows, set) in runs {
         match groups.last_mut() {
             _ if set.is_empty() => {}
             Some(last) if last.rows.end == rows.start && last.set.is(set) => last.rows.end = rows.end,
@@ -287,7 +307,7 @@ impl BoundChange {
     /// nothing is left.
     fn part<'a>(&'a self, factor: f32, h: &'a [f32]) -> Option<LowRankPart<'a>> {
         let floats = self.low_rank.as_ref().and_then(|low_rank| match &low_rank.b {
-            Factor::Floats(b) => Some((b, low_rank.scale * factor)),
+            Factor::Floats(b) => Some((&**b, low_rank.scale * factor)),
             Factor::Int8(_) => None,
         });
         let (b, scale) = floats.map_or((None, 0.0), |(b, scale)| (Some(b), scale));

@@ -21,7 +21,7 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 /// Targets of a layer in the order of their columns in a table.
-const TARGETS: [Target; 14] = [
+const TARGETS: [Target; 17] = [
     Target::Q,
     Target::K,
     Target::V,
@@ -36,6 +36,9 @@ const TARGETS: [Target; 14] = [
     Target::SharedDown,
     Target::QLatent,
     Target::KvLatent,
+    Target::KvHeads,
+    Target::InputGate,
+    Target::InputProjection,
 ];
 /// Number of columns of a layer: those of all targets, then both matrices of experts.
 const COLUMNS: usize = TARGETS.len() + 2;
@@ -53,16 +56,19 @@ pub enum Place {
     Head,
     /// The output matrix, in place of which an adapter has another.
     Replaced,
+    /// The projection to the further inputs of all layers.
+    Further,
 }
 
 impl Place {
-    /// Returns the number of the column among those of a layer and of the output matrix.
+    /// Returns the number of the column among those of a layer and of the model.
     fn column(self) -> usize {
         match self {
             Place::Target(_, target) => target as usize,
             Place::Experts(_, matrix) => TARGETS.len() + matrix,
             Place::Head => COLUMNS,
             Place::Replaced => COLUMNS + 1,
+            Place::Further => COLUMNS + 2,
         }
     }
 
@@ -70,7 +76,7 @@ impl Place {
     fn index(self, layers: usize) -> usize {
         match self {
             Place::Target(layer, _) | Place::Experts(layer, _) => layer * COLUMNS + self.column(),
-            Place::Head | Place::Replaced => (layers - 1) * COLUMNS + self.column(),
+            Place::Head | Place::Replaced | Place::Further => (layers - 1) * COLUMNS + self.column(),
         }
     }
 }
@@ -234,7 +240,8 @@ impl DeviceAdapter {
         self.columns >> place.column() & 1 == 1
     }
 
-    /// Copies the changes of some layers to a device, with those of the output matrix if the device has it.
+    /// Copies the changes of some layers to a device, with those of the output matrix if the device has it, and of the
+    /// projection to the further inputs, which every device of such a model has.
     fn upload(
         context: &Arc<Context>,
         adapter: &Arc<BoundAdapter>,
@@ -249,12 +256,14 @@ impl DeviceAdapter {
             .map(|layer| Pack::of_layer(adapter, layer, layers))
             .collect::<Result<_>>()?;
         let head = adapter.lm_head.as_ref().filter(|_| has_head);
-        if let Some(change) = head {
-            let mut pack = Pack::new();
-            pack.put_at(Place::Head, Place::Head.index(layers.len()), change)?;
-            packs.push(pack);
+        for (place, change) in [(Place::Head, head), (Place::Further, adapter.further.as_ref())] {
+            if let Some(change) = change {
+                let mut pack = Pack::new();
+                pack.put_at(place, place.index(layers.len()), change)?;
+                packs.push(pack);
+            }
         }
-        let mut table = vec![args::Change::default(); (layers.len() - 1) * COLUMNS + Place::Replaced.column() + 1];
+        let mut table = vec![args::Change::default(); Place::Further.index(layers.len()) + 1];
         let (mut factors, mut rank, mut columns) = (Vec::new(), 0, 0);
         for pack in packs.into_iter().filter(|pack| pack.columns != 0) {
             (rank, columns) = (pack.rank.max(rank), columns | pack.columns);

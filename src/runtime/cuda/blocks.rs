@@ -92,9 +92,11 @@ impl CudaPart {
     /// Computes the further inputs of all layers from the embeddings of the step.
     fn set_further(&self, plan: &Plan, inputs: &Inputs) -> Result<()> {
         self.enter(plan, None, &BlockInput::Stream)?;
-        self.ops.matmul(&inputs.projection, &self.scratch.normed, 0, inputs.projected.view(), plan.rows)?;
+        let product = (&inputs.projection, inputs.projected.view());
+        self.ops.matmul(product.0, &self.scratch.normed, 0, product.1, plan.rows)?;
+        self.adapt(plan, Place::Further, &[product], &self.scratch.normed)?;
         self.ops.token_inputs(&TokenInputs {
-            projected: inputs.projected.view(),
+            projected: product.1,
             embedded: self.input.view(plan, Section::Further),
             norm: inputs.norm.view(),
             out: inputs.further.view(),
@@ -111,10 +113,13 @@ impl CudaPart {
         let further = self.inputs.as_ref().expect("uploaded with such layers").further.view();
         let further = further.part((self.layers.start + index) * n * width, n * width);
         let middle = Middle { activation: Activation::GeluTanh, out: s.middle.of(width), intermediate: width };
-        self.ops.matmul(&op.gate, &s.normed, 0, s.gate.view(), n)?;
-        self.ops.gated(&ops::gated(&middle, s.gate.view(), Some(further), n))?;
-        self.ops.matmul(&op.projection, middle.out, 0, s.branch.view(), n)?;
-        Ok(Branch::of(s.branch.view()))
+        let (gate, projection) = ((&op.gate, s.gate.view()), (&op.projection, s.branch.view()));
+        self.ops.matmul(gate.0, &s.normed, 0, gate.1, n)?;
+        self.adapt(plan, Place::Target(index, Target::InputGate), &[gate], &s.normed)?;
+        self.ops.gated(&ops::gated(&middle, gate.1, Some(further), n))?;
+        self.ops.matmul(projection.0, middle.out, 0, projection.1, n)?;
+        self.adapt(plan, Place::Target(index, Target::InputProjection), &[projection], middle.out)?;
+        Ok(Branch::of(projection.1))
     }
 
     /// Computes an attention block, including its projections. `index` counts the layers of this part.
@@ -209,13 +214,15 @@ impl CudaPart {
         };
         self.adapt(plan, Place::Target(index, Target::Q), &[q], x)?;
         let normed = norm(kv, kv_width, &op.kv_norm)?;
-        self.ops.matmul(&op.kv_b, normed, 0, s.latent.expanded.view(), n)?;
+        let kv_b = (&op.kv_b, s.latent.expanded.view());
+        self.ops.matmul(kv_b.0, normed, 0, kv_b.1, n)?;
+        self.adapt(plan, Place::Target(index, Target::KvHeads), &[kv_b], normed)?;
         self.ops.latent_rope(&LatentRope {
             sizes: *latent,
             q: s.q.view(),
             k: s.k.view(),
             latent: kv,
-            expanded: s.latent.expanded.view(),
+            expanded: kv_b.1,
             angles: self.angles(plan, shape),
             pairs: shape.pairs,
             rows: self.input.view(plan, Section::Rows),
@@ -294,7 +301,7 @@ impl CudaPart {
         let (changes, index) = (plan.changes, self.adapters.index(first));
         let all = self.input.view(plan, Section::Adapted);
         let section = match first {
-            Place::Target(..) | Place::Experts(..) => 0,
+            Place::Target(..) | Place::Experts(..) | Place::Further => 0,
             Place::Head => 1,
             Place::Replaced => 2,
         };

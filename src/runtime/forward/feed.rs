@@ -1,6 +1,6 @@
 //! Feed-forward parts of layers: dense MLPs, experts with the MLP beside them, and further inputs of layers.
 
-use super::{Model, Walk, product};
+use super::{Model, Product, Walk, product};
 use crate::calibration::Part;
 use crate::error::Result;
 use crate::model_config::Activation;
@@ -51,7 +51,8 @@ impl Model {
         let s = &mut *w.scratch;
         let (n, width) = (s.normed.n(), op.gate.matrix.rows());
         s.gate.resize(n * width, 0.0);
-        self.multiply(vec![product(&op.gate, &s.normed, &mut s.gate)], self.arithmetic)?;
+        let gate = product(&op.gate, &s.normed, &mut s.gate).changed_by(&s.groups, index, Target::InputGate);
+        self.multiply(vec![gate], self.arithmetic)?;
         s.middle.reset(n, width);
         let (out, stride) = s.middle.rows_mut();
         let (gate, further, all) = (&s.gate, &s.further, self.config.n_layers * width);
@@ -61,7 +62,8 @@ impl Model {
         });
         self.prepare(&mut s.middle);
         s.branch.resize(n * self.config.hidden, 0.0);
-        self.multiply(vec![product(&op.projection, &s.middle, &mut s.branch)], self.arithmetic)
+        let projection = product(&op.projection, &s.middle, &mut s.branch);
+        self.multiply(vec![projection.changed_by(&s.groups, index, Target::InputProjection)], self.arithmetic)
     }
 
     /// Computes the further inputs of all layers from the embeddings of the step.
@@ -69,7 +71,9 @@ impl Model {
         let (s, hidden) = (&mut *w.scratch, self.config.hidden);
         self.copy_rows(w.step.x, &mut s.normed);
         s.further.resize(w.step.further.len(), 0.0);
-        self.multiply(vec![product(&weights.projection, &s.normed, &mut s.further)], self.arithmetic)?;
+        let changed = s.groups.iter().flat_map(|group| group.set.of_further(&group.rows)).collect();
+        let projection = Product { changed, ..product(&weights.projection, &s.normed, &mut s.further) };
+        self.multiply(vec![projection], self.arithmetic)?;
         let (all, scale, eps) =
             (weights.projection.matrix.rows(), (hidden as f32).sqrt().recip(), self.config.norm_eps);
         self.cpu.for_rows(&mut s.further, all, |i, further| {

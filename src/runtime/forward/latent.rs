@@ -7,11 +7,11 @@
 //! value, and the result of each head is multiplied by its `V`. Every position is computed in this way, whether it is
 //! part of a prompt or not, so it has the same bits however it was fed.
 
-use super::{Model, Product, Walk, product};
+use super::{Changed, Model, Product, Walk, adapters, product};
 use crate::calibration::Part;
 use crate::error::Result;
 use crate::model_config::RotaryPairs;
-use crate::runtime::adapters::Target;
+use crate::runtime::adapters::{HeadMatrix, Target};
 use crate::runtime::cpu::Acts;
 use crate::runtime::layer::LatentAttention;
 use crate::runtime::observe::see;
@@ -64,19 +64,26 @@ impl Model {
     /// Multiplies the part of the queries that is not rotated by the transposed matrices of the keys.
     pub(super) fn absorb(&self, index: usize, op: &LatentAttention<Host>, w: &mut Walk<'_>) -> Result<()> {
         let (s, latent, n_heads, head_dim) = (&mut *w.scratch, &op.latent, op.shape.n_heads, op.shape.head_dim);
-        let (rank, width, q) = (latent.kv_rank, latent.kv_rank + latent.rope, &s.q);
-        let n = q.len() / (n_heads * head_dim);
-        self.fill_heads(&mut s.per_head, (n_heads, n, latent.nope), |token, head| {
-            &q[(token * n_heads + head) * head_dim..]
-        });
-        self.multiply_heads(&self.per_head[index - self.layers.start].keys, &s.per_head, &mut s.from_heads)?;
+        let (rank, width, nope) = (latent.kv_rank, latent.kv_rank + latent.rope, latent.nope);
+        for group in &s.groups {
+            for gain in group.set.query_gains(index) {
+                let rows = &mut s.q[group.rows.start * n_heads * head_dim..group.rows.end * n_heads * head_dim];
+                let heads = rows.chunks_exact_mut(head_dim).zip(gain.chunks_exact(nope).cycle());
+                heads.for_each(|(q, gain)| q.iter_mut().zip(gain).for_each(|(q, gain)| *q *= gain));
+            }
+        }
+        let (q, n) = (&s.q, s.q.len() / (n_heads * head_dim));
+        self.fill_heads(&mut s.per_head, (n_heads, n, nope), |token, head| &q[(token * n_heads + head) * head_dim..]);
+        let changed = |head| adapters::of_head(&s.groups, (index, HeadMatrix::Keys, head), n);
+        let keys = &self.per_head[index - self.layers.start].keys;
+        self.multiply_heads(keys, &s.per_head, &mut s.from_heads, changed)?;
         s.absorbed.resize(n * n_heads * width, 0.0);
         let absorbed = &s.from_heads;
         self.cpu.for_rows(&mut s.absorbed, n_heads * width, |token, row| {
             for (head, row) in row.chunks_exact_mut(width).enumerate() {
                 let (first, rotated) = row.split_at_mut(rank);
                 first.copy_from_slice(&absorbed[(head * n + token) * rank..][..rank]);
-                rotated.copy_from_slice(&q[(token * n_heads + head) * head_dim + latent.nope..][..latent.rope]);
+                rotated.copy_from_slice(&q[(token * n_heads + head) * head_dim + nope..][..latent.rope]);
             }
         });
         std::mem::swap(&mut s.q, &mut s.absorbed);
@@ -90,7 +97,9 @@ impl Model {
         let (s, n_heads) = (&mut *w.scratch, op.shape.n_heads);
         let (rank, value, n, sums) = (op.latent.kv_rank, op.latent.value, s.attended.n(), &s.attended);
         self.fill_heads(&mut s.per_head, (n_heads, n, rank), |token, head| &sums.row(token)[head * rank..]);
-        self.multiply_heads(&self.per_head[index - self.layers.start].values, &s.per_head, &mut s.from_heads)?;
+        let changed = |head| adapters::of_head(&s.groups, (index, HeadMatrix::Values, head), n);
+        let matrices = &self.per_head[index - self.layers.start].values;
+        self.multiply_heads(matrices, &s.per_head, &mut s.from_heads, changed)?;
         s.attended.reset(n, n_heads * value);
         let (values, (out, stride)) = (&s.from_heads, s.attended.rows_mut());
         self.cpu.for_rows(out, stride, |token, row| {
@@ -118,14 +127,21 @@ impl Model {
         self.prepare(rows);
     }
 
-    /// Multiplies the rows of each head by its matrix: `y` is `(heads, tokens, rows of a matrix)`.
-    fn multiply_heads(&self, matrices: &[Weight], x: &Acts, y: &mut Vec<f32>) -> Result<()> {
+    /// Multiplies the rows of each head by its matrix, which adapters change by `changed`: `y` is
+    /// `(heads, tokens, rows of a matrix)`.
+    fn multiply_heads<'a>(
+        &self,
+        matrices: &[Weight],
+        x: &Acts,
+        y: &mut Vec<f32>,
+        changed: impl Fn(usize) -> Vec<Changed<'a>>,
+    ) -> Result<()> {
         let (tokens, rows) = (x.n() / matrices.len(), matrices[0].rows());
         y.resize(x.n() * rows, 0.0);
         let products = matrices.iter().zip(y.chunks_exact_mut(tokens * rows)).enumerate();
         let product = |(head, (weight, y))| {
             let tokens = head * tokens..(head + 1) * tokens;
-            Product { weight, bias: None, x, tokens, y, changed: Vec::new() }
+            Product { weight, bias: None, x, tokens, y, changed: changed(head) }
         };
         self.multiply(products.map(product).collect(), self.arithmetic)
     }
