@@ -18,6 +18,7 @@ pub(super) fn describe(options: &Options) -> Result<String> {
     if options.json {
         return Ok(format!("{}\n", json!({"path": options.path, "kind": "adapter", "adapter": summary})));
     }
+    let left_out = adapter::left_out(&summary.unused);
     let targets: Vec<String> = summary.targets.iter().map(|(name, count)| format!("{name} ({count})")).collect();
     let lines = [
         ("method", summary.method.to_string()),
@@ -26,7 +27,8 @@ pub(super) fn describe(options: &Options) -> Result<String> {
         ("numbers", format!("{}, {}", human_count(summary.parameters), human_bytes(summary.bytes))),
         ("modules", targets.join(", ")),
     ];
-    let text: String = lines.iter().map(|(key, value)| format!("  {key:<14}{value}\n")).collect();
+    let left_out = left_out.map(|text| ("note", text));
+    let text: String = lines.iter().chain(&left_out).map(|(key, value)| format!("  {key:<14}{value}\n")).collect();
     let kind = if adapter::is_packed(&options.path)? { "packed adapter" } else { "adapter of PEFT" };
     Ok(format!("{}: {kind}\n{text}", options.path.display()))
 }

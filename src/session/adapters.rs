@@ -147,6 +147,8 @@ struct State {
 #[derive(Debug)]
 struct Entry {
     source: Source,
+    /// Changes of other parts than the language model, in words.
+    left_out: Option<String>,
     /// Bytes that its factors take in memory; those of its numbers until it was loaded, without padding.
     bytes: u64,
     place: Place,
@@ -210,8 +212,8 @@ impl Adapters {
     /// # Errors
     /// Another adapter has its name, its files are invalid, or it alone exceeds the memory for adapters.
     pub fn add(&self, source: Source) -> Result<()> {
-        let numbers = adapter::describe(&source.dir)?.parameters;
-        let bytes = numbers * self.number_bytes();
+        let summary = adapter::describe(&source.dir)?;
+        let (bytes, left_out) = (summary.parameters * self.number_bytes(), adapter::left_out(&summary.unused));
         self.check_room(bytes, &format!("adapter `{}` needs", source.name))?;
         match self.state().entries.entry(source.name.clone()) {
             btree_map::Entry::Occupied(_) => {
@@ -219,8 +221,16 @@ impl Adapters {
                 Err(Error::usage(found).help("name them with NAME=DIR"))
             }
             btree_map::Entry::Vacant(place) => {
-                let entry = Entry { source, bytes, place: Place::Disk, used: 0, hits: 0, loads: 0, sha256: None };
-                place.insert(entry);
+                place.insert(Entry {
+                    source,
+                    left_out,
+                    bytes,
+                    place: Place::Disk,
+                    used: 0,
+                    hits: 0,
+                    loads: 0,
+                    sha256: None,
+                });
                 Ok(())
             }
         }
@@ -257,6 +267,12 @@ impl Adapters {
     fn load_all(&self) -> Result<()> {
         let names: Vec<String> = self.state().entries.keys().cloned().collect();
         names.iter().try_for_each(|name| self.get(name).map(drop))
+    }
+
+    /// Says which adapters change more than the language model.
+    pub fn notes(&self) -> Vec<String> {
+        let note = |(name, entry): (&String, &Entry)| Some(format!("adapter `{name}`: {}", entry.left_out.as_ref()?));
+        self.state().entries.iter().filter_map(note).collect()
     }
 
     /// Returns the names of all adapters.

@@ -2,6 +2,7 @@
 
 use crate::common::{all_logits, fixture, iec, packed_as};
 use crate::golden::{fp32, open, packed};
+use crate::random_adapter::{self, with_magnitudes};
 use iec::adapter::{Adapter, Change, LowRank};
 use iec::convert::adapter;
 use iec::dtype::DType;
@@ -80,7 +81,7 @@ pub fn differences_from_peft(options: EngineOptions) -> Vec<String> {
     let mut cases: Vec<PathBuf> =
         std::fs::read_dir(fixture("adapters")).unwrap().map(|entry| entry.unwrap().path()).collect();
     cases.sort();
-    assert!(cases.len() >= 29);
+    assert!(cases.len() >= 32);
     for dir in cases {
         let name = dir.file_name().unwrap().to_str().unwrap().to_string();
         let golden = golden(&dir);
@@ -258,12 +259,22 @@ fn adapters_of_a_quantized_model_change_it_and_keep_the_bits_of_each_text_alone(
     for (base, adapters) in [
         ("qwen3moe", ["adapters/qwen3moe-experts", "adapters/qwen3moe-modules"]),
         ("llama-gqa", ["lora-llama-gqa/r16-all", "lora-llama-gqa/r32-dora"]),
+        ("deepseek3", ["random", "random-dora"]),
+        ("gemma4-e", ["random", "random-dora"]),
     ] {
         let pack = packed_as(&format!("{base}-int4-adapters"), &fixture(base), &map);
         for precision in [Precision::Int4, Precision::Int4w] {
             let mut engine = open(&pack, EngineOptions { precision: Some(precision), threads: 2, ..fp32() });
             let mut sets: Vec<AdapterSet> = vec![AdapterSet::default()];
-            sets.extend(adapters.map(|name| AdapterSet::new([(bound(&engine, &fixture(name)), 1.0)]).unwrap()));
+            let mut rng = Rng::new(9);
+            let mut random = || random_adapter::random_adapter(engine.config(), &mut rng);
+            let bind = |adapter| engine.adapter_binder().bind(&adapter).unwrap();
+            let adapters = adapters.map(|name| match name {
+                "random" => bind(random()),
+                "random-dora" => bind(with_magnitudes(random(), &mut Rng::new(10))),
+                name => bound(&engine, &fixture(name)),
+            });
+            sets.extend(adapters.map(|adapter| AdapterSet::new([(adapter, 1.0)]).unwrap()));
             let prompts: Vec<Vec<u32>> = (0..5).map(|i| (1..30 + i).collect()).collect();
             let set = |i: usize| sets[i % sets.len()].clone();
             let alone: Vec<Vec<f32>> =
@@ -509,6 +520,26 @@ fn merged_weights_give_the_logits_of_the_adapter_beside_them() {
         let output = unpack.arg("--out-dir").arg(dir.path().join("refused")).assert().failure();
         let stderr = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
         assert!(stderr.contains(said) && !dir.path().join("refused").exists(), "{name}: {stderr}");
+    }
+}
+
+#[test]
+fn changes_of_parts_for_images_are_left_out_and_named() {
+    let (dir, adapter) = (tempfile::tempdir().unwrap(), fixture("adapters/wrapper-all-linear"));
+    let base = packed_as("gemma4-e", &fixture("gemma4-e"), &[]);
+    let said = "changes of parts for images or sound are left out: embed_vision (1), vision_tower (8)";
+    let output = iec().arg("inspect").arg(&adapter).assert().success();
+    assert!(String::from_utf8_lossy(&output.get_output().stdout).contains(said));
+    let mut pack = iec();
+    pack.arg("pack").arg(&adapter).arg("--base").arg(&base).arg("--out-dir").arg(dir.path().join("packed"));
+    let output = pack.arg("--json").assert().success();
+    let summary: Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+    assert_eq!(summary["unused"], json!({"embed_vision": 1, "vision_tower": 8}), "{summary}");
+    for (lora, noted) in [(&adapter, true), (&dir.path().join("packed"), false)] {
+        let mut run = iec();
+        run.args(["run", "--prompt", "Once", "-n", "2", "--model-dir"]).arg(&base).arg("--lora").arg(lora);
+        let stderr = String::from_utf8_lossy(&run.assert().success().get_output().stderr).into_owned();
+        assert_eq!(stderr.contains(&format!("note: adapter `wrapper-all-linear`: {said}")), noted, "{stderr}");
     }
 }
 

@@ -3,10 +3,10 @@
 compute from them.
 
 Every case is a folder with adapter_config.json and adapter_model.safetensors, as PeftModel.save_pretrained wrote them,
-and golden.json. The base model is the checkpoint of the same fixtures that golden.json names. Nothing is trained: the
-factors A and B, magnitudes, biases and trained copies of whole modules are random numbers, scaled so that each changes
-its weight by about a fifth of the weight's norm. Seeds count up from 1 until every greedy choice is clear (see
-MARGIN).
+and golden.json. The base model is the checkpoint of the unpacked fixtures that golden.json names. Nothing is trained:
+the factors A and B, magnitudes, biases and trained copies of whole modules are random numbers, scaled so that each
+changes its weight by about a fifth of the weight's norm. Seeds count up from 1 until every greedy choice is clear (see
+MARGIN) and none is the placeholder of an image or a sound.
 
 golden.json holds, for each prompt, the ids, 24 greedy ids, the smallest distance between the first and the second
 logit on the way (`min_margin`), and the logits at the last position of the prompt (`last_logits`, 7 digits). They are
@@ -24,7 +24,8 @@ versions of peft and transformers that disagreed about the layout of expert weig
 weights, and so golden.json, is computed from the same factors in today's places.
 
     python3 -m venv venv && venv/bin/pip install -r tests/reference/adapters.txt
-    venv/bin/python tests/reference/make_adapters.py tests/fixtures tests/fixtures/adapters
+    scripts/gpu-check.sh --unpack tests/fixtures unpacked
+    venv/bin/python tests/reference/make_adapters.py unpacked tests/fixtures/adapters [CASE...]
 
 The same machine writes the same bytes again. Another one may differ in the last digits of the logits.
 """
@@ -47,7 +48,7 @@ from peft.tuners.lora.layer import LoraLayer, ParamWrapper  # noqa: E402
 from peft.utils.other import ModulesToSaveWrapper  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
-from transformers import AutoModelForCausalLM  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText  # noqa: E402
 from transformers.utils import logging  # noqa: E402
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -340,12 +341,43 @@ CASES = [
         save_embeddings=False,
         note="the magnitudes of embed_tokens belong to the columns of the embedding, not to its rows",
     ),
+    Case(
+        "latent-all-linear",
+        "deepseek3",
+        "float16",
+        {"r": 2, "lora_alpha": 4, "target_modules": "all-linear"},
+        edit={"target_modules": "all-linear"},
+        note="latent attention: the projection to keys and values, kv_b_proj, is one of the linear layers",
+    ),
+    Case(
+        "latent-dora",
+        "glm4flash",
+        "float32",
+        {
+            "r": 3,
+            "lora_alpha": 5,
+            "use_dora": True,
+            "target_modules": ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
+        },
+        note="the magnitudes of kv_b_proj belong to the numbers of keys and values of the heads",
+    ),
+    Case(
+        "wrapper-all-linear",
+        "gemma4-e",
+        "bfloat16",
+        {"r": 2, "lora_alpha": 4, "target_modules": "all-linear"},
+        edit={"target_modules": "all-linear"},
+        note="the linear layers of the towers are changed, too, which text does not use",
+    ),
 ]
 
 
 def load_base(path):
     """The base model as the goldens use it: weights in float32, every part in its plainest implementation."""
-    return AutoModelForCausalLM.from_pretrained(
+    # Adapters of models for images or sound name their modules inside the wrapper.
+    wrapper = json.loads((path / "config.json").read_text())["architectures"][0].endswith("ForConditionalGeneration")
+    auto = AutoModelForImageTextToText if wrapper else AutoModelForCausalLM
+    return auto.from_pretrained(
         path, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
     ).eval()
 
@@ -462,12 +494,15 @@ def golden(case, base, seed, folder):
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
     known = {p["text"]: p for p in json.loads((base / "golden.json").read_text())["prompts"]}
     plain = load_base(base)
+    # A wrapper embeds the tokens that stand for images and sounds in another way than its language model.
+    placeholders = {value for key, value in json.loads((base / "config.json").read_text()).items()
+                    if key in ("image_token_id", "audio_token_id", "video_token_id")}  # fmt: skip
     model = PeftModel.from_pretrained(load_base(base), folder).eval()
     prompts, logits, changed = [], [], 0.0
     for text in PROMPTS:
         ids = tokenizer.encode(text).ids
         greedy_ids, margin = greedy(model, ids)
-        if margin <= MARGIN:
+        if margin <= MARGIN or placeholders & {*ids, *greedy_ids}:
             return None
         logits.append(last_logits(model, ids))
         without = last_logits(plain, ids)
@@ -534,13 +569,13 @@ def make(case, fixtures, out):
     )
 
 
-def main(fixtures, out):
+def main(fixtures, out, *names):
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     warnings.simplefilter("ignore")
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    for case in CASES:
+    for case in (case for case in CASES if not names or case.name in names):
         make(case, Path(fixtures), Path(out))
 
 

@@ -217,7 +217,7 @@ impl ModelArgs {
         self.noted(Session::open_embedded(&self.options(global, Speculation::Off)?)?, global)
     }
 
-    /// Prints notes about the device of the model, and whether the gate refused its quantization.
+    /// Prints notes about the device of the model and its adapters, and whether the gate refused its quantization.
     fn noted(&self, session: Session, global: &Global) -> Result<Session> {
         if session.reader.description.quality.as_ref().is_some_and(|quality| quality.refused) {
             global.note(format!(
@@ -232,6 +232,7 @@ impl ModelArgs {
             let budget = human_bytes(budget);
             global.note(format!("note: --kv-memory {budget} holds a context of {context} tokens, not {longest}"));
         }
+        session.adapters.notes().iter().for_each(|note| global.note(format_args!("note: {note}")));
         self.device.note(&session.engine, global);
         Ok(session)
     }

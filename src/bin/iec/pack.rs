@@ -184,8 +184,9 @@ fn pack_adapter(args: &Args, base: &Path, global: &Global) -> Result<()> {
     })?;
     let [before, after] = [summary.bytes_in, summary.bytes].map(human_bytes);
     let AdapterPackSummary { method, architecture, matrices, rank, .. } = &summary;
+    let note = adapter::left_out(&summary.unused).map_or_else(String::new, |text| format!("\nnote: {text}"));
     let text = format!(
-        "packed an adapter ({method}) of {architecture}: {matrices} matrices, rank {rank}, {before} -> {after}"
+        "packed an adapter ({method}) of {architecture}: {matrices} matrices, rank {rank}, {before} -> {after}{note}"
     );
     global.summarize(text, args.json, &summary)
 }

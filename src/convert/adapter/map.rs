@@ -4,7 +4,7 @@ use super::config::AdapterConfig;
 use super::experts;
 use super::modules::{Modules, Part, Values};
 use crate::adapter::{Change, LowRank, transposed};
-use crate::convert::arch::{Arch, ExpectedTensor, View, expected_tensors};
+use crate::convert::arch::{Arch, ExpectedTensor, View, expected_tensors, tower};
 use crate::error::{Error, Result};
 use crate::model_config::ModelConfig;
 use std::cell::RefCell;
@@ -56,7 +56,8 @@ impl Mapper<'_> {
             }
         }
         let used = self.used.borrow();
-        match self.modules.keys().find(|name| !used.contains(*name)) {
+        // Text does not use the parts of a wrapper for images and sound; `Summary::unused` names them.
+        match self.modules.keys().find(|name| !used.contains(*name) && tower(name).is_none()) {
             Some(name) => Err(Error::unsupported(format!(
                 "found changes of a module that is no matrix of {}",
                 self.model.architecture

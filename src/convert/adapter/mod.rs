@@ -3,7 +3,8 @@
 //!
 //! Formulas and names are those of PEFT 0.21 (`peft/tuners/lora`). A module is mapped to canonical tensors by the views
 //! of its family ([`View`](super::arch::View)), so a fused projection, for example, becomes changes of several
-//! matrices that share A. No tensor is left out silently.
+//! matrices that share A. Modules in the parts of a wrapper for images and sound are left out, and named
+//! ([`Summary::unused`]); any other that is no matrix of the model is an error.
 
 mod combine;
 mod config;
@@ -16,7 +17,7 @@ pub mod pack;
 pub use combine::{Combination, combine};
 
 use crate::adapter::Adapter;
-use crate::convert::arch::Arch;
+use crate::convert::arch::{Arch, tower};
 use crate::convert::read_at::InputFile;
 use crate::convert::source_tensor::SourceTensor;
 use crate::error::{Cause, Context, Error, Result};
@@ -58,6 +59,15 @@ pub struct Summary {
     pub bytes: u64,
     /// Number of modules with each last name, such as `q_proj`.
     pub targets: BTreeMap<String, usize>,
+    /// Number of modules in each part for images or sound, which text does not use; they are not among the others.
+    pub unused: BTreeMap<String, usize>,
+}
+
+/// Says which modules are left out because they belong to parts for images or sound ([`Summary::unused`]), if there are
+/// some.
+pub fn left_out(unused: &BTreeMap<String, usize>) -> Option<String> {
+    let parts: Vec<String> = unused.iter().map(|(part, count)| format!("{part} ({count})")).collect();
+    (!parts.is_empty()).then(|| format!("changes of parts for images or sound are left out: {}", parts.join(", ")))
 }
 
 /// Returns true if `dir` is the directory of an adapter of PEFT.
@@ -91,10 +101,11 @@ pub fn describe(dir: &Path) -> Result<Summary> {
         Value::Object(map) => map.get("base_model_name_or_path").and_then(Value::as_str).map(String::from),
         _ => None,
     };
-    let mut targets = BTreeMap::new();
+    let (mut targets, mut unused) = (BTreeMap::new(), BTreeMap::new());
     for name in modules.keys() {
-        let last = name.rsplit('.').find(|part| *part != "base_layer").unwrap_or(name);
-        *targets.entry(last.to_string()).or_insert(0) += 1;
+        let last = || name.rsplit('.').find(|part| *part != "base_layer").unwrap_or(name);
+        let (counts, key) = tower(name).map_or_else(|| (&mut targets, last()), |part| (&mut unused, part));
+        *counts.entry(key.to_string()).or_insert(0) += 1;
     }
     let parts = || modules.values().flat_map(BTreeMap::iter);
     let rank =
@@ -102,11 +113,12 @@ pub fn describe(dir: &Path) -> Result<Summary> {
     Ok(Summary {
         method: settings.method().to_string(),
         base,
-        modules: modules.len(),
+        modules: targets.values().sum(),
         rank: parts().filter_map(rank).max().unwrap_or(0),
         parameters: parts().map(|(_, tensor)| (tensor.nbytes / tensor.dtype.size()) as u64).sum(),
         bytes: parts().map(|(_, tensor)| tensor.nbytes as u64).sum(),
         targets,
+        unused,
     })
 }
 

@@ -70,6 +70,8 @@ pub struct AdapterPackSummary {
     pub bytes_in: u64,
     /// Bytes of the binary written.
     pub bytes: u64,
+    /// Number of modules in each part for images or sound, which are left out.
+    pub unused: BTreeMap<String, usize>,
 }
 
 /// Part of the change of a matrix.
@@ -145,6 +147,7 @@ pub fn pack(options: &AdapterPackOptions) -> Result<AdapterPackSummary> {
         rank,
         bytes_in: summary.bytes,
         bytes: layout.total_bytes,
+        unused: summary.unused,
     })
 }
 
@@ -322,6 +325,7 @@ impl AdapterPack {
             parameters: factors().map(|entry| entry.elements() as u64).sum(),
             bytes: self.entries().iter().map(|entry| entry.nbytes as u64).sum(),
             targets,
+            unused: BTreeMap::new(),
         })
     }
 

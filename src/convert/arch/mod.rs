@@ -29,7 +29,7 @@ mod wrapper;
 pub use expected::{ExpectedTensor, expected_tensors};
 pub use fields::Fields;
 pub use view::View;
-pub use wrapper::{LeftOut, Naming, PartKind};
+pub use wrapper::{LeftOut, Naming, PartKind, tower};
 
 use crate::error::Result;
 use crate::model_config::{Mlp, ModelConfig};

@@ -148,13 +148,12 @@ impl LeftOut {
 
     /// Returns the part that a tensor of the source belongs to, if it is not the language model.
     pub fn part(&self, name: &str) -> Option<(PartKind, String)> {
-        let inner = name.strip_prefix("model.").unwrap_or(name);
-        let first = inner.split_once('.')?.0;
+        let first = first_part(name)?;
         if first == MTP {
             return Some((PartKind::Prediction, first.to_string()));
         }
-        if self.is_wrapper && PARTS.contains(&first) {
-            return Some((PartKind::Tower, first.to_string()));
+        if let Some(tower) = tower(name).filter(|_| self.is_wrapper) {
+            return Some((PartKind::Tower, tower.to_string()));
         }
         let (layer, rest) = layer_of(name)?;
         let is_in = |[from, to]: [usize; 2]| (from..to).contains(&layer);
@@ -188,6 +187,16 @@ impl LeftOut {
             _ => canonical.to_string(),
         }
     }
+}
+
+/// Returns the part for images, video or sound that a tensor or module of a wrapper belongs to, if it is in one.
+pub fn tower(name: &str) -> Option<&str> {
+    first_part(name).filter(|first| PARTS.contains(first))
+}
+
+/// Returns the first part of a name, after an optional `model.`.
+fn first_part(name: &str) -> Option<&str> {
+    Some(name.strip_prefix("model.").unwrap_or(name).split_once('.')?.0)
 }
 
 /// Splits the name of a tensor of a layer, in any naming, into the number of the layer and the rest.
