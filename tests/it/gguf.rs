@@ -9,7 +9,7 @@ use iec::convert::gguf::writer::{GgufEntry, lay_out};
 use iec::convert::gguf::{Gguf, GgufTensor};
 use iec::dtype::decode_floats;
 use iec::iebin::{Entry, IebinReader, Store};
-use iec::model_config::ModelConfig;
+use iec::model_config::{ModelConfig, RopeScaling};
 use iec::quant::block::tile::dequantize_rows;
 use iec::scheme::TileLayout;
 use serde_json::json;
@@ -408,6 +408,28 @@ fn a_split_model_is_one_model() {
     );
     std::fs::remove_file(&paths[1]).unwrap();
     fails(1, &["import-gguf", text(&paths[0]), "--out-dir", text(&one), "--overwrite"], &["m-00002-of-00002.gguf"]);
+}
+
+#[test]
+fn the_magnitude_of_yarn_is_that_of_the_file() {
+    let (pack, dir) = (packed("olmo3"), TempDir::new().unwrap());
+    let (plain, changed, out) = (dir.path().join("a.gguf"), dir.path().join("b.gguf"), dir.path().join("out"));
+    succeed(&["export-gguf", "--model-dir", text(pack.path()), "--out", text(&plain)]);
+    let file = Gguf::open(&plain).unwrap();
+    let tensors: Vec<&GgufTensor> = file.tensors.iter().collect();
+    let magnitude = |model: ModelConfig| match model.rope.scaling {
+        RopeScaling::Yarn { attention_factor, .. } => attention_factor,
+        other => panic!("{other:?}"),
+    };
+    let usual = magnitude(description(pack.path()));
+    // llama.cpp's converter writes the factor of the checkpoint as f32. 1 stands for none.
+    for (stated, expected) in [(usual as f32, usual), (1.0, usual), (1.5, 1.5)] {
+        let mut metadata = file.metadata.entries().to_vec();
+        metadata.push(("olmo2.rope.scaling.yarn_attn_factor".into(), Meta::f32(stated)));
+        write_gguf(&changed, &file, &metadata, &tensors);
+        succeed(&["import-gguf", text(&changed), "--out-dir", text(&out), "--overwrite"]);
+        assert_eq!(magnitude(description(&out)), expected, "{stated}");
+    }
 }
 
 #[test]

@@ -27,6 +27,8 @@ pub(super) const SOFTMAX: u32 = 1;
 pub(super) const SIGMOID: u32 = 2;
 /// Key with the number of layers behind those of the model, which predict further tokens and are left out.
 pub(super) const NEXTN: &str = "nextn_predict_layers";
+/// Key with the magnitude of YaRN.
+const YARN_FACTOR: &str = "rope.scaling.yarn_attn_factor";
 /// Key with the growth of YaRN's magnitude, in the families that read it.
 pub(super) const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
 
@@ -345,19 +347,26 @@ impl<'a> Writer<'a> {
         });
         let multiplier = self.number_opt(LOG_MULTIPLIER)?.filter(|_| self.family.reads_log_multiplier());
         let extra = self.number_opt("rope.scaling.attn_factor")?;
+        // The converter of llama.cpp writes the factor that the checkpoint states; 0 and 1 stand for none. llama.cpp
+        // always computes the usual one.
+        let given = self.number_opt(YARN_FACTOR)?.filter(|x| *x != 0.0 && *x != 1.0);
+        let magnitude = |mscale: f64| 0.1 * mscale * factor.ln() + 1.0;
         if self.family.is_latent() {
             self.latent_yarn(&mut yarn)?;
         } else if extra.is_some() || multiplier.is_some() {
-            let magnitude = |mscale: f64| 0.1 * mscale * factor.ln() + 1.0;
             let factor = extra.unwrap_or(1.0) * magnitude(1.0) / magnitude(multiplier.unwrap_or(0.0));
             yarn["attention_factor"] = json!(factor);
+        } else if let Some(given) = given
+            && (given / magnitude(1.0) - 1.0).abs() > 1e-6
+        {
+            yarn["attention_factor"] = json!(given);
         }
         let read = multiplier.is_some() || self.family.is_latent();
-        for leaf in ["rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor", LOG_MULTIPLIER] {
-            if read && leaf == LOG_MULTIPLIER {
-                continue;
-            }
-            if self.number_opt(leaf)?.is_some_and(|x| x != 0.0 && x != 1.0) {
+        let reads_given = !read && extra.is_none();
+        for (leaf, is_read) in
+            [("rope.scaling.yarn_ext_factor", false), (YARN_FACTOR, reads_given), (LOG_MULTIPLIER, read)]
+        {
+            if !is_read && self.number_opt(leaf)?.is_some_and(|x| x != 0.0 && x != 1.0) {
                 return Err(
                     Error::unsupported("found a value that is not supported, expected 0 or 1").tensor(self.key(leaf))
                 );
