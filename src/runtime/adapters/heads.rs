@@ -84,32 +84,33 @@ impl HeadChanges {
 /// Factors of `kv_b`, whose A is that of all heads.
 struct SharedFactors<'a> {
     of: &'a LowRank,
-    base: &'a AdapterBinder,
+    /// Form of B.
+    kind: FactorType,
     /// A: `(rank, kv_rank)`.
     a: Arc<LowRankInput>,
     /// A transposed: `(kv_rank, rank)`.
     a_transposed: Arc<Panels>,
 }
 
-impl SharedFactors<'_> {
-    fn new<'a>(of: &'a LowRank, rows: usize, cols: usize, base: &'a AdapterBinder) -> Result<SharedFactors<'a>> {
+impl<'a> SharedFactors<'a> {
+    fn new(of: &'a LowRank, rows: usize, cols: usize, base: &AdapterBinder) -> Result<SharedFactors<'a>> {
         check_size(of, rows, cols)?;
-        let (rank, kind) = (of.rank, factor_type(storage(of.dtype, &of.a, base), base));
+        let rank = of.rank;
+        let [kind, of_b] = [&of.a, &of.b].map(|values| factor_type(storage(of.dtype, values, base), base));
         let a = Arc::new(LowRankInput::new(&of.a, rank, cols, kind));
         let a_transposed = Arc::new(Panels::new(&transposed(&of.a, rank, cols), cols, rank, kind));
-        Ok(SharedFactors { of, base, a, a_transposed })
+        Ok(SharedFactors { of, kind: of_b, a, a_transposed })
     }
 
-    /// Returns rows of B with the form in which they are stored.
-    fn b(&self, rows: Range<usize>) -> (&[f32], FactorType) {
-        let b = &self.of.b[rows.start * self.of.rank..rows.end * self.of.rank];
-        (b, factor_type(storage(self.of.dtype, &self.of.b, self.base), self.base))
+    /// Returns rows of B.
+    fn b(&self, rows: Range<usize>) -> &[f32] {
+        &self.of.b[rows.start * self.of.rank..rows.end * self.of.rank]
     }
 
     /// Returns the factors of the transposed matrix of these rows: A^T and B^T.
     fn of_keys(&self, rows: Range<usize>) -> BoundFactors {
-        let (rank, count, (b, kind)) = (self.of.rank, rows.len(), self.b(rows));
-        let b_transposed = LowRankInput::new(&transposed(b, count, rank), rank, count, kind);
+        let (rank, count) = (self.of.rank, rows.len());
+        let b_transposed = LowRankInput::new(&transposed(self.b(rows), count, rank), rank, count, self.kind);
         BoundFactors {
             a: Factor::Floats(Arc::new(b_transposed)),
             b: Factor::Floats(self.a_transposed.clone()),
@@ -119,8 +120,7 @@ impl SharedFactors<'_> {
 
     /// Returns the factors of these rows.
     fn of_values(&self, rows: Range<usize>) -> BoundFactors {
-        let (count, (b, kind)) = (rows.len(), self.b(rows));
-        let b = Panels::new(b, count, self.of.rank, kind);
+        let b = Panels::new(self.b(rows.clone()), rows.len(), self.of.rank, self.kind);
         BoundFactors { a: Factor::Floats(self.a.clone()), b: Factor::Floats(Arc::new(b)), scale: self.of.scale }
     }
 
