@@ -259,12 +259,23 @@ fn config(data: &[u8]) {
     }
 }
 
-/// Models for which adapters are read: small, dense and with experts.
-const MODELS: [&str; 2] = [
+/// Models for which adapters are read: small, dense, with experts, with latent attention, and a wrapper with further
+/// inputs of its layers.
+const MODELS: [&str; 4] = [
     r#"{"architectures":["LlamaForCausalLM"],"hidden_size":8,"intermediate_size":16,"num_attention_heads":2,
         "num_key_value_heads":1,"num_hidden_layers":2,"vocab_size":16}"#,
     r#"{"architectures":["MixtralForCausalLM"],"hidden_size":8,"intermediate_size":16,"num_attention_heads":2,
         "num_key_value_heads":1,"num_hidden_layers":1,"vocab_size":16,"num_local_experts":2}"#,
+    r#"{"architectures":["DeepseekV2ForCausalLM"],"hidden_size":8,"intermediate_size":16,"num_attention_heads":2,
+        "num_hidden_layers":2,"vocab_size":16,"kv_lora_rank":4,"q_lora_rank":null,"qk_nope_head_dim":4,
+        "qk_rope_head_dim":2,"v_head_dim":6,"n_routed_experts":2,"n_shared_experts":1,"num_experts_per_tok":1,
+        "moe_intermediate_size":4,"first_k_dense_replace":1,"norm_topk_prob":false,"topk_method":"greedy",
+        "scoring_func":"softmax"}"#,
+    r#"{"architectures":["Gemma4ForConditionalGeneration"],"model_type":"gemma4","vision_config":{},"text_config":{
+        "model_type":"gemma4_text","hidden_size":8,"intermediate_size":16,"num_attention_heads":2,
+        "num_key_value_heads":1,"num_hidden_layers":2,"vocab_size":16,"head_dim":4,"global_head_dim":8,
+        "hidden_activation":"gelu_pytorch_tanh","hidden_size_per_layer_input":4,"vocab_size_per_layer_input":16,
+        "layer_types":["sliding_attention","full_attention"],"sliding_window":4}}"#,
 ];
 
 /// Configurations with which the tensors of adapters are read.
