@@ -1,7 +1,7 @@
 //! Adapters of a server: named by requests, loaded and unloaded while it runs.
 
 use super::client::Server;
-use crate::common::{fixture, iec, packed_as};
+use crate::common::{fixture, golden, iec, packed_as};
 use serde_json::{Value, json};
 
 /// Returns the names of the models and adapters.
@@ -98,4 +98,39 @@ fn the_adapters_of_the_configuration_are_read_again() {
     assert_eq!(names(&server), [base.as_str(), "b", "c"]);
     assert_eq!(ids(&server, "c"), of_a);
     assert_eq!(server.post("/v1/completions", &json!({"model": "a", "prompt": [1]})).status, 404);
+}
+
+#[test]
+fn latent_and_shared_caches_give_the_tokens_of_hugging_face_with_and_without_adapters() {
+    let prompts = |golden: &Value| -> Vec<[Value; 2]> {
+        let prompts = golden["prompts"].as_array().unwrap().iter();
+        prompts.map(|prompt| [prompt["ids"].clone(), prompt["greedy_ids"].clone()]).collect()
+    };
+    for (family, adapter) in
+        [("deepseek3", "latent-all-linear"), ("glm4flash", "latent-dora"), ("gemma4-e", "wrapper-all-linear")]
+    {
+        let dir = fixture("adapters").join(adapter);
+        let (pack, lora) = (packed_as(family, &fixture(family), &[]), format!("adapter={}", dir.display()));
+        let pack = pack.display().to_string();
+        let server = Server::start(&[&pack, "--lora", &lora, "--precision", "fp32", "--kv", "f32"]);
+        let base = names(&server)[0].clone();
+        let of_adapter: Value = serde_json::from_slice(&std::fs::read(dir.join("golden.json")).unwrap()).unwrap();
+        let plain = prompts(&golden(family)).into_iter().map(|prompt| (base.as_str(), prompt));
+        let all: Vec<_> = plain.chain(prompts(&of_adapter).into_iter().map(|prompt| ("adapter", prompt))).collect();
+        // The second time, beginnings of the prompts are in the prefix cache.
+        for round in 0..2 {
+            std::thread::scope(|scope| {
+                for (model, [ids, expected]) in &all {
+                    let server = &server;
+                    scope.spawn(move || {
+                        let count = expected.as_array().unwrap().len();
+                        let body = json!({"model": model, "prompt": ids, "max_tokens": count, "temperature": 0,
+                                          "ignore_eos": true, "return_token_ids": true});
+                        let found = server.ask("/v1/completions", &body)["choices"][0]["token_ids"].clone();
+                        assert_eq!(found, *expected, "{family}, {model}, round {round}, {ids}");
+                    });
+                }
+            });
+        }
+    }
 }
