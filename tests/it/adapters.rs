@@ -530,6 +530,10 @@ fn changes_of_parts_for_images_are_left_out_and_named() {
     let said = "changes of parts for images or sound are left out: embed_vision (1), vision_tower (8)";
     let output = iec().arg("inspect").arg(&adapter).assert().success();
     assert!(String::from_utf8_lossy(&output.get_output().stdout).contains(said));
+    let output = iec().args(["inspect", "--json"]).arg(&adapter).assert().success();
+    let summary: Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+    let number = |field: &str| summary["adapter"][field].as_u64().unwrap();
+    assert!(2 * number("parameters") < number("bytes"), "only the numbers that are used count: {summary}");
     let mut pack = iec();
     pack.arg("pack").arg(&adapter).arg("--base").arg(&base).arg("--out-dir").arg(dir.path().join("packed"));
     let output = pack.arg("--json").assert().success();

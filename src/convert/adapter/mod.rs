@@ -107,16 +107,16 @@ pub fn describe(dir: &Path) -> Result<Summary> {
         let (counts, key) = tower(name).map_or_else(|| (&mut targets, last()), |part| (&mut unused, part));
         *counts.entry(key.to_string()).or_insert(0) += 1;
     }
-    let parts = || modules.values().flat_map(BTreeMap::iter);
+    let used = || modules.iter().filter(|(name, _)| tower(name).is_none()).flat_map(|(_, parts)| parts);
     let rank =
         |(part, tensor): (&Part, &SourceTensor)| matches!(part, Part::A | Part::EmbeddingA).then(|| tensor.shape[0]);
     Ok(Summary {
         method: settings.method().to_string(),
         base,
         modules: targets.values().sum(),
-        rank: parts().filter_map(rank).max().unwrap_or(0),
-        parameters: parts().map(|(_, tensor)| (tensor.nbytes / tensor.dtype.size()) as u64).sum(),
-        bytes: parts().map(|(_, tensor)| tensor.nbytes as u64).sum(),
+        rank: used().filter_map(rank).max().unwrap_or(0),
+        parameters: used().map(|(_, tensor)| (tensor.nbytes / tensor.dtype.size()) as u64).sum(),
+        bytes: modules.values().flat_map(BTreeMap::values).map(|tensor| tensor.nbytes as u64).sum(),
         targets,
         unused,
     })
