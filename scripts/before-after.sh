@@ -6,10 +6,12 @@
 #   OLD, NEW      two iec binaries
 #   --rounds N    pairs of measurements per row (7); the order within a pair alternates
 #   --threads N   threads of both (all cores)
-#   --models DIR  where the checkpoint and the packs lie or are made by OLD (target/race; 5 GB)
-#   ROW           decode, prefill, batch-16, bf16-decode, bf16-prefill, pack, pack-as-is, start (all)
+#   --models DIR  where the checkpoint and the packs lie or are made by OLD (target/race; 8 GB)
+#   ROW           decode, prefill, batch-16, nl4-decode, nl4-prefill, mxfp4-decode, mxfp4-prefill, bf16-decode, bf16-prefill,
+#                 pack, pack-as-is, start (all)
 #
-# The model has the shape of TinyLlama 1.1B with random weights; q4_0 unless the row says bf16. Prints a Markdown table: the
+# The model has the shape of TinyLlama 1.1B with random weights; q4_0 unless the row says bf16 or nl4. The rows of mxfp4 have
+# the shape of the first two layers of gpt-oss-20b. Prints a Markdown table: the
 # median of each build, and the median with the extremes of the ratios NEW/OLD taken within a pair, since the memory of shared
 # machines is not equally fast in all minutes. Higher is better for tokens/s, lower for seconds.
 set -euo pipefail
@@ -21,12 +23,14 @@ rounds=7 threads=$(nproc) models=$(dirname "$0")/../target/race rows=()
 while [ $# -gt 0 ]; do
   case $1 in
     --rounds) rounds=$2; shift ;; --threads) threads=$2; shift ;; --models) models=$2; shift ;;
-    decode | prefill | batch-16 | bf16-decode | bf16-prefill | pack | pack-as-is | start) rows+=("$1") ;;
+    decode | prefill | batch-16 | nl4-decode | nl4-prefill | mxfp4-decode | mxfp4-prefill | bf16-decode | bf16-prefill | pack \
+      | pack-as-is | start) rows+=("$1") ;;
     *) die "unknown option or row $1" ;;
   esac
   shift
 done
-[ ${#rows[@]} -gt 0 ] || rows=(decode prefill batch-16 bf16-decode bf16-prefill pack pack-as-is start)
+[ ${#rows[@]} -gt 0 ] || rows=(decode prefill batch-16 nl4-decode nl4-prefill mxfp4-decode mxfp4-prefill \
+  bf16-decode bf16-prefill pack pack-as-is start)
 mkdir -p "$models"
 models=$(realpath "$models")
 
@@ -35,6 +39,16 @@ models=$(realpath "$models")
 if [ ! -d "$models/tl-q4_0" ]; then
   "$old" ptq --hf-dir "$models/tinyllama" --bits 4 --out "$models/tl-q4_0.json"
   "$old" pack --hf-dir "$models/tinyllama" --q4-map "$models/tl-q4_0.json" --out-dir "$models/tl-q4_0"
+fi
+if [ ! -d "$models/tl-nl4" ]; then
+  linear='^model\\.layers\\.\\d+\\..*_proj\\.weight$|^lm_head\\.weight$'
+  echo '{"version": 1, "rules": [{"include": "'"$linear"'", "scheme": "nl4", "method": "rtn"}]}' >"$models/tl-nl4.json"
+  "$old" pack --hf-dir "$models/tinyllama" --q4-map "$models/tl-nl4.json" --out-dir "$models/tl-nl4"
+fi
+if [ ! -d "$models/gpt-oss-2" ]; then
+  "$old" synth --like gpt-oss-20b --layers 2 --out-dir "$models/gpt-oss-20b-2-hf"
+  "$old" pack --hf-dir "$models/gpt-oss-20b-2-hf" --q4-map "$(dirname "$0")/../manifests/gpt-oss-20b.json" \
+    --out-dir "$models/gpt-oss-2"
 fi
 
 # bench PROGRAM FIELD OPTION...: one figure of the JSON line of `iec bench`
@@ -52,12 +66,17 @@ packing() { # packing PROGRAM OPTION...
 }
 measure() { # measure PROGRAM ROW
   local program=$1 q4="--model-dir $models/tl-q4_0 --precision int4" bf="--model-dir $models/tl-bf16 --precision bf16"
+  local nl4="--model-dir $models/tl-nl4 --precision int4" mxfp4="--model-dir $models/gpt-oss-2 --precision int4"
   local one="--batch 1 --prompts-file $models/one.txt"
   case $2 in
     decode) bench "$program" tps_decode $q4 $one --max-new 96 --warmup 8 ;;
     prefill) bench "$program" tps_prefill $q4 --prompt-len 512 --max-new 2 --warmup 8 ;;
     batch-16)
       bench "$program" tps_decode $q4 --batch 16 --prompt-len 64 --max-new 32 --warmup 2 ;;
+    nl4-decode) bench "$program" tps_decode $nl4 $one --max-new 96 --warmup 8 ;;
+    nl4-prefill) bench "$program" tps_prefill $nl4 --prompt-len 512 --max-new 2 --warmup 8 ;;
+    mxfp4-decode) bench "$program" tps_decode $mxfp4 $one --max-new 96 --warmup 8 ;;
+    mxfp4-prefill) bench "$program" tps_prefill $mxfp4 --prompt-len 512 --max-new 2 --warmup 8 ;;
     bf16-decode) bench "$program" tps_decode $bf $one --max-new 24 --warmup 4 ;;
     bf16-prefill) bench "$program" tps_prefill $bf --prompt-len 512 --max-new 2 --warmup 2 ;;
     pack) packing "$program" --q4-map "$models/tl-q4_0.json" ;;

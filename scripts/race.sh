@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # How fast is iec beside its peers on this machine, and beside what the machine can do at all?
 #
-#   scripts/race.sh [OPTION...] [ROW...]        rows: see the table below; none = those of TinyLlama
+#   scripts/race.sh [OPTION...] [ROW...]        rows: see the table below; none = those of TinyLlama and
+#                                             of the first two layers of gpt-oss
 #
 #   --rounds N        rounds to take the median of (5); each measures everybody once, in alternating order
 #   --threads N       threads of everybody (all cores of --cores)
@@ -42,6 +43,10 @@ int4w-decode        tl-q4_0 int4w tl-q4_0.gguf decode     0 int16
 int4w-prefill-512   tl-q4_0 int4w tl-q4_0.gguf prefill  512 int16
 bf16-decode         tl-bf16 bf16  tl-bf16.gguf decode     0 bf16
 bf16-prefill-512    tl-bf16 bf16  tl-bf16.gguf prefill  512 bf16
+nl4-decode          tl-nl4  int4  tl-nl4.gguf  decode     0 int8
+nl4-prefill-512     tl-nl4  int4  tl-nl4.gguf  prefill  512 int8
+mxfp4-decode        gpt-oss-2 int4 gpt-oss-2.gguf decode  0 int8
+mxfp4-prefill-512   gpt-oss-2 int4 gpt-oss-2.gguf prefill 512 int8
 int8-decode         tl-int8 int8  tl-q8_0.gguf decode     0 int8
 int8-prefill-512    tl-int8 int8  tl-q8_0.gguf prefill  512 int8
 start-1             tl-q4_0 int4  tl-q4_0.gguf start      1 -
@@ -68,7 +73,7 @@ while [ $# -gt 0 ]; do
   esac
   shift 2
 done
-[ ${#selected[@]} -gt 0 ] || mapfile -t selected < <(awk '$2 ~ /^tl-/ { print $1 }' <<< "$table")
+[ ${#selected[@]} -gt 0 ] || mapfile -t selected < <(awk '$2 ~ /^(tl-|gpt-oss-2$)/ { print $1 }' <<< "$table")
 command -v taskset > /dev/null && pin=(taskset -c "$cores") || pin=()
 threads=${threads:-$("${pin[@]}" nproc)}
 work=$(mktemp -d)
@@ -98,6 +103,7 @@ make_pack() {
   case $1 in
     tl-q4_0) pack "$1" tinyllama-1.1b '"scheme": "q4_0", "method": "rtn"' ;;
     tl-g128) pack "$1" tinyllama-1.1b '"scheme": "int4", "group_size": 128, "method": "rtn"' ;;
+    tl-nl4) pack "$1" tinyllama-1.1b '"scheme": "nl4", "method": "rtn"' ;;
     tl-int8) pack "$1" tinyllama-1.1b '"scheme": "int8", "group_size": "row", "method": "rtn"' ;;
     tl-bf16) pack "$1" tinyllama-1.1b '' ;;
     tl-periodic) [ -d "$models/tinyllama-1.1b-hf" ] || "$iec" synth --like tinyllama-1.1b --out-dir "$models/tinyllama-1.1b-hf"
@@ -106,8 +112,11 @@ make_pack() {
                  rm -r "$models/periodic-hf" ;;
     gemma4) pack "$1" gemma-4-e4b '"scheme": "q4_0", "method": "rtn"' "$tied" ;;
     ministral3) pack "$1" ministral-3-3b '"scheme": "q4_0", "method": "rtn"' "$tied" ;;
-    gpt-oss) [ -d "$models/gpt-oss-20b-hf" ] || "$iec" synth --like gpt-oss-20b --out-dir "$models/gpt-oss-20b-hf"
-             "$iec" pack --hf-dir "$models/gpt-oss-20b-hf" --out-dir "$models/$1" --q4-map manifests/gpt-oss-20b.json ;;
+    gpt-oss | gpt-oss-2)
+      local checkpoint="$models/gpt-oss-20b${1#gpt-oss}-hf" layers=()
+      [ "$1" = gpt-oss ] || layers=(--layers "${1#gpt-oss-}")
+      [ -d "$checkpoint" ] || "$iec" synth --like gpt-oss-20b "${layers[@]}" --out-dir "$checkpoint"
+      "$iec" pack --hf-dir "$checkpoint" --out-dir "$models/$1" --q4-map manifests/gpt-oss-20b.json ;;
   esac
 }
 make_gguf() {
@@ -275,7 +284,7 @@ awk -v rows="${selected[*]}" -v rounds="$rounds" '
     return count / (time > ops ? time : ops)
   }
   BEGIN {
-    cost["tl"] = "1.938 0.00018 22528"; cost["gpt-oss"] = "6.05 0.0002 49152"
+    cost["tl"] = "1.938 0.00018 22528"; cost["gpt-oss"] = "6.05 0.0002 49152"; cost["gpt-oss-2"] = "0.504 0.000017 4096"
     cost["gemma4"] = "7.95 0.0004 57344"; cost["ministral3"] = "6.05 0.00043 106496"
   }
   FILENAME ~ /bytes$/ { bytes[$2] = $3; next }

@@ -363,7 +363,11 @@ pub(super) fn bytes<I: Isa, const KIND: u8>(isa: I, offset: i32, v: I::Int, zero
             [isa.sub_i8(low, eight), isa.sub_i8(high, eight)]
         }
         _ => {
-            let values = kind::table(KIND).map(|value| value.wrapping_add(offset as i8));
+            // A counted loop, which the compiler folds into a constant; it calls the closure of `map` for each vector.
+            let mut values = kind::table(KIND);
+            for i in 0..values.len() {
+                values[i] = values[i].wrapping_add(offset as i8);
+            }
             [isa.lookup(values, low), isa.lookup(values, high)]
         }
     }
