@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Checks `iec serve` with the clients and tools that people use: openai and anthropic, async-openai of Rust,
+# Checks `iec serve` with the clients and tools that people use: openai and anthropic, async-openai of Rust, instructor,
+# the Agents SDK, langgraph, the AI SDK, ollama's client, the OpenAI library in a browser, the tools of public MCP servers,
 # lm-evaluation-harness, schemathesis, jsonschema, Prometheus with the dashboard, wrk, haproxy, Chromium with the page,
 # aiperf.
 #
@@ -14,7 +15,7 @@
 #   --overload S   also seconds of three times the capacity
 #
 # Other options are those of tests/serve/accept.py. Needs python3 with venv and PyPI; for async-openai, cargo and
-# crates.io; for the programs of Debian, apt-get as root. Everything runs on the loopback interface. Takes about 12
+# crates.io; for the clients of npm, node 20 and npm; for the programs of Debian, apt-get as root. Everything runs on the loopback interface. Takes about 12
 # minutes, half of them to install; with --work, a second run installs nothing. Prints a line for each part: `ok`,
 # `skipped` or `FAILED`; exit code 1 if one failed.
 set -euo pipefail
@@ -33,13 +34,24 @@ done
 mkdir -p "$work"
 [ -n "$keep" ] || trap 'rm -rf "$work"' EXIT
 
-# One environment for the clients, another for aiperf, whose dependencies are in conflict with those of lm_eval.
+# One environment for the clients; others for aiperf and for agents, whose dependencies are in conflict with them.
 install_python() {
   local name=$1
   shift
   [ ! -e "$work/$name/installed" ] || return 0
   python3 -m venv "$work/$name"
   timeout 600 "$work/$name/bin/pip" -q --disable-pip-version-check install "$@" && touch "$work/$name/installed"
+}
+
+# Clients of npm and MCP servers, at the versions of tests/serve/node/package.json.
+install_node() {
+  command -v npm > /dev/null || { echo "serve-accept.sh: npm is missing; its clients are skipped" >&2; return 0; }
+  [ ! -e "$work/node/installed" ] || return 0
+  mkdir -p "$work/node"
+  cp "$root/tests/serve/node/package.json" "$work/node/"
+  (cd "$work/node" && timeout 600 npm install --no-audit --no-fund --no-package-lock --loglevel=error) > "$work/npm.log" 2>&1 &&
+    touch "$work/node/installed" ||
+    echo "serve-accept.sh: npm failed, see $work/npm.log; its clients are skipped" >&2
 }
 
 install_debian() {
@@ -66,13 +78,18 @@ if [ -n "$install" ]; then
     { echo "serve-accept.sh: pip could not install the clients" >&2; exit 1; }
   install_python venv-aiperf 'aiperf==0.13.*' ||
     echo "serve-accept.sh: aiperf is not installed; its part is skipped" >&2
+  install_python venv-agents 'instructor==1.17.*' 'openai-agents==0.24.*' 'langgraph==1.2.*' 'langchain-openai==1.7.*' ||
+    echo "serve-accept.sh: clients for agents are not installed; their parts are skipped" >&2
+  install_node
   install_debian
 fi
 python=$work/venv/bin/python
 [ -x "$python" ] || python=python3
 aiperf=()
 [ ! -x "$work/venv-aiperf/bin/aiperf" ] || aiperf=(--aiperf "$work/venv-aiperf/bin/aiperf")
+agents=()
+[ ! -x "$work/venv-agents/bin/python" ] || agents=(--agents "$work/venv-agents/bin/python")
 export PYTHONDONTWRITEBYTECODE=1
 # Packs of another build are made again.
 rm -rf "$work/run/packs"
-"$python" "$root/tests/serve/accept.py" --iec "$iec" --work "$work/run" "${aiperf[@]}" "${rest[@]}"
+"$python" "$root/tests/serve/accept.py" --iec "$iec" --work "$work/run" "${aiperf[@]}" "${agents[@]}" "${rest[@]}"

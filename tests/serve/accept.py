@@ -11,12 +11,14 @@ import sys
 import time
 import traceback
 
+import agent_clients
 import async_openai
 import browser
 import clients
 import evaluation
 import load
 import monitoring
+import node_clients
 import schemas
 import soak
 from server import ROOT, Context, Failure, Skip
@@ -27,6 +29,13 @@ PARTS = {
     "anthropic": clients.anthropic,
     "async-openai": async_openai.async_openai,
     "adapters": clients.adapters,
+    "instructor": agent_clients.instructor,
+    "agents-sdk": agent_clients.agents_sdk,
+    "langgraph": agent_clients.langgraph,
+    "ai-sdk": node_clients.ai_sdk,
+    "ollama": node_clients.ollama,
+    "openai-browser": node_clients.openai_browser,
+    "mcp": node_clients.mcp,
     "lm-eval": evaluation.lm_eval,
     "schemathesis": schemas.schemathesis,
     "jsonschema": schemas.constrained,
@@ -78,6 +87,7 @@ def main():
         "--overload", type=float, default=0, metavar="SECONDS", help="seconds of three times the capacity"
     )
     parser.add_argument("--aiperf", help="the program aiperf")
+    parser.add_argument("--agents", metavar="PYTHON", help="a Python with instructor, openai-agents and langgraph")
     parser.add_argument("--list", action="store_true", help="print the names of the parts")
     options = parser.parse_args()
     options.schemas = options.schemas or (300 if options.full else 60)

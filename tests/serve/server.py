@@ -68,9 +68,9 @@ class Context:
         shutil.copytree(source, copy)
         config = json.loads((copy / "config.json").read_text())
         (copy / "config.json").write_text(json.dumps(config | fields))
-        self.iec("pack", "--overwrite", "--hf-dir", copy, "--out-dir", target)
         if template:
-            (target / "chat_template.jinja").write_text(template)
+            (copy / "chat_template.jinja").write_text(template)
+        self.iec("pack", "--overwrite", "--hf-dir", copy, "--out-dir", target)
         return target
 
     def story(self):
