@@ -121,10 +121,11 @@ pub fn words(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
 
 /// Returns the command with short forms, hidden names, and both forms of help.
 pub fn arranged(command: Command) -> Command {
-    command.mut_args(spelled).mut_args(brief).mut_subcommands(|command| {
+    command.mut_args(|arg| spelled(arg, &[])).mut_args(brief).mut_subcommands(|command| {
         let name = command.get_name().to_string();
         let shown = SHOWN.iter().find(|(command, _)| *command == name).map(|(_, shown)| *shown);
         let ids: Vec<String> = command.get_arguments().map(|arg| arg.get_id().to_string()).collect();
+        let longs: Vec<String> = command.get_arguments().filter_map(Arg::get_long).map(String::from).collect();
         let has = |id: &str| ids.iter().any(|known| known == id);
         let runs_model = has("precision");
         let arrange = |arg: Arg| {
@@ -135,19 +136,22 @@ pub fn arranged(command: Command) -> Command {
             };
             let rare = rare || SAME_AS_WORD.iter().any(|(option, word)| id == *option && has(word));
             let arg = if runs_model { grouped(arg, &id) } else { arg };
-            brief(spelled(arg)).hide_short_help(rare)
+            brief(spelled(arg, &longs)).hide_short_help(rare)
         };
         examples_only(own_help(command.mut_args(arrange)))
     })
 }
 
-/// Adds the short form and the hidden names of an option. A value may be a negative number: its error then names the
-/// expected values.
-fn spelled(arg: Arg) -> Arg {
+/// Adds the short form and the hidden names of an option, except those in `longs`, which other options of the command
+/// have. A value may be a negative number: its error then names the expected values.
+fn spelled(arg: Arg, longs: &[String]) -> Arg {
     let arg = if arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg };
     match SPELLINGS.iter().find(|(id, ..)| arg.get_id() == id && !arg.is_positional()) {
-        Some((_, Some(short), names)) => arg.short(*short).aliases(*names),
-        Some((_, None, names)) => arg.aliases(*names),
+        Some((_, short, names)) => {
+            let free = names.iter().filter(|name| !longs.iter().any(|long| long == *name));
+            let arg = arg.aliases(free.copied());
+            short.map_or(arg.clone(), |short| arg.short(short))
+        }
         None => arg,
     }
 }
