@@ -6,9 +6,12 @@ mod client;
 mod errors;
 mod items;
 mod keys;
+mod known;
 mod life;
 mod probabilities;
+mod said;
 mod streams;
+mod texts;
 mod tools;
 #[cfg(feature = "otel")]
 mod traces;
