@@ -43,11 +43,12 @@ fn read_header(file: &dyn ReadAt, len: u64) -> Result<(u64, Vec<(String, RawTens
     file.read_at(0, &mut word)?;
     let header_len = u64::from_le_bytes(word);
     if header_len > HEADER_LIMIT {
-        let found = format!("found a header of {header_len} bytes, expected at most {HEADER_LIMIT}");
+        // The length itself is not shown: it may be the first bytes of another file.
+        let found = format!("found a length of the header out of range, expected at most {HEADER_LIMIT} bytes");
         return Err(Error::corrupt(found).help("the file is not a safetensors file or is damaged; download it again"));
     }
     if header_len > len - 8 {
-        let found = format!("found a header of {header_len} bytes, longer than the file ({len} bytes)");
+        let found = format!("found a header that is longer than the file ({len} bytes)");
         return Err(Error::corrupt(found).help("the file is truncated; get it again"));
     }
     let header = file.read_vec(8, header_len)?;

@@ -1,8 +1,10 @@
 //! Reads `adapter_config.json` of the PEFT library.
 //!
 //! Every field is either honoured, without effect on inference, or refused if it is set: no field is dropped silently.
-//! Which modules are changed and with which ranks, the tensors say; fields about that are not needed.
+//! Which modules are changed, the tensors say; fields about that are not needed. Their ranks must be those of the
+//! configuration, as in PEFT: if they differ, one of the two files belongs to another adapter.
 
+use super::CONFIG;
 use crate::convert::arch::Fields;
 use crate::error::{Context, Error, Result};
 use regex::{Regex, RegexBuilder};
@@ -12,6 +14,7 @@ use serde_json::{Map, Value};
 const READ: &[&str] = &[
     "peft_type",
     "r",
+    "rank_pattern",
     "lora_alpha",
     "use_rslora",
     "alpha_pattern",
@@ -41,7 +44,6 @@ const INERT: &[&str] = &[
     "megatron_core",
     "modules_to_save",
     "qalora_group_size",
-    "rank_pattern",
     "revision",
     "runtime_config",
     "target_modules",
@@ -51,7 +53,10 @@ const INERT: &[&str] = &[
 /// Initializations after which the base model is another one, unless the adapter was converted.
 const OTHER_BASE: &[&str] = &["pissa", "olora", "loftq", "corda", "lora_ga", "mica"];
 
-/// Largest number of patterns that are more than names, and memory in bytes of a compiled one.
+/// Largest rank.
+const LARGEST_RANK: u64 = 1 << 16;
+
+/// Largest number of patterns of a field that are more than names, and memory in bytes of a compiled one.
 const PATTERNS: usize = 64;
 const PATTERN_BYTES: usize = 1 << 16;
 
@@ -89,8 +94,11 @@ impl Pattern {
 /// Fields of `adapter_config.json` that change the computation.
 #[derive(Debug)]
 pub(super) struct AdapterConfig {
+    /// Rank of the factors, and the ranks of modules whose names match patterns; the first match counts. `None` if the
+    /// tensors alone say it.
+    ranks: Option<(usize, Vec<(Pattern, usize)>)>,
+    /// Numerator of the scale, and those of modules whose names match patterns.
     alpha: f64,
-    /// Patterns of module names, with the alpha of the modules that they match; the first match counts.
     alphas: Vec<(Pattern, f64)>,
     /// Whether the scale is `alpha / sqrt(rank)`, not `alpha / rank`.
     rslora: bool,
@@ -115,28 +123,17 @@ impl AdapterConfig {
         };
         let fields = Fields::new(&map);
         refuse(&fields, &map)?;
-        let compile = |(key, alpha): (&String, &Value)| -> Result<(Pattern, f64)> {
-            let alpha = checked_alpha(alpha.as_f64().unwrap_or(f64::NAN), "alpha_pattern")?;
-            Ok((Pattern::new(key).tensor("alpha_pattern")?, alpha))
-        };
-        let patterns = fields.get("alpha_pattern").map(|value| match value {
-            Value::Object(patterns) => Ok(patterns),
-            _ => Err(fields.wrong("alpha_pattern", "an object")),
-        });
-        let patterns = patterns.transpose()?;
-        let mut alphas = Vec::new();
-        for entry in patterns.into_iter().flatten() {
-            alphas.push(compile(entry)?);
-            if alphas.iter().filter(|(pattern, _)| matches!(pattern, Pattern::Regex(_))).count() > PATTERNS {
-                let found = format!("found more than {PATTERNS} regular expressions");
-                return Err(Error::unsupported(found).tensor("alpha_pattern"));
-            }
-        }
         let version = fields.word_opt("peft_version")?.unwrap_or("0.0");
         let mut numbers = version.split('.').map(|number| number.parse::<u32>().unwrap_or(0));
         Ok(AdapterConfig {
+            ranks: Some((
+                fields.get("r").map_or(Ok(8), |value| rank_of(value, "r"))?,
+                patterns(&fields, "rank_pattern", |rank| rank_of(rank, "rank_pattern"))?,
+            )),
             alpha: checked_alpha(fields.number_opt("lora_alpha")?.unwrap_or(8.0), "lora_alpha")?,
-            alphas,
+            alphas: patterns(&fields, "alpha_pattern", |alpha| {
+                checked_alpha(alpha.as_f64().unwrap_or(f64::NAN), "alpha_pattern")
+            })?,
             rslora: fields.flag("use_rslora", false)?,
             dora: fields.flag("use_dora", false)?,
             lora_bias: fields.flag("lora_bias", false)?,
@@ -154,6 +151,7 @@ impl AdapterConfig {
     /// Returns the settings of plain low-rank factors with one scale.
     pub fn with_scale(scale: f32) -> AdapterConfig {
         AdapterConfig {
+            ranks: None,
             alpha: 0.0,
             alphas: Vec::new(),
             rslora: false,
@@ -174,22 +172,66 @@ impl AdapterConfig {
         }
     }
 
+    /// Checks the rank of the factors of a module or parameter.
+    ///
+    /// # Errors
+    /// The configuration states another one.
+    pub fn check_rank(&self, name: &str, found: usize) -> Result<()> {
+        let Some((all, patterns)) = &self.ranks else { return Ok(()) };
+        let expected = first_match(patterns, name).unwrap_or(*all);
+        if found == expected {
+            return Ok(());
+        }
+        let found = format!("found factors of rank {found}, expected {expected} (r, rank_pattern in {CONFIG})");
+        Err(Error::corrupt(found).tensor(name).help("the two files are of different adapters; save the adapter again"))
+    }
+
     /// Returns the factor of the product of the factors of a module or parameter.
     pub fn scale(&self, name: &str, rank: usize) -> f32 {
         if let Some(scale) = self.fixed_scale {
             return scale;
         }
-        let alpha =
-            self.alphas.iter().find(|(pattern, _)| pattern.matches(name)).map_or(self.alpha, |(_, alpha)| *alpha);
+        let alpha = first_match(&self.alphas, name).unwrap_or(self.alpha);
         (if self.rslora { alpha / (rank as f64).sqrt() } else { alpha / rank as f64 }) as f32
     }
 }
 
+/// Returns the value of the first pattern that matches a name.
+fn first_match<T: Copy>(patterns: &[(Pattern, T)], name: &str) -> Option<T> {
+    patterns.iter().find(|(pattern, _)| pattern.matches(name)).map(|(_, value)| *value)
+}
+
+/// Reads an object from patterns of module names to values.
+fn patterns<T>(fields: &Fields<'_>, field: &str, read: impl Fn(&Value) -> Result<T>) -> Result<Vec<(Pattern, T)>> {
+    let entries = match fields.get(field) {
+        None => return Ok(Vec::new()),
+        Some(Value::Object(entries)) => entries,
+        Some(_) => return Err(fields.wrong(field, "an object")),
+    };
+    let mut all = Vec::new();
+    for (key, value) in entries {
+        all.push((Pattern::new(key).tensor(field)?, read(value)?));
+        if all.iter().filter(|(pattern, _)| matches!(pattern, Pattern::Regex(_))).count() > PATTERNS {
+            let found = format!("found more than {PATTERNS} regular expressions");
+            return Err(Error::unsupported(found).tensor(field));
+        }
+    }
+    Ok(all)
+}
+
+fn rank_of(value: &Value, field: &str) -> Result<usize> {
+    let rank = value.as_u64().filter(|rank| (1..=LARGEST_RANK).contains(rank));
+    rank.and_then(|rank| usize::try_from(rank).ok()).ok_or_else(|| {
+        Error::corrupt(format!("found {value:.40}, expected a whole number from 1 to {LARGEST_RANK}")).tensor(field)
+    })
+}
+
+/// Checks a numerator of a scale, which is computed in f64 and used as f32.
 fn checked_alpha(alpha: f64, field: &str) -> Result<f64> {
-    if alpha.is_finite() {
+    if (alpha as f32).is_finite() {
         Ok(alpha)
     } else {
-        Err(Error::corrupt(format!("found {alpha}, expected a number")).tensor(field))
+        Err(Error::corrupt(format!("found {alpha}, expected a number that f32 can hold")).tensor(field))
     }
 }
 
@@ -249,6 +291,30 @@ mod tests {
     }
 
     #[test]
+    fn ranks_are_those_of_the_configuration() {
+        let config = parse(r#", "rank_pattern": {"layers.1.*q_proj": 4, "q_proj": 2}"#).unwrap();
+        struct Case(&'static str, usize, bool);
+        for Case(name, rank, fits) in [
+            Case("model.layers.0.self_attn.k_proj", 8, true),
+            Case("model.layers.0.self_attn.k_proj", 16, false),
+            Case("model.layers.1.self_attn.q_proj", 4, true),
+            Case("model.layers.1.self_attn.q_proj", 8, false),
+            Case("model.layers.0.self_attn.q_proj", 2, true),
+            Case("model.layers.0.self_attn.q_proj", 4, false),
+        ] {
+            let checked = config.check_rank(name, rank);
+            assert_eq!(checked.is_ok(), fits, "{name} {rank}: {checked:?}");
+        }
+        for rank in ["0", "-1", "1.5", "8.0", "65537", "18446744073709551616", "\"8\"", "true", "[8]", "1e400"] {
+            let text = format!(r#"{{"peft_type": "LORA", "r": {rank}, "lora_alpha": 16}}"#);
+            let error = AdapterConfig::parse(text.as_bytes()).unwrap_err().to_string();
+            assert!(error.contains("expected a whole number") || rank == "1e400", "{rank}: {error}");
+        }
+        let by_default = AdapterConfig::parse(br#"{"peft_type": "LORA"}"#).unwrap();
+        assert!(by_default.check_rank("x", 8).is_ok() && by_default.check_rank("x", 4).is_err());
+    }
+
+    #[test]
     fn what_is_not_computed_is_refused_by_name() {
         for (more, said) in [
             (r#", "use_qalora": true"#, "use_qalora"),
@@ -260,6 +326,12 @@ mod tests {
             (r#", "bias": "some""#, "bias"),
             (r#", "alpha_pattern": {"(?=a)": 1}"#, "alpha_pattern"),
             (r#", "lora_alpha": 3"#, "lora_alpha"),
+            (r#", "alpha_pattern": {"q_proj": 1e39}"#, "alpha_pattern"),
+            (r#", "alpha_pattern": {"q_proj": "8"}"#, "alpha_pattern"),
+            (r#", "rank_pattern": {"q_proj": 0}"#, "rank_pattern"),
+            (r#", "rank_pattern": {"q_proj": 4.0}"#, "rank_pattern"),
+            (r#", "rank_pattern": {"(?=a)": 1}"#, "rank_pattern"),
+            (r#", "rank_pattern": [4]"#, "rank_pattern"),
         ] {
             let message = parse(more).unwrap_err().to_string();
             assert!(message.contains(said), "{more}: {message}");

@@ -44,6 +44,7 @@ pub(super) fn of_parameter(mapper: &Mapper<'_>, tensor: &ExpectedTensor) -> Resu
         return Err(Error::corrupt(found).tensor(name).help("the adapter was trained for another model"));
     }
     mapper.used.borrow_mut().insert(name);
+    mapper.settings.check_rank(&tensor.name, rank)?;
     let scale = mapper.settings.scale(&tensor.name, rank);
     let halves = parameter == "gate_up_proj" && !turned;
     let change = |expert: usize| {

@@ -185,6 +185,7 @@ impl Mapper<'_> {
             let found = format!("found lora_A {:?} and lora_B {:?}, {expected}", a.shape, b.shape);
             return Err(Error::corrupt(found).tensor(name).help(WRONG_BASE));
         }
+        self.settings.check_rank(name, rank)?;
         let scale = self.settings.scale(name, rank);
         Ok(match is_embedding {
             true => LowRank {
