@@ -3,6 +3,7 @@
 //! [`Entry`] is one tensor of the description; [`reader`] opens packs as untrusted input and checks every number in
 //! them; [`writer`] writes packs that are either complete or absent. docs/FORMAT.md is the specification.
 
+mod companions;
 pub mod dependants;
 pub mod int4;
 mod liberal;

@@ -3,7 +3,7 @@
 use super::rebuild::{Keep, Rebuild};
 use super::seal::unsealed;
 use super::{
-    COMPANIONS, DEDUP_JSON_NAME, Description, Entry, EntryJson, JSON_NAME, LAYOUT, QuantJson, Store, VERSION, matrices,
+    DEDUP_JSON_NAME, Description, Entry, EntryJson, JSON_NAME, LAYOUT, QuantJson, Store, VERSION, matrices,
     stored_bytes,
 };
 use crate::dtype::DType;
@@ -12,8 +12,7 @@ use crate::files;
 use crate::mapped::{Bytes, MappedFile};
 use crate::output::swap;
 use crate::scheme::TileLayout;
-use crate::sha256;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -115,51 +114,6 @@ impl IebinReader {
     /// Returns the path of a file that belongs to the pack, such as `config.json`.
     pub fn path(&self, name: &str) -> PathBuf {
         swap::member(&self.json, name)
-    }
-
-    /// Compares a file that belongs to the pack with its recorded hash. Files without one are accepted: the user may
-    /// add a chat template to a pack that has none.
-    ///
-    /// # Errors
-    /// The file is missing, cannot be read or has other content.
-    pub fn check_file(&self, name: &str) -> Result<()> {
-        let Some(expected) = self.description.files.as_ref().and_then(|files| files.get(name)) else { return Ok(()) };
-        let path = self.path(name);
-        let found = sha256::of_file(&path, |_| {})?;
-        if found == *expected {
-            return Ok(());
-        }
-        Err(Error::corrupt(format!("found the SHA-256 {found}, expected {expected} from {JSON_NAME}")).at(&path).help(
-            "restore the file or make the pack again; to keep a deliberate change, delete two things from \
-             model.ie.json: the file's entry in `files`, and the last field, `sha256`, with the comma before it",
-        ))
-    }
-
-    /// Returns the SHA-256 of each file that belongs to the pack, by name; computes them for a pack that does not
-    /// record them.
-    ///
-    /// # Errors
-    /// A file cannot be read.
-    pub fn file_digests(&self) -> Result<BTreeMap<String, String>> {
-        if let Some(files) = &self.description.files {
-            return Ok(files.clone());
-        }
-        let mut digests = BTreeMap::new();
-        for name in COMPANIONS {
-            if let Some(path) = files::first([self.path(name)])? {
-                digests.insert(name.to_string(), sha256::of_file(&path, |_| {})?);
-            }
-        }
-        Ok(digests)
-    }
-
-    /// Compares every file that belongs to the pack with its recorded hash; returns their number.
-    ///
-    /// # Errors
-    /// The same as those of [`IebinReader::check_file`].
-    pub fn check_files(&self) -> Result<usize> {
-        let names = self.description.files.iter().flatten();
-        names.map(|(name, _)| self.check_file(plain_file_name(name)?)).try_fold(0, |n, checked| checked.map(|()| n + 1))
     }
 
     /// Returns all tensors in file order.

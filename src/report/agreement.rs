@@ -109,8 +109,8 @@ pub fn json(found: &Agreement) -> Value {
     if let Some(same) = found.same_vocabulary {
         line["same_vocabulary"] = same.into();
     }
-    if let Some(CheckedHashes { tensors, differing }) = &found.hashes {
-        line["hashes"] = json!({"tensors": tensors, "differing": differing});
+    if let Some(CheckedHashes { tensors, differing, added_template }) = &found.hashes {
+        line["hashes"] = json!({"tensors": tensors, "differing": differing, "added_template": added_template});
     }
     if let Some(signature) = &found.signature {
         line["signature"] = json!(signature);
@@ -156,9 +156,10 @@ pub fn text(found: &Agreement) -> String {
     let mut line = |key: &str, value: String| {
         let _ = writeln!(text, "{key:<12} {value}");
     };
-    if let Some(CheckedHashes { tensors, differing }) = &found.hashes {
-        line("hashes", format!("{} of {tensors} tensors as recorded", tensors - differing.len()));
+    if let Some(CheckedHashes { tensors, differing, added_template }) = &found.hashes {
+        line("hashes", format!("{} of {tensors} tensors as recorded", tensors.saturating_sub(differing.len())));
         differing.iter().for_each(|why| line("", why.clone()));
+        added_template.iter().for_each(|name| line("", format!("{name} is used and not recorded in the pack")));
     }
     if let Some(signature) = &found.signature {
         let Signature { files, algorithm, key_sha256, .. } = signature;

@@ -147,8 +147,7 @@ impl Renderer {
 }
 
 /// Advice for a template that fails.
-const OTHER_TEMPLATE: &str =
-    "name a built-in template with --chat-template, or put another chat_template.jinja into the directory of the pack";
+const OTHER_TEMPLATE: &str = "name a built-in template or a file with --chat-template";
 
 impl Worker {
     fn start(process: &RenderProcess) -> Result<Worker> {

@@ -188,6 +188,8 @@ pub struct CheckedHashes {
     pub tensors: usize,
     /// Descriptions of the tensors whose hash differs.
     pub differing: Vec<String>,
+    /// Name of a chat template that is used and not recorded, if there is one.
+    pub added_template: Option<&'static str>,
 }
 
 impl Agreement {

@@ -18,6 +18,7 @@ mod adapter_pack;
 #[cfg(feature = "reference")]
 mod adapter_reference;
 mod adapters;
+mod added_files;
 mod answers;
 mod arguments;
 mod attention;

@@ -232,6 +232,11 @@ impl ModelArgs {
             let budget = human_bytes(budget);
             global.note(format!("note: --kv-memory {budget} holds a context of {context} tokens, not {longest}"));
         }
+        if self.check
+            && let Some(name) = session.reader.added_template()
+        {
+            global.note(format_args!("note: {name} was added to the pack, which does not record it"));
+        }
         session.adapters.notes().iter().for_each(|note| global.note(format_args!("note: {note}")));
         self.device.note(&session.engine, global);
         Ok(session)

@@ -173,7 +173,8 @@ pub fn compare(args: Args, global: &Global) -> Result<Agreement> {
     let recorded = |reader: &IebinReader| reader.entries().iter().all(|entry| entry.sha256.is_some());
     if let Some(reader) = reader.filter(|reader| args.hashes || recorded(reader)) {
         let differing = differing_payloads(&reader)?.iter().map(ToString::to_string).collect();
-        found.hashes = Some(CheckedHashes { tensors: reader.entries().len(), differing });
+        found.hashes =
+            Some(CheckedHashes { tensors: reader.entries().len(), differing, added_template: reader.added_template() });
     }
     match &args.hf_dir {
         Some(hf_dir) if args.tokenizer_only => {
