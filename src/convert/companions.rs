@@ -2,7 +2,7 @@
 
 use super::json::Pairs;
 use super::tokenizer_files::MadeTokenizer;
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::iebin::{COMPANIONS, TOKENIZER_SOURCES};
 use crate::job::Job;
 use crate::output::AtomicFile;
@@ -39,7 +39,11 @@ pub(crate) fn check(name: &str, bytes: &[u8], rows: usize) -> Result<()> {
     let Pairs::<IgnoredAny>(_) =
         serde_json::from_slice(bytes).map_err(|e| Error::corrupt(format!("expected a JSON object: {e}")))?;
     if name == TOKENIZER {
-        tokenizer_limits::check(bytes)?.check_vocabulary(rows)?;
+        // What cannot be opened here could not be opened in the pack either.
+        let opened = tokenizer_limits::open(bytes);
+        let (_, bounds) =
+            opened.help("use the tokenizer.json of the original model, or another one with --tokenizer")?;
+        bounds.check_vocabulary(rows)?;
     }
     Ok(())
 }

@@ -9,8 +9,11 @@
 
 mod charsmap;
 mod growth;
+mod open;
 mod patterns;
 mod vocabulary;
+
+pub use open::open;
 
 use crate::error::{Context, Error, Result};
 use crate::strict_json;

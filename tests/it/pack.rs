@@ -488,3 +488,37 @@ fn texts_of_every_family_end_at_the_tokens_of_generation_config() {
         assert!([5, 7].iter().all(|id| model.eos.contains(id)), "{name}: {:?}", model.eos);
     }
 }
+
+#[test]
+fn a_tokenizer_that_run_would_refuse_makes_no_pack() {
+    let change = |what: &str, tokenizer: &mut Value| match what {
+        "unknown model" => tokenizer["model"]["type"] = "Unknown".into(),
+        "no model" => tokenizer["model"] = Value::Null,
+        "merge of unknown tokens" => tokenizer["model"]["merges"][0] = serde_json::json!(["nowhere1", "nowhere2"]),
+        "merges of another kind" => tokenizer["model"]["merges"] = serde_json::json!([[1, 2]]),
+        "unknown step" => tokenizer["pre_tokenizer"] = serde_json::json!({"type": "Unknown"}),
+        _ => {}
+    };
+    let source = fixture("llama-gqa");
+    let text = std::fs::read(source.join("tokenizer.json")).unwrap();
+    let mut failures = Vec::new();
+    for what in
+        ["nothing", "unknown model", "no model", "merge of unknown tokens", "merges of another kind", "unknown step"]
+    {
+        let home = tempfile::tempdir().unwrap();
+        let (out, path) = (home.path().join("out"), home.path().join("tokenizer.json"));
+        let mut tokenizer: Value = serde_json::from_slice(&text).unwrap();
+        change(what, &mut tokenizer);
+        std::fs::write(&path, tokenizer.to_string()).unwrap();
+        let mut command = iec();
+        command.args(["pack", "--hf-dir"]).arg(&source).arg("--out-dir").arg(&out).arg("--tokenizer").arg(&path);
+        let ran = command.output().unwrap();
+        let said = String::from_utf8_lossy(&ran.stderr);
+        let expected = what == "nothing";
+        let is_named = said.contains("tokenizer.json");
+        if ran.status.success() != expected || out.join("model.ie.json").exists() != expected || is_named == expected {
+            failures.push(format!("{what}: {:?} {said}", ran.status.code()));
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
