@@ -1,14 +1,20 @@
-//! Memory that this process may still use: of the machine, and of the control groups that contain the process.
+//! Memory that this process may still use: of the machine, of the control groups that contain the process, and of its
+//! address space (`ulimit -v`).
 //!
 //! A container may use less memory than its machine has, and the system kills a process in it that uses more. The
 //! limits are files: `memory.max` in every directory of a control group of version 2, `memory.limit_in_bytes` in
 //! version 1. The memory in use contains cached pages of files, which the system drops when memory is needed.
 
 use crate::files;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::path::{Path, PathBuf};
 
 /// Limits of at least this many bytes mean "no limit" in control groups of version 1.
 const UNLIMITED: u64 = 1 << 60;
+
+/// Bytes of the address space that are left for stacks and heaps of threads that start later; the heap of a thread
+/// reserves 64 MiB.
+const THREADS: u64 = 256 << 20;
 
 /// Names of the files of a version of control groups.
 struct Version {
@@ -42,6 +48,22 @@ pub fn memory_left() -> Option<u64> {
     memory_left_in(Path::new("/"))
 }
 
+/// Raises the limit of open files to the highest one that the process may set. Programs that wait with `select` need a
+/// low limit, so the system starts processes with one.
+pub fn raise_open_files() {
+    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && soft < hard
+    {
+        // A refusal leaves the limit as it is, which `open_files` tells.
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    }
+}
+
+/// Returns the limit of open files.
+pub fn open_files() -> Option<u64> {
+    getrlimit(Resource::RLIMIT_NOFILE).ok().map(|(soft, _)| soft)
+}
+
 /// Does what [`memory_left`] does, with the files below `root`.
 fn memory_left_in(root: &Path) -> Option<u64> {
     let info = files::read_to_string(&root.join("proc/meminfo")).unwrap_or_default();
@@ -51,7 +73,16 @@ fn memory_left_in(root: &Path) -> Option<u64> {
     let limited = groups.lines().filter_map(group_of).flat_map(|(version, group)| {
         directories(&root.join(version.root), group).into_iter().filter_map(|dir| left_of_group(&dir, version))
     });
-    limited.chain(machine).min()
+    limited.chain(machine).chain(address_space_left(root)).min()
+}
+
+/// Returns the bytes of address space that the process may still map; `None` without a limit.
+fn address_space_left(root: &Path) -> Option<u64> {
+    let limits = files::read_to_string(&root.join("proc/self/limits")).ok()?;
+    let limit = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
+    let limit: u64 = limit.split_whitespace().next()?.parse().ok()?;
+    let status = files::read_to_string(&root.join("proc/self/status")).ok()?;
+    Some(limit.saturating_sub(number_after(&status, "VmSize:")? << 10).saturating_sub(THREADS))
 }
 
 /// Reads a line of `/proc/self/cgroup`, `ID:CONTROLLERS:PATH`; `None` if its hierarchy does not limit memory.
@@ -124,6 +155,16 @@ mod tests {
             ("sys/fs/cgroup/a/memory.stat", "anon 5\ninactive_file 100000\nactive_file 200000\n"),
         ];
         assert_eq!(left(&files), Some(400_000));
+    }
+
+    #[test]
+    fn the_limit_of_the_address_space_counts() {
+        let files =
+            |limit| [MACHINE, ("proc/self/limits", limit), ("proc/self/status", "Name: x\nVmSize:   1024 kB\n")];
+        let text = "Limit  Soft Limit  Hard Limit  Units\nMax address space  270532608  unlimited  bytes\n";
+        assert_eq!(left(&files(text)), Some(1 << 20));
+        assert_eq!(left(&files("Max address space  1000  1000  bytes\n")), Some(0));
+        assert_eq!(left(&files("Max address space  unlimited  unlimited  bytes\n")), Some(6000 << 10));
     }
 
     #[test]

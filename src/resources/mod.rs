@@ -9,7 +9,7 @@
 
 mod limits;
 
-pub use limits::memory_left;
+pub use limits::{memory_left, open_files, raise_open_files};
 
 use crate::error::{Cause, Error, Result};
 use std::cell::Cell;
@@ -107,7 +107,20 @@ pub fn thread_refused(refusal: impl std::fmt::Display) -> Error {
 
 /// Creates the error for a child process that could not be started.
 pub fn child_refused(e: std::io::Error) -> Error {
-    if e.kind() == ErrorKind::WouldBlock { thread_refused(e) } else { e.into() }
+    match () {
+        () if e.kind() == ErrorKind::WouldBlock => thread_refused(e),
+        () if is_exhausted(&e) => Error::new(Cause::OutOfMemory(format!("the system refuses another process: {e}")))
+            .help("raise the limit of open files (`ulimit -n`), or that of the system"),
+        () => e.into(),
+    }
+}
+
+/// Returns true if an operation failed because the process or the system has no more open files, memory or processes
+/// now; it may succeed later.
+pub fn is_exhausted(e: &std::io::Error) -> bool {
+    use rustix::io::Errno;
+    let exhausted = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::AGAIN, Errno::NOBUFS];
+    exhausted.iter().any(|errno| e.raw_os_error() == Some(errno.raw_os_error()))
 }
 
 #[cfg(test)]
@@ -126,6 +139,14 @@ mod tests {
     fn more_memory_than_the_machine_has_is_not_left() {
         assert!(is_left(1000));
         assert!(!is_left(1 << 50));
+    }
+
+    #[test]
+    fn a_process_that_is_refused_for_want_of_files_has_the_exit_code_of_missing_memory() {
+        for (errno, code) in [(24, 6), (23, 6), (12, 6), (11, 6), (2, 1)] {
+            let error = child_refused(std::io::Error::from_raw_os_error(errno));
+            assert_eq!(error.cause().exit_code(), code, "{errno}: {error}");
+        }
     }
 
     #[test]

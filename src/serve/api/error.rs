@@ -1,6 +1,7 @@
 //! Errors of the HTTP API.
 
 use crate::error::{Cause, Error};
+use crate::resources::is_exhausted;
 use crate::sched::Rejection;
 use crate::serve::reply::Refusal;
 use axum::http::StatusCode;
@@ -132,18 +133,35 @@ impl From<&Error> for ApiError {
         let status = match error.cause() {
             Cause::Usage(_) | Cause::Corrupt(_) | Cause::Unsupported(_) => StatusCode::BAD_REQUEST,
             Cause::OutOfMemory(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Cause::Io(e) if is_exhausted(e) => StatusCode::SERVICE_UNAVAILABLE,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         let message = match error.help_text() {
             Some(help) => format!("{}; {help}", error.cause()),
             None => error.cause().to_string(),
         };
-        ApiError::new(status, message)
+        let retry_after = (status == StatusCode::SERVICE_UNAVAILABLE).then_some(5);
+        ApiError { retry_after, ..ApiError::new(status, message) }
     }
 }
 
 impl From<Error> for ApiError {
     fn from(error: Error) -> ApiError {
         ApiError::from(&error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_system_lacks_now_may_be_asked_again() {
+        for (errno, status, wait) in [(24, 503, Some(5)), (12, 503, Some(5)), (5, 500, None)] {
+            let error = ApiError::from(Error::from(std::io::Error::from_raw_os_error(errno)));
+            assert_eq!((error.status.as_u16(), error.retry_after), (status, wait), "{errno}");
+        }
+        let error = ApiError::from(Error::new(Cause::OutOfMemory("x".into())));
+        assert_eq!((error.status.as_u16(), error.retry_after), (503, Some(5)));
     }
 }
