@@ -3,10 +3,12 @@
 use super::api::error::{ApiError, ApiResult};
 use super::app::{Adapter, App};
 use super::model::Model;
+use super::state::set_aside;
 use crate::convert::adapter;
-use crate::error::{Context, Error, Result};
+use crate::error::{Cause, Context, Error, Result};
 use crate::files;
 use crate::output::{Inputs, Rules, Target as OutputTarget};
+use crate::resources::is_exhausted;
 use crate::session::Encoder;
 use crate::session::adapters::{Source, check_name};
 use crate::strict_json;
@@ -33,9 +35,9 @@ const ROOM_TIME: Duration = Duration::from_secs(10);
 pub async fn load(app: &App, model: &Arc<Model>, name: &str, path: &str, in_place: bool) -> ApiResult<()> {
     // Two requests at the same time must not both find a name or the last place free.
     let _one = app.adapter_loads.lock().await;
-    let dir = allowed_dir(app, path)?;
+    let (root, dir) = allowed_dir(app, path)?;
     check_name(name).map_err(|e| ApiError::field("lora_name", e))?;
-    let source = Source { name: name.into(), dir, scale: 1.0 };
+    let source = Source { name: name.into(), dir, scale: 1.0, root: Some(root) };
     if app.models.iter().any(|model| model.name == name) {
         return Err(ApiError::field("lora_name", "a model has this name"));
     }
@@ -67,14 +69,15 @@ pub async fn load(app: &App, model: &Arc<Model>, name: &str, path: &str, in_plac
 /// # Errors
 /// There is none of this name, or requests use it.
 pub async fn unload(app: &App, name: &str) -> ApiResult<()> {
-    let unknown = || {
-        let error = ApiError::field("lora_name", format!("there is no adapter `{name}`"));
-        ApiError { status: StatusCode::NOT_FOUND, ..error }
-    };
+    let unknown = || unknown(name);
     let number = app.adapters().get(name).ok_or_else(unknown)?.model;
     let model = app.models.get(number).ok_or_else(unknown)?;
     let removed = name.to_string();
-    let done = model.encode(move |encoder| encoder.adapters().remove(&removed)).await;
+    let remove = move |encoder: &Encoder<'_>| match encoder.adapters().has(&removed) {
+        true => encoder.adapters().remove(&removed),
+        false => Ok(()),
+    };
+    let done = model.encode(remove).await;
     let done = done.unwrap_or_else(|| Err(Error::engine("the engine ended before the request")));
     done.map_err(|e| ApiError { status: StatusCode::CONFLICT, ..ApiError::of_field("lora_name", &e) })?;
     app.adapters().remove(name);
@@ -83,40 +86,71 @@ pub async fn unload(app: &App, name: &str) -> ApiResult<()> {
     Ok(())
 }
 
+/// Builds the error for an adapter that does not exist, or that the key of the request may not use.
+pub fn unknown(name: &str) -> ApiError {
+    let error = ApiError::field("lora_name", format!("there is no adapter `{name}`"));
+    ApiError { status: StatusCode::NOT_FOUND, ..error }
+}
+
 /// Checks an adapter, adds it to those of a model, and reads its factors into memory.
 ///
 /// # Errors
 /// Its files are not valid, its rank is too large, or there is no room for it.
 pub fn register(encoder: &Encoder<'_>, source: &Source, rank: usize, replaces: bool) -> ApiResult<()> {
-    let found = adapter::describe(&source.dir).map_err(|e| ApiError::of_field("lora_path", &e))?.rank;
+    source.check_links().map_err(|e| of_path(&e))?;
+    let found = adapter::describe(&source.dir).map_err(|e| of_path(&e))?.rank;
     if found > rank {
         let message = format!("the adapter has rank {found}, expected at most {rank} (--max-lora-rank)");
         return Err(ApiError::field("lora_path", message));
     }
     let adapters = encoder.adapters();
-    if replaces {
-        let conflict = |e: &Error| ApiError { status: StatusCode::CONFLICT, ..ApiError::of_field("lora_name", e) };
-        adapters.remove(&source.name).map_err(|e| conflict(&e))?;
+    // A model that was opened again may have lost an adapter whose files were gone.
+    let replaces = replaces && adapters.has(&source.name);
+    if !replaces {
+        adapters.add(source.clone()).map_err(|e| of_path(&e))?;
     }
-    adapters.add(source.clone()).map_err(|e| ApiError::of_field("lora_path", &e))?;
     let begin = Instant::now();
     loop {
-        match adapters.set(&[(source.name.clone(), 1.0)]) {
-            Ok(Some(_)) => return Ok(()),
-            Ok(None) if begin.elapsed() < ROOM_TIME => std::thread::sleep(Duration::from_millis(20)),
+        let loaded = match replaces {
+            true => adapters.replace(source.clone()),
+            false => adapters.set(&[(source.name.clone(), 1.0)]).map(|set| set.is_some()),
+        };
+        match loaded {
+            Ok(true) => return Ok(()),
+            Ok(false) if begin.elapsed() < ROOM_TIME => std::thread::sleep(Duration::from_millis(20)),
             failed => {
-                let _ = adapters.remove(&source.name);
-                let no_room = Error::new(crate::error::Cause::OutOfMemory(
-                    "the memory for adapters (--lora-memory) is in use by requests".into(),
-                ));
-                return Err(ApiError::of_field("lora_path", &failed.err().unwrap_or(no_room)));
+                if !replaces {
+                    let _ = adapters.remove(&source.name);
+                }
+                return Err(refused(failed.err()));
             }
         }
     }
 }
 
-/// Returns the directory that a client names, if it lies in the directory for adapters.
-fn allowed_dir(app: &App, path: &str) -> ApiResult<PathBuf> {
+/// Converts an error about the files of an adapter. The client named them, so it is to blame for a file that is missing.
+fn of_path(error: &Error) -> ApiError {
+    let of_field = ApiError::of_field("lora_path", error);
+    match error.cause() {
+        Cause::Io(e) if !is_exhausted(e) => ApiError { status: StatusCode::BAD_REQUEST, ..of_field },
+        _ => of_field,
+    }
+}
+
+/// Builds the error for an adapter that was not loaded; without a reason, for want of room.
+fn refused(why: Option<Error>) -> ApiError {
+    let no_room = || Cause::OutOfMemory("the memory for adapters (--lora-memory) is in use by requests".into());
+    let error = why.unwrap_or_else(|| Error::new(no_room()));
+    match error.cause() {
+        Cause::Usage(found) if found.ends_with("is in use") => {
+            ApiError { status: StatusCode::CONFLICT, ..ApiError::of_field("lora_name", &error) }
+        }
+        _ => of_path(&error),
+    }
+}
+
+/// Returns the directory for adapters, and the directory that a client names if it lies in there.
+fn allowed_dir(app: &App, path: &str) -> ApiResult<(PathBuf, PathBuf)> {
     let Some(root) = &app.settings.adapter_dir else {
         let message = "this server loads no adapters while it runs; start it with --adapter-dir DIR";
         return Err(ApiError::new(StatusCode::FORBIDDEN, message).code("adapters_off"));
@@ -125,7 +159,10 @@ fn allowed_dir(app: &App, path: &str) -> ApiResult<PathBuf> {
     let root = root.canonicalize().map_err(|_| outside())?;
     // A relative path begins in the directory for adapters. Links are followed before the comparison.
     let dir = root.join(path).canonicalize().map_err(|_| outside())?;
-    if dir.starts_with(&root) && dir != root && files::is_dir(&dir).unwrap_or(false) { Ok(dir) } else { Err(outside()) }
+    match dir.starts_with(&root) && dir != root && files::is_dir(&dir).unwrap_or(false) {
+        true => Ok((root, dir)),
+        false => Err(outside()),
+    }
 }
 
 /// Writes the list of adapters that were loaded from `--adapter-dir`, for the next start.
@@ -176,7 +213,7 @@ fn remembered(path: &Path) -> Result<Vec<Remembered>> {
 pub async fn restore(app: &Arc<App>) {
     let Some(state) = &app.settings.state_dir else { return };
     match remembered(&state.join(STATE_NAME)) {
-        Err(e) => (app.log)(&e.to_string()),
+        Err(e) => set_aside(&state.join(STATE_NAME), &e, "clients load their adapters again", &*app.log),
         Ok(list) => {
             for (name, dir, base) in list {
                 let Some(model) = app.models.iter().find(|model| model.name == base) else { continue };

@@ -1,12 +1,14 @@
 //! State that all connections share.
 
-use super::api::error::{ApiError, ApiResult};
+use super::api::error::ApiError;
 use super::api::settings::Limits;
+use super::bodies::Bodies;
 use super::config::ServeSettings;
 use super::keys::{Key, KeyIds, Keys};
 use super::metrics::Metrics;
-use super::model::{Command, Facts, Model, Status};
+use super::model::{Command, Facts, Model};
 use super::origin::HostPolicy;
+use super::usage_log::UsageLog;
 use crate::sched::KeyId;
 use crate::session::adapters::Source;
 use axum::http::StatusCode;
@@ -14,12 +16,6 @@ use ring::rand::{SecureRandom, SystemRandom};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use tokio::sync::Semaphore;
-
-/// Bytes of bodies of requests that are held at the same time, unless a single one may be larger.
-const BODIES: u64 = 128 << 20;
-/// Unit in which bytes of bodies are counted.
-const BODY_UNIT: u64 = 1 << 10;
 
 /// Receiver of log lines.
 pub type LogLine = Box<dyn Fn(&str) + Send + Sync>;
@@ -36,8 +32,10 @@ pub struct App {
     pub metrics: Arc<Metrics>,
     /// Names of this server that a browser may use.
     pub hosts: HostPolicy,
-    /// Room for bodies of requests, in units of [`App::body_units`].
-    pub bodies: Arc<Semaphore>,
+    /// Room for bodies of requests.
+    pub bodies: Arc<Bodies>,
+    /// Use of keys since the last save, if there is a state directory.
+    pub usage_log: Option<Arc<UsageLog>>,
     /// Receiver of log lines.
     pub log: LogLine,
     /// Tracer of requests, if there is a collector.
@@ -111,6 +109,7 @@ impl App {
         models: Vec<Arc<Model>>,
         keys: Keys,
         metrics: Arc<Metrics>,
+        usage_log: Option<Arc<UsageLog>>,
         log: LogLine,
     ) -> App {
         let mut key_ids = KeyIds::default();
@@ -124,10 +123,11 @@ impl App {
         };
         App {
             hosts: HostPolicy::of(&settings, !tenants.keys.is_open()),
-            bodies: Arc::new(Semaphore::new(units(settings.max_body.0.max(BODIES)) as usize)),
+            bodies: Bodies::new(settings.max_body.0),
             limits,
             models,
             metrics,
+            usage_log,
             log,
             #[cfg(feature = "otel")]
             tracer: None,
@@ -218,61 +218,12 @@ impl App {
     pub fn new_id(&self, beginning: &str) -> String {
         format!("{beginning}{:016x}{:08x}", random(), self.requests.fetch_add(1, Ordering::Relaxed))
     }
-
-    /// Returns the number of units of a body of `bytes`.
-    pub fn body_units(bytes: u64) -> u32 {
-        u32::try_from(units(bytes)).unwrap_or(u32::MAX)
-    }
-
-    /// Finds the model that a request names: by its own name, or by that of one of its adapters. No name stands for the
-    /// only model.
-    ///
-    /// # Errors
-    /// There is no such model, the key may not use it, or it is not ready.
-    pub fn target(&self, key: &Key, name: Option<&str>, named: &[(String, f32)]) -> ApiResult<Target> {
-        let name = name.filter(|name| !name.is_empty());
-        let model = match (name, &self.models[..]) {
-            (None, [only]) => Some((only.clone(), None)),
-            (None, _) => return Err(ApiError::field("model", "found none, but this server has several models")),
-            (Some(name), models) => {
-                models.iter().find(|model| model.name == name).map(|model| (model.clone(), None)).or_else(|| {
-                    let adapter = self.adapters().get(name)?.clone();
-                    Some((self.models.get(adapter.model)?.clone(), Some(name.to_string())))
-                })
-            }
-        };
-        let unknown = |name: &str| {
-            let error = ApiError::field("model", format!("there is no model `{name}`; GET /v1/models lists them"));
-            ApiError { status: StatusCode::NOT_FOUND, ..error }.code("model_not_found")
-        };
-        let shown = name.unwrap_or_default();
-        let (model, own) = model.ok_or_else(|| unknown(shown))?;
-        let allowed = key.may_use_model(&model.name) || own.as_deref().is_some_and(|name| key.may_use_model(name));
-        if !allowed {
-            return Err(unknown(shown));
-        }
-        let facts = match (self.phase(), model.status()) {
-            (Phase::Draining, _) => return Err(unavailable("the server is shutting down", "draining", 30)),
-            (_, Status::Ready(facts)) => facts,
-            (_, Status::Loading) => return Err(unavailable("the model is loading", "loading", 2)),
-            (_, Status::Failed(why)) => {
-                return Err(unavailable(&format!("the model cannot be used: {why}"), "failed", 30));
-            }
-        };
-        let adapters = own.map(|name| (name, 1.0)).into_iter().chain(named.iter().cloned()).collect();
-        let shown = if shown.is_empty() { model.name.clone() } else { shown.to_string() };
-        Ok(Target { model, facts, adapters, shown })
-    }
 }
 
 /// Builds the error for a server or a model that takes no requests now.
 pub fn unavailable(message: &str, code: &'static str, wait: u64) -> ApiError {
     let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).code(code);
     ApiError { retry_after: Some(wait), ..error }
-}
-
-fn units(bytes: u64) -> u64 {
-    bytes.div_ceil(BODY_UNIT).max(1)
 }
 
 /// Returns a random number.

@@ -11,6 +11,7 @@
 mod adapters;
 pub mod api;
 mod app;
+mod bodies;
 pub mod config;
 mod engine;
 mod http;
@@ -22,28 +23,33 @@ mod notify;
 pub mod origin;
 pub mod page;
 mod reply;
+mod rights;
+mod state;
 mod token_text;
 mod toml_text;
 #[cfg(feature = "otel")]
 mod trace;
 mod turns;
 pub mod usage;
+mod usage_log;
 
 use crate::error::{Error, Result, Signal};
 use crate::interrupt;
-use crate::resources::spawn_deep;
+use crate::resources::{raise_open_files, spawn_deep};
 use crate::session::adapters::Source;
 pub use app::LogLine;
 use app::{App, Phase};
 use config::ServeSettings;
-use engine::{Shared, UsageOf};
+use engine::{Drained, Shared, UsageOf};
 pub use http::Address;
 use http::Listeners;
 use keys::Keys;
 use metrics::Metrics;
 pub use model::Open;
 use model::{Command, Model, Status};
+use state::{StateLock, set_aside};
 use std::ffi::OsString;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, SystemTime};
@@ -52,6 +58,7 @@ use tokio::sync::watch;
 #[cfg(feature = "otel")]
 pub use trace::TraceOptions;
 use usage::Usage;
+use usage_log::UsageLog;
 
 /// Bytes of stack of the threads that compute.
 const STACK: usize = 8 << 20;
@@ -140,8 +147,8 @@ pub struct Ended {
 struct EngineEnd {
     /// Number of its model.
     model: usize,
-    /// Whether requests were cut, or the reason of the failure.
-    result: Result<bool>,
+    /// How its work ended, or the reason of the failure.
+    result: Result<Drained>,
     /// Use of the keys.
     usage: UsageOf,
 }
@@ -154,18 +161,21 @@ pub fn run(server: Server) -> Result<Ended> {
     #[cfg(feature = "otel")]
     let tracer = server.traces.map(trace::Tracer::new);
     let Server { settings, models, keys, reload, announce, log, notify, signals, .. } = server;
+    raise_open_files();
+    let _state = settings.state_dir.as_deref().map(StateLock::take).transpose()?;
     let listeners = Listeners::open(&settings)?;
     announce(&listeners.address()?)?;
-    let saved = settings.state_dir.as_deref().map(usage::Saved::load).transpose()?.flatten();
+    let saved = settings.state_dir.as_deref().and_then(|dir| saved_usage(dir, &log));
+    let usage_log = settings.state_dir.as_deref().and_then(|dir| open_usage_log(dir, &log)).map(Arc::new);
     let metrics = Arc::new(Metrics::new());
-    let shared = Arc::new(shared(&settings, models.len(), metrics.clone()));
+    let shared = Arc::new(shared(&settings, models.len(), metrics.clone(), usage_log.clone()));
     let (models, commands): (Vec<_>, Vec<_>) = models
         .into_iter()
         .enumerate()
         .map(|(number, (name, open))| Model::new(number, name, open))
         .map(|(model, commands)| (Arc::new(model), commands))
         .unzip();
-    let app = App::new(settings, models, keys, metrics, log);
+    let app = App::new(settings, models, keys, metrics, usage_log, log);
     #[cfg(feature = "otel")]
     let app = app.with_tracer(tracer);
     let app = Arc::new(app);
@@ -196,7 +206,7 @@ fn start(
     spawn_deep(&name, STACK, move || {
         let work = std::panic::AssertUnwindSafe(|| engine::work(&model, &commands, &shared, &mut usage));
         let result = std::panic::catch_unwind(work).unwrap_or_else(|_| {
-            model.set_status(Status::Failed("its thread panicked".into()));
+            model.set_status(Status::Failed);
             Err(Error::engine("the thread of the model panicked"))
         });
         let _ = ends.send(EngineEnd { model: model.number, result, usage });
@@ -205,8 +215,9 @@ fn start(
 }
 
 /// Returns what the threads of all models share.
-fn shared(settings: &ServeSettings, models: usize, metrics: Arc<Metrics>) -> Shared {
+fn shared(settings: &ServeSettings, models: usize, metrics: Arc<Metrics>, usage_log: Option<Arc<UsageLog>>) -> Shared {
     Shared {
+        usage_log,
         turns: turns::Turns::new(models),
         metrics,
         limits: settings.scheduler_options(0, 0),
@@ -216,10 +227,40 @@ fn shared(settings: &ServeSettings, models: usize, metrics: Arc<Metrics>) -> Sha
     }
 }
 
-/// Returns the use of all keys of a model in earlier runs.
+/// Reads the use of keys in earlier runs. A file that cannot be read is moved aside, so that it does not keep the server
+/// from starting.
+fn saved_usage(dir: &Path, log: &LogLine) -> Option<usage::Saved> {
+    usage::Saved::load(dir).unwrap_or_else(|e| {
+        set_aside(&dir.join(usage::FILE), &e, "limits per day count from the usage log on", log);
+        None
+    })
+}
+
+/// Opens the log of use. Without it, the use since the last save is lost if the server is killed.
+fn open_usage_log(dir: &Path, log: &LogLine) -> Option<UsageLog> {
+    let path = dir.join(usage_log::FILE);
+    let earlier = usage_log::read(&path).unwrap_or_else(|e| {
+        set_aside(&path, &e, "limits per day count from the last save on", log);
+        usage_log::States::default()
+    });
+    let opened = UsageLog::open(&path, earlier);
+    opened.map_err(|e| log(&format!("the use of keys is not recorded between two saves: {e}"))).ok()
+}
+
+/// Returns the use of all keys of a model in earlier runs: that of the last save, or of the log if it is later.
 fn earlier_usage(app: &App, model: &str, saved: Option<&usage::Saved>) -> UsageOf {
     let (tenants, now) = (app.tenants(), SystemTime::now());
-    let of = |key: &keys::Key| saved.and_then(|saved| saved.usage_of(model, &key.name, &key.limits, now));
+    let of = |key: &keys::Key| {
+        let of_saved = saved.and_then(|saved| saved.usage_of(model, &key.name, &key.limits, now));
+        let logged = app.usage_log.as_ref().and_then(|log| log.last(model, &key.name));
+        match logged.filter(|logged| saved.is_none_or(|saved| logged.at >= saved.at)) {
+            None => of_saved,
+            Some(logged) => {
+                let day_used = usage::still_used(logged.tokens, logged.at, &key.limits, now);
+                Some(crate::sched::KeyUsage { day_used, ..of_saved.unwrap_or_default() })
+            }
+        }
+    };
     tenants.keys.list().iter().map(of).collect()
 }
 
@@ -264,7 +305,11 @@ impl Life {
                     running -= 1;
                     let Some(end) = end else { break };
                     add_usage(&self.app, &mut usage, end.model, end.usage);
-                    self.cut |= end.result?;
+                    let Drained { cut, unsaved } = end.result?;
+                    self.cut |= cut;
+                    if let Some(e) = unsaved {
+                        (self.app.log)(&format!("not all pages of the prefix cache were saved: {e}"));
+                    }
                 }
                 signal = self.signals.recv() => match signal {
                     Some(ServerSignal::Reload) => self.reload().await,
@@ -277,7 +322,7 @@ impl Life {
                 _ = save.tick() => drop(tokio::spawn(save_usage(self.app.clone()))),
             }
         }
-        write_usage(&self.app, usage).await;
+        write_usage(&self.app, usage, SystemTime::now()).await;
         Ok(Ended { cut: self.cut })
     }
 
@@ -340,7 +385,8 @@ async fn save_usage(app: Arc<App>) {
     if app.settings.state_dir.is_none() || !app.is_ready() {
         return;
     }
-    let mut usage = Usage::default();
+    // What is recorded from now on may be missing in the answers of the engines.
+    let (begin, mut usage) = (SystemTime::now(), Usage::default());
     for model in &app.models {
         let (sender, receiver) = std::sync::mpsc::channel();
         model.send(Command::Usage(sender));
@@ -348,7 +394,7 @@ async fn save_usage(app: Arc<App>) {
         let Ok(Some(used)) = answered else { return };
         add_usage(&app, &mut usage, model.number, used);
     }
-    write_usage(&app, usage).await;
+    write_usage(&app, usage, begin).await;
 }
 
 /// Adds the use of the keys of a model.
@@ -361,11 +407,16 @@ fn add_usage(app: &App, usage: &mut Usage, model: usize, used: UsageOf) {
     }
 }
 
-/// Writes the use of the keys, if there is a directory for it.
-async fn write_usage(app: &App, usage: Usage) {
+/// Writes the use of the keys at `time`, if there is a directory for it.
+async fn write_usage(app: &App, usage: Usage, time: SystemTime) {
     let Some(dir) = app.settings.state_dir.clone() else { return };
-    let saved = tokio::task::spawn_blocking(move || usage.save(&dir, SystemTime::now())).await;
-    if let Ok(Err(e)) = saved {
+    let usage_log = app.usage_log.clone();
+    let save = move || {
+        usage.save(&dir, time)?;
+        usage_log.iter().for_each(|log| log.drop_before(time));
+        Ok::<(), Error>(())
+    };
+    if let Ok(Err(e)) = tokio::task::spawn_blocking(save).await {
         (app.log)(&format!("the use of the keys was not saved: {e}"));
     }
 }

@@ -14,6 +14,7 @@ use crate::session::recent::Recent;
 use crate::session::{Encoder, Session};
 use std::collections::VecDeque;
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel as commands};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
@@ -39,7 +40,7 @@ pub struct Facts {
     /// Chat template, with the tokens and texts that end a turn; `None` if the model has none.
     pub template: Option<ChatFormat>,
     /// Path of the model.
-    pub root: String,
+    pub root: PathBuf,
     /// Text of each token.
     pub tokens: super::token_text::TokenTexts,
     /// Constraints of the last requests.
@@ -69,7 +70,7 @@ pub enum Status {
     /// It answers requests.
     Ready(Arc<Facts>),
     /// It cannot be opened.
-    Failed(String),
+    Failed,
 }
 
 /// A model of the server.

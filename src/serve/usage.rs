@@ -8,7 +8,7 @@
 //! `saved_at` is the Unix time in seconds. `day_used` are tokens that the limit per day lacked at that time; the limit
 //! refills continuously, also while the server does not run ([`Saved::usage_of`]). The other numbers are totals. The
 //! file has names of keys and numbers only, and only its owner can read it. It is replaced atomically, so a process can
-//! be killed at any time; what was used since the last save is lost then.
+//! be killed at any time; what keys used of the day since the last save is in the [log](super::usage_log).
 
 use crate::error::{Context, Error, Result};
 use crate::files;
@@ -136,11 +136,15 @@ impl Saved {
     /// the day are lowered by what its limit has refilled since the save. `None` if the key was not saved.
     pub fn usage_of(&self, model: &str, key: &str, limits: &KeyLimits, now: SystemTime) -> Option<KeyUsage> {
         let usage = self.usage.get(model, key)?;
-        let seconds = now.duration_since(self.at).map_or(0.0, |time| time.as_secs_f64());
-        let refilled = limits.tokens_per_day.map_or(f64::INFINITY, |limit| limit as f64 * seconds / DAY);
-        let day_used = (usage.day_used as f64 - refilled).max(0.0).ceil() as u64;
-        Some(KeyUsage { day_used, ..*usage })
+        Some(KeyUsage { day_used: still_used(usage.day_used, self.at, limits, now), ..*usage })
     }
+}
+
+/// Returns how many of the tokens that a limit per day lacked at `then` it still lacks `now`: it has been refilled since.
+pub fn still_used(tokens: u64, then: SystemTime, limits: &KeyLimits, now: SystemTime) -> u64 {
+    let seconds = now.duration_since(then).map_or(0.0, |time| time.as_secs_f64());
+    let refilled = limits.tokens_per_day.map_or(f64::INFINITY, |limit| limit as f64 * seconds / DAY);
+    (tokens as f64 - refilled).max(0.0).ceil() as u64
 }
 
 fn not_counters(key: &str) -> Error {

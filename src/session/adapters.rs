@@ -20,6 +20,8 @@ pub struct Source {
     pub dir: PathBuf,
     /// Scale of requests that do not name one.
     pub scale: f32,
+    /// Directory, without links in its path, in which all files must lie that are read; `None` = anywhere.
+    pub root: Option<PathBuf>,
 }
 
 /// Number type of the factors of adapters.
@@ -64,8 +66,48 @@ impl FromStr for Source {
         check_name(&name)?;
         match dir.as_os_str().is_empty() {
             true => Err("expected NAME=DIR or DIR".into()),
-            false => Ok(Source { name, dir: dir.to_path_buf(), scale }),
+            false => Ok(Source { name, dir: dir.to_path_buf(), scale, root: None }),
         }
+    }
+}
+
+impl Source {
+    /// Checks that nothing in the directory is a link out of the root, through which files of others could be read.
+    ///
+    /// # Errors
+    /// There is such a link, or the directory cannot be read.
+    pub fn check_links(&self) -> Result<()> {
+        let Some(root) = &self.root else { return Ok(()) };
+        let (mut dirs, mut entries) = (vec![self.dir.clone()], 0);
+        stays_in(root, &self.dir)?;
+        while let Some(dir) = dirs.pop() {
+            for entry in std::fs::read_dir(&dir).at(&dir)? {
+                let path = entry.at(&dir)?.path();
+                let kind = std::fs::symlink_metadata(&path).at(&path)?.file_type();
+                match () {
+                    () if kind.is_symlink() => stays_in(root, &path)?,
+                    () if kind.is_dir() => dirs.push(path),
+                    () => {}
+                }
+                entries += 1;
+                if entries > MOST_ENTRIES {
+                    let found = format!("found more than {MOST_ENTRIES} files, expected the directory of an adapter");
+                    return Err(Error::usage(found).at(&self.dir));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Largest number of files below the directory of an adapter whose files must lie in a root.
+const MOST_ENTRIES: usize = 10_000;
+
+/// Refuses a path that leads out of a root, or nowhere.
+fn stays_in(root: &Path, path: &Path) -> Result<()> {
+    match path.canonicalize() {
+        Ok(target) if target.starts_with(root) => Ok(()),
+        _ => Err(Error::usage("found a link out of the directory for adapters").at(path)),
     }
 }
 
@@ -159,6 +201,13 @@ struct Entry {
     sha256: Option<String>,
 }
 
+impl Entry {
+    /// Returns the bytes that it takes in memory now.
+    fn held(&self) -> u64 {
+        if matches!(self.place, Place::Disk) { 0 } else { self.bytes }
+    }
+}
+
 #[derive(Debug)]
 enum Place {
     Disk,
@@ -212,28 +261,56 @@ impl Adapters {
     /// # Errors
     /// Another adapter has its name, its files are invalid, or it alone exceeds the memory for adapters.
     pub fn add(&self, source: Source) -> Result<()> {
-        let summary = adapter::describe(&source.dir)?;
-        let (bytes, left_out) = (summary.parameters * self.number_bytes(), adapter::left_out(&summary.unused));
-        self.check_room(bytes, &format!("adapter `{}` needs", source.name))?;
-        match self.state().entries.entry(source.name.clone()) {
+        let entry = self.entry(source)?;
+        match self.state().entries.entry(entry.source.name.clone()) {
             btree_map::Entry::Occupied(_) => {
-                let found = format!("found two adapters with the name `{}`", source.name);
+                let found = format!("found two adapters with the name `{}`", entry.source.name);
                 Err(Error::usage(found).help("name them with NAME=DIR"))
             }
             btree_map::Entry::Vacant(place) => {
-                place.insert(Entry {
-                    source,
-                    left_out,
-                    bytes,
-                    place: Place::Disk,
-                    used: 0,
-                    hits: 0,
-                    loads: 0,
-                    sha256: None,
-                });
+                place.insert(entry);
                 Ok(())
             }
         }
+    }
+
+    /// Replaces an adapter that no request uses, and loads the new one. The former one can be used until then, and stays
+    /// if this fails. Returns false if there is no room until requests have ended that use other adapters.
+    ///
+    /// # Errors
+    /// There is no such adapter, it is in use, or the new one cannot be loaded.
+    pub fn replace(&self, source: Source) -> Result<bool> {
+        let name = source.name.clone();
+        let new = self.entry(source)?;
+        {
+            let mut state = self.state();
+            // The former one leaves memory when the new one comes.
+            let former = idle(&state, &name)?.held();
+            if !self.make_room_but(&mut state, new.bytes.saturating_sub(former), Some(&name)) {
+                return Ok(false);
+            }
+        }
+        let adapter = self.load(&new.source)?;
+        let mut state = self.state();
+        let former = idle(&state, &name)?.held();
+        let bytes = adapter.bytes as u64;
+        self.check_room(bytes, &format!("adapter `{name}` needs"))?;
+        if !self.make_room_but(&mut state, bytes.saturating_sub(former), Some(&name)) {
+            return Ok(false);
+        }
+        state.uses += 1;
+        let (used, sha256) = (state.uses, Some(adapter.hash.clone()));
+        state.entries.insert(name, Entry { bytes, used, loads: 1, sha256, place: Place::Memory(adapter), ..new });
+        Ok(true)
+    }
+
+    /// Describes an adapter that is not loaded, after its configuration and header were read.
+    fn entry(&self, source: Source) -> Result<Entry> {
+        source.check_links()?;
+        let summary = adapter::describe(&source.dir)?;
+        let (bytes, left_out) = (summary.parameters * self.number_bytes(), adapter::left_out(&summary.unused));
+        self.check_room(bytes, &format!("adapter `{}` needs", source.name))?;
+        Ok(Entry { source, left_out, bytes, place: Place::Disk, used: 0, hits: 0, loads: 0, sha256: None })
     }
 
     /// Returns the bytes that a number of a factor takes in memory.
@@ -250,17 +327,14 @@ impl Adapters {
     /// There is no such adapter, or it is loading or in use.
     pub fn remove(&self, name: &str) -> Result<()> {
         let mut state = self.state();
-        let entry = state.entries.get(name).ok_or_else(|| unknown(name, &state))?;
-        let busy = match &entry.place {
-            Place::Disk => false,
-            Place::Loading => true,
-            Place::Memory(adapter) => Arc::strong_count(adapter) > 1,
-        };
-        if busy {
-            return Err(Error::usage(format!("adapter `{name}` is in use")).help("wait until its requests have ended"));
-        }
+        idle(&state, name)?;
         state.entries.remove(name);
         Ok(())
+    }
+
+    /// Returns true if there is an adapter of this name.
+    pub fn has(&self, name: &str) -> bool {
+        self.state().entries.contains_key(name)
     }
 
     /// Loads all adapters.
@@ -393,11 +467,18 @@ impl Adapters {
 
     /// Makes room for an adapter. Returns false if adapters that are in use leave too little.
     fn make_room(&self, state: &mut State, needed: u64) -> bool {
+        self.make_room_but(state, needed, None)
+    }
+
+    /// Makes room for an adapter, and leaves the adapter `kept` where it is.
+    fn make_room_but(&self, state: &mut State, needed: u64, kept: Option<&str>) -> bool {
         let Some(limit) = self.limit else { return true };
-        let mut held: u64 =
-            state.entries.values().filter(|entry| !matches!(entry.place, Place::Disk)).map(|e| e.bytes).sum();
+        let mut held: u64 = state.entries.values().map(Entry::held).sum();
         while held.saturating_add(needed) > limit {
-            let idle = |entry: &&mut Entry| matches!(&entry.place, Place::Memory(a) if Arc::strong_count(a) == 1);
+            let idle = |entry: &&mut Entry| {
+                let is_idle = matches!(&entry.place, Place::Memory(a) if Arc::strong_count(a) == 1);
+                is_idle && kept != Some(entry.source.name.as_str())
+            };
             let Some(oldest) = state.entries.values_mut().filter(idle).min_by_key(|entry| entry.used) else {
                 return false;
             };
@@ -409,6 +490,7 @@ impl Adapters {
 
     fn load(&self, source: &Source) -> Result<Arc<BoundAdapter>> {
         let binder = self.binder.as_ref().expect("a set with adapters has a binder");
+        source.check_links()?;
         let mut read = adapter::read(&source.dir, binder.config())?;
         if self.precision == AdapterPrecision::Int8 {
             adapter::round_to_int8(&mut read).at(&source.dir)?;
@@ -437,6 +519,20 @@ impl Adapters {
     }
 }
 
+/// Returns an adapter that no request uses.
+fn idle<'a>(state: &'a State, name: &str) -> Result<&'a Entry> {
+    let entry = state.entries.get(name).ok_or_else(|| unknown(name, state))?;
+    let is_busy = match &entry.place {
+        Place::Disk => false,
+        Place::Loading => true,
+        Place::Memory(adapter) => Arc::strong_count(adapter) > 1,
+    };
+    match is_busy {
+        true => Err(Error::usage(format!("adapter `{name}` is in use")).help("wait until its requests have ended")),
+        false => Ok(entry),
+    }
+}
+
 /// Largest number of names in a message.
 const LISTED: usize = 10;
 
@@ -459,7 +555,8 @@ mod tests {
 
     #[test]
     fn places_have_names_and_scales_of_their_own_or_by_default() {
-        let source = |name: &str, dir: &str, scale| Ok(Source { name: name.into(), dir: dir.into(), scale });
+        let source =
+            |name: &str, dir: &str, scale| Ok(Source { name: name.into(), dir: dir.into(), scale, root: None });
         assert_eq!("a/b".parse(), source("b", "a/b", 1.0));
         assert_eq!("x=a/b:0.5".parse(), source("x", "a/b", 0.5));
         assert_eq!("x=c:\\b".parse(), source("x", "c:\\b", 1.0));

@@ -299,7 +299,7 @@ fn ten_thousand_adapters_are_registered_without_being_read() {
     let adapters = Adapters::new(engine.adapter_binder(), AdapterPrecision::Auto, Some(1 << 20));
     let dir = fixture("lora-llama-gqa").join("r8-qv");
     for i in 0..10_000 {
-        adapters.add(Source { name: format!("a{i}"), dir: dir.clone(), scale: 1.0 }).unwrap();
+        adapters.add(Source { name: format!("a{i}"), dir: dir.clone(), scale: 1.0, root: None }).unwrap();
     }
     for i in 0..100 {
         assert!(adapters.set(&[(format!("a{}", i * 97), 1.0)]).unwrap().is_some());
@@ -313,7 +313,7 @@ fn ten_thousand_adapters_are_registered_without_being_read() {
 /// Returns ten adapters by name: three directories under several names.
 fn ten() -> Vec<Source> {
     let dirs = ["r8-qv", "r16-all", "r32-dora"].map(|name| fixture("lora-llama-gqa").join(name));
-    (0..10).map(|i| Source { name: format!("a{i}"), dir: dirs[i % 3].clone(), scale: 1.0 }).collect()
+    (0..10).map(|i| Source { name: format!("a{i}"), dir: dirs[i % 3].clone(), scale: 1.0, root: None }).collect()
 }
 
 #[test]

@@ -12,10 +12,11 @@ use iec::runtime::cpu;
 use iec::runtime::cpu::counters::Counters;
 use iec::runtime::cpu::place::{granted_processors, physical_cores};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
+use signal_hook::iterator::{Handle, Signals};
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::path::Path;
+use std::sync::OnceLock;
 
 /// Threads, verbosity and color.
 #[derive(Debug, Args)]
@@ -173,11 +174,22 @@ impl Global {
     }
 }
 
+/// Handle that adds signals to those that are handled.
+static SIGNALS: OnceLock<Handle> = OnceLock::new();
+
+/// Handles SIGHUP also if the process was started with it ignored, as by `nohup`: a server reads its settings again then
+/// and does not end. Call it after [`interrupt::handle`].
+pub fn listen_for_hang_up() {
+    // The system takes every signal but SIGKILL and SIGSTOP.
+    let _ = SIGNALS.get().map(|handle| handle.add_signal(SIGHUP));
+}
+
 /// Handles signals: after the first SIGINT, SIGTERM or SIGHUP the command stops where it leaves nothing half-written;
 /// a second SIGINT or SIGTERM ends the process at once. A terminal that closes may send SIGHUP several times.
 fn listen_for_signals() -> Result<()> {
     let hang_up = Some(SIGHUP).filter(|_| !ignores_hang_up());
     let Ok(mut signals) = Signals::new([SIGINT, SIGTERM].into_iter().chain(hang_up)) else { return Ok(()) };
+    let _ = SIGNALS.set(signals.handle());
     spawn("iec-signals", move || {
         for number in signals.forever() {
             let signal = match number {

@@ -1,7 +1,7 @@
 //! `iec serve`: serves models over HTTP.
 
 use crate::console;
-use crate::global::{Global, non_empty_variable};
+use crate::global::{Global, listen_for_hang_up, non_empty_variable};
 use crate::model::ModelArgs;
 use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches};
 use iec::error::{Cause, Error, Result, Signal};
@@ -152,6 +152,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
             Signal::HangUp => ServerSignal::Reload,
         });
     });
+    listen_for_hang_up();
     let ended = serve::run(Server {
         reload: args.reload(),
         log: log_line(&settings, global),

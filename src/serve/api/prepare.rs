@@ -298,7 +298,11 @@ fn adapters(encoder: &Encoder<'_>, plan: &Plan) -> ApiResult<Option<AdapterSet>>
     if plan.adapters.is_empty() {
         return Ok(Some(AdapterSet::default()));
     }
-    encoder.adapters().set(&plan.adapters).map_err(|e| ApiError::of_field("adapters", &e))
+    // The help of an error may list the adapters, of which the key may not use all.
+    encoder.adapters().set(&plan.adapters).map_err(|e| match e.cause() {
+        Cause::Usage(found) => ApiError::field("adapters", found),
+        _ => ApiError::of_field("adapters", &e),
+    })
 }
 
 fn sampling(encoder: &Encoder<'_>, plan: &Plan) -> ApiResult<Sampling> {

@@ -383,7 +383,7 @@ fn parse_lora(table: Table<'_>) -> Result<Source> {
         }
     }
     match (name, dir) {
-        (Some(name), Some(dir)) => Ok(Source { name, dir, scale }),
+        (Some(name), Some(dir)) => Ok(Source { name, dir, scale, root: None }),
         (None, _) => Err(table.error("this adapter has no `name`")),
         (_, None) => Err(table.error("this adapter has no `dir`")),
     }

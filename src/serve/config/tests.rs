@@ -122,7 +122,7 @@ fn options_win_over_variables_these_over_the_file_and_the_file_over_defaults() {
         b"port = 3\nmax-seqs = 3\nmax-n = 3\ncors-origin = [\"http://x\"]\n[[model]]\nname = \"m\"\npath = \"p\"\n\
         [[lora]]\nname = \"f\"\ndir = \"e\"\nscale = 2";
     let file = Given::parse(file).unwrap();
-    assert_eq!(file.loras, Some(vec![Source { name: "f".into(), dir: "e".into(), scale: 2.0 }]));
+    assert_eq!(file.loras, Some(vec![Source { name: "f".into(), dir: "e".into(), scale: 2.0, root: None }]));
     let settings = Given::merge(options.or(variables), file).unwrap();
     assert_eq!((settings.port, settings.max_seqs, settings.max_n, settings.max_logprobs), (1, 2, 3, 20));
     assert_eq!(settings.cors_origin, ["*"]);
@@ -131,7 +131,7 @@ fn options_win_over_variables_these_over_the_file_and_the_file_over_defaults() {
         ModelSource { name, path: path.into() }
     });
     assert_eq!(settings.models, models);
-    assert_eq!(settings.loras, [Source { name: "l".into(), dir: "d".into(), scale: 0.5 }]);
+    assert_eq!(settings.loras, [Source { name: "l".into(), dir: "d".into(), scale: 0.5, root: None }]);
     let json = settings.to_json();
     assert_eq!(json["models"][1], json!({"name": null, "path": "y"}));
     assert_eq!(json["loras"], json!([{"name": "l", "dir": "d", "scale": 0.5}]));

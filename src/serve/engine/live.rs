@@ -1,6 +1,6 @@
 //! A choice that is queued or computed.
 
-use crate::sched::RequestId;
+use crate::sched::{KeyId, RequestId};
 use crate::serve::metrics::Phase;
 use crate::serve::reply::Outlet;
 use std::cell::Cell;
@@ -17,6 +17,8 @@ pub(super) struct Live {
     /// Number of the choice in the batch.
     pub id: RequestId,
     pub outlet: Outlet,
+    /// Number of the key.
+    pub key_id: KeyId,
     /// Name of the key in metrics.
     pub key: Arc<str>,
     /// Names of the adapters.

@@ -10,7 +10,8 @@ use super::metrics::{Metrics, ModelInfo};
 use super::model::{ChatFormat, Command, Facts, Model, Status};
 use super::token_text::TokenTexts;
 use super::turns::Turns;
-use crate::error::Result;
+use super::usage_log::UsageLog;
+use crate::error::{Error, Result};
 use crate::files;
 use crate::iebin::JSON_NAME;
 use crate::output::swap;
@@ -51,6 +52,8 @@ pub struct Shared {
     pub prefix_cache: bool,
     /// Largest number of adapters.
     pub max_adapters: usize,
+    /// Log of the use of keys, if there is a state directory.
+    pub usage_log: Option<Arc<UsageLog>>,
     /// Directory that keeps pages of the prefix cache, and its largest size in bytes.
     pub state: Option<(PathBuf, u64)>,
 }
@@ -58,12 +61,20 @@ pub struct Shared {
 /// Use of the keys so far, in the order of their numbers.
 pub type UsageOf = Vec<Option<KeyUsage>>;
 
-/// Computes for a model until the server ends; returns true if requests were cut. `usage` is the use of its keys, at
-/// first that in earlier runs.
+/// End of the work for a model.
+#[derive(Debug)]
+pub struct Drained {
+    /// True if requests were cut.
+    pub cut: bool,
+    /// Reason why pages of the prefix cache were not written to disk. No request is worse off.
+    pub unsaved: Option<Error>,
+}
+
+/// Computes for a model until the server ends. `usage` is the use of its keys, at first that in earlier runs.
 ///
 /// # Errors
 /// The model cannot be opened, or the engine failed repeatedly.
-pub fn work(model: &Arc<Model>, commands: &Receiver<Command>, shared: &Shared, usage: &mut UsageOf) -> Result<bool> {
+pub fn work(model: &Arc<Model>, commands: &Receiver<Command>, shared: &Shared, usage: &mut UsageOf) -> Result<Drained> {
     let (mut failures, mut changes) = (Vec::new(), Vec::new());
     loop {
         model.set_status(Status::Loading);
@@ -71,7 +82,7 @@ pub fn work(model: &Arc<Model>, commands: &Receiver<Command>, shared: &Shared, u
         let (facts, mut session) = match opened {
             Ok(opened) => opened,
             Err(e) => {
-                model.set_status(Status::Failed(e.to_string()));
+                model.set_status(Status::Failed);
                 model.jobs.clear();
                 return Err(e);
             }
@@ -81,14 +92,15 @@ pub fn work(model: &Arc<Model>, commands: &Receiver<Command>, shared: &Shared, u
         match end {
             End::Drained { cut } => {
                 // The process ends soon, and the system frees all memory at once.
+                let unsaved = session.engine.save_prefixes().err();
                 std::mem::forget(session);
-                return Ok(cut);
+                return Ok(Drained { cut, unsaved });
             }
             End::Failed(why) => {
                 failures.retain(|time: &Instant| time.elapsed() < FAILURES_WITHIN);
                 failures.push(Instant::now());
                 if failures.len() >= MOST_FAILURES {
-                    model.set_status(Status::Failed(why.clone()));
+                    model.set_status(Status::Failed);
                     let failed = std::io::Error::other(format!("the engine failed {MOST_FAILURES} times: {why}"));
                     return Err(failed.into());
                 }
@@ -123,7 +135,7 @@ fn compute(
     let (parts, encoder) = session.parts();
     let group = model.jobs.group();
     model.restore_adapters(encoder.adapters());
-    let end = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         // The scope waits for the threads, whatever ends it.
         let _stop = model.jobs.stop_later();
         for _ in 0..ENCODERS {
@@ -137,12 +149,8 @@ fn compute(
         *usage = run.usage();
         run.finish(matches!(end, End::Failed(_)));
         model.set_status(Status::Loading);
-        Ok::<End, crate::Error>(end)
-    })?;
-    if matches!(end, End::Drained { .. }) && enabled && shared.state.is_some() {
-        session.engine.save_prefixes()?;
-    }
-    Ok(end)
+        Ok(end)
+    })
 }
 
 /// Collects the properties of an open model.
@@ -174,7 +182,7 @@ fn facts(session: &Session) -> Result<Facts> {
         fingerprint: session.fingerprint(),
         sampling,
         template,
-        root: session.reader.dir.display().to_string(),
+        root: session.reader.dir.clone(),
         tokens: TokenTexts::new(tokenizer, vocab),
         constraints: Recent::default(),
         breakers: Recent::default(),

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::runtime::generate::{self, Batch, Completion, Event, Finish, StepReport, Terms};
 use crate::runtime::speculate::Speculator;
 use crate::runtime::{DiskCounts, Engine, Stage};
-use crate::sched::{self, Micros, Rejection};
+use crate::sched::{self, KeyId, Micros, Rejection};
 use crate::serve::keys::KeyChange;
 use crate::serve::metrics::{
     self, DiskPages, FinishedReason, ModelMetrics, RequestTimes, StepRecord, TokenCounts, TokenKind,
@@ -16,7 +16,7 @@ use crate::serve::reply::{Done, Refusal, Reply, Token};
 use crate::session::{Encoder, Parts};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Time after which a text whose reader takes nothing is cancelled.
 const SLOW_READER: Duration = Duration::from_secs(30);
@@ -280,6 +280,7 @@ impl<'a> Run<'a> {
                         choice,
                         id,
                         outlet: outlet.clone(),
+                        key_id: key,
                         key: key_name.clone(),
                         adapters: adapters.clone(),
                         prompt_tokens,
@@ -298,7 +299,18 @@ impl<'a> Run<'a> {
                 }
             }
         }
+        self.record_use(key, &key_name);
         outlet.send(Reply::Queued);
+    }
+
+    /// Records how much a key has used of its limit per day, with all tokens that its unfinished requests may use.
+    fn record_use(&self, key: KeyId, name: &str) {
+        if let Some(log) = &self.shared.usage_log
+            && let Some(usage) = self.batch.key_usage(self.now(), key)
+            && usage.day_used > 0
+        {
+            log.record(&self.model.name, name, usage.day_used, SystemTime::now());
+        }
     }
 
     /// Returns the seconds after which a refused request may fit.
@@ -486,6 +498,7 @@ impl<'a> Run<'a> {
                 self.shared.metrics.key_tokens(&live.key, kind, tokens as u64);
             }
         }
+        self.record_use(live.key_id, &live.key);
         let choice = live.choice;
         live.outlet.send(Reply::Done(Box::new(Done {
             choice,

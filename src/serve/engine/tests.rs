@@ -16,6 +16,7 @@ fn shared() -> Shared {
         limits: sched::Options::with_pages(0, 0),
         prefix_cache: true,
         max_adapters: 1,
+        usage_log: None,
         state: None,
     }
 }

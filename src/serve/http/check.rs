@@ -11,7 +11,8 @@ use axum::http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
     ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, AUTHORIZATION, HOST, ORIGIN, VARY,
 };
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Version};
 use axum::middleware::Next;
 use axum::response::Response;
 use std::sync::Arc;
@@ -89,6 +90,14 @@ fn preflight() -> Response {
 /// Returns the index of the key of a request that may be served.
 fn admit(app: &App, tenants: &Tenants, request: &Request) -> Result<usize, ApiError> {
     let headers = request.headers();
+    check_single(headers)?;
+    if headers.get(HOST).is_none() && request.version() == Version::HTTP_11 {
+        return Err(ApiError::invalid("found no header `host`, expected one"));
+    }
+    let named = request.uri().authority().map(Authority::as_str);
+    if named.is_some_and(|named| headers.get(HOST).is_none_or(|host| host.as_bytes() != named.as_bytes())) {
+        return Err(ApiError::invalid("found another host in the request line than in the header `host`"));
+    }
     let path = request.uri().path();
     // Probes come from the machine itself and from load balancers, by any name.
     let Some(scope) = scope_of(path) else { return Ok(0) };
@@ -118,6 +127,15 @@ fn admit(app: &App, tenants: &Tenants, request: &Request) -> Result<usize, ApiEr
             let message = "the API key may not use this endpoint";
             Err(ApiError::new(StatusCode::FORBIDDEN, message).code("insufficient_scope"))
         }
+    }
+}
+
+/// Refuses headers that decide about access and are there more than once: a proxy may have read another one.
+fn check_single(headers: &HeaderMap) -> Result<(), ApiError> {
+    let once = ["host", "origin", "authorization", "x-api-key", "x-iec-deadline-ms"];
+    match once.into_iter().find(|name| headers.get_all(*name).iter().nth(1).is_some()) {
+        None => Ok(()),
+        Some(name) => Err(ApiError::invalid(format!("found the header `{name}` more than once, expected it once"))),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Endpoints that generate text.
 
+use super::body::read_body;
 use super::check::Caller;
 use super::respond::{self, Ignored, Style};
 use super::stream::StreamBody;
@@ -8,7 +9,7 @@ use crate::serve::api::error::{ApiError, ApiResult};
 use crate::serve::api::form::{Events, Form};
 use crate::serve::api::job::{Job, Named, ReadJob};
 use crate::serve::api::prepare::{self, Plan, Prepared};
-use crate::serve::app::{App, Target, random, unavailable};
+use crate::serve::app::{App, Target, random};
 use crate::serve::log::Record;
 use crate::serve::model::{Arrival, Ticket};
 use crate::serve::reply::Reply;
@@ -21,10 +22,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use tokio::sync::OwnedSemaphorePermit;
 
-/// Time in which the body of a request must come.
-const BODY_TIME: Duration = Duration::from_secs(30);
 /// Time in which a constraint must be compiled and prompts encoded.
 const PREPARE_TIME: Duration = Duration::from_secs(2);
 /// Time between two attempts to find room for the adapters of a request.
@@ -62,36 +60,6 @@ pub fn styled(
                 }
             }
         })
-    }
-}
-
-/// Reads the whole body of a request. The permit counts its bytes until the request was prepared.
-///
-/// # Errors
-/// It is too long, comes too slowly, or bodies of other requests take all the room.
-pub async fn read_body(app: &App, request: Request) -> ApiResult<(Vec<u8>, OwnedSemaphorePermit)> {
-    let most = app.settings.max_body.0;
-    let too_long = || {
-        let message = format!("the body is longer than {most} bytes (--max-body)");
-        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message).code("request_too_large")
-    };
-    let length = request.headers().get("content-length").and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
-    if length.is_some_and(|length| length > most) {
-        return Err(too_long());
-    }
-    let late = |what: &str| ApiError::new(StatusCode::REQUEST_TIMEOUT, format!("the body did not come {what}"));
-    let units = App::body_units(length.unwrap_or(most));
-    let room = tokio::time::timeout(BODY_TIME, app.bodies.clone().acquire_many_owned(units));
-    let permit = match room.await {
-        Ok(Ok(permit)) => permit,
-        _ => return Err(unavailable("too many requests are being read", "busy", 5)),
-    };
-    let limit = usize::try_from(most).unwrap_or(usize::MAX);
-    match tokio::time::timeout(BODY_TIME, axum::body::to_bytes(request.into_body(), limit)).await {
-        Ok(Ok(bytes)) => Ok((bytes.into(), permit)),
-        Ok(Err(e)) if e.to_string().contains("limit") => Err(too_long()),
-        Ok(Err(_)) => Err(ApiError::invalid("the body ended early")),
-        Err(_) => Err(late(&format!("within {} s", BODY_TIME.as_secs()))),
     }
 }
 
@@ -144,7 +112,7 @@ async fn start(
 ) -> ApiResult<Started> {
     let arrived = Instant::now();
     let deadline = deadline(request.headers(), arrived)?;
-    let (bytes, permit) = read_body(app, request).await?;
+    let (bytes, room) = read_body(app, caller, request).await?;
     let mut body = Body::parse(&bytes)?;
     drop(bytes);
     let model = body.text("model")?;
@@ -158,7 +126,7 @@ async fn start(
     let seed = own_seed.unwrap_or_else(random);
     let owner = key.cache_owner().map(String::from);
     let (mut prepared, plan, id, form) = prepare_job(app, job, &target, seed, owner).await?;
-    drop(permit);
+    drop(room);
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let form = form(Named { id: app.new_id(id), model: target.shown, created }, &plan, &mut prepared);
     let texts = prepared.choices.len();

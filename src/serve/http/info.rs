@@ -5,8 +5,10 @@ use super::respond::{self, Style};
 use crate::serve::api::error::{ApiError, ApiResult};
 use crate::serve::api::openapi;
 use crate::serve::app::App;
+use crate::serve::keys::Key;
 use crate::serve::metrics;
 use crate::serve::model::Status;
+use crate::serve::rights::Usable;
 use axum::Extension;
 use axum::extract::{Path, State};
 use axum::http::header::CONTENT_TYPE;
@@ -25,7 +27,8 @@ pub async fn alive(State(app): State<Arc<App>>) -> Response {
     match app.models.iter().find(|model| is_stuck(model.status(), model.silence())) {
         None => StatusCode::OK.into_response(),
         Some(model) => {
-            let message = format!("the engine of `{}` has not moved for {} s", model.name, model.silence().as_secs());
+            // Probes need no key, so the name of the model is not for them.
+            let message = format!("the engine of a model has not moved for {} s", model.silence().as_secs());
             ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).into_response()
         }
     }
@@ -59,7 +62,8 @@ pub async fn openapi() -> Response {
 
 /// Lists models and adapters.
 pub async fn models(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Response {
-    let all: Vec<Value> = listed(&app, &caller).into_iter().map(|(_, object)| object).collect();
+    let (key, _) = caller.key();
+    let all: Vec<Value> = app.usable(key).iter().map(|usable| object(usable, key)).collect();
     respond::json(StatusCode::OK, &json!({"object": "list", "data": all}))
 }
 
@@ -69,8 +73,9 @@ pub async fn model(
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
 ) -> ApiResult<Response> {
-    match listed(&app, &caller).into_iter().find(|(name, _)| *name == id) {
-        Some((_, object)) => Ok(respond::json(StatusCode::OK, &object)),
+    let (key, _) = caller.key();
+    match app.usable_as(key, &id) {
+        Some(usable) => Ok(respond::json(StatusCode::OK, &object(&usable, key))),
         None => {
             let error = ApiError::new(StatusCode::NOT_FOUND, format!("there is no model `{id}`"));
             Err(error.code("model_not_found"))
@@ -78,39 +83,26 @@ pub async fn model(
     }
 }
 
-/// Returns the objects of all models and adapters that a caller may use.
-fn listed(app: &App, caller: &Caller) -> Vec<(String, Value)> {
-    let (key, _) = caller.key();
-    let mut all = Vec::new();
-    for model in app.models.iter().filter(|model| key.may_use_model(&model.name)) {
-        let (context, root) = match model.status() {
-            Status::Ready(facts) => (Some(facts.context), Some(facts.root.clone())),
-            _ => (None, None),
-        };
-        let object = json!({
-            "id": model.name,
-            "object": "model",
-            "created": model.created,
-            "owned_by": "iec",
-            "root": root,
-            "parent": null,
-            "max_model_len": context,
-        });
-        all.push((model.name.clone(), object));
-        for (name, adapter) in app.adapters().iter().filter(|(_, adapter)| adapter.model == model.number) {
-            let object = json!({
-                "id": name,
-                "object": "model",
-                "created": adapter.created,
-                "owned_by": "iec",
-                "root": adapter.source.dir,
-                "parent": model.name,
-                "max_model_len": context,
-            });
-            all.push((name.clone(), object));
-        }
-    }
-    all
+/// Describes a model or an adapter. Of its path, only the last name is shown: the directories are the operator's.
+fn object(usable: &Usable, key: &Key) -> Value {
+    let facts = match usable.model.status() {
+        Status::Ready(facts) => Some(facts),
+        _ => None,
+    };
+    let last_name = |path: &std::path::Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let root = match &usable.adapter {
+        Some(adapter) => last_name(&adapter.source.dir),
+        None => facts.as_ref().and_then(|facts| last_name(&facts.root)),
+    };
+    json!({
+        "id": usable.name,
+        "object": "model",
+        "created": usable.adapter.as_ref().map_or(usable.model.created, |adapter| adapter.created),
+        "owned_by": "iec",
+        "root": root,
+        "parent": usable.parent(key),
+        "max_model_len": facts.map(|facts| facts.context),
+    })
 }
 
 /// Refuses embeddings.

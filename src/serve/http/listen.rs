@@ -1,6 +1,7 @@
 //! Sockets of the server, and the loop that takes connections.
 
 use crate::error::{Cause, Context, Error, Result};
+use crate::resources::open_files;
 use crate::serve::config::ServeSettings;
 use axum::Router;
 use hyper::server::conn::http1;
@@ -23,7 +24,9 @@ const HEADER_TIME: Duration = Duration::from_secs(10);
 /// Largest size of the headers of a request in bytes.
 const HEADER_BYTES: usize = 16 << 10;
 /// Largest number of connections.
-const MOST_CONNECTIONS: usize = 4096;
+const MOST_CONNECTIONS: u64 = 4096;
+/// Number of open files that connections leave for other things: models, adapters, processes for templates.
+const OTHER_FILES: u64 = 256;
 /// Time to wait after the system refused a connection, such as for want of file descriptors.
 const REFUSED_TIME: Duration = Duration::from_millis(50);
 
@@ -90,7 +93,7 @@ impl Listeners {
             Some((unix, _)) => Some(UnixListener::from_std(unix.try_clone()?)?),
             None => None,
         };
-        let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+        let places = Arc::new(Semaphore::new(most_connections()));
         let mut connections = JoinSet::new();
         while !*stop.borrow() {
             let Ok(place) = places.clone().acquire_owned().await else { break };
@@ -114,6 +117,12 @@ impl Listeners {
         let _ = tokio::time::timeout(patience, async { while connections.join_next().await.is_some() {} }).await;
         Ok(())
     }
+}
+
+/// Returns the number of connections for which the limit of open files suffices.
+fn most_connections() -> usize {
+    let files = open_files().unwrap_or(u64::MAX);
+    files.saturating_sub(OTHER_FILES).max(files / 4).clamp(1, MOST_CONNECTIONS) as usize
 }
 
 async fn accept_unix(listener: Option<&UnixListener>) -> std::io::Result<tokio::net::UnixStream> {

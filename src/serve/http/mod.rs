@@ -1,6 +1,7 @@
 //! Connections: routes, checks of every request, and the bodies of answers.
 
 mod adapters;
+mod body;
 mod check;
 mod generate;
 mod info;

@@ -1,7 +1,7 @@
 //! Endpoints of the tokenizer.
 
+use super::body::read_body;
 use super::check::Caller;
-use super::generate::read_body;
 use super::respond::{self, Ignored, Style};
 use crate::serve::api::anthropic;
 use crate::serve::api::body::{Body, Prompts};
@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 /// Reads a body and finds its model.
 async fn read(app: &App, caller: &Caller, request: Request) -> ApiResult<(Body, Target)> {
-    let (bytes, _permit) = read_body(app, request).await?;
+    let (bytes, _room) = read_body(app, caller, request).await?;
     let mut body = Body::parse(&bytes)?;
     let model = body.text("model")?;
     let target = app.target(caller.key().0, model.as_deref(), &[])?;

@@ -3,6 +3,7 @@
 use super::client::Server;
 use crate::common::{fixture, golden, iec, packed_as};
 use serde_json::{Value, json};
+use std::path::Path;
 
 /// Returns the names of the models and adapters.
 fn names(server: &Server) -> Vec<String> {
@@ -62,6 +63,105 @@ fn adapters_change_answers_and_come_and_go() {
     let unload = || server.post("/v1/unload_lora_adapter", &json!({"lora_name": "x"})).status;
     assert_eq!((unload(), unload()), (200, 404));
     assert_eq!(names(&server), [base]);
+}
+
+/// Copies an adapter of the fixtures, with another `adapter_config.json` and another last number of its tensors.
+fn copied(from: &str, to: &Path, r: Option<Value>, last: Option<f32>) {
+    let from = fixture("lora-llama-gqa").join(from);
+    std::fs::create_dir_all(to).unwrap();
+    let mut config: Value = serde_json::from_slice(&std::fs::read(from.join("adapter_config.json")).unwrap()).unwrap();
+    if let Some(r) = r {
+        config["r"] = r;
+    }
+    std::fs::write(to.join("adapter_config.json"), config.to_string()).unwrap();
+    let mut tensors = std::fs::read(from.join("adapter_model.safetensors")).unwrap();
+    if let Some(last) = last {
+        let end = tensors.len() - 4;
+        tensors[end..].copy_from_slice(&last.to_le_bytes());
+    }
+    std::fs::write(to.join("adapter_model.safetensors"), tensors).unwrap();
+}
+
+/// Starts a server that loads adapters from a directory.
+fn loading(root: &Path, more: &[&str]) -> Server {
+    let pack = packed_as("lora-llama-gqa-base", &fixture("llama-gqa"), &[]).display().to_string();
+    let root = root.display().to_string();
+    Server::start(&[&[pack.as_str(), "--adapter-dir", &root, "--precision", "fp32"], more].concat())
+}
+
+#[test]
+fn an_adapter_that_cannot_be_replaced_stays_and_its_name_can_be_loaded_again() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = |name: &str| home.path().join(name);
+    copied("r16-all", &dir("old"), None, None);
+    copied("r8-qv", &dir("new"), None, None);
+    copied("r8-qv", &dir("not-finite"), None, Some(f32::NAN));
+    copied("r8-qv", &dir("other-rank"), Some(json!(4)), None);
+    copied("r8-qv", &dir("cut"), None, None);
+    std::fs::write(dir("cut").join("adapter_model.safetensors"), "x").unwrap();
+    copied("r8-qv", &dir("half"), None, None);
+    std::fs::remove_file(dir("half").join("adapter_model.safetensors")).unwrap();
+    // There is room for one of them only.
+    for more in [&[][..], &["--lora-memory", "300K"]] {
+        let server = loading(home.path(), more);
+        let load = |path: &str, in_place: bool| {
+            let body = json!({"lora_name": "x", "lora_path": path, "load_inplace": in_place});
+            server.post("/v1/load_lora_adapter", &body)
+        };
+        assert_eq!(load("not-finite", false).status, 400);
+        assert_eq!(load("old", false).status, 200, "a name that was not loaded is free");
+        let of_old = ids(&server, "x");
+        for bad in ["not-finite", "other-rank", "cut", "half", "nothing"] {
+            let refused = load(bad, true);
+            assert_eq!(refused.status, 400, "{bad}: {}", refused.body);
+            assert_eq!(ids(&server, "x"), of_old, "{bad}: the former adapter answers");
+        }
+        let loaded = load("new", true);
+        assert_eq!(loaded.status, 200, "{}", loaded.body);
+        assert_ne!(ids(&server, "x"), of_old);
+        assert_eq!(load("old", true).status, 200);
+        assert_eq!(ids(&server, "x"), of_old);
+        assert_eq!(server.post("/v1/unload_lora_adapter", &json!({"lora_name": "x"})).status, 200);
+        assert_eq!(load("new", true).status, 200, "there is nothing to replace");
+    }
+}
+
+#[test]
+fn links_out_of_the_directory_of_adapters_are_refused_and_no_bytes_of_files_are_shown() {
+    let home = tempfile::tempdir().unwrap();
+    let (root, outside) = (home.path().join("adapters"), home.path().join("outside"));
+    copied("r8-qv", &outside, None, None);
+    std::fs::write(outside.join("secret"), "ABCDEFGHIJKLMNOP").unwrap();
+    let names = ["adapter_config.json", "adapter_model.safetensors"];
+    let link = |to: &Path, at: &str| std::os::unix::fs::symlink(to, root.join(at)).unwrap();
+    for dir in ["tensors", "config", "secret", "nowhere", "pack", "within", "junk", "words"] {
+        copied("r8-qv", &root.join(dir), None, None);
+    }
+    for (dir, name, target) in [
+        ("tensors", names[1], outside.join(names[1])),
+        ("config", names[0], outside.join(names[0])),
+        ("secret", names[1], outside.join("secret")),
+        ("nowhere", names[1], home.path().join("none")),
+        ("within", names[1], "../junk/tensors".into()),
+    ] {
+        std::fs::remove_file(root.join(dir).join(name)).unwrap();
+        link(&target, &format!("{dir}/{name}"));
+    }
+    link(&outside.join("secret"), "pack/model.ie.json");
+    link(&outside, "whole");
+    std::fs::rename(root.join("junk").join(names[1]), root.join("junk/tensors")).unwrap();
+    std::fs::write(root.join("junk").join(names[1]), "ABCDEFGHIJKLMNOP").unwrap();
+    std::fs::write(root.join("words").join(names[0]), r#"{"peft_type": "ABCDEFGH"} IJKL"#).unwrap();
+    let server = loading(&root, &[]);
+    let load = |path: &str| server.post("/v1/load_lora_adapter", &json!({"lora_name": "x", "lora_path": path}));
+    for dir in ["tensors", "config", "secret", "nowhere", "pack", "whole", "junk", "words"] {
+        let refused = load(dir);
+        assert_eq!(refused.status, 400, "{dir}: {}", refused.body);
+        let shown = ["ABCDEFGH", "5208208757389214273", "IJKL", "outside", "none\""];
+        assert!(!shown.iter().any(|text| refused.body.contains(text)), "{dir}: {}", refused.body);
+    }
+    let within = load("within");
+    assert_eq!(within.status, 200, "{}", within.body);
 }
 
 #[test]

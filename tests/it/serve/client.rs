@@ -40,7 +40,20 @@ impl Server {
 
     /// Starts a server with these options and environment variables, and waits until its socket is open.
     pub fn spawn(options: &[&str], variables: &[(&str, &str)]) -> Server {
-        let mut command = Command::new(assert_cmd::cargo::cargo_bin("iec"));
+        Server::spawn_by(Command::new(assert_cmd::cargo::cargo_bin("iec")), options, variables)
+    }
+
+    /// Starts a server by a shell that runs `script` before, and waits until it answers requests.
+    pub fn start_after(script: &str, options: &[&str]) -> Server {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("{script}; exec \"$@\""), "sh"]).arg(assert_cmd::cargo::cargo_bin("iec"));
+        let server = Server::spawn_by(shell, options, &[]);
+        server.wait_until_ready();
+        server
+    }
+
+    /// Starts a server by a command that gets its arguments.
+    fn spawn_by(mut command: Command, options: &[&str], variables: &[(&str, &str)]) -> Server {
         command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
         command.env("IEC_CACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"));
         command.envs([("IEC_DEVICE", "cpu"), ("HOME", "/nonexistent")]).envs(variables.iter().copied());

@@ -50,6 +50,21 @@ fn keys_have_scopes_models_and_limits() {
 }
 
 #[test]
+fn a_server_that_was_started_with_hang_ups_ignored_reads_keys_again() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("keys.toml");
+    std::fs::write(&file, key("alice", "")).unwrap();
+    let mut server = Server::start_after("trap '' HUP", &["--api-key-file", &file.display().to_string()]);
+    std::fs::write(&file, key("erin", "")).unwrap();
+    server.signal("HUP");
+    server.wait("the new keys", || server.log().contains("were read again"));
+    let models = |key: &str| server.send("GET", "/v1/models", &[("x-api-key", key)], "").status;
+    assert_eq!((models("alice"), models("erin")), (401, 200));
+    server.signal("TERM");
+    assert_eq!(server.end().code(), Some(0), "{}", server.log());
+}
+
+#[test]
 fn the_use_of_a_day_survives_a_restart() {
     let home = tempfile::tempdir().unwrap();
     let (file, state) = (home.path().join("keys.toml"), home.path().join("state"));

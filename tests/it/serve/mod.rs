@@ -2,6 +2,7 @@
 
 mod adapters;
 mod answers;
+mod bodies;
 mod client;
 mod errors;
 mod items;
@@ -9,7 +10,9 @@ mod keys;
 mod known;
 mod life;
 mod probabilities;
+mod rights;
 mod said;
+mod state;
 mod streams;
 mod texts;
 mod tools;

@@ -162,6 +162,7 @@ pub const LOAD_ADAPTER: &[Field] = &[
     field("lora_path", Kind::Name, "Directory of the adapter, below --adapter-dir."),
     field("load_inplace", Kind::Flag, "Replace an adapter of the same name."),
     field("base_model_name", Kind::Text, "Model of the adapter; without a name, the only model."),
+    field("model", Kind::Text, "The same as base_model_name."),
 ];
 
 /// Fields of `/v1/unload_lora_adapter`.
