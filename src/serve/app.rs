@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 /// Receiver of log lines.
-pub type LogLine = Box<dyn Fn(&str) + Send + Sync>;
+pub type LogLine = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// State of the server.
 pub struct App {
@@ -199,7 +199,7 @@ impl App {
 
     /// Returns true if all models answer requests.
     pub fn is_ready(&self) -> bool {
-        self.phase() == Phase::Running && self.models.iter().all(|model| matches!(model.status(), Status::Ready(_)))
+        self.phase() == Phase::Running && self.models.iter().all(|model| model.is_ready())
     }
 
     /// Returns the error of a request that the engine did not take or finish. During the shutdown, another server can

@@ -165,10 +165,10 @@ pub fn run(server: Server) -> Result<Ended> {
     let _state = settings.state_dir.as_deref().map(StateLock::take).transpose()?;
     let listeners = Listeners::open(&settings)?;
     announce(&listeners.address()?)?;
-    let saved = settings.state_dir.as_deref().and_then(|dir| saved_usage(dir, &log));
-    let usage_log = settings.state_dir.as_deref().and_then(|dir| open_usage_log(dir, &log)).map(Arc::new);
+    let saved = settings.state_dir.as_deref().and_then(|dir| saved_usage(dir, &*log));
+    let usage_log = settings.state_dir.as_deref().and_then(|dir| open_usage_log(dir, &*log)).map(Arc::new);
     let metrics = Arc::new(Metrics::new());
-    let shared = Arc::new(shared(&settings, models.len(), metrics.clone(), usage_log.clone()));
+    let shared = Arc::new(shared(&settings, models.len(), metrics.clone(), usage_log.clone(), log.clone()));
     let (models, commands): (Vec<_>, Vec<_>) = models
         .into_iter()
         .enumerate()
@@ -215,8 +215,16 @@ fn start(
 }
 
 /// Returns what the threads of all models share.
-fn shared(settings: &ServeSettings, models: usize, metrics: Arc<Metrics>, usage_log: Option<Arc<UsageLog>>) -> Shared {
+fn shared(
+    settings: &ServeSettings,
+    models: usize,
+    metrics: Arc<Metrics>,
+    usage_log: Option<Arc<UsageLog>>,
+    log: LogLine,
+) -> Shared {
     Shared {
+        log,
+        check_weights: settings.check_weights,
         usage_log,
         turns: turns::Turns::new(models),
         metrics,
@@ -229,7 +237,7 @@ fn shared(settings: &ServeSettings, models: usize, metrics: Arc<Metrics>, usage_
 
 /// Reads the use of keys in earlier runs. A file that cannot be read is moved aside, so that it does not keep the server
 /// from starting.
-fn saved_usage(dir: &Path, log: &LogLine) -> Option<usage::Saved> {
+fn saved_usage(dir: &Path, log: &dyn Fn(&str)) -> Option<usage::Saved> {
     usage::Saved::load(dir).unwrap_or_else(|e| {
         set_aside(&dir.join(usage::FILE), &e, "limits per day count from the usage log on", log);
         None
@@ -237,7 +245,7 @@ fn saved_usage(dir: &Path, log: &LogLine) -> Option<usage::Saved> {
 }
 
 /// Opens the log of use. Without it, the use since the last save is lost if the server is killed.
-fn open_usage_log(dir: &Path, log: &LogLine) -> Option<UsageLog> {
+fn open_usage_log(dir: &Path, log: &dyn Fn(&str)) -> Option<UsageLog> {
     let path = dir.join(usage_log::FILE);
     let earlier = usage_log::read(&path).unwrap_or_else(|e| {
         set_aside(&path, &e, "limits per day count from the last save on", log);

@@ -15,7 +15,7 @@ use crate::session::{Encoder, Session};
 use std::collections::VecDeque;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel as commands};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -94,6 +94,10 @@ pub struct Model {
     beat: AtomicU64,
     /// Number of choices that are queued or computed.
     load: AtomicUsize,
+    /// True once the comparison of the weights with their hashes has begun.
+    check_began: AtomicBool,
+    /// True once a weight was found to differ from its hash.
+    damaged: AtomicBool,
     started: Instant,
 }
 
@@ -174,6 +178,8 @@ impl Model {
             tickets: AtomicU64::new(0),
             beat: AtomicU64::new(0),
             load: AtomicUsize::new(0),
+            check_began: AtomicBool::new(false),
+            damaged: AtomicBool::new(false),
             started: Instant::now(),
         };
         (model, receiver)
@@ -187,6 +193,26 @@ impl Model {
     /// Sets the state.
     pub fn set_status(&self, status: Status) {
         *self.status.write().unwrap_or_else(PoisonError::into_inner) = status;
+    }
+
+    /// Returns true if requests are answered.
+    pub fn is_ready(&self) -> bool {
+        matches!(self.status(), Status::Ready(_)) && !self.is_damaged()
+    }
+
+    /// Returns true the first time, to the one who then compares the weights with their hashes.
+    pub fn begin_check(&self) -> bool {
+        !self.check_began.swap(true, Ordering::Relaxed)
+    }
+
+    /// Records that a weight differs from its hash.
+    pub fn set_damaged(&self) {
+        self.damaged.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns true if a weight differs from its hash.
+    pub fn is_damaged(&self) -> bool {
+        self.damaged.load(Ordering::Relaxed)
     }
 
     /// Sets the adapters that the model has when it is opened again.

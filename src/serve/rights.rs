@@ -131,6 +131,9 @@ impl App {
     fn ready_facts(&self, model: &Model) -> ApiResult<Arc<Facts>> {
         match (self.phase(), model.status()) {
             (Phase::Draining, _) => Err(unavailable("the server is shutting down", "draining", 30)),
+            _ if model.is_damaged() => {
+                Err(unavailable("the weights of the model differ from their recorded hashes", "damaged", 30))
+            }
             (_, Status::Ready(facts)) => Ok(facts),
             (_, Status::Loading) => Err(unavailable("the model is loading", "loading", 2)),
             (_, Status::Failed) => Err(unavailable("the model cannot be used; see the log", "failed", 30)),

@@ -42,7 +42,8 @@ pub struct ModelArgs {
     /// Tokenizer to use instead of the pack's tokenizer.json
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
-    /// Compare every tensor of the pack with its recorded hash before the model is used (exit code 4 if one differs)
+    /// Compare every tensor of the pack with its recorded hash before the model is used (exit code 4 if one differs).
+    /// Without it, the weights are not compared; see `iec verify --hashes`
     #[arg(long, env = "IE_CHECK", value_parser = FalseyValueParser::new())]
     check: bool,
     /// fp32, bf16, fp16, int8w, int8, int4w, int4, or auto (the fastest one for the weights of the pack)

@@ -17,7 +17,7 @@ use serde_json::json;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use tempfile::TempDir;
 
 /// Heading of the options of the server in the help.
@@ -181,7 +181,7 @@ fn announce(address: &Address) -> Result<()> {
 /// Returns the receiver of log lines.
 fn log_line(settings: &ServeSettings, global: &Global) -> LogLine {
     let (is_json, is_quiet) = (settings.log == LogFormat::Json, global.quiet);
-    Box::new(move |line| match (is_quiet, is_json && !line.starts_with('{')) {
+    Arc::new(move |line: &str| match (is_quiet, is_json && !line.starts_with('{')) {
         (true, _) => {}
         (false, true) => console::note(json!({"event": "note", "message": line})),
         (false, false) => console::note(line),

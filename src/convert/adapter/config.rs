@@ -172,6 +172,14 @@ impl AdapterConfig {
         }
     }
 
+    /// Returns the name that patterns match for a module: that of its weight, if this was trained as a parameter.
+    pub fn key(&self, module: &str) -> String {
+        let weight = format!("{module}.weight");
+        let is_named =
+            |end: &String| weight.strip_suffix(end.as_str()).is_some_and(|s| s.is_empty() || s.ends_with('.'));
+        if self.parameters.iter().any(is_named) { weight } else { module.to_string() }
+    }
+
     /// Checks the rank of the factors of a module or parameter.
     ///
     /// # Errors
@@ -288,6 +296,15 @@ mod tests {
         assert_eq!(scale("model.layers.0.self_attn.q_proj"), 0.5);
         assert_eq!((scale("model.layers.0.v_proj"), scale("model.layers.0.xq_proj")), (1.5, 4.0));
         assert_eq!(parse(r#", "use_rslora": true"#).unwrap().scale("q_proj", 4), 8.0);
+    }
+
+    #[test]
+    fn a_weight_that_was_trained_as_a_parameter_is_matched_by_its_own_name() {
+        let config =
+            parse(r#", "target_parameters": ["mlp.gate.weight"], "rank_pattern": {"gate.weight": 2}"#).unwrap();
+        assert_eq!(config.key("model.layers.0.mlp.gate"), "model.layers.0.mlp.gate.weight");
+        assert_eq!(config.key("model.layers.0.xmlp.gate"), "model.layers.0.xmlp.gate");
+        assert!(config.check_rank(&config.key("model.layers.0.mlp.gate"), 2).is_ok());
     }
 
     #[test]

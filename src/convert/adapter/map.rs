@@ -185,8 +185,9 @@ impl Mapper<'_> {
             let found = format!("found lora_A {:?} and lora_B {:?}, {expected}", a.shape, b.shape);
             return Err(Error::corrupt(found).tensor(name).help(WRONG_BASE));
         }
-        self.settings.check_rank(name, rank)?;
-        let scale = self.settings.scale(name, rank);
+        let key = self.settings.key(name);
+        self.settings.check_rank(&key, rank)?;
+        let scale = self.settings.scale(&key, rank);
         Ok(match is_embedding {
             true => LowRank {
                 rank,

@@ -224,6 +224,9 @@ settings! {
     kv_memory: Size;
     /// Reuse keys and values of equal beginnings of prompts
     prefix_cache: bool = true;
+    /// Compare the weights with their recorded hashes while they are served; a model with a difference takes no more
+    /// requests
+    check_weights: bool = true;
     /// Directory for what survives a restart: pages of the prefix cache, the list of adapters, usage counters
     state_dir: PathBuf;
     /// Disk space for pages of the prefix cache

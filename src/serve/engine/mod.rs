@@ -4,7 +4,9 @@ mod live;
 mod run;
 #[cfg(test)]
 mod tests;
+mod weights;
 
+use super::app::LogLine;
 use super::keys::KeyChange;
 use super::metrics::{Metrics, ModelInfo};
 use super::model::{ChatFormat, Command, Facts, Model, Status};
@@ -40,8 +42,11 @@ const FAILURES_WITHIN: Duration = Duration::from_secs(600);
 const FILE_LIMIT: u64 = 64 << 20;
 
 /// State that the threads of all models share.
-#[derive(Debug)]
 pub struct Shared {
+    /// Receiver of log lines.
+    pub log: LogLine,
+    /// Whether weights are compared with their hashes while they are served.
+    pub check_weights: bool,
     /// Turns of the models.
     pub turns: Turns,
     /// Metrics of the server.
@@ -131,6 +136,9 @@ fn compute(
         page_tokens: PAGE,
         pages: session.engine.kv_pages().total,
     });
+    if shared.check_weights && model.begin_check() {
+        weights::start(model, &session.reader, &metrics, shared)?;
+    }
     let eos = facts.eos.clone();
     let (parts, encoder) = session.parts();
     let group = model.jobs.group();

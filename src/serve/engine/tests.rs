@@ -16,6 +16,8 @@ fn shared() -> Shared {
         limits: sched::Options::with_pages(0, 0),
         prefix_cache: true,
         max_adapters: 1,
+        log: Arc::new(|_| {}),
+        check_weights: false,
         usage_log: None,
         state: None,
     }

@@ -151,6 +151,14 @@ pub(super) const FAMILIES: &[Family] = &[
     row("iec_disk_pages_total", Counter, "Pages of the prefix cache on disk, by what happened to them.", |m, out| {
         out.counts("result", DiskPages::ALL.iter().map(|result| result.name()).zip(&m.disk_pages));
     }),
+    row(
+        "iec_checked_tensors_total",
+        Counter,
+        "Tensors that were compared with their hashes while serving.",
+        |m, out| {
+            out.counts("result", ["same", "different"].into_iter().zip(&m.checked_tensors));
+        },
+    ),
 ];
 
 fn usage(model: &ModelMetrics, out: &mut Series<'_>) {

@@ -78,6 +78,8 @@ pub struct ModelMetrics {
     pub(super) rejections: Counts<{ Rejection::ALL.len() }>,
     pub(super) cancelled: Counts<{ Phase::ALL.len() }>,
     pub(super) disk_pages: Counts<{ DiskPages::ALL.len() }>,
+    /// Tensors that are as recorded, and that differ.
+    pub(super) checked_tensors: Counts<2>,
     pub(super) first_token: Histogram,
     pub(super) between_tokens: Histogram,
     pub(super) per_output_token: Histogram,
@@ -120,6 +122,7 @@ impl ModelMetrics {
             rejections: Default::default(),
             cancelled: Default::default(),
             disk_pages: Default::default(),
+            checked_tensors: Default::default(),
             first_token: Histogram::seconds(buckets::FIRST_TOKEN),
             between_tokens: Histogram::seconds(buckets::BETWEEN_TOKENS),
             per_output_token: Histogram::seconds(buckets::BETWEEN_TOKENS),
@@ -233,6 +236,11 @@ impl ModelMetrics {
     /// Counts pages of the prefix cache on disk.
     pub fn disk_pages(&self, result: DiskPages, pages: usize) {
         add(&self.disk_pages[result as usize], pages);
+    }
+
+    /// Counts a tensor that was compared with its recorded hash.
+    pub fn checked_tensor(&self, is_same: bool) {
+        add(&self.checked_tensors[usize::from(!is_same)], 1);
     }
 
     /// Reports the adapters that running and waiting requests use; at most `max` adapters are in memory. The series

@@ -183,6 +183,7 @@ fn busy() -> Metrics {
     model.cancelled(Phase::Decode);
     model.preempted();
     model.disk_pages(DiskPages::Hit, 5);
+    model.checked_tensor(true);
     model.lora(16, &["sql", "poems"], &["sql"]);
     metrics.key_tokens("alice", TokenKind::Prompt, 100);
     metrics.key_tokens("alice", TokenKind::Generated, 10);
@@ -236,6 +237,7 @@ fn every_event_changes_its_series() {
         ("iec_cancelled_total", "", &[("phase", "decode")], 1.0),
         ("iec_cancelled_total", "", &[("phase", "queued")], 0.0),
         ("iec_disk_pages_total", "", &[("result", "hit")], 5.0),
+        ("iec_checked_tensors_total", "", &[("result", "same")], 1.0),
     ];
     for (name, suffix, labels, expected) in cases {
         let found = value(&families, name, suffix, &[&model[..], labels].concat());

@@ -163,6 +163,56 @@ fn pages_of_the_prefix_cache_survive_a_server_that_is_killed() {
 }
 
 #[test]
+fn weights_that_differ_from_their_hashes_are_found_while_they_are_served() {
+    let home = story_pack(256);
+    let pack = home.path().join("pack");
+    let (path, body) = (pack.display().to_string(), json!({"prompt": "Once", "max_tokens": 1}));
+    let server = Server::start(&[&path]);
+    server.wait("the comparison", || server.log().contains("the weights of `pack` are as recorded"));
+    let same = r#"iec_checked_tensors_total{model_name="pack",engine="0",result="same"} "#;
+    let metrics = server.get("/metrics").body;
+    let tensors = metrics.lines().find_map(|line| line.strip_prefix(same)).unwrap();
+    assert!(tensors.parse::<usize>().unwrap() > 10, "{tensors}");
+    assert_eq!(server.post("/v1/completions", &body).status, 200);
+    drop(server);
+    let binary = pack.join("model.ie.bin");
+    let mut bytes = std::fs::read(&binary).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&binary, bytes).unwrap();
+    let server = Server::spawn(&[&path], &[]);
+    server.wait("the comparison", || server.log().contains("`pack` takes no more requests"));
+    let refused = server.post("/v1/completions", &body);
+    assert_eq!((refused.status, refused.json()["error"]["code"].as_str()), (503, Some("damaged")));
+    assert_eq!((server.get("/readyz").status, server.get("/livez").status), (503, 200));
+    assert!(server.get("/metrics").body.contains(r#"result="different"} 1"#));
+    let off = Server::start(&[&path, "--check-weights", "off"]);
+    assert_eq!(off.post("/v1/completions", &body).status, 200);
+    assert!(!off.log().contains("recorded"), "{}", off.log());
+}
+
+#[test]
+fn the_limit_of_open_files_is_raised() {
+    let server = Server::start_after("ulimit -Sn 60", &[]);
+    let idle: Vec<_> = (0..200).map(|_| std::net::TcpStream::connect(&server.address).unwrap()).collect();
+    assert_eq!(server.post("/v1/completions", &json!({"prompt": "Once", "max_tokens": 1})).status, 200);
+    drop(idle);
+}
+
+#[test]
+fn the_memory_plan_respects_the_limit_of_the_address_space() {
+    let script = "ulimit -v 1500000; exec \"$@\"";
+    let mut command = assert_cmd::Command::new("sh");
+    command.args(["-c", script, "sh"]).arg(assert_cmd::cargo::cargo_bin("iec")).args(["serve", "--check"]);
+    let ran = command.env("IEC_DEVICE", "cpu").output().unwrap();
+    assert!(ran.status.success(), "{ran:?}");
+    let plan: Value = serde_json::from_slice(&ran.stdout).unwrap();
+    let (left, pool) = (&plan["left_bytes"], &plan["settings"]["models"][0]["plan"]["kv_pool_bytes"]);
+    assert!(left.as_u64().unwrap() < 1_500_000 << 10, "{left}");
+    assert!(pool.as_u64().unwrap() < 750_000 << 10, "{pool}");
+}
+
+#[test]
 fn systemd_is_told() {
     let home = tempfile::tempdir().unwrap();
     let path = home.path().join("notify");
