@@ -128,7 +128,7 @@ pub fn register(encoder: &Encoder<'_>, source: &Source, rank: usize, replaces: b
     }
 }
 
-/// Converts an error about the files of an adapter. The client named them, so it is to blame for a file that is missing.
+/// Converts an error about the files of an adapter. The client named them, so a missing file is a wrong request.
 fn of_path(error: &Error) -> ApiError {
     let of_field = ApiError::of_field("lora_path", error);
     match error.cause() {

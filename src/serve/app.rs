@@ -5,6 +5,7 @@ use super::api::settings::Limits;
 use super::bodies::Bodies;
 use super::config::ServeSettings;
 use super::keys::{Key, KeyIds, Keys};
+use super::log_line::LogLine;
 use super::metrics::Metrics;
 use super::model::{Command, Facts, Model};
 use super::origin::HostPolicy;
@@ -16,9 +17,6 @@ use ring::rand::{SecureRandom, SystemRandom};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-
-/// Receiver of log lines.
-pub type LogLine = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// State of the server.
 pub struct App {

@@ -1,7 +1,7 @@
 //! Room for the bodies of requests.
 //!
 //! Bytes are counted when they have arrived, and given back when their request was prepared. A body that was only
-//! announced takes no room. When there is none left, a body that is still being read gives way: of the key that holds
+//! announced takes no room. When there is none left, a body that is still being read is evicted: of the key that holds
 //! the most bytes, the one that comes slowest. A key of several may hold half of the room, so that it cannot take what
 //! others need.
 
@@ -76,8 +76,8 @@ impl Bodies {
         Arc::new(Bodies { most: ROOM.max(max_body.saturating_mul(2)), state: Mutex::default(), freed: Notify::new() })
     }
 
-    /// Begins to read a body. `is_only` tells that the server has no other key. Returns `None` if the key sends too many
-    /// bodies at once.
+    /// Begins to read a body. `is_only` tells that the server has no other key. Returns `None` if the key sends too
+    /// many bodies at once.
     pub fn begin(self: &Arc<Self>, key: KeyId, is_only: bool, now: Instant) -> Option<BodyRoom> {
         let mut state = self.state();
         while state.keys.get(&key).is_some_and(|(_, reading)| *reading >= MOST_READING) {
@@ -201,7 +201,7 @@ mod tests {
         assert!(bodies.begin(1, false, now).is_none(), "the largest number of bodies");
         let other = bodies.begin(2, false, now).unwrap();
         assert_eq!(other.take(8 * MIB, now), Taken::Yes);
-        let later = bodies.begin(1, false, now + GRACE).expect("an old one gives way");
+        let later = bodies.begin(1, false, now + GRACE).expect("an old one is evicted");
         assert_eq!(later.take(MIB, now), Taken::Yes);
         assert_eq!(open.iter().filter(|room| room.take(1, now) == Taken::Evicted).count(), 1);
     }
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn the_key_that_holds_most_gives_way_to_others() {
+    fn a_body_of_the_key_that_holds_most_is_evicted_for_others() {
         let (bodies, now) = (Bodies::new(8 * MIB), Instant::now());
         let of = |key: KeyId, count: usize| -> Vec<BodyRoom> {
             (0..count).map(|_| bodies.begin(key, false, now).unwrap()).collect()

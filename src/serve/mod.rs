@@ -17,6 +17,7 @@ mod engine;
 mod http;
 pub mod keys;
 mod log;
+mod log_line;
 pub mod metrics;
 mod model;
 mod notify;
@@ -37,13 +38,13 @@ use crate::error::{Error, Result, Signal};
 use crate::interrupt;
 use crate::resources::{raise_open_files, spawn_deep};
 use crate::session::adapters::Source;
-pub use app::LogLine;
 use app::{App, Phase};
 use config::ServeSettings;
 use engine::{Drained, Shared, UsageOf};
 pub use http::Address;
 use http::Listeners;
 use keys::Keys;
+pub use log_line::LogLine;
 use metrics::Metrics;
 pub use model::Open;
 use model::{Command, Model, Status};
@@ -147,7 +148,7 @@ pub struct Ended {
 struct EngineEnd {
     /// Number of its model.
     model: usize,
-    /// How its work ended, or the reason of the failure.
+    /// End of its work, or the reason of the failure.
     result: Result<Drained>,
     /// Use of the keys.
     usage: UsageOf,
@@ -235,8 +236,8 @@ fn shared(
     }
 }
 
-/// Reads the use of keys in earlier runs. A file that cannot be read is moved aside, so that it does not keep the server
-/// from starting.
+/// Reads the use of keys in earlier runs. A file that cannot be read is moved aside, so that it does not keep the
+/// server from starting.
 fn saved_usage(dir: &Path, log: &dyn Fn(&str)) -> Option<usage::Saved> {
     usage::Saved::load(dir).unwrap_or_else(|e| {
         set_aside(&dir.join(usage::FILE), &e, "limits per day count from the usage log on", log);

@@ -1,8 +1,8 @@
-//! Which models and adapters a key may name: the one place that decides it for all endpoints.
+//! Rights of keys: the one place that decides for all endpoints which models and adapters a request may name.
 //!
 //! A key without `models` may name everything. A key with `models` may name exactly what it lists, in each field that
-//! names a model or an adapter (`model`, `adapters`, `base_model_name`, `lora_name`). Everything else does not exist for
-//! it: lists do not show it, and the error is that for a name that nothing has.
+//! names a model or an adapter (`model`, `adapters`, `base_model_name`, `lora_name`). Everything else does not exist
+//! for it: lists do not show it, and the error is that for a name that nothing has.
 //!
 //! * The entry of a model does not include its adapters: each needs an entry of its own.
 //! * The entry of an adapter does not include its model. A key without the model cannot get the answers of the model by

@@ -38,7 +38,7 @@ impl StateLock {
     }
 }
 
-/// Moves a file that cannot be used out of the way, and tells it; `kept` says how the server goes on.
+/// Moves a file that cannot be used out of the way, and logs it; `kept` says how the server goes on.
 pub fn set_aside(path: &Path, why: &Error, kept: &str, log: &dyn Fn(&str)) {
     let name = |number: usize| {
         let mut name = path.as_os_str().to_owned();
@@ -74,11 +74,11 @@ mod tests {
         let path = home.path().join("usage.json");
         for (content, name) in [("1", "usage.json.damaged"), ("2", "usage.json.damaged-2")] {
             std::fs::write(&path, content).unwrap();
-            let told = std::cell::RefCell::new(String::new());
-            set_aside(&path, &Error::corrupt("why"), "go on", &|line| *told.borrow_mut() = line.into());
+            let lines = std::cell::RefCell::new(String::new());
+            set_aside(&path, &Error::corrupt("why"), "go on", &|line| *lines.borrow_mut() = line.into());
             assert_eq!(std::fs::read_to_string(home.path().join(name)).unwrap(), content);
-            let told = told.into_inner();
-            assert!(told.contains("why") && told.contains(name) && told.ends_with("go on"), "{told}");
+            let line = lines.into_inner();
+            assert!(line.contains("why") && line.contains(name) && line.ends_with("go on"), "{line}");
         }
     }
 }

@@ -140,7 +140,7 @@ impl Saved {
     }
 }
 
-/// Returns how many of the tokens that a limit per day lacked at `then` it still lacks `now`: it has been refilled since.
+/// Returns how many of the tokens that a limit per day lacked at `then` it still lacks `now`; it is refilled all day.
 pub fn still_used(tokens: u64, then: SystemTime, limits: &KeyLimits, now: SystemTime) -> u64 {
     let seconds = now.duration_since(then).map_or(0.0, |time| time.as_secs_f64());
     let refilled = limits.tokens_per_day.map_or(f64::INFINITY, |limit| limit as f64 * seconds / DAY);

@@ -274,8 +274,8 @@ impl Adapters {
         }
     }
 
-    /// Replaces an adapter that no request uses, and loads the new one. The former one can be used until then, and stays
-    /// if this fails. Returns false if there is no room until requests have ended that use other adapters.
+    /// Replaces an adapter that no request uses, and loads the new one. The former one can be used until then, and
+    /// stays if this fails. Returns false if there is no room until requests have ended that use other adapters.
     ///
     /// # Errors
     /// There is no such adapter, it is in use, or the new one cannot be loaded.

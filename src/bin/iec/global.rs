@@ -177,8 +177,8 @@ impl Global {
 /// Handle that adds signals to those that are handled.
 static SIGNALS: OnceLock<Handle> = OnceLock::new();
 
-/// Handles SIGHUP also if the process was started with it ignored, as by `nohup`: a server reads its settings again then
-/// and does not end. Call it after [`interrupt::handle`].
+/// Handles SIGHUP also if the process was started with it ignored, as by `nohup`: a server reads its settings again and
+/// does not end. Call it after [`interrupt::handle`].
 pub fn listen_for_hang_up() {
     // The system takes every signal but SIGKILL and SIGSTOP.
     let _ = SIGNALS.get().map(|handle| handle.add_signal(SIGHUP));

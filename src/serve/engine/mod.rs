@@ -6,8 +6,8 @@ mod run;
 mod tests;
 mod weights;
 
-use super::app::LogLine;
 use super::keys::KeyChange;
+use super::log_line::LogLine;
 use super::metrics::{Metrics, ModelInfo};
 use super::model::{ChatFormat, Command, Facts, Model, Status};
 use super::token_text::TokenTexts;
