@@ -85,7 +85,7 @@ mod tests {
         assert!(addresses.is_match(script));
         let outside = Regex::new(r#"["'`]https?://[^"'`]*"#).unwrap();
         let found: Vec<&str> = outside.find_iter(script).map(|m| m.as_str()).collect();
-        assert_eq!(found, ["\"http://www.w3.org/2000/svg"]);
+        assert_eq!(found, ["\"http://www.w3.org/2000/svg", "\"http://www.w3.org/1998/Math/MathML"]);
     }
 
     #[test]

@@ -99,6 +99,62 @@ def set_tokens(page, count):
     )
 
 
+# A conversation as the page stores it. Its answer has formulas, one of them unknown, and lists of three kinds.
+ANSWER = r"""Inline \(a^2\) and *emphasis \(b*c\)*, $5 and $6, `\(code\)`, unknown \(\unknown{a}\).
+
+\[
+x = \frac{-b \pm \sqrt{b^2 - 4ac}}{2a}
+\]
+
+$$\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}$$
+
+1. one
+2. two
+- dash
+* star
+"""
+STORED = [
+    {
+        "id": "stored",
+        "title": "Formulas",
+        "time": 1,
+        "messages": [{"role": "user", "content": "Show formulas"}, {"role": "assistant", "content": ANSWER}],
+    }
+]
+
+
+def check_stored(page):
+    """Opens a stored conversation, and changes between the versions of an answer and of a question."""
+    page.evaluate(
+        f"localStorage.setItem('iec.chats', {json.dumps(json.dumps(STORED))}); "
+        "sessionStorage.setItem('iec.open', 'stored')"
+    )
+    page.call("Page.reload")
+    page.wait_for("the conversation that was open", "document.querySelectorAll('#log article').length === 2")
+    found = page.evaluate(
+        "(() => { const of = q => [...document.querySelectorAll('#log .md ' + q)]; "
+        "return [of('math').length, of('.tex').map(e => e.textContent), "
+        "[...document.querySelectorAll('#log .md > :is(ol, ul)')].map(e => e.localName), "
+        "of('em math').length, of('p')[0].textContent.includes('$5 and $6'), of('code').map(e => e.textContent)]; })()"
+    )
+    check(
+        found == [4, ["\\(\\unknown{a}\\)"], ["ol", "ul", "ul"], 1, True, ["\\(code\\)"]],
+        f"formulas and lists: {found}",
+    )
+    articles = "[...document.querySelectorAll('#log article')].map(e => e.querySelector('.bubble, .md').innerText)"
+    before = page.evaluate(articles)
+    press = "document.querySelectorAll('#log article')[{}].querySelector('[title=\"{}\"]').click()".format
+    page.evaluate(press(0, "Edit and ask again"))
+    page.evaluate("document.getElementById('cancel-edit').click()")
+    check(page.evaluate(articles) == before, "a cancelled edit changes nothing")
+    set_tokens(page, 8)
+    page.evaluate(press(1, "Answer again"))
+    done = f"{LABEL} === 'Send' && document.querySelector('#log .versions')?.innerText.includes('2/2')"
+    page.wait_for("a second version", done)
+    page.evaluate(press(1, "Version before"))
+    check(page.evaluate(articles) == before, "the former answer is kept")
+
+
 def chromium(context):
     server = context.serve("--model", f"story={context.story()}", "--threads", "1")
     page = Page(context)
@@ -122,7 +178,8 @@ def chromium(context):
         server.wait_until_idle()
         check(server.metric("iec_cancelled_total") == cancelled + 1, "the stopped request was cancelled")
         check(page.evaluate(TEXT).startswith(first[:40]), "the first answer is still shown")
+        check_stored(page)
         check(not page.problems, f"errors of the page: {page.problems}")
     finally:
         page.close()
-    return "the page sent, streamed and stopped an answer, without an error in the console"
+    return "the page sent, streamed and stopped an answer, showed formulas and kept versions, without an error"
