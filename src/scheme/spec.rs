@@ -27,6 +27,13 @@ impl QuantSpec {
         symmetric: true,
         scale_dtype: ScaleType::F16,
     };
+    /// int8 in groups of 32, whose values GGML's q8_0 stores exactly.
+    pub const Q8_0: QuantSpec = QuantSpec {
+        scheme: Scheme::Int8,
+        granularity: Granularity::Group(32),
+        symmetric: true,
+        scale_dtype: ScaleType::F16,
+    };
     /// OCP MXFP4 as gpt-oss checkpoints store their experts.
     pub const MXFP4: QuantSpec = QuantSpec {
         scheme: Scheme::Mxfp4,

@@ -10,7 +10,7 @@ use crate::convert::dry_run::DryRun;
 use crate::convert::pack::{self, PackOptions, PackSummary};
 use crate::convert::quantize::judge::OnFailure;
 use crate::convert::quantize::ptq::Measured;
-use crate::convert::quantize::select::SelectionOptions;
+use crate::convert::quantize::select::{OuterStorage, SelectionOptions};
 use crate::error::{Context, Error, Result};
 use crate::job::{self, RunOptions};
 use crate::manifest::recipes::Recipe;
@@ -32,6 +32,10 @@ pub struct OneStep {
     pub pack: PackOptions,
     /// Rules that select the tensors and their schemes.
     pub recipe: &'static Recipe,
+    /// Storage of the embedding; `Kept` overrules the recipe.
+    pub embedding: OuterStorage,
+    /// Storage of the output matrix; `Kept` overrules the recipe.
+    pub lm_head: OuterStorage,
     /// Thresholds for the error of each matrix.
     pub gate: Gate,
     /// Action for matrices that the gate rejects.
@@ -85,7 +89,11 @@ impl OneStep {
             model: ModelSource::Checkpoint { hf_dir, config },
             // Interrupted measurements continue under this name; nothing is written to it.
             out: manifest_name(&self.pack.out_dir),
-            selection: SelectionOptions::default(),
+            selection: SelectionOptions {
+                embedding: self.embedding,
+                lm_head: self.lm_head,
+                ..SelectionOptions::default()
+            },
             rules: Some(rules),
             calibration,
             gate: self.gate,

@@ -19,6 +19,7 @@ use crate::manifest::plan::{Plan, Target};
 use crate::manifest::{TensorEntry, Verdict};
 use crate::output::{self, directory_of};
 use crate::provenance::{Evidence, Gate};
+use crate::role::Role;
 use crate::sha256;
 use std::cell::OnceCell;
 use std::path::PathBuf;
@@ -318,8 +319,13 @@ fn refused_tensors(measured: &Measured) -> Error {
     let place = worst.map_or(String::new(), |t| {
         format!("; worst: {}, {}", t.name, measured.document.tensors[&t.name].reasons.join(", "))
     });
+    let help = match worst.map(|t| t.role) {
+        Some(Role::Embedding) => "leave it unquantized with --keep embedding, or lower the gate with --gate",
+        Some(Role::LmHead) => "leave it unquantized with --keep lm_head, or lower the gate with --gate",
+        _ => "try --keep-failing int6 or int8, a smaller --group-size, or --force to write the manifest all the same",
+    };
     Error::refused(format!("the gate refuses {} of {} tensors{place}", refused().count(), measured.tensors.len()))
-        .help("try --keep-failing int6 or int8, a smaller --group-size, or --force to write the manifest all the same")
+        .help(help)
 }
 
 /// Creates the error of a gate on the model's outputs, which lists the tensors that contribute most.

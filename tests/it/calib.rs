@@ -232,9 +232,9 @@ fn calibration_brings_a_trained_model_closer_to_itself_on_text_it_was_not_calibr
     let quantized = |method: &str| {
         let (manifest, pack) = (dir.path().join(format!("{method}.json")), dir.path().join(method));
         let how = match method {
-            "best" => vec!["--bits", "4"],
+            "best" => vec!["--bits", "4", "--exclude", "embed"],
             "ruled" => vec!["--rules", rules.to_str().unwrap()],
-            _ => vec!["--bits", "4", "--method", method],
+            _ => vec!["--bits", "4", "--exclude", "embed", "--method", method],
         };
         succeed(&[&["ptq"], &how[..]].concat(), &[("--hf-dir", &hf_dir), ("--out", &manifest), ("--calib", &stats)]);
         let paths = [("--hf-dir", &*hf_dir), ("--q4-map", &manifest), ("--calib", &stats), ("--out-dir", &pack)];

@@ -251,7 +251,7 @@ fn codes_and_scales_of_q4_0_iq4_nl_q5_0_and_q8_0_come_back_bit_for_bit() {
 
 #[test]
 fn six_bits_run_with_the_bits_of_an_int8_pack_of_the_same_codes() {
-    let pack = quantized(&["--bits", "6"]);
+    let pack = quantized(&["--bits", "6", "--keep", "embedding"]);
     let there = There::and_back(pack.path(), &["--dtype", "f32"], &[]);
     assert_same_tensors("int6", pack.path(), &there.back());
     let scheme = |pack: &Path| {
@@ -275,6 +275,7 @@ fn coarser_scales_are_repeated_and_mean_the_same() {
         (&["--bits", "5", "--group-size", "row"], GgmlType::Q5_0),
         (&["--bits", "6", "--group-size", "128"], GgmlType::Q8_0),
         (&["--bits", "8"], GgmlType::Q8_0),
+        (&["--bits", "4"], GgmlType::Q8_0),
     ] {
         let pack = quantized(arguments);
         let there = There::and_back(pack.path(), &[], &[]);
@@ -297,7 +298,7 @@ fn a_mixture_with_dense_layers_is_refused_by_name() {
 
 #[test]
 fn what_ggml_has_no_type_for_is_refused_or_written_as_floats() {
-    let pack = quantized(&["--bits", "4", "--scheme", "int4", "--affine"]);
+    let pack = quantized(&["--bits", "4", "--scheme", "int4", "--affine", "--keep", "embedding"]);
     let file = pack.path().join("out.gguf");
     let export = ["export-gguf", "--model-dir", text(pack.path()), "--out", text(&file)];
     fails(1, &export, &["int4 with group size 32 and zero points, which has no type in GGML", "--dequantize"]);

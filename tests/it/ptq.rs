@@ -4,7 +4,7 @@ use crate::checkpoint::{Tensor, edited, files};
 use crate::common::{fixture, iec};
 use iec::manifest::{Keep, Manifest, TensorEntry, Verdict};
 use iec::quant_spec::Method;
-use iec::scheme::{Granularity, ScaleType, Scheme};
+use iec::scheme::{Granularity, QuantSpec, ScaleType, Scheme};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -75,8 +75,12 @@ fn trained_models_pass_the_default_gate_in_four_and_eight_bits() {
                     continue;
                 }
                 let spec = entry.quant.unwrap().spec;
-                assert_eq!((spec.scheme, spec.granularity), (scheme, granularity), "{name}");
                 assert_eq!(entry.verdict, Some(Verdict::Accepted), "{name}");
+                if ["model.embed_tokens.weight", "lm_head.weight"].contains(&name.as_str()) {
+                    assert_eq!(spec, QuantSpec::Q8_0, "{name}");
+                    continue;
+                }
+                assert_eq!((spec.scheme, spec.granularity), (scheme, granularity), "{name}");
                 assert!(name.contains("_proj.weight"), "{name} was not asked for");
             }
         }
@@ -115,8 +119,8 @@ fn the_gate_is_what_the_user_says() {
 #[test]
 fn failing_tensors_are_kept_in_the_type_that_was_asked_for() {
     let keep = |kind| {
-        let arguments = ["--scheme", "int4", "--group-size", "row", "--method", "rtn", "--keep-failing", kind];
-        Ptq::run(&fixture("stories260k"), &arguments).entries()
+        let arguments = ["--scheme", "int4", "--group-size", "row", "--method", "rtn", "--exclude", "embed"];
+        Ptq::run(&fixture("stories260k"), &[&arguments[..], &["--keep-failing", kind]].concat()).entries()
     };
     let (fp16, int8) = (keep("fp16"), keep("int8"));
     let kept = |e: &&TensorEntry| e.keep == Some(Keep::Fp16) && e.verdict == Some(Verdict::Kept);
@@ -133,8 +137,8 @@ fn failing_tensors_are_kept_in_the_type_that_was_asked_for() {
 #[test]
 fn what_six_bits_do_not_help_gets_eight_and_what_these_do_not_help_is_kept() {
     let gated = |cosine: &str| {
-        let arguments = ["--bits", "4", "--keep-failing", "int6", "--gate", cosine, "--gate", "cosine-min=0"];
-        Ptq::run(&fixture("stories260k"), &arguments).entries()
+        let arguments = ["--bits", "4", "--exclude", "embed", "--keep-failing", "int6", "--gate", cosine];
+        Ptq::run(&fixture("stories260k"), &[&arguments[..], &["--gate", "cosine-min=0"]].concat()).entries()
     };
     let schemes = |entries: BTreeMap<String, TensorEntry>, scheme: Option<Scheme>| {
         entries.values().filter(|e| e.quant.map(|quant| quant.spec.scheme) == scheme).count()
@@ -172,10 +176,11 @@ fn numbers(checkpoint: &Path, width: usize) -> Vec<u8> {
 fn weights_that_are_codes_already_are_recovered_whatever_the_method_also_from_bf16() {
     let ordinary = fixture("stories260k");
     for scheme in ["q4_0", "nl4"] {
-        let first = Ptq::run(&ordinary, &["--scheme", scheme]);
+        let first = Ptq::run(&ordinary, &["--scheme", scheme, "--exclude", "embed"]);
         for dtype in ["fp32", "fp16", "bf16"] {
             let floats = decoded(&ordinary, &first.out, dtype);
-            let again = Ptq::run(floats.path(), &["--scheme", scheme, "--method", "rtn"]);
+            let again = ["--scheme", scheme, "--method", "rtn", "--exclude", "embed"];
+            let again = Ptq::run(floats.path(), &again);
             for (name, entry) in again.entries() {
                 assert_eq!(entry.quant.unwrap().method, Method::Exact, "{scheme} {dtype} {name}");
                 let most = [("fp32", 0.0), ("fp16", 0.0005), ("bf16", 0.003)].iter().find(|(name, _)| *name == dtype);
@@ -195,7 +200,7 @@ fn weights_that_are_codes_already_are_recovered_whatever_the_method_also_from_bf
 #[test]
 fn bits_name_a_scheme_and_a_plan_tells_what_it_costs() {
     for (bits, scheme, least) in [("5", Scheme::Int5, 0.998), ("6", Scheme::Int6, 0.9995)] {
-        let entries = Ptq::run(&fixture("llama-gqa"), &["--bits", bits]).entries();
+        let entries = Ptq::run(&fixture("llama-gqa"), &["--bits", bits, "--include", "_proj"]).entries();
         let quants: Vec<_> = entries.values().map(|e| (e.quant.unwrap(), e.metrics.unwrap())).collect();
         assert!(quants.iter().all(|(q, _)| q.spec == iec::scheme::QuantSpec::usual(scheme)), "{quants:?}");
         assert!(quants.iter().all(|(_, metrics)| metrics.cosine_mean > least), "{quants:?}");
@@ -208,14 +213,74 @@ fn patterns_choose_the_tensors() {
         let ptq = Ptq::run(&fixture("llama-gqa"), &[&["--bits", "4"], arguments].concat());
         ptq.entries().into_keys().collect::<Vec<_>>()
     };
-    assert_eq!(names(&[]).len(), 21);
+    assert_eq!(names(&[]).len(), 23);
     assert_eq!(names(&["--include", "q_proj", "--include", r"layers\.2\.mlp"]).len(), 6);
     assert!(names(&["--exclude", "down_proj"]).iter().all(|n| !n.contains("down_proj")));
-    assert_eq!(names(&["--include-lm-head"]).iter().filter(|n| *n == "lm_head.weight").count(), 1);
     let model = fixture("llama-gqa");
     Ptq::run(&model, &["--include", "nothing"]).fails(2, &["no tensor is selected"]);
     Ptq::run(&model, &["--include", "norm"]).fails(2, &["no tensor is selected"]);
     Ptq::run(&model, &["--include", "("]).fails(2, &["regular expression"]);
+}
+
+#[test]
+fn the_embedding_and_the_output_matrix_are_stored_in_eight_bits_unless_they_are_kept() {
+    struct Case {
+        model: &'static str,
+        arguments: &'static [&'static str],
+        /// Formats of the embedding, of the embedding of further inputs, and of the output matrix, if the model has it.
+        expected: [&'static str; 3],
+    }
+    let case = |model, arguments, expected| Case { model, arguments, expected };
+    let cases = [
+        case("llama-gqa", &["--bits", "4"], ["int8", "-", "int8"]),
+        case("llama-gqa", &["--scheme", "nl4"], ["int8", "-", "int8"]),
+        case("llama-gqa", &["--bits", "4", "--keep", "embedding"], ["kept", "-", "int8"]),
+        case("llama-gqa", &["--bits", "4", "--keep", "lm_head"], ["int8", "-", "kept"]),
+        case("llama-gqa", &["--bits", "4", "--keep", "embedding", "--keep", "output"], ["kept", "-", "kept"]),
+        case("llama-gqa", &["--bits", "4", "--include-lm-head"], ["int8", "-", "q4_0"]),
+        case("llama-gqa", &["--bits", "4", "--exclude", "embed"], ["-", "-", "int8"]),
+        case("llama-gqa", &["--bits", "4", "--include", "q_proj"], ["-", "-", "-"]),
+        case("llama3-rope-tied", &["--bits", "8"], ["int8", "-", "-"]),
+        case("llama3-rope-tied", &["--bits", "8", "--keep", "embedding"], ["kept", "-", "-"]),
+        case("llama3-rope-tied", &["--bits", "8", "--keep", "lm_head"], ["kept", "-", "-"]),
+        case("gemma4-e", &["--bits", "4", "--gate", "cosine=0.9"], ["int8", "int8", "-"]),
+        case("gemma4-e", &["--bits", "4", "--keep", "embedding"], ["kept", "kept", "-"]),
+    ];
+    let mut wrong = Vec::new();
+    for Case { model, arguments, expected } in cases {
+        let loose = ["--gate", "cosine=0.9", "--gate", "cosine-min=0.8"];
+        let entries = Ptq::run(&fixture(model), &[arguments, &loose].concat()).entries();
+        let found =
+            ["model.embed_tokens.weight", "model.embed_tokens_per_layer.weight", "lm_head.weight"].map(|name| {
+                let Some(entry) = entries.get(name) else { return "-" };
+                entry.quant.map_or("kept", |quant| {
+                    assert!(quant.spec.scheme != Scheme::Int8 || quant.spec == QuantSpec::Q8_0, "{name}");
+                    quant.spec.scheme.name()
+                })
+            });
+        if found != expected {
+            wrong.push(format!("{model} {arguments:?}: found {found:?}, expected {expected:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    let both = ["--include-lm-head", "--keep", "lm_head"];
+    Ptq::run(&fixture("llama-gqa"), &both).fails(2, &["--include-lm-head together with --keep lm_head"]);
+}
+
+#[test]
+fn a_matrix_that_is_kept_is_not_quantized_by_the_rules_either() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("rules.json");
+    std::fs::write(&file, r#"{"version":1,"rules":[{"include":"embed_tokens|_proj","scheme":"int6"}]}"#).unwrap();
+    // The output matrix of this model is its embedding.
+    let model = fixture("llama3-rope-tied");
+    let ptq = Ptq::run(&model, &["--rules", file.to_str().unwrap(), "--keep", "lm_head"]);
+    let pack = dir.path().join("pack");
+    let arguments = ["pack", "--dtype", "bf16", "--q4-map", ptq.out.to_str().unwrap(), "--hf-dir"];
+    iec().args(arguments).arg(&model).arg("--out-dir").arg(&pack).assert().success();
+    let reader = iec::iebin::IebinReader::open(&pack).unwrap();
+    assert_eq!(reader.get("model.embed_tokens.weight").unwrap().store.name(), "BF16");
+    assert_eq!(reader.get("model.layers.0.self_attn.q_proj.weight").unwrap().store.name(), "int6");
 }
 
 #[test]
@@ -296,7 +361,7 @@ fn a_quantized_pack_is_not_quantized_again() {
     command.arg("--q4-map").arg(&manifest.out).assert().success();
     let output = iec().args(["ptq", "--out", "m.json", "--model-dir"]).arg(&pack).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("found weights quantized as q4_0"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("found weights quantized as int8"));
 }
 
 const DOWN: &str = "model.layers.1.mlp.down_proj.weight";

@@ -221,6 +221,12 @@ fn one_step_makes_the_pack_of_ptq_and_pack() {
     assert_eq!(one["quality"], two["quality"]);
     assert!(!one["quality"].is_null());
     run("run one Once -n 2");
+    run("pack MODEL --bits 4 --keep embedding --out-dir one --overwrite");
+    run("ptq MODEL --bits 4 --keep embedding --out kept.json");
+    run("pack MODEL --q4-map kept.json --out-dir kept");
+    assert!(read("one/model.ie.bin") == read("kept/model.ie.bin"));
+    run("pack MODEL --bits 4 --out-dir four");
+    assert!(read("four/model.ie.bin").len() < read("kept/model.ie.bin").len());
     let left: Vec<String> =
         std::fs::read_dir(dir.path()).unwrap().map(|f| f.unwrap().file_name().into_string().unwrap()).collect();
     assert!(!left.iter().any(|name| name.starts_with(".iec-") || name.contains("q4_manifest")), "{left:?}");
@@ -247,6 +253,8 @@ fn a_gate_that_refuses_leaves_no_pack_and_recipes_are_applied() {
         ("pack MODEL --bits 4 --gate kl=0.1 -o x", "found a gate on outputs"),
         ("pack MODEL --bits 4 --q4-map m.json -o x", "cannot be used with"),
         ("pack MODEL --gate cosine=0.9 -o x", "required"),
+        ("pack MODEL --keep embedding -o x", "required"),
+        ("pack MODEL --bits 4 --keep norm -o x", "[possible values: embedding, lm_head]"),
         ("pack MODEL --bits 8 -o kept", "--overwrite"),
     ] {
         let (code, _, notes) = typed(line, dir.path());

@@ -4,7 +4,7 @@ use crate::dry_run;
 use crate::global::Global;
 use crate::job::{JobArgs, finished_before, part_of};
 use crate::names::{KEPT_OR_FLOAT, KeptOrFloat, named};
-use crate::ptq::ON_FAILURE;
+use crate::ptq::{ON_FAILURE, OUTER, Outer};
 use crate::source::SourceArgs;
 use iec::convert::adapter;
 use iec::convert::adapter::pack::{AdapterPackOptions, AdapterPackSummary, FactorNumbers, pack as pack_adapter_as};
@@ -61,8 +61,8 @@ pub struct Args {
         long,
         value_name = "PACK",
         conflicts_with_all = [
-            "q4_map", "recipe", "gate", "keep_failing", "calib", "tokenizer", "with_mtp", "dry_run", "part", "parts",
-            "fresh",
+            "q4_map", "recipe", "gate", "keep_failing", "keep", "calib", "tokenizer", "with_mtp", "dry_run", "part",
+            "parts", "fresh",
         ]
     )]
     base: Option<PathBuf>,
@@ -107,6 +107,15 @@ struct OneStepArgs {
         requires = "decision"
     )]
     keep_failing: Option<OnFailure>,
+    /// Do not quantize this matrix, whatever the recipe says; repeatable
+    #[arg(
+        long,
+        value_name = "MATRIX",
+        value_parser = named(OUTER),
+        conflicts_with = "q4_map",
+        requires = "decision"
+    )]
+    keep: Vec<Outer>,
 }
 
 impl OneStepArgs {
@@ -125,7 +134,15 @@ impl OneStepArgs {
         let mut gate = Gate::default();
         self.gate.iter().try_for_each(|option| gate.set(option))?;
         let on_failure = self.keep_failing.unwrap_or(OnFailure::Refuse);
-        Ok(Some(OneStep { pack: pack.clone(), recipe, gate, on_failure, threads: global.threads() }))
+        Ok(Some(OneStep {
+            pack: pack.clone(),
+            recipe,
+            embedding: Outer::Embedding.storage(&self.keep),
+            lm_head: Outer::LmHead.storage(&self.keep),
+            gate,
+            on_failure,
+            threads: global.threads(),
+        }))
     }
 }
 

@@ -9,7 +9,7 @@ use crate::source::SourceArgs;
 use clap::ArgAction;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use iec::convert::quantize::judge::OnFailure;
-use iec::convert::quantize::select::SelectionOptions;
+use iec::convert::quantize::select::{OuterStorage, SelectionOptions};
 use iec::error::{Error, Result};
 use iec::iebin;
 use iec::manifest::Keep;
@@ -40,8 +40,8 @@ use std::path::PathBuf;
   iec ptq models/gpt-oss-20b --out q4_manifest.json --rules manifests/gpt-oss-20b.json --json
 
 Defaults: --bits 4 is q4_0 with searched scales, --bits 5 and 6 are int5 and int6 with a scale per 32 weights, --bits
-8 is int8 with a scale per row. Without --include the matrices of attention, MLP and experts are quantized; MXFP4
-experts are not changed.
+8 is int8 with a scale per row. Without --include and --rules the matrices of attention, MLP and experts are quantized
+in this way, the embedding and the output matrix in int8 with a scale per 32 weights; MXFP4 experts are not changed.
 A gate on outputs (kl, ppl, top1) packs the float model and the quantized one into temporary directories next to --out
 and compares them. With --keep-failing the tensors with the largest effect get more bits until the gate passes.")]
 pub struct Args {
@@ -93,9 +93,13 @@ pub struct Args {
     /// Take the selection and the scheme of each tensor from this manifest
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
-    /// Quantize the output matrix, too
+    /// Quantize the output matrix like the matrices of the layers. Has no effect on an output matrix that is the
+    /// embedding
     #[arg(long)]
     include_lm_head: bool,
+    /// Do not quantize this matrix, whatever --rules say; repeatable
+    #[arg(long, value_name = "MATRIX", value_parser = named(OUTER))]
+    keep: Vec<Outer>,
     /// Limit that the quantized model must meet (exit code 4 if not); repeatable. Of each matrix, `cosine=X`: the mean
     /// cosine of its rows is at least X [default: 0.995]; `cosine-min=Y`: the cosine of every row is at least Y
     /// [default: 0.98]. Of the outputs, largest mean KL divergence `kl=NATS`, largest increase of perplexity `ppl=+X%`,
@@ -127,6 +131,26 @@ pub struct Args {
     budget: BudgetArgs,
     #[command(flatten)]
     keeping: Keeping,
+}
+
+/// A matrix before or behind the layers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Outer {
+    Embedding,
+    LmHead,
+}
+
+/// The values of --keep.
+pub const OUTER: &[Named<Outer>] = &[
+    (Outer::Embedding, &["embedding"], ""),
+    (Outer::LmHead, &["lm_head", "lm-head", "output"], "The output matrix; also keeps an embedding in its place"),
+];
+
+impl Outer {
+    /// Returns the storage of this matrix if the matrices `kept` are not to be quantized.
+    pub fn storage(self, kept: &[Outer]) -> OuterStorage {
+        if kept.contains(&self) { OuterStorage::Kept } else { OuterStorage::Chosen }
+    }
 }
 
 /// Options of the page.
@@ -411,11 +435,19 @@ impl Args {
             return Err(Error::usage(format!("--method {} without --calib", method.name()))
                 .help("collect activation statistics with `iec calib` and give them with --calib"));
         }
+        let lm_head = match (Outer::LmHead.storage(&self.keep), self.include_lm_head) {
+            (OuterStorage::Kept, true) => {
+                return Err(Error::usage("found --include-lm-head together with --keep lm_head, expected one of them"));
+            }
+            (_, true) => OuterStorage::LikeLayers,
+            (storage, false) => storage,
+        };
         Ok(SelectionOptions {
             fields,
             include: self.include.clone(),
             exclude: self.exclude.clone(),
-            include_lm_head: self.include_lm_head,
+            embedding: Outer::Embedding.storage(&self.keep),
+            lm_head,
         })
     }
 }

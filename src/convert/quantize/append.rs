@@ -7,7 +7,7 @@
 use super::entry::already_quantized;
 use super::judge::{Judgement, Measuring, OnFailure};
 use super::ptq::selected;
-use super::select::{Selection, SelectionOptions};
+use super::select::{OuterStorage, Selection, SelectionOptions};
 use super::weights::{Tensor, Weights};
 use crate::convert::executor::{Conversion, Finished, Task, TaskOutput};
 use crate::convert::{pack_input, pack_output};
@@ -123,7 +123,7 @@ impl<'a> Rewriting<'a> {
         let attention = SelectionOptions {
             fields: QuantFields { scheme: Some(Scheme::Q4_0), ..QuantFields::default() },
             include: vec![ATTENTION.to_string()],
-            include_lm_head: options.include_lm_head,
+            lm_head: if options.include_lm_head { OuterStorage::LikeLayers } else { OuterStorage::Chosen },
             ..SelectionOptions::default()
         };
         // File names and sizes usually show at once that the weights are others; hashes are compared only at the end.

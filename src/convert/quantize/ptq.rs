@@ -1,7 +1,7 @@
 //! Measures a quantization: quantizes every selected tensor, measures its error and compares it with the gate. The
 //! result is a manifest.
 
-use super::entry::{already_quantized, stored_bits};
+use super::entry::{already_quantized, blank_entry, kept, stored_bits};
 use super::judge::{Judgement, Measuring};
 use super::select::Selection;
 use super::weights::{Tensor, Weights};
@@ -10,7 +10,7 @@ use crate::convert::dry_run::{DryRun, Row, in_words};
 use crate::convert::executor::{Conversion, Task, TaskOutput};
 use crate::error::{Context, Error, Result};
 use crate::job::{Command, Fingerprint, Output, RunOptions, dir_of_file, this_version};
-use crate::manifest::{CalibrationRecord, Document, TensorEntry, Verdict};
+use crate::manifest::{CalibrationRecord, Document, Keep, TensorEntry, Verdict};
 use crate::progress;
 use crate::provenance::Source;
 use crate::quant_spec::TensorQuant;
@@ -80,6 +80,11 @@ pub fn measure(
     calibration.map_or(Ok(()), |c| refuse_other_model(c, source.as_ref()))?;
     let tensors: Vec<Tensor> = work.into_iter().map(|(t, _)| t).collect();
     let mut entries: BTreeMap<String, TensorEntry> = selection.kept_entries().collect();
+    // Rules that a manifest brings along could otherwise select these tensors again when the model is packed.
+    for tensor in weights.tensors().iter().filter(|tensor| selection.keeps(tensor)) {
+        let reasons = vec!["--keep".to_string()];
+        entries.insert(tensor.name.clone(), kept(blank_entry(tensor)?, Keep::Source, reasons));
+    }
     let measured = finished.items.into_iter().flatten().filter_map(|made| made.value);
     entries.extend(tensors.iter().map(|t| t.name.clone()).zip(measured));
     for (tensor, metrics) in tensors.iter().filter_map(|t| Some((t, entries[&t.name].metrics?))) {

@@ -1,14 +1,33 @@
 //! Selects the tensors to quantize, and the quantization of each, from the options of a command and an optional
 //! manifest.
+//!
+//! Without patterns and manifest, tensors are selected by role: the matrices of attention, MLP and experts get the
+//! requested quantization, the embedding and the output matrix int8 in groups of 32.
 
 use super::weights::Tensor;
 use crate::error::{Error, Result};
 use crate::manifest::{Manifest, Rule, TensorEntry, compile_pattern, is_weight_matrix};
-use crate::quant_spec::{QuantFields, TensorQuant};
+use crate::quant_spec::{Method, QuantFields, TensorQuant};
 use crate::role::Role;
+use crate::scheme::QuantSpec;
 use regex_automata::meta::Regex;
 use std::collections::BTreeMap;
 use std::path::Path;
+
+/// Quantization of the embedding and the output matrix if tensors are selected by role.
+const OUTER: TensorQuant = TensorQuant { spec: QuantSpec::Q8_0, method: Method::Rtn, clamp: None, percentile: None };
+
+/// Storage of the embedding or of the output matrix.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OuterStorage {
+    /// Patterns or a manifest decide; if tensors are selected by role, int8 in groups of 32.
+    #[default]
+    Chosen,
+    /// Quantized like the matrices of the layers, unless a manifest says otherwise.
+    LikeLayers,
+    /// Not quantized, whatever a manifest says.
+    Kept,
+}
 
 /// Options of the user that select tensors and their quantization.
 #[derive(Debug, Clone, Default)]
@@ -19,8 +38,10 @@ pub struct SelectionOptions {
     pub include: Vec<String>,
     /// Patterns of tensors that are never quantized.
     pub exclude: Vec<String>,
-    /// True to quantize the output matrix (LM head), too.
-    pub include_lm_head: bool,
+    /// Storage of the embedding of tokens, and of those of the further inputs of layers.
+    pub embedding: OuterStorage,
+    /// Storage of the output matrix (LM head). If it is the embedding, it is kept if either of the two is to be kept.
+    pub lm_head: OuterStorage,
 }
 
 /// [`SelectionOptions`], checked and compiled.
@@ -73,6 +94,7 @@ impl Selection {
         let name = &tensor.name;
         is_weight_matrix(name, &tensor.shape)
             && tensor.role != Role::Router
+            && !self.keeps(tensor)
             && !self.exclude.iter().any(|p| p.is_match(name))
             && (self.include.is_empty() || self.include.iter().any(|p| p.is_match(name)))
     }
@@ -86,19 +108,37 @@ impl Selection {
         if let Some(planned) = &self.planned {
             return Ok(planned.get(name).copied());
         }
-        if !is_weight_matrix(name, &tensor.shape) || self.exclude.iter().any(|p| p.is_match(name)) {
+        let is_excluded = || self.exclude.iter().any(|p| p.is_match(name));
+        if !is_weight_matrix(name, &tensor.shape) || self.keeps(tensor) || is_excluded() {
             return Ok(None);
         }
-        let wanted_head = self.options.include_lm_head && tensor.role == Role::LmHead;
+        let outer = self.outer(tensor.role);
+        let like_layers = (outer == Some(OuterStorage::LikeLayers)).then_some(self.quant);
         if let Some(manifest) = &self.manifest {
-            let decided = manifest.decide(name, &tensor.shape)?.map(|d| d.quant);
-            return Ok(decided.or(wanted_head.then_some(self.quant)));
+            return Ok(manifest.decide(name, &tensor.shape)?.map(|d| d.quant).or(like_layers));
         }
-        let selected = match self.include.is_empty() {
-            true => tensor.role.quantizes_by_default(),
-            false => self.include.iter().any(|p| p.is_match(name)),
-        };
-        Ok((selected || wanted_head).then_some(self.quant))
+        if !self.include.is_empty() {
+            return Ok(self.include.iter().any(|p| p.is_match(name)).then_some(self.quant).or(like_layers));
+        }
+        Ok(match outer {
+            Some(_) => like_layers.or(Some(OUTER)),
+            None => tensor.role.quantizes_by_default().then_some(self.quant),
+        })
+    }
+
+    /// Returns the option for tensors of this role, if there is one.
+    fn outer(&self, role: Role) -> Option<OuterStorage> {
+        match role {
+            Role::Embedding => Some(self.options.embedding),
+            Role::LmHead => Some(self.options.lm_head),
+            _ => None,
+        }
+    }
+
+    /// Returns true for an embedding or output matrix that is not to be quantized.
+    pub(super) fn keeps(&self, tensor: &Tensor) -> bool {
+        self.outer(tensor.role) == Some(OuterStorage::Kept)
+            || tensor.is_tied && self.options.lm_head == OuterStorage::Kept
     }
 
     /// Returns true when neither options, nor manifest, nor plan determine the quantization method of a tensor.
@@ -164,6 +204,76 @@ mod tests {
         let command = Selection::new(SelectionOptions { fields, ..SelectionOptions::default() }, None);
         let nothing = QuantFields::default();
         [command.map(|selection| selection.quant), rule(fields, nothing), rule(nothing, fields)]
+    }
+
+    /// Returns what `options` decide about a tensor of 64 x 64, by the name of the tensor.
+    fn decided(options: SelectionOptions, tied: bool) -> impl Fn(&str) -> String {
+        let selection = Selection::new(options, None).unwrap();
+        move |name| {
+            let tensor = Tensor::float(name, &[64, 64], tied && name == "model.embed_tokens.weight");
+            let quant = selection.decide(&tensor).unwrap();
+            quant.map_or("kept".into(), |q| format!("{} {}", in_words(&q.spec), q.method.name()))
+        }
+    }
+
+    #[test]
+    fn the_embedding_and_the_output_matrix_get_eight_bits_unless_an_option_says_otherwise() {
+        use OuterStorage::{Chosen, Kept, LikeLayers};
+        struct Case {
+            bits: u32,
+            embedding: OuterStorage,
+            lm_head: OuterStorage,
+            include: &'static [&'static str],
+            tied: bool,
+            /// Layer, embedding, embedding of further inputs, output matrix.
+            expected: [&'static str; 4],
+        }
+        let (q8, usual) = (
+            "int8/32 rtn",
+            Case {
+                bits: 4,
+                embedding: Chosen,
+                lm_head: Chosen,
+                include: &[],
+                tied: false,
+                expected: ["q4_0 search", "int8/32 rtn", "int8/32 rtn", "int8/32 rtn"],
+            },
+        );
+        let q4 = "q4_0 search";
+        let cases = [
+            Case { bits: 5, expected: ["int5/32 search", q8, q8, q8], ..usual },
+            Case { bits: 6, expected: ["int6/32 search", q8, q8, q8], ..usual },
+            Case { bits: 8, expected: ["int8/row rtn", q8, q8, q8], ..usual },
+            Case { embedding: Kept, expected: [q4, "kept", "kept", q8], ..usual },
+            Case { embedding: Kept, tied: true, expected: [q4, "kept", "kept", q8], ..usual },
+            Case { lm_head: Kept, expected: [q4, q8, q8, "kept"], ..usual },
+            Case { lm_head: Kept, tied: true, expected: [q4, "kept", q8, "kept"], ..usual },
+            Case { lm_head: LikeLayers, expected: [q4, q8, q8, q4], ..usual },
+            Case { include: &["q_proj"], expected: [q4, "kept", "kept", "kept"], ..usual },
+            Case { include: &["embed"], expected: ["kept", q4, q4, "kept"], ..usual },
+            Case { include: &["q_proj"], lm_head: LikeLayers, expected: [q4, "kept", "kept", q4], ..usual },
+            usual,
+        ];
+        let mut wrong = Vec::new();
+        for Case { bits, embedding, lm_head, include, tied, expected } in cases {
+            let fields = QuantFields { bits: Some(bits), ..QuantFields::default() };
+            let include: Vec<String> = include.iter().map(|p| (*p).to_string()).collect();
+            let decide = decided(SelectionOptions { fields, include, exclude: vec![], embedding, lm_head }, tied);
+            let found = [
+                "model.layers.0.self_attn.q_proj.weight",
+                "model.embed_tokens.weight",
+                "model.embed_tokens_per_layer.weight",
+                "lm_head.weight",
+            ]
+            .map(&decide);
+            if found != expected {
+                wrong.push(format!("{bits} bits, {embedding:?}, {lm_head:?}, tied {tied}: {found:?}, {expected:?}"));
+            }
+            for name in ["model.norm.weight", "model.layers.0.mlp.router.weight"] {
+                assert_eq!(decide(name), "kept", "{name}");
+            }
+        }
+        assert!(wrong.is_empty(), "{wrong:#?}");
     }
 
     #[test]

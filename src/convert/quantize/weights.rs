@@ -12,6 +12,9 @@ use crate::role::Role;
 use std::ops::Range;
 use std::path::Path;
 
+/// Canonical name of the embedding that may also be the output matrix.
+const EMBEDDING: &str = "model.embed_tokens.weight";
+
 /// An opened model.
 #[derive(Debug)]
 pub enum Weights {
@@ -30,6 +33,8 @@ pub struct Tensor {
     pub shape: Vec<usize>,
     /// Role in the model.
     pub role: Role,
+    /// True for the embedding of a model that uses it as its output matrix, too.
+    pub is_tied: bool,
     /// Storage format of the source.
     pub store: Store,
     index: usize,
@@ -69,7 +74,7 @@ impl Weights {
 
     /// Returns all tensors in the order of the model.
     pub fn tensors(&self) -> Vec<Tensor> {
-        match self {
+        let mut tensors: Vec<Tensor> = match self {
             Weights::Checkpoint(checkpoint) => {
                 let tensors = checkpoint.tensors().iter().enumerate();
                 tensors.map(|(i, t)| tensor(i, &t.name, &t.shape, t.store)).collect()
@@ -78,7 +83,10 @@ impl Weights {
                 let entries = reader.entries().iter().enumerate();
                 entries.map(|(i, e)| tensor(i, &e.name, &e.shape, e.store)).collect()
             }
-        }
+        };
+        let has_head = tensors.iter().any(|tensor| tensor.role == Role::LmHead);
+        tensors.iter_mut().for_each(|tensor| tensor.is_tied = !has_head && tensor.name == EMBEDDING);
+        tensors
     }
 
     /// Reads rows of one matrix of a float tensor into `out`, which must have exactly their length.
@@ -147,5 +155,13 @@ impl Weights {
 }
 
 fn tensor(index: usize, name: &str, shape: &[usize], store: Store) -> Tensor {
-    Tensor { name: name.to_string(), shape: shape.to_vec(), role: Role::of(name), store, index }
+    Tensor { name: name.to_string(), shape: shape.to_vec(), role: Role::of(name), is_tied: false, store, index }
+}
+
+#[cfg(test)]
+impl Tensor {
+    /// Returns a tensor of floats for tests that read no weights.
+    pub(super) fn float(name: &str, shape: &[usize], is_tied: bool) -> Tensor {
+        Tensor { is_tied, ..tensor(0, name, shape, Store::Plain(crate::dtype::DType::F32)) }
+    }
 }

@@ -7,7 +7,7 @@
 
 mod layout;
 
-use super::select::{Selection, SelectionOptions};
+use super::select::{OuterStorage, Selection, SelectionOptions};
 use super::weights::{Tensor, Weights};
 use crate::calibration::Calibration;
 use crate::convert::digest::hash_file;
@@ -146,9 +146,12 @@ struct Inputs<'a> {
 impl<'a> Inputs<'a> {
     fn open(options: &'a Q4Options) -> Result<Inputs<'a>> {
         refuse_within(&options.hf_dir, &options.out_dir).help("choose another --out-dir")?;
+        // Without a manifest only the matrices of the layers are quantized, as the predecessor did.
+        let others = if options.manifest.is_some() { OuterStorage::Chosen } else { OuterStorage::Kept };
         let selected = SelectionOptions {
             fields: options.fields,
-            include_lm_head: options.include_lm_head,
+            embedding: others,
+            lm_head: if options.include_lm_head { OuterStorage::LikeLayers } else { others },
             ..SelectionOptions::default()
         };
         let selection = Selection::new(selected, options.manifest.as_deref())?;
