@@ -2,9 +2,9 @@
 //!
 //! The dialect is that of `llguidance`: rules in small letters, terminals in capitals, the first rule `start`. Some
 //! parts of the dialect steer a sampler or name special tokens; they would have no effect here or leave the text
-//! unchecked, so they are refused by name.
+//! unchecked, so they are refused by name. `%json` with a schema is replaced by the rules of the schema.
 
-use super::schema;
+use super::json;
 use crate::error::{Error, Result};
 use crate::strict_json;
 use serde_json::Value;
@@ -16,20 +16,20 @@ const RULES: usize = 1000;
 /// Attributes of rules that the matcher applies.
 const ATTRIBUTES: [&str; 3] = ["max_tokens", "suffix", "lazy"];
 
-/// Checks a grammar.
+/// Checks a grammar, and returns it with the rules of its schemas.
 ///
 /// # Errors
 /// The grammar is too large, is in the format GBNF, or has a part that is not supported.
-pub(super) fn check(text: &str) -> Result<()> {
+pub(super) fn checked(text: &str) -> Result<String> {
     if text.trim().is_empty() || text.len() > BYTES {
         let found = format!("grammar: found {} bytes, expected 1 to {BYTES}", text.trim().len());
         return Err(Error::unsupported(found));
     }
-    let mut scanner = Scanner { rest: text, line: 1, rules: 0 };
+    let mut scanner = Scanner { rest: text, line: 1, rules: 0, done: String::with_capacity(text.len()) };
     while !scanner.rest.is_empty() {
         scanner.step()?;
     }
-    Ok(())
+    Ok(scanner.done)
 }
 
 /// Reads the grammar from the beginning: texts, patterns and comments are skipped, everything else is looked at.
@@ -38,6 +38,8 @@ struct Scanner<'a> {
     /// Number of the current line, from 1.
     line: usize,
     rules: usize,
+    /// What was read, with the rules of schemas in their place.
+    done: String,
 }
 
 impl<'a> Scanner<'a> {
@@ -103,11 +105,12 @@ impl<'a> Scanner<'a> {
                 let length = values.byte_offset();
                 let value = strict_json::parse(&after.as_bytes()[..length])?;
                 if name == "json" {
-                    // The compiler would ignore keywords that are newer than the draft.
-                    if value.get("$schema").is_some() {
-                        return Err(self.refused("`$schema` in `%json`", "remove `$schema`"));
-                    }
-                    schema::check(&value)?;
+                    let rules = json::rules(&value, json::Options::strict(json::DEPTH))?.embedded();
+                    let done = self.done.len();
+                    self.skip(1 + end + length);
+                    self.done.truncate(done);
+                    self.done += &rules;
+                    return Ok(());
                 } else if name == "llguidance" && value.get("allow_invalid_utf8").is_some() {
                     return Err(self.refused("`allow_invalid_utf8`", "texts are UTF-8; remove it"));
                 }
@@ -122,6 +125,7 @@ impl<'a> Scanner<'a> {
     fn skip(&mut self, bytes: usize) {
         let (skipped, rest) = self.rest.split_at(bytes);
         self.line += skipped.matches('\n').count();
+        self.done += skipped;
         self.rest = rest;
     }
 

@@ -8,29 +8,29 @@
 //!
 //! A constraint may concern only some parts of a text: [`Phases`] alternate between free text and grammars.
 //!
-//! Sources are untrusted. `schema` and `grammar` refuse what is too large or would be ignored, the parser has
+//! Sources are untrusted. `json` and `grammar` refuse what is too large or would be ignored, the parser has
 //! limits for its states and its work per token, and compilation runs on a thread with a deep stack.
 
 mod grammar;
-mod multiples;
+mod json;
 mod pattern;
 mod phases;
-mod schema;
 mod vocabulary;
 
 use crate::error::{Error, Result};
 use crate::resources;
+pub use json::{Options as SchemaOptions, SchemaRules, rules as schema_rules};
 use llguidance::Matcher;
 use llguidance::api::TopLevelGrammar;
 use phases::{Compiled, Free, Progress};
 pub use phases::{Marker, Phase, Phases, Place};
-pub use schema::{check_within as check_schema, embedded as schema_in_grammar};
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 pub use vocabulary::Vocabulary;
 
 /// Bytes of stack of the thread that compiles: references of a schema and rules of a grammar are followed recursively,
-/// some thousand deep within the limits of [`schema`] and [`grammar`].
+/// some thousand deep within the limits of [`json`] and [`grammar`].
 const STACK: usize = 256 << 20;
 
 /// Description of the texts that may be generated.
@@ -38,6 +38,12 @@ const STACK: usize = 256 << 20;
 pub enum ConstraintSource {
     /// JSON that is valid against this JSON schema.
     JsonSchema(String),
+    /// JSON that is valid against this JSON schema, whose objects have no properties but those that it lists, unless it
+    /// says so.
+    ClosedJsonSchema(String),
+    /// JSON that is valid against this JSON schema, as far as it can be enforced; [`Constraint::ignored`] names the
+    /// rest.
+    JsonSchemaHint(String),
     /// A text of this context-free grammar, in the dialect of Lark that `llguidance` reads.
     Grammar(String),
     /// A text that this regular expression (syntax of the crate `regex`) matches from its beginning to its end.
@@ -52,22 +58,49 @@ impl ConstraintSource {
     /// Returns the name of the kind, as used in messages.
     fn kind(&self) -> &'static str {
         match self {
-            ConstraintSource::JsonSchema(_) => "JSON schema",
+            ConstraintSource::JsonSchema(_)
+            | ConstraintSource::ClosedJsonSchema(_)
+            | ConstraintSource::JsonSchemaHint(_) => "JSON schema",
             ConstraintSource::Grammar(_) => "grammar",
             ConstraintSource::Regex(_) => "regular expression",
             ConstraintSource::Choice(_) => "list of choices",
-            ConstraintSource::Phases(_) => "grammar of a part of the text",
+            ConstraintSource::Phases(_) => "calls of functions",
         }
     }
 
-    /// Checks the source against the limits and returns its phases.
-    fn compiled(&self, vocabulary: &Vocabulary) -> Result<Vec<Compiled>> {
+    /// Returns how a schema is applied.
+    fn schema_options(&self) -> SchemaOptions {
+        let (lenient, closed) = match self {
+            ConstraintSource::ClosedJsonSchema(_) => (false, true),
+            ConstraintSource::JsonSchemaHint(_) => (true, false),
+            _ => (false, false),
+        };
+        SchemaOptions { depth: json::DEPTH, lenient, closed }
+    }
+
+    /// Checks the source against the limits and returns its phases, and the places of what they do not enforce.
+    fn compiled(&self, vocabulary: &Vocabulary) -> Result<(Vec<Compiled>, Vec<String>)> {
         let whole = match self {
-            ConstraintSource::JsonSchema(text) => TopLevelGrammar::from_json_schema(schema::checked(text)?),
-            ConstraintSource::Grammar(text) => {
-                grammar::check(text)?;
-                TopLevelGrammar::from_lark(text.clone())
+            ConstraintSource::JsonSchema(text) | ConstraintSource::ClosedJsonSchema(text) => {
+                TopLevelGrammar::from_lark(schema_rules(&json::parsed(text)?, self.schema_options())?.lark)
             }
+            ConstraintSource::JsonSchemaHint(text) => {
+                let schema = json::parsed(text)?;
+                let rules = schema_rules(&schema, self.schema_options()).and_then(|rules| {
+                    let initial = self.matcher(TopLevelGrammar::from_lark(rules.lark), vocabulary)?;
+                    Ok((initial, rules.ignored))
+                });
+                let (initial, ignored) = match rules {
+                    Ok(rules) => rules,
+                    // Nothing of it can be used.
+                    Err(_) => {
+                        let any = schema_rules(&true.into(), self.schema_options())?.lark;
+                        (self.matcher(TopLevelGrammar::from_lark(any), vocabulary)?, vec!["#".to_string()])
+                    }
+                };
+                return Ok((vec![Compiled::Grammar { initial, exits: Vec::new() }], ignored));
+            }
+            ConstraintSource::Grammar(text) => TopLevelGrammar::from_lark(grammar::checked(text)?),
             ConstraintSource::Regex(text) => {
                 pattern::check(text)?;
                 TopLevelGrammar::from_regex(text)
@@ -81,10 +114,10 @@ impl ConstraintSource {
                         Ok(Compiled::Grammar { initial, exits: exits.clone() })
                     }
                 };
-                return phases.iter().map(compile).collect();
+                return Ok((phases.iter().map(compile).collect::<Result<_>>()?, Vec::new()));
             }
         };
-        Ok(vec![Compiled::Grammar { initial: self.matcher(whole, vocabulary)?, exits: Vec::new() }])
+        Ok((vec![Compiled::Grammar { initial: self.matcher(whole, vocabulary)?, exits: Vec::new() }], Vec::new()))
     }
 
     /// Returns the matcher at the beginning of a text of a grammar.
@@ -101,6 +134,9 @@ pub struct Constraint {
     /// Parts of a text; a text begins with the first one.
     phases: Arc<[Compiled]>,
     vocabulary: Arc<Vocabulary>,
+    ignored: Vec<String>,
+    /// Whether a mask of one of its texts was slow.
+    slow: Arc<AtomicBool>,
 }
 
 impl fmt::Debug for Constraint {
@@ -127,14 +163,20 @@ impl Constraint {
     /// # Errors
     /// The same as those of [`Constraint::compile`].
     pub fn compile_here(source: &ConstraintSource, vocabulary: &Arc<Vocabulary>) -> Result<Constraint> {
-        let phases = source.compiled(vocabulary)?.into();
-        Ok(Constraint { phases, vocabulary: Arc::clone(vocabulary) })
+        let (phases, ignored) = source.compiled(vocabulary)?;
+        Ok(Constraint { phases: phases.into(), vocabulary: Arc::clone(vocabulary), ignored, slow: Arc::default() })
+    }
+
+    /// Returns JSON pointers to what a [`ConstraintSource::JsonSchemaHint`] says and the constraint does not enforce.
+    pub fn ignored(&self) -> &[String] {
+        &self.ignored
     }
 
     /// Returns the state at the beginning of a text.
     pub fn start(&self) -> ConstraintState {
         let (phases, vocabulary) = (Arc::clone(&self.phases), Arc::clone(&self.vocabulary));
-        let mut state = ConstraintState { at: At::Complete, phases, vocabulary, at_start: true };
+        let slow = Arc::clone(&self.slow);
+        let mut state = ConstraintState { at: At::Complete, phases, vocabulary, at_start: true, slow };
         state.enter(0);
         state
     }
@@ -147,6 +189,8 @@ pub struct ConstraintState {
     vocabulary: Arc<Vocabulary>,
     /// True before the first token.
     at_start: bool,
+    /// Whether a mask of a text with this constraint was slow.
+    slow: Arc<AtomicBool>,
 }
 
 /// Place in a text.
@@ -177,6 +221,16 @@ impl ConstraintState {
             }
             None => At::Complete,
         };
+    }
+
+    /// Returns true if a mask of a text with this constraint was slow.
+    pub fn is_slow(&self) -> bool {
+        self.slow.load(Ordering::Relaxed)
+    }
+
+    /// Notes for all texts with this constraint that a mask was slow.
+    pub fn set_slow(&self) {
+        self.slow.store(true, Ordering::Relaxed);
     }
 
     /// Returns true if every token is allowed and the text may end, so that no mask is needed for the next token.
@@ -322,11 +376,6 @@ fn reason(message: &str) -> String {
 
 /// Returns the error for a source that cannot be compiled.
 fn refused(kind: &str, why: &str) -> Error {
-    if why.contains("oneOf constraints are not supported") {
-        return Error::unsupported("JSON schema: found `oneOf` whose alternatives may overlap").help(
-            "use `anyOf`, or give each alternative a required property with a `const` of its own, so that they differ",
-        );
-    }
     Error::unsupported(format!("{kind}: {why}")).help("docs/guide/structured-output.md lists what is supported")
 }
 

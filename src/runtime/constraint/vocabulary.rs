@@ -13,10 +13,10 @@ use std::sync::Arc;
 
 /// Limits of the parser. A lexer state takes one to two kilobytes; the work per token takes up to 20 ms.
 const LIMITS: ParserLimits = ParserLimits {
-    max_items_in_row: 10_000,
+    max_items_in_row: 5_000,
     initial_lexer_fuel: 1_000_000,
     step_lexer_fuel: 200_000,
-    step_max_items: 100_000,
+    step_max_items: 50_000,
     max_lexer_states: 30_000,
     max_grammar_size: 200_000,
     precompute_large_lexemes: true,

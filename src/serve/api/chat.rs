@@ -49,7 +49,15 @@ impl ChatRequest {
             return Err(ApiError::field("top_logprobs", "it needs `logprobs`: true"));
         }
         let logprobs = wanted.then_some(top.unwrap_or(0));
-        let chat = Conversation { field: "messages", messages, options, tools, choice, parallel };
+        let chat = Conversation {
+            field: "messages",
+            schema_field: "function.parameters",
+            messages,
+            options,
+            tools,
+            choice,
+            parallel,
+        };
         Ok(ChatRequest { source: Source::Chat(Box::new(chat)), settings, max_tokens, logprobs })
     }
 }

@@ -5,6 +5,7 @@ pub mod anthropic;
 pub mod body;
 pub mod chat;
 pub mod completions;
+pub mod constrain;
 pub mod dialogue;
 pub mod error;
 pub mod form;

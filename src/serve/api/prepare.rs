@@ -1,5 +1,6 @@
 //! Turns requests of clients into requests for the engine. This runs on the threads that encode texts.
 
+use super::constrain::{self, Constrained};
 use super::error::{ApiError, ApiResult};
 use super::settings::Settings;
 use crate::error::Cause;
@@ -9,9 +10,10 @@ use crate::runtime::sampler::Sampling;
 use crate::runtime::text::{Message, RenderOptions, TextStream};
 use crate::serve::model::Facts;
 use crate::session::Encoder;
-use crate::session::tools::{self, OutputParser, Tool, ToolChoice};
+use crate::session::tools::{OutputParser, Tool, ToolChoice};
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A text to continue, before it is encoded.
 #[derive(Debug)]
@@ -39,6 +41,8 @@ impl Source {
 pub struct Conversation {
     /// Name of the field that errors about the messages name.
     pub field: &'static str,
+    /// Name of the field with the schema of a tool, behind the number of the tool.
+    pub schema_field: &'static str,
     /// Messages.
     pub messages: Vec<Message>,
     /// Tools, and how the template is rendered.
@@ -87,6 +91,8 @@ pub struct Prepared {
     pub shown: Vec<ShownPrompt>,
     /// State that divides the answers to conversations into parts, one for each text.
     pub parsers: Vec<OutputParser>,
+    /// Paths of the parts of schemas that cannot be enforced.
+    pub ignored: Vec<String>,
 }
 
 /// Text of a prompt in an answer.
@@ -144,19 +150,17 @@ pub fn prepare(encoder: &Encoder<'_>, sources: &[Source], plan: &Plan) -> MaybeP
         check_length(&ids, plan)?;
         tokens += ids.len() * plan.texts;
         check_size(tokens, sources.len(), plan)?;
-        let constraint = match source {
-            Source::Chat(chat) => constraint_of(encoder, chat, &ids, plan)?,
-            _ => plan.settings.constraint.clone(),
-        };
-        let constraint =
-            constraint.map(|source| plan.facts.constraints.get(source, |source| encoder.constraint(source)));
-        let constraint = constraint.transpose().map_err(|e| ApiError::of_field("response_format", &e))?;
+        let Constrained { constraint, ignored, spent } = constrain::constraint(encoder, source, &ids, plan)?;
+        if prepared.prompts.is_empty() {
+            prepared.ignored = ignored;
+        }
         for text in 0..plan.texts {
             let seed = plan.seed.wrapping_add((prepared.prompts.len() * plan.texts + text) as u64);
             let request = Request {
                 // A constraint describes the text without a space before its first word.
                 continues: constraint.is_none() && !matches!(source, Source::Chat(_)),
                 constraint: constraint.clone(),
+                spent: if text == 0 { spent } else { Duration::ZERO },
                 adapters: Some(adapters.clone()),
                 ..request(ids.clone(), sampling.clone(), seed, source, plan)
             };
@@ -165,7 +169,7 @@ pub fn prepare(encoder: &Encoder<'_>, sources: &[Source], plan: &Plan) -> MaybeP
             if let Source::Chat(chat) = source {
                 let tokenizer = encoder.tokenizer()?;
                 let calls = !chat.tools.is_empty() && chat.choice != ToolChoice::None;
-                let format = format_of(encoder, chat, plan)?.filter(|_| calls);
+                let format = constrain::format_of(encoder, chat, plan)?.filter(|_| calls);
                 prepared.parsers.push(OutputParser::new(format, tokenizer, &ids, seed));
             }
         }
@@ -314,33 +318,4 @@ fn sampling(encoder: &Encoder<'_>, plan: &Plan) -> ApiResult<Sampling> {
     }
     sampling.validate()?;
     Ok(sampling)
-}
-
-fn format_of(encoder: &Encoder<'_>, chat: &Conversation, plan: &Plan) -> ApiResult<Option<tools::Format>> {
-    let template = plan.facts.template.as_ref().ok_or_else(|| no_template(chat))?;
-    Ok(tools::Format::of(&template.template.template, encoder.tokenizer()?))
-}
-
-/// Returns the constraint of an answer: that of the client, or the one that keeps calls of tools valid.
-fn constraint_of(
-    encoder: &Encoder<'_>,
-    chat: &Conversation,
-    ids: &[u32],
-    plan: &Plan,
-) -> ApiResult<Option<crate::runtime::constraint::ConstraintSource>> {
-    let own = plan.settings.constraint.clone();
-    if chat.tools.is_empty() || chat.choice == ToolChoice::None {
-        return Ok(own);
-    }
-    if own.is_some() && chat.choice != ToolChoice::Auto {
-        return Err(ApiError::field("response_format", "found it together with a tool that must be called"));
-    }
-    // Free text that is JSON cannot contain a call.
-    if own.is_some() {
-        return Ok(own);
-    }
-    let no_format = || ApiError::field("tools", "the chat template of the model has no known format of tool calls");
-    let format = format_of(encoder, chat, plan)?.ok_or_else(no_format)?;
-    tools::constraint(format, encoder.tokenizer()?, ids, &chat.tools, &chat.choice, chat.parallel)
-        .map_err(|e| ApiError::of_field("tools", &e))
 }

@@ -86,6 +86,8 @@ pub struct Settings {
     pub salt: String,
     /// Constraint on the text.
     pub constraint: Option<ConstraintSource>,
+    /// Path of the field with its schema, if it has one.
+    pub schema_field: &'static str,
     /// Whether the answer is streamed.
     pub stream: bool,
     /// Whether a stream ends with the number of tokens.
@@ -125,6 +127,7 @@ impl Settings {
             allowed: take_allowed(body)?,
             salt: take_salt(body)?,
             constraint: take_constraint(body)?,
+            schema_field: "response_format.json_schema.schema",
             stream,
             include_usage,
             continuous_usage,
@@ -229,7 +232,8 @@ fn take_constraint(body: &mut Body) -> ApiResult<Option<ConstraintSource>> {
     }
 }
 
-/// Reads the object `response_format`.
+/// Reads the object `response_format`. A schema without `"strict": true` is followed as far as it can be enforced; with
+/// it, objects have no properties but those that it lists, unless it says so.
 ///
 /// # Errors
 /// Its type is unknown, or its schema is missing.
@@ -243,7 +247,11 @@ pub fn of_format(format: &Map<String, Value>) -> ApiResult<Option<ConstraintSour
             let schema = format.get("json_schema").and_then(|inner| inner.get("schema")).or(format.get("schema"));
             let schema = schema.filter(|schema| schema.is_object() || schema.is_boolean());
             let schema = schema.ok_or_else(|| ApiError::field(name, "found no schema in `json_schema.schema`"))?;
-            Ok(Some(ConstraintSource::JsonSchema(schema.to_string())))
+            let strict = format.get("json_schema").unwrap_or(&Value::Null).get("strict").or(format.get("strict"));
+            Ok(Some(match strict == Some(&Value::Bool(true)) {
+                true => ConstraintSource::ClosedJsonSchema(schema.to_string()),
+                false => ConstraintSource::JsonSchemaHint(schema.to_string()),
+            }))
         }
         _ => Err(ApiError::field(name, "expected the type text, json_object or json_schema")),
     }
@@ -304,6 +312,18 @@ mod tests {
         assert!(all.stream && all.include_usage && all.ignore_eos && all.include_stop && all.show_special);
         assert_eq!(all.sampling.adapters, Some(vec![("a".into(), 0.5)]));
         assert!(matches!(all.constraint, Some(ConstraintSource::JsonSchema(_))));
+    }
+
+    #[test]
+    fn strict_schemas_are_closed_and_others_are_hints() {
+        let of = |format: &str| settings(&format!(r#"{{"response_format": {format}}}"#)).unwrap().constraint.unwrap();
+        let named = r#"{"type": "json_schema", "json_schema": {"name": "a", "strict": STRICT, "schema": {}}}"#;
+        let closed = ConstraintSource::ClosedJsonSchema("{}".into());
+        assert_eq!(of(&named.replace("STRICT", "true")), closed);
+        assert_eq!(of(r#"{"type": "json_schema", "strict": true, "schema": {}}"#), closed);
+        for not in ["false", "null"] {
+            assert_eq!(of(&named.replace("STRICT", not)), ConstraintSource::JsonSchemaHint("{}".into()));
+        }
     }
 
     #[test]

@@ -117,7 +117,7 @@ async fn start(
     drop(bytes);
     let model = body.text("model")?;
     let job = read(&mut body, &app.limits)?;
-    let ignored = Ignored::read(app, body)?;
+    let mut ignored = Ignored::read(app, body)?;
     let (key, key_id) = caller.key();
     let named = job.settings.sampling.adapters.clone().unwrap_or_default();
     let target = app.target(key, model.as_deref(), &named)?;
@@ -127,6 +127,7 @@ async fn start(
     let owner = key.cache_owner().map(String::from);
     let (mut prepared, plan, id, form) = prepare_job(app, job, &target, seed, owner).await?;
     drop(room);
+    ignored.extend(std::mem::take(&mut prepared.ignored));
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let form = form(Named { id: app.new_id(id), model: target.shown, created }, &plan, &mut prepared);
     let texts = prepared.choices.len();

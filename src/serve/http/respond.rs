@@ -70,7 +70,7 @@ pub fn set(response: &mut Response, name: &'static str, value: &str) {
     }
 }
 
-/// Names of the fields of a request that are unknown and were ignored.
+/// Names of the fields of a request that are unknown, and of parts of schemas that cannot be enforced: they were ignored.
 #[derive(Debug)]
 pub struct Ignored(Vec<String>);
 
@@ -83,6 +83,11 @@ impl Ignored {
         let names = body.rest(app.limits.strict_fields)?;
         app.metrics.ignored_fields(names.len() as u64);
         Ok(Ignored(names))
+    }
+
+    /// Adds parts of fields that are known and cannot be honoured.
+    pub fn extend(&mut self, names: Vec<String>) {
+        self.0.extend(names);
     }
 
     /// Adds the header that names the fields, if there are some.

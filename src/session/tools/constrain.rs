@@ -2,13 +2,16 @@
 //!
 //! Free text costs nothing. From the marker of a call on, the name is that of a tool and the arguments
 //! follow its schema. A required call may be preceded by reasoning only.
+//!
+//! A schema that is not `strict` describes the arguments for the model; the client did not ask that it is enforced. What
+//! can be enforced is, and the rest is left out by name, up to the whole schema.
 
 use super::format::Format;
 use super::reasoning;
 use super::rules::CallRules;
 use super::tool::{Tool, ToolChoice};
 use crate::error::{Error, Result};
-use crate::runtime::constraint::{ConstraintSource, schema_in_grammar};
+use crate::runtime::constraint::{ConstraintSource, SchemaOptions, SchemaRules, schema_rules};
 use crate::runtime::text::Tokenizer;
 use serde_json::{Value, json};
 
@@ -16,14 +19,32 @@ use serde_json::{Value, json};
 const DEPTH: usize = 64;
 /// Largest schema in bytes.
 const BYTES: usize = 256 << 10;
-/// Largest number of bytes of all schemas together.
-const ALL_BYTES: usize = 512 << 10;
+/// Largest number of bytes of the rules of all schemas together, which take about a second to compile.
+const ALL_BYTES: usize = 1 << 20;
+
+/// Constraint on the calls of an output.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CallConstraint {
+    /// Free text, and the grammar of calls.
+    pub source: ConstraintSource,
+    /// What the schemas say and calls are not held to: the number of the tool, and a JSON pointer into its schema.
+    pub ignored: Vec<(usize, String)>,
+}
+
+/// Which schemas calls are held to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Enforced {
+    /// All, as far as it is possible.
+    All,
+    /// Those that are `strict`. The arguments of other tools are any object.
+    Strict,
+}
 
 /// Returns the constraint of an output in this format that follows `prompt`; `None` if no call is allowed. With
-/// `parallel`, the model may call several functions.
+/// `parallel`, the model may call several functions, unless one is named.
 ///
 /// # Errors
-/// The schema of a tool is not supported or too large; the error names the tool.
+/// The schema of a strict tool is not supported or too large; the place of the error names the tool, as `tools[0]`.
 pub fn constraint(
     format: Format,
     tokenizer: &Tokenizer,
@@ -31,47 +52,83 @@ pub fn constraint(
     tools: &[Tool],
     choice: &ToolChoice,
     parallel: bool,
-) -> Result<Option<ConstraintSource>> {
-    let tools: Vec<&Tool> = match choice {
-        ToolChoice::None => return Ok(None),
-        ToolChoice::Auto | ToolChoice::Required => tools.iter().collect(),
-        ToolChoice::Named(name) => tools.iter().filter(|tool| tool.name == *name).collect(),
+    enforced: Enforced,
+) -> Result<Option<CallConstraint>> {
+    let is_chosen = |tool: &Tool| match choice {
+        ToolChoice::None => false,
+        ToolChoice::Auto | ToolChoice::Required => true,
+        ToolChoice::Named(name) => tool.name == *name,
     };
-    if tools.is_empty() {
+    let numbered: Vec<(usize, &Tool)> = tools.iter().enumerate().filter(|(_, tool)| is_chosen(tool)).collect();
+    if numbered.is_empty() {
         return Ok(None);
     }
+    let (schemas, ignored) = schemas(&numbered, enforced)?;
     let rules = CallRules {
         tokenizer,
-        schemas: schemas(&tools)?,
-        tools,
+        schemas,
+        tools: numbered.into_iter().map(|(_, tool)| tool).collect(),
         forced: *choice != ToolChoice::Auto,
-        parallel,
+        parallel: parallel && !matches!(choice, ToolChoice::Named(_)),
         in_reasoning: reasoning::is_open(tokenizer, prompt),
         reasoned: !format.reasons() || reasoning::is_over(tokenizer, prompt),
     };
-    Ok(Some(ConstraintSource::Phases((format.row().phases)(&rules))))
+    Ok(Some(CallConstraint { source: ConstraintSource::Phases((format.row().phases)(&rules)), ignored }))
 }
 
-/// Returns the schemas of the arguments of tools, as parts of a grammar.
-fn schemas(tools: &[&Tool]) -> Result<Vec<String>> {
-    let schema = |tool: &&Tool| {
-        let fail = |e: Error| e.tensor(format!("parameters of the tool `{}`", tool.name));
-        let schema = arguments_schema(tool.parameters.as_ref()).map_err(fail)?;
+/// Parts of a grammar, one for each tool, and what they do not enforce.
+type Schemas = (Vec<String>, Vec<(usize, String)>);
+
+/// Returns the schemas of the arguments of tools.
+fn schemas(tools: &[(usize, &Tool)], enforced: Enforced) -> Result<Schemas> {
+    let mut rules = Vec::with_capacity(tools.len());
+    for (number, tool) in tools {
+        let made = match tool.is_strict() || enforced == Enforced::All {
+            true => arguments(tool),
+            false => Ok(free()),
+        };
+        rules.push(made.map_err(|e| e.tensor(format!("tools[{number}]")))?);
+    }
+    // The largest schemas that are not strict give way until the others fit.
+    let bytes = |rules: &[SchemaRules]| rules.iter().map(|rules| rules.lark.len()).sum::<usize>();
+    let mut by_size: Vec<usize> = (0..rules.len()).filter(|i| !tools[*i].1.is_strict()).collect();
+    by_size.sort_by_key(|i| rules[*i].lark.len());
+    while bytes(&rules) > ALL_BYTES {
+        let Some(largest) = by_size.pop() else {
+            let found = bytes(&rules);
+            let found =
+                format!("found tools with {found} bytes of rules for their schemas, expected at most {ALL_BYTES}");
+            return Err(Error::unsupported(found).help("leave out the tools that the request does not need"));
+        };
+        rules[largest] = free();
+    }
+    let ignored = tools
+        .iter()
+        .zip(&rules)
+        .flat_map(|((number, _), rules)| rules.ignored.iter().map(|place| (*number, place.clone())));
+    Ok((rules.iter().map(SchemaRules::embedded).collect(), ignored.collect()))
+}
+
+/// Returns the rules of the arguments of a tool. They are those of any object if nothing of its schema can be used.
+fn arguments(tool: &Tool) -> Result<SchemaRules> {
+    let made = arguments_schema(tool.parameters.as_ref()).and_then(|schema| {
         let bytes = schema.to_string().len();
         if bytes > BYTES {
-            return Err(fail(Error::unsupported(format!("found a schema of {bytes} bytes, expected at most {BYTES}"))));
+            return Err(Error::unsupported(format!("found a schema of {bytes} bytes, expected at most {BYTES}")));
         }
-        schema_in_grammar(&schema, DEPTH).map_err(fail)
-    };
-    let schemas = tools.iter().map(schema).collect::<Result<Vec<_>>>()?;
-    let bytes: usize = schemas.iter().map(String::len).sum();
-    match bytes > ALL_BYTES {
-        true => {
-            Err(Error::unsupported(format!("found tools with {bytes} bytes of schemas, expected at most {ALL_BYTES}"))
-                .help("leave out the tools that the request does not need"))
-        }
-        false => Ok(schemas),
+        let strict = tool.is_strict();
+        schema_rules(&schema, SchemaOptions { depth: DEPTH, lenient: !strict, closed: strict })
+    });
+    match made {
+        Err(_) if !tool.is_strict() => Ok(free()),
+        made => made,
     }
+}
+
+/// Returns the rules of any object, in place of a schema of which nothing is used.
+fn free() -> SchemaRules {
+    let any = schema_rules(&json!({"type": "object"}), SchemaOptions::strict(DEPTH));
+    SchemaRules { ignored: vec!["#".into()], ..any.expect("a plain schema") }
 }
 
 /// Returns the schema of arguments: they are always an object.

@@ -21,11 +21,13 @@ mod row;
 mod rules;
 mod tool;
 
-pub use constrain::constraint;
+pub use constrain::{CallConstraint, Enforced, constraint};
 pub use events::OutputEvent;
 pub use format::Format;
 pub use parser::OutputParser;
 pub use tool::{Tool, ToolChoice, parse_tools};
 
+#[cfg(test)]
+mod list_tests;
 #[cfg(test)]
 mod tests;

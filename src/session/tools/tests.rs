@@ -29,7 +29,7 @@ const HARMONY: [&str; 7] =
     ["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"];
 
 /// Returns the tokenizer of a format: control tokens are special, as in the tokenizers of the models.
-fn tokenizer_of(format: &str) -> Tokenizer {
+pub(super) fn tokenizer_of(format: &str) -> Tokenizer {
     match format {
         "harmony" => tokenizer(&HARMONY, &[]),
         "hermes" => tokenizer(&[], &["<tool_call>", "</tool_call>", "<think>", "</think>"]),
@@ -39,7 +39,7 @@ fn tokenizer_of(format: &str) -> Tokenizer {
     }
 }
 
-fn format(name: &str) -> Format {
+pub(super) fn format(name: &str) -> Format {
     let name = name.trim_end_matches('2');
     Format::all().find(|format| format.name() == name).unwrap()
 }
@@ -350,7 +350,8 @@ impl Constrained {
         let tokenizer = tokenizer_of(name);
         let prompt = tokenizer.encode_plain(prompt).unwrap();
         let format = format(name);
-        let source = constraint(format, &tokenizer, &prompt, &two_tools(), choice, parallel).unwrap().unwrap();
+        let calls = constraint(format, &tokenizer, &prompt, &two_tools(), choice, parallel, Enforced::All);
+        let source = calls.unwrap().unwrap().source;
         let vocabulary = Arc::new(Vocabulary::new(tokenizer.spelling(tokenizer_rows(&tokenizer)).unwrap()).unwrap());
         let constraint = Constraint::compile(&source, &vocabulary).unwrap();
         Constrained { tokenizer, prompt, format, constraint }
@@ -375,7 +376,7 @@ impl Constrained {
     }
 }
 
-fn tokenizer_rows(tokenizer: &Tokenizer) -> usize {
+pub(super) fn tokenizer_rows(tokenizer: &Tokenizer) -> usize {
     (0..).take_while(|id| tokenizer.token(*id).is_some()).count()
 }
 
@@ -544,28 +545,103 @@ fn free_text_needs_no_mask() {
 }
 
 #[test]
-fn schemas_that_cannot_be_enforced_are_refused_by_the_name_of_the_tool() {
+fn schemas_that_cannot_be_enforced_are_left_out_or_refused_by_the_name_of_the_tool() {
     let tokenizer = tokenizer_of("hermes");
     let mut deep = json!({"type": "string"});
     for _ in 0..70 {
         deep = json!({"type": "array", "items": deep});
     }
-    for (parameters, expected) in [
-        (json!({"type": "array"}), "\"array\""),
-        (json!({"type": "object", "not": {}}), "`not`"),
-        (json!({"type": "object", "properties": {"a": deep}}), "depth of more than 64"),
-        (json!({"$ref": "http://example.com"}), "example.com"),
-        (json!({"type": "object", "description": "x".repeat(300_000)}), "bytes"),
+    for (parameters, expected, left_out) in [
+        (json!({"type": "array"}), "\"array\"", "#"),
+        (json!({"type": "object", "not": {}}), "`not`", "#/not"),
+        (json!({"type": "object", "properties": {"a": deep}}), "depth of more than 64", "#/properties/a/items"),
+        (json!({"$ref": "http://example.com"}), "example.com", "#/$ref"),
+        (json!({"type": "object", "description": "x".repeat(300_000)}), "bytes", "#"),
     ] {
-        let tools = [Tool { name: "f".into(), description: None, parameters: Some(parameters), strict: None }];
-        let found = constraint(format("hermes"), &tokenizer, &[], &tools, &ToolChoice::Auto, true);
-        let error = found.unwrap_err().to_string();
-        assert!(error.contains("`f`") && error.contains(expected), "{error}");
+        let made = |strict| {
+            let tool = |name: &str, parameters| Tool { name: name.into(), description: None, parameters, strict };
+            let tools = [tool("other", None), tool("f", Some(parameters.clone()))];
+            constraint(format("hermes"), &tokenizer, &[], &tools, &ToolChoice::Auto, true, Enforced::All)
+        };
+        let error = made(Some(true)).unwrap_err();
+        assert_eq!(error.tensor_name(), Some("tools[1]"));
+        assert!(error.to_string().contains(expected), "{error}");
+        for strict in [None, Some(false)] {
+            let ignored = made(strict).unwrap().unwrap().ignored;
+            let [(1, place)] = ignored.as_slice() else { panic!("{ignored:?}") };
+            assert!(place.starts_with(left_out), "{place}");
+        }
     }
-    let none = constraint(format("hermes"), &tokenizer, &[], &two_tools(), &ToolChoice::None, true).unwrap();
-    assert_eq!(none, None);
-    let auto = constraint(format("hermes"), &tokenizer, &[], &two_tools(), &ToolChoice::Auto, true).unwrap();
-    assert!(matches!(auto, Some(ConstraintSource::Phases(_))));
+    let made =
+        |choice| constraint(format("hermes"), &tokenizer, &[], &two_tools(), &choice, true, Enforced::All).unwrap();
+    assert_eq!(made(ToolChoice::None), None);
+    let auto = made(ToolChoice::Auto).unwrap();
+    assert!(matches!(auto.source, ConstraintSource::Phases(_)) && auto.ignored.is_empty());
+}
+
+#[test]
+fn long_lists_of_tools_lose_the_largest_schemas_that_are_not_strict() {
+    let tokenizer = tokenizer_of("hermes");
+    let tool = |i: usize| {
+        let properties: serde_json::Map<String, Value> = (0..60 * i)
+            .map(|p| {
+                (format!("a name of many words {} {p}", "x ".repeat(12)), json!({"type": "string", "description": "d"}))
+            })
+            .collect();
+        let parameters = Some(json!({"type": "object", "properties": properties}));
+        Tool { name: format!("f{i}"), description: None, parameters, strict: Some(i == 14) }
+    };
+    let tools: Vec<Tool> = (0..16).map(tool).collect();
+    let made = |tools: &[Tool], enforced| {
+        constraint(format("hermes"), &tokenizer, &[], tools, &ToolChoice::Auto, true, enforced)
+    };
+    let ignored = made(&tools, Enforced::All).unwrap().unwrap().ignored;
+    assert!(ignored.iter().any(|(tool, _)| *tool == 15) && !ignored.iter().any(|(tool, _)| *tool == 14 || *tool < 8));
+    let free = made(&tools, Enforced::Strict).unwrap().unwrap().ignored;
+    assert_eq!(free.len(), 15);
+    let strict: Vec<Tool> = tools.into_iter().map(|tool| Tool { strict: Some(true), ..tool }).collect();
+    assert!(made(&strict, Enforced::All).unwrap_err().to_string().contains("bytes of rules"));
+}
+
+#[test]
+fn the_output_ends_behind_a_call_that_was_required() {
+    struct Case(&'static str, &'static str, &'static str);
+    // The format, a complete call, and the beginning of another one behind it.
+    let cases = [
+        Case(
+            "hermes",
+            "<tool_call>\n{\"name\": \"weather_now\", \"arguments\": {}}\n</tool_call>",
+            "\n<tool_call>\n{\"name\": \"weather_now\", \"arguments\": {}}\n</tool_call>",
+        ),
+        Case(
+            "llama3",
+            "{\"name\": \"weather_now\", \"parameters\": {}}",
+            "; {\"name\": \"weather_now\", \"parameters\": {}}",
+        ),
+        Case(
+            "mistral",
+            "[TOOL_CALLS][{\"name\": \"weather_now\", \"arguments\": {}}",
+            ", {\"name\": \"weather_now\", \"arguments\": {}}",
+        ),
+        Case("mistral2", "[TOOL_CALLS]weather_now[ARGS]{}", "[TOOL_CALLS]weather_now[ARGS]{}"),
+        Case("harmony", "<|channel|>commentary to=functions.weather_now<|message|>{}", ""),
+    ];
+    let named = ToolChoice::Named("weather_now".into());
+    for Case(name, call, other) in cases {
+        let list = if name == "mistral" { "]" } else { "" };
+        for (choice, parallel) in [(&ToolChoice::Required, true), (&ToolChoice::Required, false), (&named, true)] {
+            let constrained = Constrained::new(name, "", choice, parallel);
+            let one = format!("{call}{list}");
+            assert_eq!(constrained.follow(&one), (one.clone(), true), "{name}");
+            // No other text follows.
+            let chatty = constrained.follow(&format!("{one} It is done."));
+            assert!(chatty.0.trim_end() == one, "{name}: {chatty:?}");
+            let several = format!("{call}{other}{list}");
+            let allowed = constrained.follow(&several).0;
+            let expected = if parallel && *choice == ToolChoice::Required { &several } else { &one };
+            assert!(allowed == *expected || name == "mistral" && allowed == call, "{name}: {allowed}");
+        }
+    }
 }
 
 proptest! {

@@ -18,7 +18,8 @@ pub struct Tool {
     pub description: Option<String>,
     /// JSON schema of the arguments; `None` = there are no arguments.
     pub parameters: Option<Value>,
-    /// Whether the client requires arguments that follow the schema. They follow it in any case.
+    /// Whether the client requires arguments that follow the schema. Without it, they follow the schema as far as it can
+    /// be enforced.
     pub strict: Option<bool>,
 }
 
@@ -57,6 +58,11 @@ pub fn parse_tools(tools: &Value) -> Result<Vec<Tool>> {
 }
 
 impl Tool {
+    /// Returns whether all of the schema must be enforced.
+    pub(super) fn is_strict(&self) -> bool {
+        self.strict == Some(true)
+    }
+
     fn parse(entry: &Value, place: &str) -> Result<Tool> {
         if entry["type"] != "function" {
             let found = format!("`{place}.type`: found {}, expected \"function\"", shown(&entry["type"]));

@@ -47,7 +47,15 @@ impl MessagesRequest {
         let (tools, choice, parallel, tools_value) = take_tools(body)?;
         let (messages, ending) = messages::read(body.take("system"), body.take("messages"))?;
         let options = RenderOptions { tools: tools_value, ending, variables };
-        let chat = Conversation { field: "messages", messages, options, tools, choice, parallel };
+        let chat = Conversation {
+            field: "messages",
+            schema_field: "input_schema",
+            messages,
+            options,
+            tools,
+            choice,
+            parallel,
+        };
         Ok(MessagesRequest { source: Source::Chat(Box::new(chat)), settings, max_tokens })
     }
 }
@@ -80,7 +88,10 @@ fn take_output(body: &mut Body, settings: &mut Settings, variables: &mut Variabl
         variables.insert("reasoning_effort".into(), json!(effort));
     }
     let place = config.place("format");
-    for (name, format) in [("output_format", body.take("output_format")), (&place, config.take("format"))] {
+    for (name, schema_field, format) in [
+        ("output_format", "output_format.schema", body.take("output_format")),
+        (&place, "output_config.format.schema", config.take("format")),
+    ] {
         let Some(format) = format else { continue };
         let members = format.as_object().ok_or_else(|| expected(name, "an object", &format))?;
         let found = "expected the type json_schema with a `schema`";
@@ -89,6 +100,7 @@ fn take_output(body: &mut Body, settings: &mut Settings, variables: &mut Variabl
             return Err(ApiError::field(name, "found it together with another constraint"));
         }
         settings.constraint = constraint;
+        settings.schema_field = schema_field;
     }
     Ok(())
 }

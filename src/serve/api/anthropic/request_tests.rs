@@ -31,7 +31,7 @@ fn fields_become_messages_tools_and_variables() {
     assert!(!chat.parallel && request.settings.stream);
     assert_eq!((request.max_tokens, request.settings.stop.as_slice()), (Some(9), &["x".to_string()][..]));
     assert_eq!((request.settings.sampling.top_k, chat.messages.len()), (Some(4), 2));
-    assert_eq!(request.settings.constraint, Some(ConstraintSource::JsonSchema(r#"{"type":"object"}"#.into())));
+    assert_eq!(request.settings.constraint, Some(ConstraintSource::JsonSchemaHint(r#"{"type":"object"}"#.into())));
 }
 
 #[test]

@@ -53,7 +53,8 @@ impl ResponsesRequest {
         }
         let messages = input::read(instructions, body.take("input"))?;
         let options = RenderOptions { tools: tools_value, variables, ..RenderOptions::default() };
-        let chat = Conversation { field: "input", messages, options, tools, choice, parallel };
+        let chat =
+            Conversation { field: "input", schema_field: "parameters", messages, options, tools, choice, parallel };
         Ok(ResponsesRequest { source: Source::Chat(Box::new(chat)), settings, max_tokens: most, echo })
     }
 }
@@ -108,6 +109,9 @@ fn take_text(body: &mut Body, settings: &mut Settings, echo: &mut Map<String, Va
         })?;
         if constraint.is_some() && settings.constraint.is_some() {
             return Err(ApiError::field("text.format", "found it together with another constraint"));
+        }
+        if constraint.is_some() {
+            settings.schema_field = "text.format.schema";
         }
         settings.constraint = constraint.or(settings.constraint.take());
     }

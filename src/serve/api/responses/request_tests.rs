@@ -36,7 +36,7 @@ fn fields_become_messages_tools_and_variables() {
     assert_eq!(chat.options.tools, Some(json!([{"type": "function", "function": function}])));
     assert_eq!(chat.options.variables["enable_thinking"], json!(false));
     assert!(!chat.parallel && request.settings.stream);
-    assert_eq!(request.settings.constraint, Some(ConstraintSource::JsonSchema(r#"{"type":"object"}"#.into())));
+    assert_eq!(request.settings.constraint, Some(ConstraintSource::JsonSchemaHint(r#"{"type":"object"}"#.into())));
     assert_eq!((request.max_tokens, &request.echo["metadata"]), (Some(9), &json!({"a": "b"})));
     assert_eq!(request.echo["tools"][0]["name"], "shell");
 }
