@@ -26,14 +26,19 @@ fn phases(rules: &CallRules<'_>) -> Phases {
     let tokenizer = rules.tokenizer;
     // The marker ends within the quotation marks of the name.
     let calls = rules.calls(|name| format!("{name}\", \"parameters\": "), "\"}\"");
+    let open = "\"{\\\"name\\\": \\\"\"";
     let first = FIRST.map(|text| marker(tokenizer, text, Place::Start));
     let later = first.iter().cloned().chain([marker(tokenizer, LATER, Place::Start)]);
     rules.text_phases(TextCalls {
         later: later.collect(),
         first: first.into(),
-        open: "\"{\\\"name\\\": \\\"\"".into(),
-        body: format!("start: call\n{calls}"),
-        body_is_last: false,
+        open: open.into(),
+        // A call that was required is followed by nothing but others.
+        body: match rules.forced && rules.parallel {
+            true => format!("start: call (/[ \\n]{{0,2}}[;,][ \\n]{{0,2}}/ {open} call)*\n{calls}"),
+            false => format!("start: call\n{calls}"),
+        },
+        body_is_last: rules.forced,
         tag: Some(marker(tokenizer, TAG, Place::Anywhere)),
     })
 }

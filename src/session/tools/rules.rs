@@ -46,6 +46,7 @@ const BODY: usize = 2;
 const LATER: usize = 3;
 const OPEN: usize = 4;
 const TAGGED: usize = 5;
+const AGAIN: usize = 6;
 
 impl CallRules<'_> {
     /// Returns the rule `call` of a grammar: the arguments of each tool behind the text that `before` returns for its
@@ -101,12 +102,24 @@ impl CallRules<'_> {
                 BODY,
                 Phase::Grammar {
                     lark: calls.body.clone(),
-                    exits: if is_last { Vec::new() } else { vec![(None, LATER)] },
+                    exits: match (is_last, self.forced) {
+                        (true, _) => Vec::new(),
+                        (false, true) => vec![(None, AGAIN)],
+                        (false, false) => vec![(None, LATER)],
+                    },
                 },
             ),
             (LATER, free(&calls.later, None)),
             (OPEN, open("/[ \\n]{1,4}/?")),
             (TAGGED, open("")),
+            // Behind a call that was required, the output ends, or another call follows.
+            (
+                AGAIN,
+                Phase::Grammar {
+                    lark: format!("start: /[ \\n]{{1,4}}/? ({})?", calls.open),
+                    exits: vec![(None, BODY)],
+                },
+            ),
         ];
         debug_assert!(phases.iter().enumerate().all(|(i, (number, _))| i == *number));
         Phases(phases.into_iter().map(|(_, phase)| phase).collect())
