@@ -62,6 +62,11 @@ impl CostModel {
         Some(((time as f64 - base) / slope).clamp(0.0, f64::from(u32::MAX)) as u32)
     }
 
+    /// Returns the number of rows that take this time, without the base of a step; 0 before a measurement.
+    pub fn rows_of(&self, time: Micros) -> f64 {
+        self.line().map_or(0.0, |(_, slope)| time as f64 / slope)
+    }
+
     /// Returns the cost of an output token in prompt tokens.
     pub fn output_weight(&self) -> f64 {
         match (self.decode, self.line()) {

@@ -95,6 +95,25 @@ fn a_changed_weight_counts_for_later_requests_only() {
 }
 
 #[test]
+fn time_outside_of_the_steps_counts_for_the_key() {
+    let mut s = scheduler(|options| options.max_seqs = 1);
+    let limits = KeyLimits { weight: 2.0, ..KeyLimits::default() };
+    let (slow, other) = (s.add_key(limits.clone()), s.add_key(limits));
+    let id = s.arrive(0, Request { key: slow, ..request(100, 3) }).unwrap();
+    s.charge_time(id, 1_000);
+    assert_eq!(s.counter(slow), 0.0, "the time of a row is not known");
+    step(&mut s, 0);
+    let (before, waiting) = (s.counter(slow), s.arrive(1, Request { key: slow, ..request(100, 3) }).unwrap());
+    s.charge_time(waiting, 0);
+    assert_eq!(s.counter(slow), before);
+    s.charge_time(waiting, SECOND);
+    s.charge_time(id, SECOND);
+    s.charge_time(99, SECOND);
+    assert!(s.counter(slow) > before + 200.0 && s.counter(other) == 0.0);
+    s.check().unwrap();
+}
+
+#[test]
 fn the_use_of_a_key_is_counted_and_continues_after_a_restart() {
     let limits = KeyLimits { tokens_per_day: Some(100_000), ..KeyLimits::default() };
     let mut s = scheduler(|_| ());

@@ -236,6 +236,19 @@ impl<C: PrefixCache> Scheduler<C> {
         }
     }
 
+    /// Charges the key of a request for time that was spent for it outside of the steps, such as the masks of
+    /// its tokens.
+    pub fn charge_time(&mut self, id: RequestId, time: Micros) {
+        let running = self.running.iter().find(|sequence| sequence.id == id);
+        if let Some(sequence) = running.or_else(|| self.queue.waiting.get(&id)) {
+            let (key, cost) = (sequence.request.key, self.cost.rows_of(time));
+            if cost > 0.0 {
+                self.planned = None;
+                self.keys.charge(key, cost);
+            }
+        }
+    }
+
     /// Takes the outcome of the step in flight, one for each work item in their order, and returns what happened to
     /// requests. A missing outcome counts as a failure of its sequence.
     pub fn done(&mut self, cost: Cost, outcomes: &[Outcome]) -> Vec<Event> {

@@ -38,7 +38,7 @@ struct Scanner<'a> {
     /// Number of the current line, from 1.
     line: usize,
     rules: usize,
-    /// What was read, with the rules of schemas in their place.
+    /// Text that was read, with the rules of schemas in their place.
     done: String,
 }
 

@@ -1,7 +1,7 @@
 //! Batch: the engine, driven by the scheduler. Requests come and go between steps.
 
 use super::choices::{Choices, Errors};
-use super::constrained::MaskThread;
+use super::constrained::MaskThreads;
 use super::slot::{Likely, Slot};
 use super::texts::Texts;
 use super::{Completion, Event, Finish, Options, Request};
@@ -13,8 +13,8 @@ use crate::runtime::profile::Stage;
 use crate::runtime::sequence::Feed;
 use crate::runtime::speculate::Speculator;
 use crate::sched::{self, Cost, Micros, Outcome, PageCounts, Rejection, RequestId, Scheduler, Work};
-use std::collections::{BTreeMap, HashMap};
-use std::time::Instant;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::{Duration, Instant};
 
 /// Largest number of tokens per step while a progress bar for long prompts is visible.
 const PIECE: usize = 128;
@@ -37,12 +37,16 @@ pub struct Terms {
 
 /// Requests that are computed together by one engine. Each gets the tokens that it would get alone.
 pub struct Batch {
-    scheduler: Scheduler<Texts>,
+    pub(super) scheduler: Scheduler<Texts>,
     /// Requests that have not been in a step.
     waiting: BTreeMap<RequestId, (usize, Request)>,
     /// Texts that have been in a step.
-    slots: HashMap<RequestId, Slot>,
-    masks: MaskThread,
+    pub(super) slots: HashMap<RequestId, Slot>,
+    pub(super) masks: MaskThreads,
+    /// Requests whose readers are slow.
+    pub(super) paused: HashSet<RequestId>,
+    /// Requests that wait for a mask.
+    pub(super) masked: HashSet<RequestId>,
     choices: Choices,
     bar: Option<ProgressBar>,
     /// Whether no progress bar is shown.
@@ -82,7 +86,9 @@ impl Batch {
             scheduler: Scheduler::new(limits, Texts::new(engine.prefix_cache.take())),
             waiting: BTreeMap::new(),
             slots: HashMap::new(),
-            masks: MaskThread::default(),
+            masks: MaskThreads::default(),
+            paused: HashSet::new(),
+            masked: HashSet::new(),
             choices: Choices::default(),
             bar: None,
             hidden: false,
@@ -156,6 +162,7 @@ impl Batch {
         let known = request.known(engine);
         let (owner, reads) = (request.owner(engine), request.score.is_none());
         self.scheduler.cache().add(id, &request.ids, &owner, known, prompt + most, reads);
+        self.scheduler.charge_time(id, micros(request.spent));
         self.waiting.insert(id, (index, request));
         Ok(id)
     }
@@ -163,11 +170,6 @@ impl Batch {
     /// Ends a request with [`Finish::Cancelled`]. The next step reports it.
     pub fn cancel(&mut self, id: RequestId) -> bool {
         self.scheduler.cancel(id)
-    }
-
-    /// Stops (`true`) or continues the decoding of a request whose reader is slow.
-    pub fn pause(&mut self, id: RequestId, paused: bool) {
-        self.scheduler.pause(id, paused);
     }
 
     /// Returns true if the next step may compute prompts.
@@ -254,7 +256,7 @@ impl Batch {
         sink: &mut dyn FnMut(&Event<'_>) -> Result<()>,
     ) -> Result<StepReport> {
         self.show_prompts(engine);
-        let sched::Step { work, events } = self.scheduler.plan(now);
+        let sched::Step { work, events } = self.plan(now);
         let mut report = StepReport { reads: work.iter().any(|work| !work.decodes), work, ..StepReport::default() };
         self.apply(engine, &events, options, &mut report)?;
         report.events = events;
@@ -286,10 +288,13 @@ impl Batch {
             self.slots.insert(work.id, slot);
         }
         let rows = done?.0;
+        for work in &report.work {
+            let spent = self.slots.get_mut(&work.id).map_or(Duration::ZERO, Slot::take_mask_time);
+            self.scheduler.charge_time(work.id, micros(spent));
+        }
         let outcome = |work: &Work| outcomes.get(&work.id).copied().unwrap_or(Outcome::Failed);
         let outcomes: Vec<Outcome> = report.work.iter().map(outcome).collect();
-        let time = Micros::try_from(begin.elapsed().as_micros()).unwrap_or(Micros::MAX);
-        report.cost = Cost { rows: count(rows), time };
+        report.cost = Cost { rows: count(rows), time: micros(begin.elapsed()) };
         let events = self.scheduler.done(report.cost, &outcomes);
         report.outcomes = outcomes;
         report.work.iter().for_each(|work| self.scheduler.cache().drop_pages(work.id));
@@ -351,6 +356,8 @@ impl Batch {
                 }
                 sched::Event::Ended { id, finish } => {
                     self.scheduler.cache().remove(id);
+                    self.paused.remove(&id);
+                    self.masked.remove(&id);
                     let finish = ending(finish);
                     if let Some(mut slot) = self.slots.remove(&id) {
                         slot.interrupt(options, finish)?;
@@ -485,6 +492,10 @@ impl Batch {
             self.bar = None;
         }
     }
+}
+
+fn micros(time: Duration) -> Micros {
+    Micros::try_from(time.as_micros()).unwrap_or(Micros::MAX)
 }
 
 /// Converts a count that the scheduler keeps in 32 bits.

@@ -12,6 +12,7 @@ mod choices;
 mod constrained;
 mod slot;
 mod texts;
+mod waits;
 mod written;
 
 pub use batch::{Batch, StepReport, Terms};
@@ -47,6 +48,8 @@ pub struct Request {
     /// Constraint that the generated text satisfies when it ends by itself. A constraint of the whole text excludes
     /// special tokens.
     pub constraint: Option<Arc<Constraint>>,
+    /// Time that its constraint took to compile, which counts in the fair share of its key.
+    pub spent: Duration,
     /// Prefix cache: tokens read before. Those at the beginning of the prompt are not computed again.
     pub prefix: Option<CachedPrefix>,
     /// Order of computation: of the requests that wait, those with the lowest value are computed first.

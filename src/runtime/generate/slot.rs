@@ -1,6 +1,6 @@
 //! Slot of the batch: the state of one text during generation.
 
-use super::constrained::{Constrained, MaskThread};
+use super::constrained::{Constrained, MaskThreads};
 use super::written::Written;
 use super::{CachedPrefix, Completion, Event, Finish, Likelihood, Options, Request};
 use crate::error::{Error, Result};
@@ -12,7 +12,7 @@ use crate::runtime::sequence::{Feed, Sequence, Want};
 use crate::runtime::speculate::{Memory, Text};
 use crate::sched::Work;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A text during generation.
 pub(super) struct Slot {
@@ -58,7 +58,7 @@ impl Slot {
         index: usize,
         request: Request,
         options: &Options<'_>,
-        masks: &mut MaskThread,
+        masks: &mut MaskThreads,
     ) -> Result<Slot> {
         let started = Instant::now();
         let prompt_tokens = request.ids.len();
@@ -129,6 +129,21 @@ impl Slot {
     /// Returns true if the constraint does not allow every token, so that all logits are needed.
     fn is_masked(&self) -> bool {
         self.constraint.as_ref().is_some_and(|constraint| !constraint.is_free())
+    }
+
+    /// Returns true if the next token needs a mask for which a step does not wait.
+    pub(super) fn waits_for_mask(&mut self) -> bool {
+        self.constraint.as_mut().is_some_and(Constrained::is_waiting)
+    }
+
+    /// Waits for the mask of the next token.
+    pub(super) fn wait_for_mask(&mut self) {
+        self.constraint.iter_mut().for_each(Constrained::wait);
+    }
+
+    /// Returns the time that masks have taken since the last call.
+    pub(super) fn take_mask_time(&mut self) -> Duration {
+        self.constraint.as_mut().map_or(Duration::ZERO, Constrained::take_spent)
     }
 
     /// Continues the text with another sequence, which has read a beginning of it with the same adapters.
@@ -220,7 +235,7 @@ impl Slot {
         self.ids.truncate(known);
         for (i, row) in rows.enumerate() {
             // A token before has begun a constrained part of the text.
-            if matches!(row, Likely::Best(_)) && self.is_masked() {
+            if matches!(row, Likely::Best(_)) && self.is_masked() || i > 0 && self.waits_for_mask() {
                 break;
             }
             self.take_token(row, engine, options, sink)?;

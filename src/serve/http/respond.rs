@@ -70,7 +70,8 @@ pub fn set(response: &mut Response, name: &'static str, value: &str) {
     }
 }
 
-/// Names of the fields of a request that are unknown, and of parts of schemas that cannot be enforced: they were ignored.
+/// Names of the fields of a request that are unknown, and of parts of schemas that cannot be enforced: they were
+/// ignored.
 #[derive(Debug)]
 pub struct Ignored(Vec<String>);
 

@@ -3,8 +3,8 @@
 //! Free text costs nothing. From the marker of a call on, the name is that of a tool and the arguments
 //! follow its schema. A required call may be preceded by reasoning only.
 //!
-//! A schema that is not `strict` describes the arguments for the model; the client did not ask that it is enforced. What
-//! can be enforced is, and the rest is left out by name, up to the whole schema.
+//! A schema that is not `strict` describes the arguments for the model; the client did not ask that it is
+//! enforced. What can be enforced is, and the rest is left out by name, up to the whole schema.
 
 use super::format::Format;
 use super::reasoning;
@@ -27,16 +27,16 @@ const ALL_BYTES: usize = 1 << 20;
 pub struct CallConstraint {
     /// Free text, and the grammar of calls.
     pub source: ConstraintSource,
-    /// What the schemas say and calls are not held to: the number of the tool, and a JSON pointer into its schema.
+    /// Parts of schemas to which calls are not held: the number of the tool, and a JSON pointer into its schema.
     pub ignored: Vec<(usize, String)>,
 }
 
-/// Which schemas calls are held to.
+/// Schemas to which calls are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Enforced {
     /// All, as far as it is possible.
     All,
-    /// Those that are `strict`. The arguments of other tools are any object.
+    /// Strict ones. The arguments of other tools are any object.
     Strict,
 }
 

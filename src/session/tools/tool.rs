@@ -18,8 +18,8 @@ pub struct Tool {
     pub description: Option<String>,
     /// JSON schema of the arguments; `None` = there are no arguments.
     pub parameters: Option<Value>,
-    /// Whether the client requires arguments that follow the schema. Without it, they follow the schema as far as it can
-    /// be enforced.
+    /// Whether the client requires arguments that follow the schema. Without it, they follow the schema as
+    /// far as it can be enforced.
     pub strict: Option<bool>,
 }
 

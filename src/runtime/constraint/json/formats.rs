@@ -15,7 +15,7 @@ const PATH: &str = "(?:[a-zA-Z0-9._~!$&'()*+,;=:@-]|%[0-9a-fA-F]{2})";
 /// One part of the local name of an address.
 const ATOM: &str = "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+";
 
-/// What a format says about a text.
+/// Meaning of a format for a text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Format {
     /// It matches this pattern from its beginning to its end.
@@ -44,14 +44,16 @@ pub(super) fn of(name: &str) -> Format {
     })
 }
 
-/// ISO 8601: weeks alone, or the other units in their order, of which the inner ones may not be left out.
+/// Returns the pattern of ISO 8601: weeks alone, or the other units in their order, of which the inner ones may
+/// not be left out.
 fn duration() -> String {
     let time = "T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)";
     let date = "(?:[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?|[0-9]+M(?:[0-9]+D)?|[0-9]+D)";
     format!("P(?:{date}(?:{time})?|{time}|[0-9]+W)")
 }
 
-/// Eight groups, of which `::` stands for one or more that are zero; the last two may be an IPv4 address.
+/// Returns the pattern of eight groups, of which `::` stands for one or more that are zero; the last two may be
+/// an IPv4 address.
 fn ipv6() -> String {
     const GROUP: &str = "[0-9a-fA-F]{1,4}";
     let end = format!("(?:{GROUP}:{GROUP}|{IPV4})");
@@ -69,7 +71,7 @@ fn ipv6() -> String {
     format!("(?:{})", options.join("|"))
 }
 
-/// RFC 3986: a scheme, then an address with a path or a path alone, a query and a fragment.
+/// Returns the pattern of RFC 3986: a scheme, then an address with a path or a path alone, a query and a fragment.
 fn uri() -> String {
     let host = format!("(?:\\[{}\\]|(?:[a-zA-Z0-9._~!$&'()*+,;=-]|%[0-9a-fA-F]{{2}})*)", ipv6());
     let user = "(?:(?:[a-zA-Z0-9._~!$&'()*+,;=:-]|%[0-9a-fA-F]{2})*@)?";

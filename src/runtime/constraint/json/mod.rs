@@ -1,8 +1,9 @@
 //! JSON schemas: from a schema to the rules of a grammar of the texts that are valid against it.
 //!
-//! [`read`] and [`typed`] turn a schema into nodes that say what is allowed, [`merge`] intersects them where several schemas apply to
-//! one value, and [`write`] writes them as rules. Every keyword is enforced, or is an annotation such as `title`, or is
-//! refused by name; where the client asked for no more than a hint, it is left out and its place is noted instead.
+//! [`read`] and [`typed`] turn a schema into nodes that say what is allowed, [`merge`] intersects them where
+//! several schemas apply to one value, and [`write`] writes them as rules. Every keyword is enforced, or is an
+//! annotation such as `title`, or is refused by name; where the client asked for no more than a hint, it is left
+//! out and its place is noted instead.
 //!
 //! All spellings of a value are allowed, such as the escapes of a text. What a schema does not determine and a text
 //! must have is decided here: properties come in the order of the schema, and white space is bounded.
@@ -29,7 +30,7 @@ const BYTES: usize = 256 << 10;
 /// Largest accepted depth of subschemas, references included.
 pub(super) const DEPTH: usize = 256;
 
-/// How a schema is applied.
+/// Rules for the application of a schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
     /// Largest depth of subschemas, references included, which the stack must hold.
@@ -41,7 +42,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Everything is enforced, and objects are as open as the schema says.
+    /// Returns the options that enforce everything, and leave objects as open as the schema says.
     pub fn strict(depth: usize) -> Options {
         Options { depth, lenient: false, closed: false }
     }

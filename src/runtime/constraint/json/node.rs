@@ -1,4 +1,4 @@
-//! What a schema allows: the tree between the text of a schema and the rules of a grammar.
+//! Values that a schema allows: the tree between the text of a schema and the rules of a grammar.
 
 use serde_json::Value;
 use std::rc::Rc;
@@ -18,9 +18,9 @@ pub(super) enum Node {
     Text(Text),
     Array(Rc<Array>),
     Object(Rc<Object>),
-    /// What one of these allows.
+    /// Values that one of these allows.
     Union(Vec<Node>),
-    /// What the referenced schema of this number allows.
+    /// Values that the referenced schema of this number allows.
     Ref(usize),
 }
 

@@ -300,7 +300,8 @@ fn arrays_and_white_space_are_allowed() {
                 &["[]", "[1,2,3]"],
             ),
             case(
-                json!({"type": "array", "prefixItems": [{}, {"type": "boolean"}], "items": {"type": "null"}, "minItems": 3, "maxItems": 4}),
+                json!({"type": "array", "prefixItems": [{}, {"type": "boolean"}], "items": {"type": "null"},
+                    "minItems": 3, "maxItems": 4}),
                 &["[1,true,null]", "[1,false,null,null]"],
                 &["[1,true]", "[1,true,1]", "[1,true,null,null,null]"],
             ),
@@ -377,17 +378,20 @@ fn objects_are_allowed_with_any_spelling_of_their_names() {
                 &[r#"{"x-a":1}"#, r#"{"y":1}"#],
             ),
             case(
-                json!({"type": "object", "properties": {"a": {"type": "integer"}}, "patternProperties": {"^a": {"minimum": 3}}}),
+                json!({"type": "object", "properties": {"a": {"type": "integer"}},
+                    "patternProperties": {"^a": {"minimum": 3}}}),
                 &[r#"{"a":3}"#, r#"{"ab":5,"z":"x"}"#, r#"{"ab":"x"}"#],
                 &[r#"{"a":2}"#, r#"{"ab":2}"#],
             ),
             case(
-                json!({"type": "object", "propertyNames": {"pattern": "^[a-z]+$"}, "additionalProperties": {"type": "integer"}}),
+                json!({"type": "object", "propertyNames": {"pattern": "^[a-z]+$"},
+                    "additionalProperties": {"type": "integer"}}),
                 &["{}", r#"{"ab":1}"#, r#"{"\u0061b":1}"#],
                 &[r#"{"A":1}"#],
             ),
             case(
-                json!({"type": "object", "propertyNames": {"enum": ["red", "blue"]}, "additionalProperties": {"type": "integer"}}),
+                json!({"type": "object", "propertyNames": {"enum": ["red", "blue"]},
+                    "additionalProperties": {"type": "integer"}}),
                 &["{}", r#"{"blue":1,"red":2}"#],
                 &[r#"{"green":1}"#],
             ),
@@ -402,7 +406,8 @@ fn objects_are_allowed_with_any_spelling_of_their_names() {
                 &["{}", r#"{"a":1,"b":2,"c":3}"#],
             ),
             case(
-                json!({"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "minProperties": 2, "additionalProperties": false}),
+                json!({"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "minProperties": 2,
+                    "additionalProperties": false}),
                 &[r#"{"a":1,"b":2}"#, r#"{"a":1,"c":2}"#, r#"{"b":1,"c":2}"#, r#"{"a":1,"b":2,"c":3}"#],
                 &["{}", r#"{"a":1}"#, r#"{"c":1}"#],
             ),
@@ -473,7 +478,8 @@ fn combinations_and_references_are_allowed() {
                 &[r#"{"children":[]}"#, r#"{"value":1,"children":[1]}"#],
             ),
             case(
-                json!({"anyOf": [{"type": "string"}, {"type": "integer"}, {"type": "object", "properties": {"a": {}}, "required": ["a"]}]}),
+                json!({"anyOf": [{"type": "string"}, {"type": "integer"}, {"type": "object",
+                    "properties": {"a": {}}, "required": ["a"]}]}),
                 &["\"x\"", "5", r#"{"a":1}"#],
                 &["null", "{}", "[]"],
             ),
@@ -489,7 +495,8 @@ fn combinations_and_references_are_allowed() {
                 &["\"a\"", "\"bb\"", "\"abcd\""],
             ),
             case(
-                json!({"type": "object", "properties": {"x": {"$ref": "#/$defs/a~1b%20c", "description": "d"}}, "required": ["x"],
+                json!({"type": "object", "properties": {"x": {"$ref": "#/$defs/a~1b%20c",
+                    "description": "d"}}, "required": ["x"],
                     "$defs": {"a/b c": {"enum": [1, 2]}}}),
                 &[r#"{"x":1}"#],
                 &[r#"{"x":3}"#],

@@ -37,8 +37,8 @@ pub(super) fn of_length(min: usize, max: Option<usize>) -> String {
     }
 }
 
-/// Characters that no encoder of JSON escapes. Where a schema has many names and values, they stand for themselves only,
-/// as their escapes would take most of the time of the compiler.
+/// Characters that no encoder of JSON escapes. Where a schema has many names and values, they stand for
+/// themselves only, as their escapes would take most of the time of the compiler.
 fn is_simple(c: char) -> bool {
     c.is_ascii_alphanumeric() || " _.-".contains(c)
 }
@@ -320,7 +320,7 @@ fn digits(first: u32, last: u32, count: u32) -> String {
         return digit(begin, end) + &digits(first % unit, last % unit, count - 1);
     }
     let mut options = Vec::new();
-    if first % unit != 0 {
+    if !first.is_multiple_of(unit) {
         options.push(digit(begin, begin) + &digits(first % unit, unit - 1, count - 1));
         begin += 1;
     }

@@ -298,7 +298,7 @@ impl Writer<'_> {
     }
 
     /// Returns the symbols of the properties from number `i` on, behind `count` others; `None` if there are none.
-    /// Counts from `counted` on are not told apart.
+    /// Counts from `counted` on count as one.
     fn behind(
         &mut self,
         body: &Body,
