@@ -108,13 +108,14 @@ struct Inner {
     cause: Cause,
     file: Option<PathBuf>,
     tensor: Option<String>,
+    setting: Option<String>,
     help: Option<String>,
 }
 
 impl Error {
     /// Creates an error with a cause and no place.
     pub fn new(cause: Cause) -> Self {
-        Error { inner: Box::new(Inner { cause, file: None, tensor: None, help: None }) }
+        Error { inner: Box::new(Inner { cause, file: None, tensor: None, setting: None, help: None }) }
     }
 
     /// Creates a [`Cause::Corrupt`] error.
@@ -154,6 +155,15 @@ impl Error {
     pub fn tensor(mut self, name: impl Into<String>) -> Self {
         if !self.is_interrupt() {
             self.inner.tensor.get_or_insert_with(|| name.into());
+        }
+        self
+    }
+
+    /// Adds the setting of the caller that the error concerns, such as an option; the innermost call wins. Has no effect
+    /// on an interrupt.
+    pub fn setting(mut self, name: impl Into<String>) -> Self {
+        if !self.is_interrupt() {
+            self.inner.setting.get_or_insert_with(|| name.into());
         }
         self
     }
@@ -213,6 +223,11 @@ impl Error {
         self.inner.tensor.as_deref()
     }
 
+    /// Returns the setting that the error concerns, if known.
+    pub fn setting_name(&self) -> Option<&str> {
+        self.inner.setting.as_deref()
+    }
+
     /// Returns the advice for the user, if there is any.
     pub fn help_text(&self) -> Option<&str> {
         self.inner.help.as_deref()
@@ -226,6 +241,9 @@ impl fmt::Display for Error {
         }
         if let Some(tensor) = &self.inner.tensor {
             write!(f, "{}: ", printable(tensor, LONGEST_NAME))?;
+        }
+        if let Some(setting) = &self.inner.setting {
+            write!(f, "{}: ", printable(setting, LONGEST_NAME))?;
         }
         f.write_str(&printable(&self.inner.cause.to_string(), LONGEST_MESSAGE))
     }
@@ -317,6 +335,8 @@ mod tests {
     fn the_innermost_place_wins_and_shows_in_the_message() {
         let e = Error::corrupt("length 5, expected 4").at("inner.bin").tensor("w").at("outer.bin");
         assert_eq!(e.to_string(), "inner.bin: w: length 5, expected 4");
+        let setting = Error::usage("found 2").setting("top-p").tensor("prompt 1");
+        assert_eq!((setting.to_string().as_str(), setting.setting_name()), ("prompt 1: top-p: found 2", Some("top-p")));
         assert_eq!(e.cause().exit_code(), 1);
         assert_eq!(e.while_opening_model().cause().exit_code(), 3);
     }

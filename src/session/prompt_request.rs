@@ -4,7 +4,7 @@ use super::Encoder;
 use super::sampling::{SamplingTexts, last_n};
 use crate::error::{Error, Result};
 use crate::runtime::constraint::ConstraintSource;
-use crate::runtime::sampler::{Mirostat, Order, Sampling, Version, Xtc};
+use crate::runtime::sampler::{Mirostat, Order, Sampling, Stage, Version, Xtc};
 use crate::runtime::text::{Message, UnicodeForm, Variables};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
@@ -213,7 +213,7 @@ impl PromptRequest {
     /// Returns the sampling of the request, over that of the run. The sequence breakers of DRY are those of the run.
     ///
     /// # Errors
-    /// A value has another form, or has no effect without another field.
+    /// A value has another form.
     pub fn sampling(&self, encoder: &Encoder<'_>, plain: Sampling) -> Result<Sampling> {
         let filters = [self.top_p, self.min_p, self.typical_p, self.xtc_probability];
         let draws = self.top_k.is_some() || self.mirostat > Some(0) || filters.iter().any(Option::is_some);
@@ -241,7 +241,6 @@ impl PromptRequest {
         dry.base = self.dry_base.unwrap_or(dry.base);
         dry.allowed_length = self.dry_allowed_length.unwrap_or(dry.allowed_length);
         dry.last_n = self.dry_penalty_last_n.map_or(Ok(dry.last_n), |n| last_n("dry_penalty_last_n", n))?;
-        self.check_effects(&sampling)?;
         let texts = SamplingTexts {
             logit_bias: self.logit_bias.iter().map(|(token, bias)| format!("{token}={bias}")).collect(),
             banned: self.bad_words.clone(),
@@ -250,13 +249,29 @@ impl PromptRequest {
         texts.resolve_tokens(sampling, || encoder.tokenizer(), encoder.vocab())
     }
 
+    /// Returns true if the request has a parameter of a stage.
+    pub fn names(&self, stage: Stage) -> bool {
+        match stage {
+            Stage::Penalties => {
+                [self.repeat_penalty, self.presence_penalty, self.frequency_penalty].iter().any(Option::is_some)
+            }
+            Stage::Dry => self.dry_multiplier.is_some(),
+            Stage::Temperature => self.temperature.is_some(),
+            Stage::TopK => self.top_k.is_some(),
+            Stage::TopP => self.top_p.is_some(),
+            Stage::MinP => self.min_p.is_some(),
+            Stage::Typical => self.typical_p.is_some(),
+            Stage::Xtc => self.xtc_probability.is_some(),
+        }
+    }
+
     fn mirostat(&self, plain: Option<Mirostat>) -> Result<Option<Mirostat>> {
         let version = match self.mirostat {
             None => plain.map(|plain| plain.version),
             Some(0) => None,
             Some(1) => Some(Version::One),
             Some(2) => Some(Version::Two),
-            Some(other) => return Err(Error::corrupt(format!("`mirostat`: found {other}, expected 0, 1 or 2"))),
+            Some(other) => return Err(Error::corrupt(format!("found {other}, expected 0, 1 or 2")).setting("mirostat")),
         };
         let (tau, eta) = plain.map_or((Mirostat::TAU, Mirostat::ETA), |plain| (plain.tau, plain.eta));
         let (tau, eta) = (self.mirostat_tau.unwrap_or(tau), self.mirostat_eta.unwrap_or(eta));
@@ -264,7 +279,10 @@ impl PromptRequest {
     }
 
     /// Checks that no field is without effect because the step to which it belongs is off.
-    fn check_effects(&self, sampling: &Sampling) -> Result<()> {
+    ///
+    /// # Errors
+    /// A field is without effect; the message names it.
+    pub(super) fn check_effects(&self, sampling: &Sampling) -> Result<()> {
         let penalties = [sampling.repeat_penalty - 1.0, sampling.presence_penalty, sampling.frequency_penalty];
         let penalized = penalties.iter().any(|penalty| *penalty != 0.0);
         let (dry, mirostat) = (sampling.dry.multiplier != 0.0, sampling.mirostat.is_some());

@@ -247,6 +247,7 @@ impl Encoding<'_> {
     fn sampling(&self, encoder: &Encoder<'_>, prompt: &PromptRequest) -> Result<Sampling> {
         let plain = &self.run.plain.sampling;
         let mut sampling = prompt.sampling(encoder, plain.clone())?;
+        prompt.check_effects(&sampling)?;
         let own = &prompt.dry_sequence_breakers;
         if sampling.dry.is_active() && (own.is_some() || !plain.dry.is_active()) {
             let breakers = |texts: &Option<Vec<String>>| encoder.breakers(texts.as_deref());

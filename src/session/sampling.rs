@@ -10,6 +10,8 @@ use std::sync::Arc;
 pub const DRY_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 /// Longest sequence breaker in bytes, that of llama.cpp.
 const LONGEST_BREAKER: usize = 40;
+/// Option that errors about logit biases name.
+const LOGIT_BIAS: &str = "--logit-bias";
 
 /// Texts of sampling options, which have tokens only in the vocabulary of a model.
 #[derive(Debug, Clone, Default)]
@@ -30,13 +32,13 @@ impl SamplingTexts {
     pub fn check(&self) -> Result<()> {
         self.logit_bias.iter().try_for_each(|bias| parse_bias(bias).map(drop))?;
         if self.banned.iter().any(String::is_empty) {
-            return Err(Error::usage("--ban: found an empty text, expected at least one character"));
+            return Err(Error::usage("found an empty text, expected at least one character").setting("--ban"));
         }
         match self.dry_breakers.iter().flatten().find(|text| !(1..=LONGEST_BREAKER).contains(&text.len())) {
-            Some(text) => Err(Error::usage(format!(
-                "--dry-sequence-breaker: found a text of {} bytes, expected 1 to {LONGEST_BREAKER}",
-                text.len()
-            ))),
+            Some(text) => {
+                let found = format!("found a text of {} bytes, expected 1 to {LONGEST_BREAKER}", text.len());
+                Err(Error::usage(found).setting("--dry-sequence-breaker"))
+            }
             None => Ok(()),
         }
     }
@@ -106,7 +108,7 @@ pub fn last_n(name: &str, value: i64) -> Result<Option<usize>> {
     if value == -1 {
         return Ok(None);
     }
-    let expected = || Error::usage(format!("{name}: found {value}, expected 0 or more, or -1 for all"));
+    let expected = || Error::usage(format!("found {value}, expected 0 or more, or -1 for all")).setting(name);
     usize::try_from(value).map(Some).map_err(|_| expected())
 }
 
@@ -119,7 +121,8 @@ fn parse_bias(text: &str) -> Result<(&str, f64)> {
             .filter(|(token, value)| !token.is_empty() && (value.is_finite() || *value == f64::NEG_INFINITY))
     };
     text.match_indices(['+', '-', '=']).find_map(|(at, _)| number(at)).ok_or_else(|| {
-        Error::usage(format!("--logit-bias: found `{text}`, expected TOKEN+BIAS, TOKEN-BIAS or TOKEN=BIAS"))
+        Error::usage(format!("found `{text}`, expected TOKEN+BIAS, TOKEN-BIAS or TOKEN=BIAS"))
+            .setting(LOGIT_BIAS)
             .help("TOKEN is an id or a text of one token, BIAS a number or -inf: 15043+1.5, \" yes-2\", 2=-inf")
     })
 }
@@ -127,18 +130,17 @@ fn parse_bias(text: &str) -> Result<(&str, f64)> {
 /// Returns the token that a logit bias names: an id, a text of one token, or a spelling of the vocabulary.
 fn biased_token<'a>(token: &str, tokenizer: impl Fn() -> Result<&'a Tokenizer>, vocab: usize) -> Result<u32> {
     if token.bytes().all(|byte| byte.is_ascii_digit()) {
-        return token
-            .parse()
-            .ok()
-            .filter(|id| (*id as usize) < vocab)
-            .ok_or_else(|| Error::usage(format!("--logit-bias: found token {token}, expected an id below {vocab}")));
+        let expected =
+            || Error::usage(format!("found token {token}, expected an id below {vocab}")).setting(LOGIT_BIAS);
+        return token.parse().ok().filter(|id| (*id as usize) < vocab).ok_or_else(expected);
     }
     let tokenizer = tokenizer()?;
     let ids = tokenizer.encode_plain(token)?;
     match (&ids[..], tokenizer.id(token)) {
         ([id], _) => Ok(*id),
         (_, Some(id)) => Ok(id),
-        _ => Err(Error::usage(format!("--logit-bias: `{token}` has the tokens {ids:?}, expected one token"))
+        _ => Err(Error::usage(format!("`{token}` has the tokens {ids:?}, expected one token"))
+            .setting(LOGIT_BIAS)
             .help("give the id of one of these tokens, or exclude the whole text with --ban")),
     }
 }

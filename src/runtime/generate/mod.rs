@@ -524,11 +524,11 @@ pub fn check_within(request: &Request, context: usize, vocab: usize) -> Result<(
     if request.max_new == 0 && request.score.is_none() {
         return Err(Error::usage("found 0 tokens to generate, expected at least 1"));
     }
-    let mut named = request.ends.tokens.iter().chain(request.allowed.iter());
-    if let Some(id) = named.find(|id| **id as usize >= vocab) {
-        return Err(Error::usage(format!(
-            "found token {id}, expected an id below {vocab}, the size of the vocabulary"
-        )));
+    for (field, ids) in [("stop_token_ids", &request.ends.tokens[..]), ("allowed_token_ids", &request.allowed[..])] {
+        if let Some(id) = ids.iter().find(|id| **id as usize >= vocab) {
+            let found = format!("found token {id}, expected an id below {vocab}, the size of the vocabulary");
+            return Err(Error::usage(found).setting(field));
+        }
     }
     match request.ids.iter().find(|id| **id as usize >= vocab) {
         Some(id) => {

@@ -82,7 +82,7 @@ impl Slot {
             Some(seed) => Sampler::new(Sampling { seed, ..request.sampling }, 0),
             None => Sampler::new(request.sampling, index),
         };
-        sampler.observe(&request.ids);
+        sampler.observe_prompt(&request.ids);
         let constraint = request.constraint.map(|constraint| masks.begin(&constraint)).transpose()?;
         let most = request.max_new.min(engine.context() + 1 - prompt_tokens);
         let mut ids = request.ids;

@@ -77,7 +77,7 @@ impl Dry {
         ];
         match checks.iter().find(|(_, value, ok, _)| !(value.is_finite() && *ok)) {
             Some((name, value, _, expected)) => {
-                Err(Error::usage(format!("{name}: found {value}, expected {expected}")))
+                Err(Error::usage(format!("found {value}, expected {expected}")).setting(*name))
             }
             None => Ok(()),
         }

@@ -65,7 +65,7 @@ impl Mirostat {
     pub(super) fn validate(&self) -> Result<()> {
         for (name, value) in [("mirostat-tau", self.tau), ("mirostat-eta", self.eta)] {
             if !(value.is_finite() && value >= 0.0) {
-                return Err(Error::usage(format!("{name}: found {value}, expected 0 or more")));
+                return Err(Error::usage(format!("found {value}, expected 0 or more")).setting(name));
             }
         }
         Ok(())

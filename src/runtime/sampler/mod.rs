@@ -23,7 +23,7 @@ pub use dry::{Breakers, Dry};
 pub use mirostat::{Mirostat, Version};
 use penalties::Occurrences;
 use pool::Pool;
-pub use settings::{Sampling, Xtc};
+pub use settings::{Counted, Sampling, Xtc};
 pub use stage::{Order, Stage};
 
 /// A token with its raw logit and the natural logarithm of its probability before any sampling step.
@@ -44,6 +44,8 @@ pub struct Sampler {
     rng: Rng,
     /// Tokens of the text, prompt included; empty if no stage needs them.
     text: Vec<u32>,
+    /// Number of tokens of the prompt at the beginning of the text.
+    prompt: usize,
     occurrences: Occurrences,
     /// Bound of Mirostat on the information content, in bits.
     mu: f64,
@@ -55,7 +57,14 @@ impl Sampler {
     pub fn new(sampling: Sampling, index: usize) -> Sampler {
         let rng = Rng::new(sampling.seed.wrapping_add(index as u64));
         let mu = sampling.mirostat.map_or(0.0, |mirostat| mirostat.first_mu());
-        Sampler { sampling, rng, text: Vec::new(), occurrences: Occurrences::default(), mu, pool: Pool::default() }
+        let (text, occurrences, pool) = (Vec::new(), Occurrences::default(), Pool::default());
+        Sampler { sampling, rng, text, prompt: 0, occurrences, mu, pool }
+    }
+
+    /// Begins the text that penalties and bans look at with a prompt.
+    pub fn observe_prompt(&mut self, ids: &[u32]) {
+        self.prompt = ids.len();
+        self.observe(ids);
     }
 
     /// Appends tokens to the text that penalties and bans look at.
@@ -65,7 +74,7 @@ impl Sampler {
             let known = self.text.len();
             self.text.extend(ids);
             if penalties {
-                self.occurrences.update(&self.text, known, sampling.repeat_last_n);
+                self.occurrences.update(&self.text, known, sampling.repeat_last_n, self.prompt);
             }
         }
     }

@@ -192,14 +192,15 @@ proptest! {
     #[test]
     fn penalties_count_the_last_tokens(
         logits in logits(), text in prop::collection::vec(0u32..70, 0..80), window in prop::option::of(0usize..90),
-        pieces in prop::collection::vec(1usize..20, 1..10),
+        pieces in prop::collection::vec(1usize..20, 1..10), prompt in 0usize..90, of_answer: bool,
         repeat_penalty in 0.5f64..2.0, presence_penalty in -2f64..2.0, frequency_penalty in -2f64..2.0,
     ) {
-        let sampling = Sampling { repeat_penalty, presence_penalty, frequency_penalty, ..Sampling::default() };
+        let counted = if of_answer { Counted::Answer } else { Counted::Text };
+        let sampling = Sampling { repeat_penalty, presence_penalty, frequency_penalty, counted, ..Sampling::default() };
         let (mut occurrences, mut known) = (Occurrences::default(), 0);
         for piece in pieces.into_iter().cycle() {
             let end = text.len().min(known + piece);
-            occurrences.update(&text[..end], known, window);
+            occurrences.update(&text[..end], known, window, prompt);
             known = end;
             if known == text.len() {
                 break;
@@ -207,14 +208,18 @@ proptest! {
         }
         let mut penalized = pool(&logits);
         penalties(&mut penalized, &occurrences, &sampling);
-        let recent = &text[text.len().saturating_sub(window.unwrap_or(usize::MAX))..];
+        let first = text.len().saturating_sub(window.unwrap_or(usize::MAX));
         for ((id, before), (_, after)) in plain(&pool(&logits)).into_iter().zip(plain(&penalized)) {
-            let count = recent.iter().filter(|seen| **seen == id).count();
-            let expected = match count {
+            let seen = (first..text.len()).filter(|at| text[*at] == id);
+            let (in_text, in_answer) = (seen.clone().count(), seen.filter(|at| *at >= prompt).count());
+            let repeated = match in_text {
                 0 => before,
-                _ if before < 0.0 => before * repeat_penalty - presence_penalty - count as f64 * frequency_penalty,
-                _ => before / repeat_penalty - presence_penalty - count as f64 * frequency_penalty,
+                _ if before < 0.0 => before * repeat_penalty,
+                _ => before / repeat_penalty,
             };
+            let count = if of_answer { in_answer } else { in_text };
+            let presence = if count > 0 { presence_penalty } else { 0.0 };
+            let expected = repeated - presence - count as f64 * frequency_penalty;
             prop_assert!((after - expected).abs() < 1e-9, "token {}: {} and not {}", id, after, expected);
         }
     }
@@ -284,7 +289,7 @@ fn penalties_match_the_published_numbers() {
         let (presence_penalty, frequency_penalty) = (both, both);
         let sampling = Sampling { repeat_penalty, presence_penalty, frequency_penalty, ..Sampling::default() };
         let (mut occurrences, mut pool) = (Occurrences::default(), pool_of(&[0.2; 5]));
-        occurrences.update(text, 0, None);
+        occurrences.update(text, 0, None, 0);
         penalties(&mut pool, &occurrences, &sampling);
         assert_near(&p(&mut pool), &expected, 1e-5);
     }
@@ -333,7 +338,7 @@ fn dry_matches_the_published_numbers() {
 fn repetition_penalty_and_bad_words_match_transformers() {
     let mut logits = pool(&[-0.1, 0.1, 0.1, 0.4]);
     let mut occurrences = Occurrences::default();
-    occurrences.update(&[0, 1, 3], 0, None);
+    occurrences.update(&[0, 1, 3], 0, None, 0);
     penalties(&mut logits, &occurrences, &Sampling { repeat_penalty: 2.0, ..Sampling::default() });
     let found: Vec<f64> = plain(&logits).iter().map(|(_, logit)| *logit).collect();
     assert_near(&found, &[-0.2, 0.05, 0.1, 0.2], 1e-7);

@@ -24,10 +24,12 @@ pub struct Sampling {
     pub xtc: Xtc,
     /// Divisor of positive and factor of negative logits of tokens seen before; 1 = no penalty.
     pub repeat_penalty: f64,
-    /// Value subtracted from the logits of tokens seen before; 0 = no penalty.
+    /// Value subtracted from the logits of tokens that [`Sampling::counted`] names; 0 = no penalty.
     pub presence_penalty: f64,
-    /// Value subtracted from a logit for each time that the token was seen before; 0 = no penalty.
+    /// Value subtracted from a logit for each occurrence that [`Sampling::counted`] names; 0 = no penalty.
     pub frequency_penalty: f64,
+    /// Tokens that the presence and the frequency penalty count. The repetition penalty counts prompt and answer.
+    pub counted: Counted,
     /// Number of last tokens that the three penalties consider, prompt included; `None` = all.
     pub repeat_last_n: Option<usize>,
     /// Parameters of DRY.
@@ -42,6 +44,26 @@ pub struct Sampling {
     pub order: Order,
     /// Seed of the random draws.
     pub seed: u64,
+}
+
+/// Tokens that the presence and the frequency penalty count.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Counted {
+    /// Tokens of prompt and answer, as llama.cpp counts.
+    #[default]
+    Text,
+    /// Tokens of the answer, as the API of OpenAI counts.
+    Answer,
+}
+
+impl Counted {
+    /// Returns the number of occurrences that count, of those in prompt and answer and of those in the answer.
+    pub(super) fn of(self, text: u32, answer: u32) -> u32 {
+        match self {
+            Counted::Text => text,
+            Counted::Answer => answer,
+        }
+    }
 }
 
 /// Parameters of XTC ("exclude top choices").
@@ -79,6 +101,7 @@ impl Default for Sampling {
             repeat_penalty: 1.0,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
+            counted: Counted::default(),
             repeat_last_n: None,
             dry: Dry::default(),
             mirostat: None,
@@ -110,7 +133,7 @@ impl Sampling {
             ("frequency-penalty", self.frequency_penalty, true, "a finite number"),
         ];
         if let Some((name, value, _, expected)) = checks.iter().find(|(_, value, ok, _)| !(value.is_finite() && *ok)) {
-            return Err(Error::usage(format!("{name}: found {value}, expected {expected}")));
+            return Err(Error::usage(format!("found {value}, expected {expected}")).setting(*name));
         }
         self.dry.validate()?;
         self.mirostat.as_ref().map_or(Ok(()), Mirostat::validate)?;
@@ -120,32 +143,67 @@ impl Sampling {
 
     fn check_bias_and_bans(&self) -> Result<()> {
         if let Some((id, bias)) = self.logit_bias.iter().find(|(_, bias)| bias.is_nan() || *bias == f64::INFINITY) {
-            return Err(Error::usage(format!("logit-bias of token {id}: found {bias}, expected a number or -inf")));
+            let found = format!("token {id}: found {bias}, expected a number or -inf");
+            return Err(Error::usage(found).setting("logit-bias"));
         }
         match self.banned.iter().any(Vec::is_empty) {
-            true => Err(Error::usage("ban: found an empty sequence of tokens, expected at least one token")),
+            true => Err(Error::usage("found an empty sequence of tokens, expected at least one token").setting("ban")),
             false => Ok(()),
         }
     }
 
     /// Checks that every stage with an effect is part of the order, and that Mirostat replaces none of them.
     fn check_order(&self) -> Result<()> {
-        let stages = self.order.stages();
-        let wanted = Order::default();
-        for stage in wanted.stages().iter().filter(|stage| self.has_effect(**stage)) {
+        if let Some(stage) = self.excluded().first() {
             let name = stage.name();
-            if !stages.contains(stage) {
+            if !self.order.stages().contains(stage) {
                 return Err(Error::usage(format!(
                     "found a value for the sampler `{name}`, which --samplers leaves out"
                 ))
-                .help(format!("add {name} to --samplers, or leave its option out")));
+                .help(format!("add {name} to --samplers, or leave its option out"))
+                .setting("samplers"));
             }
-            if self.mirostat.is_some() && self.truncates(*stage) {
-                return Err(Error::usage(format!("found --mirostat together with the sampler `{name}`, expected one"))
-                    .help("Mirostat decides how many tokens to keep; leave the other option out"));
-            }
+            return Err(Error::usage(format!("found --mirostat together with the sampler `{name}`, expected one"))
+                .help("Mirostat decides how many tokens to keep; leave the other option out")
+                .setting("mirostat"));
         }
         Ok(())
+    }
+
+    /// Adds the tokens that other parameters exclude, and their banned sequences.
+    pub fn add_bans(&mut self, other: &Sampling) {
+        let is_new = |bias: &&(u32, f64)| bias.1 == f64::NEG_INFINITY && !self.logit_bias.contains(bias);
+        let biases: Vec<_> = other.logit_bias.iter().filter(is_new).copied().collect();
+        let banned: Vec<_> = other.banned.iter().filter(|ids| !self.banned.contains(ids)).cloned().collect();
+        if !biases.is_empty() {
+            self.logit_bias = self.logit_bias.iter().copied().chain(biases).collect();
+        }
+        if !banned.is_empty() {
+            self.banned = self.banned.iter().cloned().chain(banned).collect();
+        }
+    }
+
+    /// Returns the stages with an effect that the order leaves out or that Mirostat replaces; there must be none.
+    pub fn excluded(&self) -> Vec<Stage> {
+        let is_out = |stage: &Stage| {
+            self.has_effect(*stage)
+                && (!self.order.stages().contains(stage) || self.mirostat.is_some() && self.truncates(*stage))
+        };
+        Order::default().stages().iter().copied().filter(is_out).collect()
+    }
+
+    /// Gives the parameters of a stage values without effect.
+    pub fn turn_off(&mut self, stage: Stage) {
+        match stage {
+            Stage::Penalties => (self.repeat_penalty, self.presence_penalty, self.frequency_penalty) = (1.0, 0.0, 0.0),
+            Stage::Dry => self.dry.multiplier = 0.0,
+            Stage::Temperature => self.temperature = if self.is_greedy() { 0.0 } else { 1.0 },
+            Stage::TopK => self.top_k = 0,
+            Stage::TopP => self.top_p = 1.0,
+            Stage::MinP => self.min_p = 0.0,
+            Stage::Typical => self.typical_p = 1.0,
+            Stage::Xtc => self.xtc = Xtc::default(),
+        }
     }
 
     /// Returns true if the most likely token is always chosen.

@@ -102,9 +102,10 @@ impl Order {
     pub fn parse(list: &str) -> Result<Order> {
         let mut stages = Vec::new();
         for name in list.split([',', ';']).map(str::trim) {
-            let stage = Stage::parse(name)?;
+            let stage = Stage::parse(name).map_err(|e| e.setting("samplers"))?;
             if stages.contains(&stage) {
-                return Err(Error::usage(format!("found the sampler `{}` twice, expected each once", stage.name())));
+                let found = format!("found the sampler `{}` twice, expected each once", stage.name());
+                return Err(Error::usage(found).setting("samplers"));
             }
             stages.push(stage);
         }

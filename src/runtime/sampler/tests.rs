@@ -232,6 +232,76 @@ fn a_penalty_ends_with_its_window() {
 }
 
 #[test]
+fn penalties_count_the_prompt_or_not() {
+    struct Case {
+        sampling: Sampling,
+        chosen: [u32; 3],
+    }
+    // The prompt has the most likely token, 1; token 3 is the next one.
+    let presence = Sampling { presence_penalty: 9.0, ..Sampling::default() };
+    let frequency = Sampling { frequency_penalty: 9.0, ..Sampling::default() };
+    let of_answer = |sampling: &Sampling| Sampling { counted: Counted::Answer, ..sampling.clone() };
+    let repetition = Sampling { repeat_penalty: 99.0, ..Sampling::default() };
+    let cases = [
+        Case { sampling: of_answer(&presence), chosen: [1, 3, 2] },
+        Case { sampling: of_answer(&frequency), chosen: [1, 3, 2] },
+        Case { sampling: presence, chosen: [3, 2, 0] },
+        Case { sampling: frequency, chosen: [3, 2, 0] },
+        Case { sampling: of_answer(&repetition), chosen: [3, 2, 0] },
+        Case { sampling: repetition, chosen: [3, 2, 0] },
+    ];
+    for Case { sampling, chosen } in cases {
+        let mut sampler = Sampler::new(sampling.clone(), 0);
+        sampler.observe_prompt(&[4, 1]);
+        let found = [(); 3].map(|()| {
+            let id = sampler.sample(&LOGITS).unwrap();
+            sampler.observe(&[id]);
+            id
+        });
+        assert_eq!(found, chosen, "{sampling:?}");
+    }
+}
+
+#[test]
+fn bans_of_a_model_stay_beside_those_of_a_request() {
+    let of_model =
+        Sampling { logit_bias: [(1, f64::NEG_INFINITY)].into(), banned: [vec![3]].into(), ..Sampling::default() };
+    let mut sampling = Sampling { logit_bias: [(0, 2.0)].into(), banned: [vec![4]].into(), ..Sampling::default() };
+    for _ in 0..2 {
+        sampling.add_bans(&of_model);
+        assert_eq!(sampling.logit_bias.to_vec(), [(0, 2.0), (1, f64::NEG_INFINITY)]);
+        assert_eq!(sampling.banned.to_vec(), [vec![4], vec![3]]);
+    }
+    assert_eq!(Sampler::new(sampling, 0).sample(&LOGITS).unwrap(), 0);
+}
+
+#[test]
+fn a_stage_that_is_turned_off_has_no_effect() {
+    let all = Sampling {
+        temperature: 0.5,
+        top_k: 2,
+        top_p: 0.5,
+        min_p: 0.1,
+        typical_p: 0.5,
+        xtc: Xtc { probability: 0.5, threshold: 0.1 },
+        presence_penalty: 1.0,
+        dry: Dry { multiplier: 1.0, ..Dry::default() },
+        order: Order::parse("penalties").unwrap(),
+        ..Sampling::default()
+    };
+    for stage in Order::default().stages().iter().filter(|stage| **stage != Stage::Penalties) {
+        assert!(all.excluded().contains(stage), "{stage:?}");
+        let mut changed = all.clone();
+        changed.turn_off(*stage);
+        assert!(!changed.excluded().contains(stage), "{stage:?}");
+    }
+    let mut penalized = Sampling { order: Order::parse("dry").unwrap(), presence_penalty: 1.0, ..Sampling::default() };
+    assert_eq!(penalized.excluded(), [Stage::Penalties]);
+    penalized.turn_off(Stage::Penalties);
+    assert!(penalized.validate().is_ok());
+}
+
+#[test]
 fn the_order_of_stages_matters() {
     // Probabilities 0.5, 0.3, 0.2: a high temperature before min-p makes all similar.
     let logits = [0.5f32, 0.3, 0.2].map(f32::ln);

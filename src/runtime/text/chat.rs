@@ -267,7 +267,10 @@ impl ChatTemplate {
 }
 
 /// Refuses variables that have other sources.
-fn check_variables(variables: &Variables) -> Result<()> {
+///
+/// # Errors
+/// One is `messages`, `tools`, `documents` or `add_generation_prompt`.
+pub fn check_variables(variables: &Variables) -> Result<()> {
     match variables.keys().find(|name| RESERVED.contains(&name.as_str())) {
         Some(name) => {
             let found = format!("found `{name}` among the variables of the chat template, which sets it");
