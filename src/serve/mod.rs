@@ -341,6 +341,13 @@ impl Life {
             self.ready = true;
             adapters::restore(&self.app).await;
             self.tell("READY=1");
+            for model in &self.app.models {
+                if let Status::Ready(facts) = model.status()
+                    && let Some(note) = &facts.note
+                {
+                    (self.app.log)(&format!("{note} (model `{}`)", model.name));
+                }
+            }
             (self.app.log)("ready");
         }
     }

@@ -37,6 +37,8 @@ pub struct Facts {
     pub fingerprint: String,
     /// Sampling of requests that name none.
     pub sampling: Sampling,
+    /// Note about what the model's recommended sampling has and this program has not.
+    pub note: Option<String>,
     /// Chat template, with the tokens and texts that end a turn; `None` if the model has none.
     pub template: Option<ChatFormat>,
     /// Path of the model.

@@ -175,8 +175,11 @@ fn facts(session: &Session) -> Result<Facts> {
     };
     let recommended = DefaultSampling::of(session)?;
     let sampling = match recommended.is_of_model() {
-        true => recommended.sampling,
-        false => Sampling { temperature: 1.0, ..Sampling::default() },
+        true => recommended.sampling.clone(),
+        false => {
+            let Sampling { logit_bias, banned, .. } = recommended.sampling.clone();
+            Sampling { temperature: 1.0, logit_bias, banned, ..Sampling::default() }
+        }
     };
     let path = swap::member(&session.reader.dir.join(JSON_NAME), crate::runtime::text::chat::CONFIG_NAME);
     let tokenizer_config = match files::exists(&path)? {
@@ -189,6 +192,7 @@ fn facts(session: &Session) -> Result<Facts> {
         eos: session.engine.config().eos.clone(),
         fingerprint: session.fingerprint(),
         sampling,
+        note: recommended.note(),
         template,
         root: session.reader.dir.clone(),
         tokens: TokenTexts::new(tokenizer, vocab),

@@ -9,11 +9,33 @@ use crate::session::Session;
 use crate::strict_json;
 use serde_json::Value;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Name of the file with the sampling that the authors of a model recommend.
 pub const FILE_NAME: &str = "generation_config.json";
 /// Largest accepted file in bytes; real ones have a few hundred.
 const FILE_LIMIT: u64 = 1 << 20;
+
+/// Fields of the file that change the text and that this program does not have, with the numbers that turn them off.
+const ABSENT: [(&str, &[f64]); 17] = [
+    ("no_repeat_ngram_size", &[0.0]),
+    ("encoder_no_repeat_ngram_size", &[0.0]),
+    ("encoder_repetition_penalty", &[1.0]),
+    ("begin_suppress_tokens", &[]),
+    ("forced_bos_token_id", &[]),
+    ("forced_eos_token_id", &[]),
+    ("forced_decoder_ids", &[]),
+    ("sequence_bias", &[]),
+    ("exponential_decay_length_penalty", &[]),
+    ("num_beams", &[1.0]),
+    ("penalty_alpha", &[0.0]),
+    ("epsilon_cutoff", &[0.0]),
+    ("eta_cutoff", &[0.0]),
+    ("min_length", &[0.0]),
+    ("min_new_tokens", &[0.0]),
+    ("guidance_scale", &[1.0]),
+    ("watermarking_config", &[]),
+];
 
 /// Sampling of a conversation, and the name of its source, shown to the user.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,12 +44,22 @@ pub struct DefaultSampling {
     pub sampling: Sampling,
     /// Name of the source.
     pub source: &'static str,
+    /// Fields of the source that have no effect although they would change the text.
+    pub ignored: Vec<&'static str>,
 }
 
 impl DefaultSampling {
     /// Returns true if the authors of the model recommend this sampling.
     pub fn is_of_model(&self) -> bool {
         self.source == FILE_NAME
+    }
+
+    /// Returns a note about the fields that have no effect, if there are some.
+    pub fn note(&self) -> Option<String> {
+        match self.ignored.is_empty() {
+            true => None,
+            false => Some(format!("note: {FILE_NAME}: no effect of `{}`", self.ignored.join("`, `"))),
+        }
     }
 
     /// Returns the default sampling of the model of a session; see [`DefaultSampling::read`].
@@ -41,7 +73,8 @@ impl DefaultSampling {
 
     /// Reads `generation_config.json` of the pack in `dir`. Fields have the names and default values of
     /// `transformers`: `do_sample: false` is greedy, and sampling without `top_k` keeps 50 tokens. If the file has no
-    /// sampling field, or does not exist, the values are temperature 0.8, top-k 40, top-p 0.95 and min-p 0.05.
+    /// sampling field, or does not exist, the values are temperature 0.8, top-k 40, top-p 0.95 and min-p 0.05. Tokens
+    /// of `suppress_tokens` and sequences of `bad_words_ids` are banned in any case.
     ///
     /// # Errors
     /// The file cannot be read or is not JSON, or a value is out of range.
@@ -57,7 +90,7 @@ impl DefaultSampling {
 /// Returns the sampling for models whose authors recommend none.
 fn own() -> DefaultSampling {
     let sampling = Sampling { temperature: 0.8, top_k: 40, top_p: 0.95, min_p: 0.05, ..Sampling::default() };
-    DefaultSampling { sampling, source: "defaults of iec" }
+    DefaultSampling { sampling, source: "defaults of iec", ignored: Vec::new() }
 }
 
 fn of_config(config: &Value) -> Result<DefaultSampling> {
@@ -84,12 +117,51 @@ fn of_config(config: &Value) -> Result<DefaultSampling> {
             ..Sampling::default()
         },
         Some(false) => Sampling::default(),
-        None if penalty.is_none() => return Ok(own()),
         None => own().sampling,
     };
-    let sampling = Sampling { repeat_penalty: penalty.unwrap_or(1.0), ..sampling };
+    let sampling = Sampling {
+        repeat_penalty: penalty.unwrap_or(1.0),
+        typical_p: number("typical_p")?.filter(|_| draws == Some(true)).unwrap_or(1.0),
+        logit_bias: suppressed(config)?,
+        banned: banned(config)?,
+        ..sampling
+    };
     sampling.validate().map_err(|e| Error::corrupt(e.to_string()))?;
-    Ok(DefaultSampling { sampling, source: FILE_NAME })
+    let is_of_file = draws.is_some() || penalty.is_some();
+    let source = if is_of_file { FILE_NAME } else { own().source };
+    let is_on = |(name, off): &(&'static str, &[f64])| match &config[*name] {
+        Value::Null | Value::Bool(false) => false,
+        value => !value.as_f64().is_some_and(|number| off.contains(&number)),
+    };
+    let ignored = ABSENT.iter().filter(|field| is_on(field)).map(|(name, _)| *name).collect();
+    Ok(DefaultSampling { sampling, source, ignored })
+}
+
+/// Returns the tokens of `suppress_tokens`, which are never generated, as logit biases.
+fn suppressed(config: &Value) -> Result<Arc<[(u32, f64)]>> {
+    let ids = match &config["suppress_tokens"] {
+        Value::Null => return Ok(Arc::default()),
+        value => ids(value).ok_or_else(|| expected("suppress_tokens", "a list of token ids"))?,
+    };
+    Ok(ids.into_iter().map(|id| (id, f64::NEG_INFINITY)).collect())
+}
+
+/// Returns the sequences of `bad_words_ids`.
+fn banned(config: &Value) -> Result<Arc<[Vec<u32>]>> {
+    let lists = match &config["bad_words_ids"] {
+        Value::Null => return Ok(Arc::default()),
+        value => value.as_array().and_then(|lists| lists.iter().map(ids).collect::<Option<Vec<_>>>()),
+    };
+    let lists = lists.filter(|lists| lists.iter().all(|list| !list.is_empty()));
+    lists.map(Arc::from).ok_or_else(|| expected("bad_words_ids", "lists of token ids"))
+}
+
+fn ids(value: &Value) -> Option<Vec<u32>> {
+    value.as_array()?.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect()
+}
+
+fn expected(name: &str, what: &str) -> Error {
+    Error::corrupt(format!("`{name}`: found another value, expected {what}"))
 }
 
 #[cfg(test)]
@@ -119,9 +191,50 @@ mod tests {
             ),
         ];
         for (text, sampling, source) in cases {
-            assert_eq!(read(text).unwrap(), DefaultSampling { sampling, source }, "{text}");
+            assert_eq!(read(text).unwrap(), DefaultSampling { sampling, source, ignored: Vec::new() }, "{text}");
         }
         assert_eq!(DefaultSampling::read(tempfile::tempdir().unwrap().path()).unwrap(), own());
+    }
+
+    #[test]
+    fn bans_are_honoured_and_what_is_absent_is_named() {
+        struct Case {
+            file: &'static str,
+            banned: &'static [&'static [u32]],
+            suppressed: &'static [u32],
+            ignored: &'static [&'static str],
+            is_of_model: bool,
+        }
+        let plain = Case { file: "{}", banned: &[], suppressed: &[], ignored: &[], is_of_model: false };
+        let cases = [
+            Case { file: r#"{"suppress_tokens": [7, 9]}"#, suppressed: &[7, 9], ..plain },
+            Case {
+                file: r#"{"bad_words_ids": [[1], [2, 3]], "temperature": 0.5}"#,
+                banned: &[&[1], &[2, 3]],
+                is_of_model: true,
+                ..plain
+            },
+            Case {
+                file: r#"{"no_repeat_ngram_size": 3, "forced_eos_token_id": 2, "num_beams": 1, "min_length": 0}"#,
+                ignored: &["no_repeat_ngram_size", "forced_eos_token_id"],
+                ..plain
+            },
+            Case {
+                file: r#"{"no_repeat_ngram_size": 0, "begin_suppress_tokens": null, "guidance_scale": 1.0}"#,
+                ..plain
+            },
+        ];
+        for Case { file, banned, suppressed, ignored, is_of_model } in cases {
+            let found = read(file).unwrap();
+            let biases: Vec<(u32, f64)> = suppressed.iter().map(|id| (*id, f64::NEG_INFINITY)).collect();
+            assert_eq!(found.sampling.logit_bias.to_vec(), biases, "{file}");
+            assert_eq!(found.sampling.banned.iter().collect::<Vec<_>>(), banned, "{file}");
+            assert_eq!((&found.ignored[..], found.is_of_model()), (ignored, is_of_model), "{file}");
+            assert_eq!(found.note().is_some(), !ignored.is_empty(), "{file}");
+        }
+        for file in [r#"{"suppress_tokens": 1}"#, r#"{"bad_words_ids": [1]}"#, r#"{"bad_words_ids": [[]]}"#] {
+            assert!(read(file).unwrap_err().to_string().contains("found another value"), "{file}");
+        }
     }
 
     #[test]

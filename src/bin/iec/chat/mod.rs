@@ -198,6 +198,9 @@ impl Start<'_> {
             conversation.set_system(Some(system.clone()));
         }
         let mut default = DefaultSampling::of(&session)?;
+        if let Some(note) = default.note() {
+            global.note(note);
+        }
         default.sampling.seed = self.sampling.seed().unwrap_or_else(random_seed);
         let mut plain = default.sampling.clone();
         if self.sampling.chooses_steps() {
@@ -205,7 +208,8 @@ impl Start<'_> {
             let Sampling { top_k, top_p, min_p, typical_p, .. } = Sampling::default();
             plain = Sampling { top_k, top_p, min_p, typical_p, ..plain };
         }
-        let sampling = self.sampling.sampling(&session, plain)?;
+        let mut sampling = self.sampling.sampling(&session, plain)?;
+        sampling.add_bans(&default.sampling);
         sampling.validate()?;
         let sampling_source = match sampling == default.sampling {
             true => default.source.to_string(),
