@@ -7,12 +7,21 @@
 //!   regards both as one origin. The `Host` header then has the attacker's name. A server therefore accepts its own
 //!   names only. The header cannot have an address in this attack, because names are what is rebound.
 //!
+//! Its own names are also the name of its machine and those by which containers reach the machine. No page has these:
+//! the first one belongs to the machine, and `.internal` is reserved for names that no registry gives away.
+//!
 //! A server with keys on a network may have any name (of a service, of a load balancer): requests need a key there,
 //! which a page does not have. A server on the loopback interface, or without keys, accepts only names that it knows.
 
 use super::config::ServeSettings;
+use crate::files;
 use std::net::{IpAddr, Ipv6Addr};
+use std::path::Path;
 
+/// Names by which containers of Docker and Podman reach the machine on which they run.
+const FOR_CONTAINERS: [&str; 2] = ["host.docker.internal", "host.containers.internal"];
+/// File with the name of the machine.
+const MACHINE_NAME: &str = "/proc/sys/kernel/hostname";
 /// Longest name of a host.
 const LONGEST_HOST: usize = 253;
 
@@ -28,14 +37,27 @@ pub struct HostPolicy {
 }
 
 impl HostPolicy {
-    /// Returns the rule for a server.
+    /// Returns the rule for a server on this machine.
     pub fn of(settings: &ServeSettings, has_keys: bool) -> HostPolicy {
+        let name = files::read_text(Path::new(MACHINE_NAME), LONGEST_HOST as u64 + 1).unwrap_or_default();
+        HostPolicy::on_machine(settings, has_keys, name.trim())
+    }
+
+    /// Returns the rule for a server on the machine with this name, which is empty if it is not known.
+    fn on_machine(settings: &ServeSettings, has_keys: bool, machine: &str) -> HostPolicy {
         let on_network = !is_loopback(&settings.host);
-        let listed = settings.allowed_host.iter().chain([&settings.host]);
+        let mut listed: Vec<String> =
+            settings.allowed_host.iter().map(|host| unbracketed(host).to_ascii_lowercase()).collect();
+        listed.push(unbracketed(&settings.host).to_ascii_lowercase());
+        listed.extend(FOR_CONTAINERS.map(String::from));
+        if !machine.is_empty() {
+            // The second one is the name in the local network (multicast DNS).
+            listed.extend([machine.to_ascii_lowercase(), format!("{}.local", machine.to_ascii_lowercase())]);
+        }
         HostPolicy {
             any: settings.allowed_host.iter().any(|host| host == "*") || on_network && has_keys,
             any_address: on_network,
-            listed: listed.map(|host| unbracketed(host).to_ascii_lowercase()).collect(),
+            listed,
         }
     }
 
@@ -106,7 +128,8 @@ mod tests {
 
     fn policy(host: &str, allowed: &[&str], has_keys: bool) -> HostPolicy {
         let allowed_host = allowed.iter().map(|host| host.to_string()).collect();
-        HostPolicy::of(&ServeSettings { host: host.into(), allowed_host, ..ServeSettings::default() }, has_keys)
+        let settings = ServeSettings { host: host.into(), allowed_host, ..ServeSettings::default() };
+        HostPolicy::on_machine(&settings, has_keys, "Desk")
     }
 
     #[test]
@@ -121,6 +144,21 @@ mod tests {
                 assert!(!policy.allows(host), "{host}");
             }
         }
+    }
+
+    #[test]
+    fn the_names_of_the_machine_and_those_for_containers_are_accepted() {
+        for host in ["127.0.0.1", "0.0.0.0"] {
+            let policy = policy(host, &[], false);
+            for name in ["desk:8080", "DESK", "desk.local", "host.docker.internal:8080", "host.containers.internal"] {
+                assert!(policy.allows(name), "{host}: {name}");
+            }
+            for name in ["desk.example", "docker.internal", "x.host.docker.internal", "host.docker.internal.example"] {
+                assert!(!policy.allows(name), "{host}: {name}");
+            }
+        }
+        let settings = ServeSettings::default();
+        assert!(!HostPolicy::on_machine(&settings, false, "").allows("desk"), "a machine without a known name");
     }
 
     #[test]

@@ -103,7 +103,9 @@ fn admit(app: &App, tenants: &Tenants, request: &Request) -> Result<usize, ApiEr
     let Some(scope) = scope_of(path) else { return Ok(0) };
     let host = headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     if !app.hosts.allows(host) {
-        let message = format!("this server is not known as `{host}`; name it with --allowed-host");
+        let message = format!(
+            "this server does not know the name `{host}` as its own; add it with --allowed-host, or use the address"
+        );
         return Err(ApiError::new(StatusCode::FORBIDDEN, message).code("unknown_host"));
     }
     if let Some(origin) = headers.get(ORIGIN)
