@@ -6,11 +6,14 @@
 
 use iec::error::{Error, Result};
 use iec::files::Stream;
+use iec::runtime::text::strftime;
 use serde::Serialize;
 use serde_json::json;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
+use std::sync::OnceLock;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Version of the names and meanings of fields in the JSON output of all commands.
 const SCHEMA_VERSION: u32 = 1;
@@ -49,9 +52,43 @@ pub fn print_json(object: &impl Serialize) -> Result<()> {
     }
 }
 
+/// Form of the lines of a log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogForm {
+    /// The time and the text.
+    Text,
+    /// A JSON object.
+    Json,
+}
+
+/// Form of all notes once they are lines of a log.
+static LOG: OnceLock<LogForm> = OnceLock::new();
+
+/// Makes all further notes of the process lines of a log, with the time at which they are printed.
+pub fn log_notes(form: LogForm) {
+    let _ = LOG.set(form);
+}
+
+impl LogForm {
+    /// Returns the line about `text`, which is a JSON object or a note, at this time.
+    fn line(self, text: &str, now: SystemTime) -> String {
+        let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let seconds = strftime(since.as_secs(), "%Y-%m-%dT%H:%M:%S").unwrap_or_default();
+        let time = format!("{seconds}.{:03}Z", since.subsec_millis());
+        match (self, text.strip_prefix('{')) {
+            (LogForm::Text, _) => format!("{time} {text}"),
+            (LogForm::Json, Some(members)) => format!("{{\"time\":\"{time}\",{members}"),
+            (LogForm::Json, None) => json!({"time": time, "event": "note", "message": text}).to_string(),
+        }
+    }
+}
+
 /// Prints `text` and a line end on stderr, if it can be written to.
 pub fn note(text: impl Display) {
-    note_part(format_args!("{text}\n"));
+    match LOG.get() {
+        None => note_part(format_args!("{text}\n")),
+        Some(form) => note_part(format_args!("{}\n", form.line(&text.to_string(), SystemTime::now()))),
+    }
 }
 
 /// Prints `text` on stderr as it is, if it can be written to.

@@ -1,6 +1,6 @@
 //! `iec serve`: serves models over HTTP.
 
-use crate::console;
+use crate::console::{self, LogForm};
 use crate::global::{Global, listen_for_hang_up, non_empty_variable};
 use crate::model::ModelArgs;
 use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches};
@@ -15,6 +15,7 @@ use iec::session::plan::MemoryPlan;
 use iec::session::{Session, SessionOptions, Speculation, embedded};
 use serde_json::json;
 use std::ffi::OsStr;
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -131,6 +132,10 @@ impl FromArgMatches for SettingArgs {
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
     let settings = args.settings()?;
+    console::log_notes(match settings.log {
+        LogFormat::Json => LogForm::Json,
+        LogFormat::Text => LogForm::Text,
+    });
     let keys = read_keys(&settings, global)?;
     settings.check_host(!keys.is_open())?;
     #[cfg(feature = "otel")]
@@ -155,7 +160,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     listen_for_hang_up();
     let ended = serve::run(Server {
         reload: args.reload(),
-        log: log_line(&settings, global),
+        log: log_line(global),
         announce: Box::new(announce),
         models: models.into_iter().map(|model| (model.name.clone(), model.opener())).collect(),
         keys,
@@ -172,19 +177,23 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     }
 }
 
-/// Prints where the server listens.
+/// Prints where the server listens: for programs as JSON, on a terminal as text.
 fn announce(address: &Address) -> Result<()> {
     let http = format!("http://{}", address.tcp);
+    if std::io::stdout().is_terminal() {
+        let unix = address.unix.as_ref().map_or(String::new(), |path| format!(" and {}", path.display()));
+        return console::print_line(format_args!("listening on {http}{unix}; Ctrl-C ends the server"));
+    }
     console::print_json(&json!({"event": "listening", "http": http, "unix": address.unix, "grpc": null}))
 }
 
 /// Returns the receiver of log lines.
-fn log_line(settings: &ServeSettings, global: &Global) -> LogLine {
-    let (is_json, is_quiet) = (settings.log == LogFormat::Json, global.quiet);
-    Arc::new(move |line: &str| match (is_quiet, is_json && !line.starts_with('{')) {
-        (true, _) => {}
-        (false, true) => console::note(json!({"event": "note", "message": line})),
-        (false, false) => console::note(line),
+fn log_line(global: &Global) -> LogLine {
+    let is_quiet = global.quiet;
+    Arc::new(move |line: &str| {
+        if !is_quiet {
+            console::note(line);
+        }
     })
 }
 
