@@ -159,8 +159,8 @@ impl Error {
         self
     }
 
-    /// Adds the setting of the caller that the error concerns, such as an option; the innermost call wins. Has no effect
-    /// on an interrupt.
+    /// Adds the setting of the caller that the error concerns, such as an option; the innermost call wins. Has no
+    /// effect on an interrupt.
     pub fn setting(mut self, name: impl Into<String>) -> Self {
         if !self.is_interrupt() {
             self.inner.setting.get_or_insert_with(|| name.into());

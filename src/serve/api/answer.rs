@@ -2,9 +2,14 @@
 
 use super::error::ApiError;
 use crate::error::{Cause, Error};
-use crate::runtime::generate::{Completion, Finish};
+use crate::runtime::generate::{Completion, Finish, Likelihood};
+use crate::runtime::sampler::Candidate;
+use crate::serve::model::Facts;
 use axum::http::StatusCode;
 use serde_json::{Value, json};
+
+/// Log-probability of a token that cannot occur; JSON has no infinity.
+pub const LOWEST: f64 = -9999.0;
 
 /// Number of tokens of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -37,9 +42,36 @@ pub fn finish_reason(finish: Finish) -> &'static str {
     }
 }
 
-/// Returns the text that ended a text, as the field `stop_reason` of vLLM does; null if an end token did.
-pub fn stop_reason(completion: &Completion) -> Value {
-    completion.stopped_by.as_ref().map_or(Value::Null, |stop| json!(stop))
+/// Returns what ended a text, as the field `stop_reason` of vLLM does: a stop text, or one of the tokens `stops` that
+/// the request names; null if an end token of the model did.
+pub fn stop_reason(completion: &Completion, stops: &[u32]) -> Value {
+    let token = completion.ids.last().filter(|id| completion.finish == Finish::Eos && stops.contains(id));
+    match (&completion.stopped_by, token) {
+        (Some(stop), _) => json!(stop),
+        (None, Some(token)) => json!(token),
+        (None, None) => Value::Null,
+    }
+}
+
+/// Returns true if the last tokens of a text may be those of its end, which the text does not show.
+pub fn hides_end(finish: Finish) -> bool {
+    matches!(finish, Finish::Eos | Finish::Stop)
+}
+
+/// Returns the text by which reported probabilities name a token: its own, or its id.
+pub fn token_name(facts: &Facts, id: u32, as_id: bool) -> String {
+    if as_id { format!("token_id:{id}") } else { facts.tokens.text(id) }
+}
+
+/// Returns the entry of a token in a list of log-probabilities of the chat and the Responses API.
+pub fn likelihood(facts: &Facts, likely: &Likelihood, as_ids: bool) -> Value {
+    let one = |candidate: &Candidate| {
+        let (id, logprob) = (candidate.id, candidate.logprob.max(LOWEST));
+        json!({"token": token_name(facts, id, as_ids), "logprob": logprob, "bytes": facts.tokens.bytes(id)})
+    };
+    let mut object = one(&likely.0);
+    object["top_logprobs"] = likely.1.iter().map(one).collect();
+    object
 }
 
 /// Converts the error of a step. The request was checked before, so that almost all that fails now is not its fault;

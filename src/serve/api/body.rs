@@ -1,8 +1,11 @@
 //! Bodies of requests: JSON objects from outside, read field by field.
 
 use super::error::{ApiError, ApiResult};
+use super::json_error;
+use super::members;
+use super::other_fields::{self, Api};
 use crate::strict_json;
-use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 use std::fmt;
 
@@ -10,24 +13,6 @@ use std::fmt;
 const DEPTH: usize = 64;
 /// Largest number of prompts of a request.
 pub const MOST_PROMPTS: usize = 64;
-
-/// Fields that are accepted and have no effect on the answer.
-pub(super) const INERT: [&str; 7] =
-    ["user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"];
-
-/// Fields that would change the answer and that this server cannot honour.
-const REFUSED: [&str; 10] = [
-    "suffix",
-    "audio",
-    "modalities",
-    "prediction",
-    "web_search_options",
-    "functions",
-    "function_call",
-    "use_beam_search",
-    "prompt_embeds",
-    "echo_prompt_embeds",
-];
 
 /// Texts or tokens to continue.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,12 +23,51 @@ pub enum Prompts {
     Ids(Vec<Vec<u32>>),
 }
 
+/// Value of a field that an endpoint may read as prompts.
+#[derive(Debug, Clone, PartialEq)]
+enum Given {
+    Prompts(Prompts),
+    /// Something else, in words.
+    Wrong(String),
+}
+
+/// Names by which the client knows fields, where they differ from those that errors use.
+#[derive(Debug, Clone, Default)]
+pub struct FieldNames(Vec<(&'static str, String)>);
+
+impl FieldNames {
+    /// Records that the client knows `field` as `name`.
+    pub fn call(&mut self, field: &'static str, name: impl Into<String>) {
+        self.0.push((field, name.into()));
+    }
+
+    /// Returns an error in the words of the client.
+    pub fn shown(&self, error: ApiError) -> ApiError {
+        let Some(param) = &error.param else { return error };
+        let within = |rest: &str| rest.is_empty() || rest.starts_with(['.', '[']);
+        let name = self.0.iter().find_map(|(field, name)| {
+            let rest = param.strip_prefix(field).filter(|rest| within(rest))?;
+            Some(format!("{name}{rest}"))
+        });
+        let Some(name) = name else { return error };
+        let message = match error.message.strip_prefix(&format!("`{param}`")) {
+            Some(rest) => format!("`{name}`{rest}"),
+            None => error.message,
+        };
+        ApiError { message, param: Some(name), ..error }
+    }
+}
+
 /// Body of a request. A field is removed when it is read, so that those that remain are unknown.
 #[derive(Debug)]
 pub struct Body {
+    /// Names of fields in the words of the client.
+    pub names: FieldNames,
     fields: Map<String, Value>,
-    prompts: Option<Prompts>,
-    tokens: Option<Prompts>,
+    /// Unknown members within fields, and parts of fields without effect.
+    unknown: Vec<String>,
+    prompts: Option<Given>,
+    tokens: Option<Given>,
 }
 
 impl Body {
@@ -57,7 +81,7 @@ impl Body {
         }
         let mut deserializer = serde_json::Deserializer::from_slice(text);
         let body = Reader.deserialize(&mut deserializer).and_then(|body| deserializer.end().map(|()| body));
-        body.map_err(|e| ApiError::invalid(format!("the body is not a valid JSON object: {e}")))
+        body.map_err(|e| json_error::of(text, &e))
     }
 
     /// Takes a field; `None` if it is absent or null.
@@ -66,8 +90,23 @@ impl Body {
     }
 
     /// Takes the field `prompt`.
-    pub fn take_prompts(&mut self) -> Option<Prompts> {
-        self.prompts.take()
+    ///
+    /// # Errors
+    /// It is something else.
+    pub fn take_prompts(&mut self) -> ApiResult<Option<Prompts>> {
+        match self.prompts.take() {
+            None => Ok(None),
+            Some(Given::Prompts(prompts)) => Ok(Some(prompts)),
+            Some(Given::Wrong(found)) => {
+                let expected = format!("a text, token ids, or a list of at most {MOST_PROMPTS} of either");
+                Err(ApiError::field("prompt", format!("found {found}, expected {expected}")))
+            }
+        }
+    }
+
+    /// Takes the field `prompt` of an endpoint for which it is no prompt; returns whether it was there.
+    pub fn drop_prompts(&mut self) -> bool {
+        self.prompts.take().is_some()
     }
 
     /// Takes the field `tokens`: one list of token ids.
@@ -77,8 +116,11 @@ impl Body {
     pub fn take_tokens(&mut self) -> ApiResult<Option<Vec<u32>>> {
         match self.tokens.take() {
             None => Ok(None),
-            Some(Prompts::Ids(mut lists)) if lists.len() == 1 => Ok(lists.pop()),
-            Some(_) => Err(ApiError::field("tokens", "expected a list of token ids")),
+            Some(Given::Prompts(Prompts::Ids(mut lists))) if lists.len() == 1 => Ok(lists.pop()),
+            Some(Given::Prompts(_)) => Err(ApiError::field("tokens", "expected a list of token ids")),
+            Some(Given::Wrong(found)) => {
+                Err(ApiError::field("tokens", format!("found {found}, expected a list of token ids")))
+            }
         }
     }
 
@@ -115,6 +157,7 @@ impl Body {
         let number = value.as_u64().and_then(|number| usize::try_from(number).ok());
         match number.filter(|number| (least..=most).contains(number)) {
             Some(number) => Ok(Some(number)),
+            None if most == usize::MAX => Err(expected(name, &format!("a whole number of at least {least}"), &value)),
             None => Err(expected(name, &format!("a whole number from {least} to {most}"), &value)),
         }
     }
@@ -145,9 +188,42 @@ impl Body {
         }
     }
 
+    /// Begins to read a request to `api`: renames and refuses the fields of other servers, and finds unknown members.
+    ///
+    /// # Errors
+    /// A field would change the answer and cannot be honoured, or it is there by two names.
+    pub fn begin(&mut self, api: Api) -> ApiResult<()> {
+        other_fields::translate(self, api)?;
+        self.unknown.extend(members::unknown(&self.fields, api));
+        Ok(())
+    }
+
+    /// Gives a field the name by which this server reads it, and the value that this server expects.
+    ///
+    /// # Errors
+    /// The body has another value by that name.
+    pub fn rename(
+        &mut self,
+        name: &'static str,
+        field: &'static str,
+        value: impl FnOnce(Value) -> Value,
+    ) -> ApiResult<()> {
+        let Some(value) = self.take(name).map(value) else { return Ok(()) };
+        match self.fields.get(field) {
+            Some(other) if !other.is_null() && *other != value => {
+                Err(ApiError::field(name, format!("found it together with another value of `{field}`")))
+            }
+            _ => {
+                self.fields.insert(field.into(), value);
+                self.names.call(field, name);
+                Ok(())
+            }
+        }
+    }
+
     /// Counts a field that was read, or a part of one, as unknown, because it has no effect.
     pub fn ignore(&mut self, name: &str) {
-        self.fields.insert(name.into(), Value::Bool(true));
+        self.unknown.push(name.into());
     }
 
     /// Takes a field that would change the answer and that the endpoint cannot honour.
@@ -155,8 +231,7 @@ impl Body {
     /// # Errors
     /// It is neither absent, null, false, empty nor equal to `harmless`.
     pub fn refuse(&mut self, name: &str, harmless: &Value, why: &str) -> ApiResult<()> {
-        let is_off = |value: &Value| *value == Value::Bool(false) || value.as_array().is_some_and(Vec::is_empty);
-        match self.take(name).filter(|value| !is_off(value) && value != harmless) {
+        match self.take(name).filter(|value| !other_fields::is_off(value) && value != harmless) {
             Some(_) => Err(ApiError::field(name, why).code("unsupported_parameter")),
             None => Ok(()),
         }
@@ -165,19 +240,11 @@ impl Body {
     /// Checks the fields that were not read. Returns the names of those that are unknown and ignored.
     ///
     /// # Errors
-    /// A field would change the answer and cannot be honoured, or it is unknown and `strict` is set.
+    /// One is unknown and `strict` is set.
     pub fn rest(self, strict: bool) -> ApiResult<Vec<String>> {
-        let mut unknown = Vec::new();
-        let members = self.fields.into_iter().filter(|(_, value)| !value.is_null());
-        for (name, value) in members {
-            let is_off = matches!(&value, Value::Bool(false)) || value.as_array().is_some_and(Vec::is_empty);
-            if REFUSED.contains(&name.as_str()) && !is_off {
-                return Err(ApiError::field(&name, "this server does not support it").code("unsupported_parameter"));
-            }
-            if !INERT.contains(&name.as_str()) && !REFUSED.contains(&name.as_str()) {
-                unknown.push(name);
-            }
-        }
+        let mut unknown: Vec<String> =
+            self.fields.into_iter().filter(|(_, value)| !value.is_null()).map(|(name, _)| name).collect();
+        unknown.extend(self.unknown);
         for (name, is_given) in [("prompt", self.prompts.is_some()), ("tokens", self.tokens.is_some())] {
             if is_given {
                 unknown.push(name.into());
@@ -234,7 +301,8 @@ impl<'de> Visitor<'de> for Reader {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Body, A::Error> {
-        let mut body = Body { fields: Map::new(), prompts: None, tokens: None };
+        let mut body =
+            Body { names: FieldNames::default(), fields: Map::new(), unknown: Vec::new(), prompts: None, tokens: None };
         let mut seen = std::collections::HashSet::new();
         while let Some(name) = map.next_key::<String>()? {
             if !seen.insert(name.clone()) {
@@ -261,58 +329,41 @@ impl<'de> DeserializeSeed<'de> for SmallTree {
     }
 }
 
-/// Reads a text, token ids, or a list of either.
+/// Reads a text, token ids, or a list of either. Another value is described, since the endpoint decides what to say.
 struct PromptReader;
 
 impl<'de> DeserializeSeed<'de> for PromptReader {
-    type Value = Option<Prompts>;
+    type Value = Option<Given>;
 
     fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<Self::Value, D::Error> {
-        d.deserialize_any(self)
+        Ok(match d.deserialize_any(ElementReader { depth: 0 })? {
+            Element::Null => None,
+            Element::Text(text) => Some(Given::Prompts(Prompts::Texts(vec![text]))),
+            Element::Ids(ids) => Some(Given::Prompts(Prompts::Ids(vec![ids]))),
+            Element::Prompts(prompts) => Some(Given::Prompts(prompts)),
+            Element::Id(id) => Some(Given::Wrong(format!("the number {id}"))),
+            Element::Wrong(found) => Some(Given::Wrong(found)),
+        })
     }
 }
 
-impl<'de> Visitor<'de> for PromptReader {
-    type Value = Option<Prompts>;
-
-    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "a text, token ids, or a list of at most {MOST_PROMPTS} of either")
-    }
-
-    fn visit_unit<E: serde::de::Error>(self) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Self::Value, E> {
-        Ok(Some(Prompts::Texts(vec![text.into()])))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        let mut list: Option<Prompts> = None;
-        // A list of numbers is one prompt.
-        let mut ids: Vec<u32> = Vec::new();
-        while let Some(element) = seq.next_element_seed(ElementReader)? {
-            match (element, &mut list) {
-                (Element::Id(id), None) => ids.push(id),
-                (Element::Text(text), None) if ids.is_empty() => list = Some(Prompts::Texts(vec![text])),
-                (Element::Ids(more), None) if ids.is_empty() => list = Some(Prompts::Ids(vec![more])),
-                (Element::Text(text), Some(Prompts::Texts(texts))) if texts.len() < MOST_PROMPTS => texts.push(text),
-                (Element::Ids(more), Some(Prompts::Ids(lists))) if lists.len() < MOST_PROMPTS => lists.push(more),
-                _ => return Err(A::Error::invalid_value(serde::de::Unexpected::Seq, &self)),
-            }
-        }
-        Ok(Some(list.unwrap_or_else(|| Prompts::Ids(vec![ids]))))
-    }
-}
-
-/// Element of a list of prompts.
+/// A value that may be a prompt, a list of prompts, or an element of one.
 enum Element {
+    Null,
     Id(u32),
     Text(String),
     Ids(Vec<u32>),
+    Prompts(Prompts),
+    /// Something else, in words.
+    Wrong(String),
 }
 
-struct ElementReader;
+/// Reads a value. Lists of token ids become numbers at once: as a tree they would take twenty times the memory.
+#[derive(Clone, Copy)]
+struct ElementReader {
+    /// Number of lists around the value.
+    depth: usize,
+}
 
 impl<'de> DeserializeSeed<'de> for ElementReader {
     type Value = Element;
@@ -326,23 +377,83 @@ impl<'de> Visitor<'de> for ElementReader {
     type Value = Element;
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("a text, a token id, or a list of token ids")
+        f.write_str("a text, a token id, or a list of them")
+    }
+
+    fn visit_unit<E: serde::de::Error>(self) -> Result<Element, E> {
+        Ok(if self.depth == 0 { Element::Null } else { Element::Wrong("null".into()) })
+    }
+
+    fn visit_bool<E: serde::de::Error>(self, value: bool) -> Result<Element, E> {
+        Ok(Element::Wrong(value.to_string()))
     }
 
     fn visit_u64<E: serde::de::Error>(self, id: u64) -> Result<Element, E> {
-        u32::try_from(id).map(Element::Id).map_err(|_| E::custom(format_args!("found the token id {id}")))
+        Ok(u32::try_from(id).map_or_else(|_| Element::Wrong(format!("the number {id}")), Element::Id))
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, id: i64) -> Result<Element, E> {
+        Ok(Element::Wrong(format!("the number {id}")))
+    }
+
+    fn visit_f64<E: serde::de::Error>(self, number: f64) -> Result<Element, E> {
+        Ok(Element::Wrong(format!("the number {number}")))
     }
 
     fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Element, E> {
         Ok(Element::Text(text.into()))
     }
 
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Element, A::Error> {
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(Element::Wrong("an object".into()))
+    }
+
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Element, A::Error> {
-        let mut ids = Vec::new();
-        while let Some(id) = seq.next_element::<u32>()? {
-            ids.push(id);
+        let mut list = PromptList::Empty;
+        let inner = ElementReader { depth: self.depth + 1 };
+        while let Some(element) = seq.next_element_seed(inner)? {
+            list.add(element, self.depth);
         }
-        Ok(Element::Ids(ids))
+        Ok(match list {
+            PromptList::Empty => Element::Ids(Vec::new()),
+            PromptList::Ids(ids) => Element::Ids(ids),
+            PromptList::Prompts(prompts) => Element::Prompts(prompts),
+            PromptList::Wrong(found) => Element::Wrong(found),
+        })
+    }
+}
+
+/// List of token ids or of prompts while it is read.
+enum PromptList {
+    Empty,
+    Ids(Vec<u32>),
+    Prompts(Prompts),
+    Wrong(String),
+}
+
+impl PromptList {
+    /// Adds an element of a list that lies in `depth` others.
+    fn add(&mut self, element: Element, depth: usize) {
+        match (&mut *self, element) {
+            (PromptList::Wrong(_), _) => {}
+            (PromptList::Empty, Element::Id(id)) => *self = PromptList::Ids(vec![id]),
+            (PromptList::Ids(ids), Element::Id(id)) => ids.push(id),
+            (PromptList::Empty, Element::Text(text)) if depth == 0 => {
+                *self = PromptList::Prompts(Prompts::Texts(vec![text]));
+            }
+            (PromptList::Empty, Element::Ids(ids)) if depth == 0 => {
+                *self = PromptList::Prompts(Prompts::Ids(vec![ids]));
+            }
+            (PromptList::Prompts(Prompts::Texts(texts)), Element::Text(text)) if texts.len() < MOST_PROMPTS => {
+                texts.push(text);
+            }
+            (PromptList::Prompts(Prompts::Ids(lists)), Element::Ids(ids)) if lists.len() < MOST_PROMPTS => {
+                lists.push(ids);
+            }
+            (_, Element::Wrong(found)) => *self = PromptList::Wrong(format!("a list with {found}")),
+            _ => *self = PromptList::Wrong("a list of different or too many values".into()),
+        }
     }
 }
 
@@ -352,7 +463,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn prompts(text: &str) -> ApiResult<Option<Prompts>> {
-        Body::parse(format!("{{\"prompt\": {text}}}").as_bytes()).map(|mut body| body.take_prompts())
+        Body::parse(format!("{{\"prompt\": {text}}}").as_bytes()).and_then(|mut body| body.take_prompts())
     }
 
     #[test]
@@ -364,15 +475,32 @@ mod tests {
         assert_eq!(prompts("[[1], [], [2, 3]]").unwrap(), Some(Prompts::Ids(vec![vec![1], vec![], vec![2, 3]])));
         assert_eq!(prompts("null").unwrap(), None);
         let many = format!("[{}\"x\"]", "\"x\",".repeat(MOST_PROMPTS));
-        for wrong in ["1", "[1, \"a\"]", "[\"a\", [1]]", "[[1], 2]", "[-1]", "[4294967296]", "[[[1]]]", "{}", &many] {
-            assert!(prompts(wrong).is_err(), "{wrong}");
+        for wrong in [
+            "1",
+            "[1, \"a\"]",
+            "[\"a\", [1]]",
+            "[[1], 2]",
+            "[-1]",
+            "[4294967296]",
+            "[[[1]]]",
+            "{}",
+            "1.5",
+            "true",
+            "[null]",
+            &many,
+        ] {
+            assert_eq!(prompts(wrong).unwrap_err().param.as_deref(), Some("prompt"), "{wrong}");
         }
     }
 
     #[test]
-    fn fields_that_are_left_are_inert_refused_or_unknown() {
-        let rest = |text: &str, strict| Body::parse(text.as_bytes()).unwrap().rest(strict);
+    fn fields_that_are_left_are_unknown() {
+        let rest = |text: &str, strict| {
+            let mut body = Body::parse(text.as_bytes()).unwrap();
+            body.begin(Api::Chat).and_then(|()| body.rest(strict))
+        };
         assert_eq!(rest(r#"{"user": "x", "store": true, "suffix": null, "functions": []}"#, true), Ok(vec![]));
+        assert_eq!(rest(r#"{"messages": [{"x": 1}]}"#, false).unwrap(), ["messages", "messages[0].x"]);
         assert_eq!(rest(r#"{"x": 1, "y": null, "prompt": "a"}"#, false).unwrap(), ["x", "prompt"]);
         assert_eq!(rest(r#"{"x": 1}"#, true).unwrap_err().param.as_deref(), Some("x"));
         assert_eq!(rest(r#"{"suffix": "x"}"#, false).unwrap_err().param.as_deref(), Some("suffix"));
@@ -389,6 +517,26 @@ mod tests {
         let mut read = body("{}");
         read.ignore("text.verbosity");
         assert_eq!(read.rest(false).unwrap(), ["text.verbosity"]);
+    }
+
+    #[test]
+    fn errors_name_fields_as_the_client_does() {
+        let mut names = FieldNames::default();
+        names.call("max_tokens", "max_output_tokens");
+        names.call("response_format", "text.format");
+        struct Case(&'static str, &'static str, &'static str);
+        let cases = [
+            Case("max_tokens", "max_output_tokens", "`max_output_tokens`: found x"),
+            Case("response_format.json_schema", "text.format.json_schema", "`text.format.json_schema`: found x"),
+            Case("max_tokens_of_another", "max_tokens_of_another", "`max_tokens_of_another`: found x"),
+        ];
+        for Case(field, param, message) in cases {
+            let error = names.shown(ApiError::field(field, "found x"));
+            assert_eq!((error.param.as_deref(), error.message.as_str()), (Some(param), message));
+        }
+        let plain = names.shown(ApiError { message: "too many".into(), ..ApiError::field("max_tokens", "") });
+        assert_eq!((plain.param.as_deref(), plain.message.as_str()), (Some("max_output_tokens"), "too many"));
+        assert_eq!(names.shown(ApiError::invalid("x")), ApiError::invalid("x"));
     }
 
     #[test]

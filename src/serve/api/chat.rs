@@ -1,16 +1,16 @@
 //! `/v1/chat/completions`.
 
-use super::answer::{Usage, failure, finish_reason, stop_reason};
+use super::answer::{Usage, failure, finish_reason, hides_end, likelihood, stop_reason};
 use super::body::{Body, expected};
 use super::error::{ApiError, ApiResult};
 use super::form::{Events, Form};
 use super::job::Named;
 use super::messages_in;
+use super::other_fields::Api;
 use super::prepare::{Conversation, Plan, Prepared, Source};
 use super::settings::{Limits, Settings};
 use super::text::{ChatText, Piece};
-use crate::runtime::generate::Likelihood;
-use crate::runtime::text::{Ending, RenderOptions};
+use crate::runtime::text::{Ending, RenderOptions, Variables};
 use crate::serve::model::Facts;
 use crate::serve::reply::{Done, Token};
 use crate::session::tools::{self, ToolChoice};
@@ -28,6 +28,8 @@ pub struct ChatRequest {
     pub max_tokens: Option<usize>,
     /// Number of most likely tokens that are reported with each token.
     pub logprobs: Option<usize>,
+    /// Whether the answer shows the reasoning.
+    pub shows_reasoning: bool,
 }
 
 impl ChatRequest {
@@ -36,12 +38,17 @@ impl ChatRequest {
     /// # Errors
     /// A field has a wrong value, or two contradict each other.
     pub fn take(body: &mut Body, limits: &Limits) -> ApiResult<ChatRequest> {
+        body.begin(Api::Chat)?;
         let settings = Settings::take(body, limits)?;
         let messages = body.take("messages").unwrap_or(Value::Null);
         let messages = messages_in::read(messages)?;
         let (tools, choice, parallel, tools_value) = take_tools(body)?;
-        let options = RenderOptions { tools: tools_value, ..take_rendering(body)? };
+        let mut options = RenderOptions { tools: tools_value, ..take_rendering(body)? };
+        let shows_reasoning = take_reasoning(body, &mut options.variables)?;
         let most = body.count("max_completion_tokens", 1, usize::MAX)?;
+        if most.is_some() {
+            body.names.call("max_tokens", "max_completion_tokens");
+        }
         let max_tokens = most.or(body.count("max_tokens", 1, usize::MAX)?);
         let wanted = body.flag("logprobs", false)?;
         let top = body.count("top_logprobs", 0, limits.max_logprobs)?;
@@ -58,8 +65,52 @@ impl ChatRequest {
             choice,
             parallel,
         };
-        Ok(ChatRequest { source: Source::Chat(Box::new(chat)), settings, max_tokens, logprobs })
+        Ok(ChatRequest { source: Source::Chat(Box::new(chat)), settings, max_tokens, logprobs, shows_reasoning })
     }
+}
+
+/// Takes whether the model reasons, as variables of the template, in the forms of Qwen, GLM and DeepSeek (`thinking`)
+/// and OpenRouter (`reasoning`). Returns whether the answer shows the reasoning.
+fn take_reasoning(body: &mut Body, variables: &mut Variables) -> ApiResult<bool> {
+    let mut shows = body.flag("include_reasoning", true)?;
+    let mut thinks = body.take("enable_thinking").map(|value| flag(&value, "enable_thinking")).transpose()?;
+    if let Some(members) = body.object("thinking")? {
+        thinks = match members.get("type").and_then(Value::as_str) {
+            Some("enabled") => Some(true),
+            Some("disabled") => Some(false),
+            Some("adaptive" | "auto") => thinks,
+            _ => return Err(ApiError::field("thinking.type", "expected enabled, disabled or auto")),
+        };
+    }
+    if let Some(members) = body.object("reasoning")? {
+        let of = |name: &str| members.get(name).filter(|value| !value.is_null());
+        match of("effort") {
+            None => {}
+            Some(effort @ Value::String(_)) => _ = variables.insert("reasoning_effort".into(), effort.clone()),
+            Some(other) => return Err(expected("reasoning.effort", "a text", other)),
+        }
+        if let Some(value) = of("enabled") {
+            thinks = Some(flag(value, "reasoning.enabled")?);
+        }
+        if let Some(value) = of("exclude") {
+            shows &= !flag(value, "reasoning.exclude")?;
+        }
+    }
+    variables.extend(thinks.map(|thinks| ("enable_thinking".to_string(), json!(thinks))));
+    Ok(shows)
+}
+
+fn flag(value: &Value, place: &str) -> ApiResult<bool> {
+    value.as_bool().ok_or_else(|| expected(place, "true or false", value))
+}
+
+/// Parts of a request that decide about the form of the answer.
+#[derive(Debug, Clone, Copy)]
+pub struct ChatForm {
+    /// Whether log-probabilities are reported.
+    pub logprobs: bool,
+    /// Whether the answer shows the reasoning.
+    pub shows_reasoning: bool,
 }
 
 /// Takes how the template is rendered.
@@ -96,12 +147,12 @@ fn take_tools(body: &mut Body) -> ApiResult<Tools> {
 /// # Errors
 /// One of them has another form, or a call is required and there is no tool.
 pub fn read_tools(tools: Option<Value>, choice: Option<Value>, parallel: bool) -> ApiResult<Tools> {
+    let is_listed = tools.is_some();
     let Some(value) = tools.filter(|tools| tools.as_array().is_none_or(|list| !list.is_empty())) else {
-        return match choice {
+        // An empty list of tools is one that no tool was added to; such clients leave their choice as it is.
+        let is_idle = |choice: &Value| is_listed && (*choice == json!("none") || *choice == json!("auto"));
+        return match choice.filter(|choice| !is_idle(choice)) {
             None => Ok((Vec::new(), ToolChoice::None, parallel, None)),
-            Some(choice) if choice == json!("none") || choice == json!("auto") => {
-                Ok((Vec::new(), ToolChoice::None, parallel, None))
-            }
             Some(choice) => Err(expected("tool_choice", "`tools` with it", &choice)),
         };
     };
@@ -116,6 +167,9 @@ pub struct Chat {
     facts: Arc<Facts>,
     settings: Settings,
     logprobs: bool,
+    shows_reasoning: bool,
+    /// Tokens of the request that end an answer.
+    stop_ids: Vec<u32>,
     prompt_ids: Vec<u32>,
     texts: Vec<Text>,
     usage: Usage,
@@ -124,21 +178,31 @@ pub struct Chat {
 /// An answer that is generated.
 struct Text {
     chat: ChatText,
-    /// Entries of the list of tokens, those that were not streamed yet.
+    /// Entries of the list of tokens.
     logprobs: Vec<Value>,
     ids: Vec<u32>,
+    waiting: Waiting,
     begun: bool,
     finish: Option<&'static str>,
     stop_reason: Value,
 }
 
+/// Tokens whose text is not shown yet.
+#[derive(Default)]
+struct Waiting {
+    /// Entries of the list of tokens.
+    logprobs: Vec<Value>,
+    ids: Vec<u32>,
+}
+
 impl Chat {
     /// Creates the answer to a request that was prepared.
-    pub fn new(named: Named, logprobs: bool, plan: &Plan, prepared: &mut Prepared) -> Chat {
+    pub fn new(named: Named, request: &ChatForm, plan: &Plan, prepared: &mut Prepared) -> Chat {
         let text = |parser| Text {
             chat: ChatText::new(parser),
             logprobs: Vec::new(),
             ids: Vec::new(),
+            waiting: Waiting::default(),
             begun: false,
             finish: None,
             stop_reason: Value::Null,
@@ -148,7 +212,9 @@ impl Chat {
             named,
             facts: plan.facts.clone(),
             settings: plan.settings.clone(),
-            logprobs,
+            logprobs: request.logprobs,
+            shows_reasoning: request.shows_reasoning,
+            stop_ids: plan.stop_ids(),
             usage: Usage { prompt: prompt_ids.len(), ..Usage::default() },
             prompt_ids,
             texts: std::mem::take(&mut prepared.parsers).into_iter().map(text).collect(),
@@ -166,52 +232,66 @@ impl Chat {
         })
     }
 
-    fn likelihood(&self, likely: &Likelihood) -> Value {
-        let one = |candidate: &crate::runtime::sampler::Candidate| {
-            let (id, logprob) = (candidate.id, candidate.logprob.max(super::completions::LOWEST));
-            json!({"token": self.facts.tokens.text(id), "logprob": logprob, "bytes": self.facts.tokens.bytes(id)})
-        };
-        let mut object = one(&likely.0);
-        object["top_logprobs"] = likely.1.iter().map(one).collect();
-        object
-    }
-
-    /// Adds an event with the change of an answer.
-    fn delta(&mut self, choice: usize, delta: Value, ids: &[u32], events: &mut Events) {
-        let logprobs = match (self.logprobs, std::mem::take(&mut self.texts[choice].logprobs)) {
-            (true, entries) if !entries.is_empty() => json!({"content": entries}),
-            _ => Value::Null,
+    /// Adds an event with the change of an answer, and with the tokens whose text it shows.
+    fn delta(&self, choice: usize, delta: Value, tokens: Waiting, events: &mut Events) {
+        let logprobs = match tokens.logprobs {
+            entries if entries.is_empty() => Value::Null,
+            entries => json!({"content": entries}),
         };
         let text = &self.texts[choice];
         let mut part = json!({"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": text.finish});
         if text.finish.is_some() {
             part["stop_reason"] = text.stop_reason.clone();
         }
+        let mut object = self.object("chat.completion.chunk", Value::Null);
         if self.settings.return_token_ids {
-            part["token_ids"] = json!(ids);
+            part["token_ids"] = json!(tokens.ids);
+            if delta_begins(&part) {
+                object["prompt_token_ids"] = json!(self.prompt_ids);
+            }
         }
-        let mut object = self.object("chat.completion.chunk", json!([part]));
+        object["choices"] = json!([part]);
         if self.settings.continuous_usage {
             object["usage"] = self.usage.to_json();
+        } else if self.settings.include_usage {
+            object["usage"] = Value::Null;
         }
         events.data(|| object);
     }
 
-    /// Adds events for new pieces of an answer.
-    fn pieces(&mut self, choice: usize, pieces: Vec<Piece>, ids: &[u32], events: &mut Events) {
+    /// Adds the event with which an answer begins, once.
+    fn begin(&mut self, choice: usize, events: &mut Events) {
+        if !std::mem::replace(&mut self.texts[choice].begun, true) {
+            self.delta(choice, json!({"role": "assistant", "content": ""}), Waiting::default(), events);
+        }
+    }
+
+    /// Takes new pieces of an answer, which show the text of all tokens that waited.
+    fn pieces(&mut self, choice: usize, mut pieces: Vec<Piece>, events: &mut Events) {
+        let had_pieces = !pieces.is_empty();
+        if !self.shows_reasoning {
+            pieces.retain(|piece| !matches!(piece, Piece::Reasoning(_)));
+        }
+        let text = &mut self.texts[choice];
+        if pieces.is_empty() && had_pieces {
+            text.waiting.logprobs.clear();
+        } else if !self.settings.stream && had_pieces {
+            text.logprobs.append(&mut text.waiting.logprobs);
+        }
         if !self.settings.stream {
             return;
         }
-        let mut ids = ids;
         for piece in pieces {
-            let mut delta = delta_of(piece);
-            if !std::mem::replace(&mut self.texts[choice].begun, true) {
-                self.delta(choice, json!({"role": "assistant", "content": ""}), &[], events);
-            }
-            self.delta(choice, delta.take(), ids, events);
-            ids = &[];
+            self.begin(choice, events);
+            let tokens = std::mem::take(&mut self.texts[choice].waiting);
+            self.delta(choice, delta_of(piece), tokens, events);
         }
     }
+}
+
+/// Returns true for the first event of an answer.
+fn delta_begins(part: &Value) -> bool {
+    part["delta"].get("role").is_some()
 }
 
 fn delta_of(piece: Piece) -> Value {
@@ -231,16 +311,14 @@ impl Form for Chat {
     fn token(&mut self, token: Token, events: &mut Events) {
         let choice = token.choice;
         self.usage.generated += 1;
-        if self.logprobs
-            && let Some(likely) = &token.likely
-        {
-            let entry = self.likelihood(likely);
-            self.texts[choice].logprobs.push(entry);
-        }
         let text = &mut self.texts[choice];
+        if let Some(likely) = token.likely.as_ref().filter(|_| self.logprobs) {
+            text.waiting.logprobs.push(likelihood(&self.facts, likely, self.settings.tokens_as_ids));
+        }
+        text.waiting.ids.push(token.id);
         text.ids.push(token.id);
         let pieces = text.chat.push(token.id, &token.text);
-        self.pieces(choice, pieces, &[token.id], events);
+        self.pieces(choice, pieces, events);
     }
 
     fn done(&mut self, done: Done, events: &mut Events) -> ApiResult<()> {
@@ -252,18 +330,22 @@ impl Form for Chat {
             self.usage.cached = completion.reused_tokens;
         }
         let pieces = self.texts[choice].chat.finish();
-        self.pieces(choice, pieces, &[], events);
+        self.pieces(choice, pieces, events);
         let text = &mut self.texts[choice];
         text.finish = Some(match finish_reason(completion.finish) {
             "stop" if !text.chat.calls.is_empty() => "tool_calls",
             reason => reason,
         });
-        text.stop_reason = stop_reason(&completion);
+        text.stop_reason = stop_reason(&completion, &self.stop_ids);
+        let mut last = std::mem::take(&mut text.waiting);
+        if hides_end(completion.finish) {
+            last.logprobs.clear();
+        }
         if self.settings.stream {
-            if !std::mem::replace(&mut self.texts[choice].begun, true) {
-                self.delta(choice, json!({"role": "assistant", "content": ""}), &[], events);
-            }
-            self.delta(choice, json!({}), &[], events);
+            self.begin(choice, events);
+            self.delta(choice, json!({}), last, events);
+        } else {
+            text.logprobs.append(&mut last.logprobs);
         }
         Ok(())
     }
@@ -283,7 +365,7 @@ impl Form for Chat {
         let mut choices = Vec::new();
         for (index, text) in self.texts.iter_mut().enumerate() {
             let mut message = json!({"role": "assistant", "content": text.chat.content_or_null(), "refusal": null});
-            if !text.chat.reasoning.is_empty() {
+            if !text.chat.reasoning.is_empty() && self.shows_reasoning {
                 message["reasoning"] = json!(text.chat.reasoning);
                 message["reasoning_content"] = json!(text.chat.reasoning);
             }

@@ -1,10 +1,11 @@
 //! `/v1/completions`.
 
-use super::answer::{Usage, failure, finish_reason, stop_reason};
+use super::answer::{LOWEST, Usage, failure, finish_reason, hides_end, stop_reason, token_name};
 use super::body::{Body, Prompts};
 use super::error::{ApiError, ApiResult};
 use super::form::{Events, Form};
 use super::job::Named;
+use super::other_fields::Api;
 use super::prepare::{Plan, Prepared, ShownPrompt, Source};
 use super::settings::{Limits, Settings};
 use crate::runtime::generate::Likelihood;
@@ -15,8 +16,6 @@ use std::sync::Arc;
 
 /// Tokens of an answer unless the request says otherwise.
 const MAX_TOKENS: usize = 16;
-/// Log-probability of a token that cannot occur; JSON has no infinity.
-pub(super) const LOWEST: f64 = -9999.0;
 
 /// Request to continue texts.
 #[derive(Debug)]
@@ -41,15 +40,16 @@ impl CompletionRequest {
     /// # Errors
     /// A field has a wrong value, or two contradict each other.
     pub fn take(body: &mut Body, limits: &Limits) -> ApiResult<CompletionRequest> {
+        body.begin(Api::Completions)?;
         let settings = Settings::take(body, limits)?;
         let special = body.flag("add_special_tokens", true)?;
-        let sources = match body.take_prompts() {
+        let sources = match body.take_prompts()? {
             None => return Err(ApiError::field("prompt", "found none, expected a text or token ids")),
             Some(Prompts::Texts(texts)) => texts.into_iter().map(|text| Source::Text(text, special)).collect(),
             Some(Prompts::Ids(lists)) => lists.into_iter().map(Source::Ids).collect::<Vec<_>>(),
         };
         let echo = body.flag("echo", false)?;
-        let max_tokens = body.count("max_tokens", usize::from(!echo), usize::MAX)?.unwrap_or(MAX_TOKENS);
+        let max_tokens = body.count("max_tokens", 0, usize::MAX)?.unwrap_or(MAX_TOKENS);
         let logprobs = body.count("logprobs", 0, limits.max_logprobs)?;
         let best_of = body.count("best_of", 1, limits.max_n)?.unwrap_or(settings.n);
         if best_of < settings.n {
@@ -81,6 +81,8 @@ struct Text {
     /// Bytes of `text` that were streamed.
     sent: usize,
     ids: Vec<u32>,
+    /// Number of `ids` that were streamed.
+    sent_ids: usize,
     logprobs: Logprobs,
     /// Sum of the log-probabilities of the tokens of the answer.
     sum: f64,
@@ -92,6 +94,8 @@ struct Text {
 /// Lists of the object `logprobs`.
 #[derive(Debug, Default)]
 struct Logprobs {
+    /// Whether tokens are named by their ids.
+    as_ids: bool,
     tokens: Vec<String>,
     token_logprobs: Vec<Value>,
     top_logprobs: Vec<Value>,
@@ -100,19 +104,28 @@ struct Logprobs {
 
 impl Logprobs {
     fn push(&mut self, facts: &Facts, id: u32, likely: Option<&Likelihood>, offset: usize) {
-        self.tokens.push(facts.tokens.text(id));
+        self.tokens.push(token_name(facts, id, self.as_ids));
         self.text_offset.push(offset);
         self.token_logprobs.push(likely.map_or(Value::Null, |(own, _)| json!(own.logprob.max(LOWEST))));
         self.top_logprobs.push(likely.map_or(Value::Null, |(own, top)| {
             let mut named = Map::new();
             let missing = (!top.iter().any(|one| one.id == own.id)).then_some(own);
             for one in top.iter().chain(missing) {
-                let text = facts.tokens.text(one.id);
+                let text = token_name(facts, one.id, self.as_ids);
                 let name = if named.contains_key(&text) { format!("token_id:{}", one.id) } else { text };
                 named.insert(name, json!(one.logprob.max(LOWEST)));
             }
             Value::Object(named)
         }));
+    }
+
+    /// Removes the last tokens, which do not belong to a text of `length` characters.
+    fn cut(&mut self, length: usize) {
+        let kept = self.text_offset.iter().rposition(|offset| *offset < length).map_or(0, |last| last + 1);
+        self.tokens.truncate(kept);
+        self.token_logprobs.truncate(kept);
+        self.top_logprobs.truncate(kept);
+        self.text_offset.truncate(kept);
     }
 
     /// Appends the lists of a text that begins after `before` characters.
@@ -124,7 +137,8 @@ impl Logprobs {
     }
 
     fn take(&mut self) -> Value {
-        let Logprobs { tokens, token_logprobs, top_logprobs, text_offset } = std::mem::take(self);
+        let empty = Logprobs { as_ids: self.as_ids, ..Logprobs::default() };
+        let Logprobs { tokens, token_logprobs, top_logprobs, text_offset, .. } = std::mem::replace(self, empty);
         json!({
             "tokens": tokens,
             "token_logprobs": token_logprobs,
@@ -140,6 +154,8 @@ pub struct Completions {
     named: Named,
     facts: Arc<Facts>,
     request: Shown,
+    /// Tokens of the request that end an answer.
+    stop_ids: Vec<u32>,
     prompts: Vec<Vec<u32>>,
     /// Text of each prompt, and the characters before each of its tokens; empty without echo.
     shown_prompts: Vec<ShownPrompt>,
@@ -165,7 +181,8 @@ impl Completions {
     /// Creates the answer to a request that was prepared.
     pub fn new(named: Named, request: &CompletionRequest, plan: &Plan, prepared: &Prepared) -> Completions {
         let settings = &request.settings;
-        let texts = (0..prepared.choices.len()).map(|_| Text::default()).collect();
+        let logprobs = || Logprobs { as_ids: settings.tokens_as_ids, ..Logprobs::default() };
+        let texts = (0..prepared.choices.len()).map(|_| Text { logprobs: logprobs(), ..Text::default() }).collect();
         let prompt = prepared.prompts.iter().map(Vec::len).sum();
         Completions {
             named,
@@ -181,6 +198,7 @@ impl Completions {
                 continuous_usage: settings.continuous_usage,
                 return_token_ids: settings.return_token_ids,
             },
+            stop_ids: plan.stop_ids(),
             prompts: prepared.prompts.clone(),
             shown_prompts: prepared.shown.clone(),
             texts,
@@ -220,12 +238,13 @@ impl Completions {
         })
     }
 
-    /// Adds the event for the text that a choice has gained.
-    fn chunk(&mut self, choice: usize, ids: &[u32], events: &mut Events) {
-        if !self.request.stream {
+    /// Adds the event for the text that a choice has gained, if there is some or the choice has ended.
+    fn chunk(&mut self, choice: usize, events: &mut Events) {
+        let prompt = self.prompt_of(choice);
+        let text = &mut self.texts[choice];
+        if !self.request.stream || text.sent == text.text.len() && text.finish.is_none() {
             return;
         }
-        let text = &mut self.texts[choice];
         let new = text.text[text.sent..].to_string();
         text.sent = text.text.len();
         let logprobs = self.request.logprobs.map_or(Value::Null, |_| text.logprobs.take());
@@ -237,11 +256,17 @@ impl Completions {
             "stop_reason": text.stop_reason,
         });
         if self.request.return_token_ids {
-            part["token_ids"] = json!(ids);
+            if text.sent_ids == 0 {
+                part["prompt_token_ids"] = json!(self.prompts[prompt]);
+            }
+            part["token_ids"] = json!(text.ids[text.sent_ids..]);
+            text.sent_ids = text.ids.len();
         }
         let mut object = self.object(json!([part]));
         if self.request.continuous_usage {
             object["usage"] = self.usage.to_json();
+        } else if self.request.include_usage {
+            object["usage"] = Value::Null;
         }
         events.data(|| object);
     }
@@ -283,7 +308,7 @@ impl Form for Completions {
         }
         text.text += &token.text;
         if !self.holds() {
-            self.chunk(choice, &[token.id], events);
+            self.chunk(choice, events);
         }
     }
 
@@ -295,20 +320,24 @@ impl Form for Completions {
         if choice.is_multiple_of(self.request.best_of) {
             self.usage.cached += completion.reused_tokens;
         }
-        let answer = self.holds().then(|| std::mem::take(&mut self.texts[choice]));
+        if hides_end(completion.finish) {
+            let text = &mut self.texts[choice];
+            text.logprobs.cut(text.text.chars().count());
+        }
+        let empty = Logprobs { as_ids: self.texts[choice].logprobs.as_ids, ..Logprobs::default() };
+        let empty = Text { logprobs: empty, ..Text::default() };
+        let answer = self.holds().then(|| std::mem::replace(&mut self.texts[choice], empty));
         self.begin(choice, &completion.scores);
-        let mut ids = Vec::new();
         let text = &mut self.texts[choice];
         if let Some(answer) = answer {
             let before = text.text.chars().count();
             text.logprobs.append(answer.logprobs, before);
             text.text += &answer.text;
             (text.ids, text.sum) = (answer.ids, answer.sum);
-            ids.clone_from(&text.ids);
         }
         text.finish = Some(if self.request.max_tokens == 0 { "length" } else { finish_reason(completion.finish) });
-        text.stop_reason = stop_reason(&completion);
-        self.chunk(choice, &ids, events);
+        text.stop_reason = stop_reason(&completion, &self.stop_ids);
+        self.chunk(choice, events);
         Ok(())
     }
 

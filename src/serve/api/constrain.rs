@@ -47,11 +47,10 @@ fn uncounted(encoder: &Encoder<'_>, source: &Source, ids: &[u32], plan: &Plan) -
         Source::Chat(chat) if !chat.tools.is_empty() && chat.choice != ToolChoice::None => Some(chat),
         _ => None,
     };
-    // Free text that is JSON cannot contain a call.
-    if let Some(own) = &settings.constraint {
-        if chat.is_some_and(|chat| chat.choice != ToolChoice::Auto) {
-            return Err(ApiError::field("response_format", "found it together with a tool that must be called"));
-        }
+    // Free text that is JSON cannot contain a call. An answer that must be a call has no text that could have a form.
+    if let Some(own) = &settings.constraint
+        && chat.is_none_or(|chat| chat.choice == ToolChoice::Auto)
+    {
         let constraint = compile(own.clone()).map_err(|e| ApiError::of_field("response_format", &e))?;
         let ignored = constraint.ignored().iter().map(|pointer| path(settings.schema_field, pointer)).collect();
         return done(constraint, ignored);

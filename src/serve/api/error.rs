@@ -1,7 +1,5 @@
 //! Errors of the HTTP API.
 
-use crate::error::{Cause, Error};
-use crate::resources::is_exhausted;
 use crate::sched::Rejection;
 use crate::serve::reply::Refusal;
 use axum::http::StatusCode;
@@ -48,11 +46,6 @@ impl ApiError {
     /// Sets the name for programs.
     pub fn code(self, code: &'static str) -> ApiError {
         ApiError { code: Some(code), ..self }
-    }
-
-    /// Converts an error about the field `param`.
-    pub fn of_field(param: &str, error: &Error) -> ApiError {
-        ApiError { param: Some(param.to_string()), ..ApiError::from(error) }
     }
 
     /// Converts a refusal of the engine.
@@ -110,8 +103,7 @@ impl ApiError {
 
     /// Returns the object of OpenAI's API.
     pub fn to_json(&self) -> Value {
-        let (kind, code) = (self.kind(), self.code.map_or_else(|| json!(self.status.as_u16()), |code| json!(code)));
-        json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": code}})
+        json!({"error": {"message": self.message, "type": self.kind(), "param": self.param, "code": self.code}})
     }
 
     /// Returns the object of Anthropic's API.
@@ -124,44 +116,5 @@ impl ApiError {
             _ => self.kind(),
         };
         json!({"type": "error", "error": {"type": kind, "message": self.message}})
-    }
-}
-
-/// An error of the library: what the request is to blame for has status 400.
-impl From<&Error> for ApiError {
-    fn from(error: &Error) -> ApiError {
-        let status = match error.cause() {
-            Cause::Usage(_) | Cause::Corrupt(_) | Cause::Unsupported(_) => StatusCode::BAD_REQUEST,
-            Cause::OutOfMemory(_) => StatusCode::SERVICE_UNAVAILABLE,
-            Cause::Io(e) if is_exhausted(e) => StatusCode::SERVICE_UNAVAILABLE,
-            _ => StatusCode::INTERNAL_SERVER_ERROR,
-        };
-        let message = match error.help_text() {
-            Some(help) => format!("{}; {help}", error.cause()),
-            None => error.cause().to_string(),
-        };
-        let retry_after = (status == StatusCode::SERVICE_UNAVAILABLE).then_some(5);
-        ApiError { retry_after, ..ApiError::new(status, message) }
-    }
-}
-
-impl From<Error> for ApiError {
-    fn from(error: Error) -> ApiError {
-        ApiError::from(&error)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_the_system_lacks_now_may_be_asked_again() {
-        for (errno, status, wait) in [(24, 503, Some(5)), (12, 503, Some(5)), (5, 500, None)] {
-            let error = ApiError::from(Error::from(std::io::Error::from_raw_os_error(errno)));
-            assert_eq!((error.status.as_u16(), error.retry_after), (status, wait), "{errno}");
-        }
-        let error = ApiError::from(Error::new(Cause::OutOfMemory("x".into())));
-        assert_eq!((error.status.as_u16(), error.retry_after), (503, Some(5)));
     }
 }

@@ -1,9 +1,9 @@
 //! A request of any endpoint that generates text.
 
 use super::body::Body;
-use super::chat::{Chat, ChatRequest};
+use super::chat::{Chat, ChatForm, ChatRequest};
 use super::completions::{CompletionRequest, Completions};
-use super::error::ApiResult;
+use super::error::{ApiError, ApiResult};
 use super::form::Form;
 use super::prepare::{Plan, Prepared, Source};
 use super::settings::{Limits, Settings};
@@ -44,6 +44,25 @@ pub struct Job {
     pub form: MakeForm,
 }
 
+impl Job {
+    /// Checks settings against each other.
+    ///
+    /// # Errors
+    /// An answer must have more tokens than it may have.
+    pub fn check(&self) -> ApiResult<()> {
+        match self.max_tokens.filter(|most| self.settings.min_tokens > *most) {
+            Some(most) => {
+                let found = self.settings.min_tokens;
+                Err(ApiError::field(
+                    "min_tokens",
+                    format!("found {found}, expected at most the {most} of `max_tokens`"),
+                ))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
 /// Reads the request of an endpoint.
 pub type ReadJob = fn(&mut Body, &Limits) -> ApiResult<Job>;
 
@@ -72,7 +91,8 @@ pub fn completions(body: &mut Body, limits: &Limits) -> ApiResult<Job> {
 /// # Errors
 /// A field has a wrong value.
 pub fn chat(body: &mut Body, limits: &Limits) -> ApiResult<Job> {
-    let ChatRequest { source, settings, max_tokens, logprobs } = ChatRequest::take(body, limits)?;
+    let ChatRequest { source, settings, max_tokens, logprobs, shows_reasoning } = ChatRequest::take(body, limits)?;
+    let form = ChatForm { logprobs: logprobs.is_some(), shows_reasoning };
     Ok(Job {
         sources: vec![source],
         texts: settings.n,
@@ -82,6 +102,6 @@ pub fn chat(body: &mut Body, limits: &Limits) -> ApiResult<Job> {
         score: None,
         echo: false,
         id: "chatcmpl-",
-        form: Box::new(move |named, plan, prepared| Box::new(Chat::new(named, logprobs.is_some(), plan, prepared))),
+        form: Box::new(move |named, plan, prepared| Box::new(Chat::new(named, &form, plan, prepared))),
     })
 }

@@ -2,14 +2,16 @@
 
 use super::constrain::{self, Constrained};
 use super::error::{ApiError, ApiResult};
-use super::settings::Settings;
-use crate::error::Cause;
+use super::settings::{Settings, Truncation};
+use crate::error::{Cause, Error};
 use crate::runtime::adapters::AdapterSet;
 use crate::runtime::generate::{Ends, Request};
-use crate::runtime::sampler::Sampling;
+use crate::runtime::sampler::{Counted, Sampling};
+use crate::runtime::text::chat::check_variables;
 use crate::runtime::text::{Message, RenderOptions, TextStream};
 use crate::serve::model::Facts;
 use crate::session::Encoder;
+use crate::session::prompt_request::PromptRequest;
 use crate::session::tools::{OutputParser, Tool, ToolChoice};
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -80,6 +82,14 @@ pub struct Plan {
     pub seed: u64,
 }
 
+impl Plan {
+    /// Returns the tokens that end an answer because the request names them, and not because the model ends there.
+    pub fn stop_ids(&self) -> Vec<u32> {
+        let ends_anyway = |id: &u32| !self.settings.ignore_eos && self.facts.eos.contains(id);
+        self.settings.stop_tokens.iter().copied().filter(|id| !ends_anyway(id)).collect()
+    }
+}
+
 /// Requests for the engine.
 #[derive(Debug, Default)]
 pub struct Prepared {
@@ -144,12 +154,12 @@ pub fn prepare(encoder: &Encoder<'_>, sources: &[Source], plan: &Plan) -> MaybeP
     let (mut prepared, mut tokens) = (Prepared::default(), 0);
     for source in sources {
         let mut ids = encode(encoder, source, plan)?;
-        if let Some(most) = plan.settings.truncate {
-            ids.drain(..ids.len().saturating_sub(most));
+        if let Some(truncation) = plan.settings.truncate {
+            truncate(&mut ids, truncation, plan);
         }
-        check_length(&ids, plan)?;
+        check_length(source.field(), &ids, plan)?;
         tokens += ids.len() * plan.texts;
-        check_size(tokens, sources.len(), plan)?;
+        check_size(source.field(), tokens, sources.len(), plan)?;
         let Constrained { constraint, ignored, spent } = constrain::constraint(encoder, source, &ids, plan)?;
         if prepared.prompts.is_empty() {
             prepared.ignored = ignored;
@@ -164,7 +174,7 @@ pub fn prepare(encoder: &Encoder<'_>, sources: &[Source], plan: &Plan) -> MaybeP
                 adapters: Some(adapters.clone()),
                 ..request(ids.clone(), sampling.clone(), seed, source, plan)
             };
-            encoder.check(&request)?;
+            encoder.check(&request).map_err(|e| ApiError::of_field(source.field(), &e))?;
             prepared.choices.push(request);
             if let Source::Chat(chat) = source {
                 let tokenizer = encoder.tokenizer()?;
@@ -181,6 +191,17 @@ pub fn prepare(encoder: &Encoder<'_>, sources: &[Source], plan: &Plan) -> MaybeP
     Ok(Some(prepared))
 }
 
+/// Shortens a prompt.
+fn truncate(ids: &mut Vec<u32>, truncation: Truncation, plan: &Plan) {
+    let room = || plan.facts.context.saturating_sub(plan.max_tokens.unwrap_or(1)).max(1);
+    let most = truncation.tokens.unwrap_or_else(room);
+    if truncation.keeps_beginning {
+        ids.truncate(most);
+    } else {
+        ids.drain(..ids.len().saturating_sub(most));
+    }
+}
+
 fn request(ids: Vec<u32>, sampling: Sampling, seed: u64, source: &Source, plan: &Plan) -> Request {
     let (settings, facts) = (&plan.settings, &plan.facts);
     let (mut stop, mut tokens) = (settings.stop.clone(), settings.stop_tokens.clone());
@@ -189,7 +210,7 @@ fn request(ids: Vec<u32>, sampling: Sampling, seed: u64, source: &Source, plan: 
         stop.extend(format.end_texts.iter().cloned());
         tokens.extend(&format.end_tokens);
     }
-    let rest = (facts.context + 1).saturating_sub(ids.len());
+    let rest = facts.context.saturating_sub(ids.len());
     Request {
         max_new: plan.max_tokens.unwrap_or(rest).min(rest),
         sampling,
@@ -219,33 +240,55 @@ fn salt(plan: &Plan) -> Vec<u8> {
 }
 
 fn encode(encoder: &Encoder<'_>, source: &Source, plan: &Plan) -> ApiResult<Vec<u32>> {
-    let encoded = match source {
-        Source::Ids(ids) => return Ok(ids.clone()),
+    match source {
+        Source::Ids(ids) => Ok(ids.clone()),
         Source::Text(text, add_special_tokens) => {
             let text = normalized(text, plan)?;
-            encoder.encode(&text, *add_special_tokens)
+            encoder.encode(&text, *add_special_tokens).map_err(|e| encode_error(source.field(), &e))
         }
         Source::Chat(chat) => {
-            let template = plan.facts.template.as_ref().ok_or_else(|| no_template(chat))?;
             let mut messages = Cow::Borrowed(&chat.messages[..]);
             if plan.settings.sampling.normalize.is_some() {
                 for message in messages.to_mut() {
                     message.content = normalized(&message.content, plan)?.into_owned();
                 }
             }
-            encoder.encode_chat(&template.template.template, &messages, &chat.options)
+            encode_chat(encoder, &plan.facts, chat, &messages)
         }
-    };
-    encoded.map_err(|e| match e.cause() {
+    }
+}
+
+/// Renders and encodes a conversation, whose messages may be others than its own.
+///
+/// # Errors
+/// The model has no template, or the template refuses the conversation; the message names the field.
+pub fn encode_chat(
+    encoder: &Encoder<'_>,
+    facts: &Facts,
+    chat: &Conversation,
+    messages: &[Message],
+) -> ApiResult<Vec<u32>> {
+    let template = &facts.template.as_ref().ok_or_else(|| no_template(chat))?.template.template;
+    check_variables(&chat.options.variables).map_err(|e| ApiError::of_field("chat_template_kwargs", &e))?;
+    if chat.options.tools.is_some() && !template.reads_tools() {
+        let found = "the chat template of the model has no place for tools; leave them out";
+        return Err(ApiError::field("tools", found).code("unsupported_parameter"));
+    }
+    encoder.encode_chat(template, messages, &chat.options).map_err(|e| encode_error(chat.field, &e))
+}
+
+/// Converts the error of a prompt that cannot be encoded; `field` is that of the prompt.
+pub fn encode_error(field: &str, error: &Error) -> ApiError {
+    match error.cause() {
         Cause::Usage(found) if found.contains("tokens") || found.contains("bytes") => {
-            ApiError::of_field(source.field(), &e).code("context_length_exceeded")
+            ApiError::of_field(field, error).code("context_length_exceeded")
         }
         // The help is about the template, but the conversation is too long.
         Cause::Corrupt(found) if found.contains("the limit for the context") => {
-            ApiError::field(source.field(), found).code("context_length_exceeded")
+            ApiError::field(field, found).code("context_length_exceeded")
         }
-        _ => ApiError::of_field(source.field(), &e),
-    })
+        _ => ApiError::of_field(field, error),
+    }
 }
 
 /// Converts a text to the Unicode form that the request names.
@@ -261,33 +304,35 @@ pub fn no_template(chat: &Conversation) -> ApiError {
     ApiError::field(chat.field, "the model has no chat template; use /v1/completions").code("no_chat_template")
 }
 
-fn check_length(ids: &[u32], plan: &Plan) -> ApiResult<()> {
+/// Checks the tokens of the prompt in `field`.
+fn check_length(field: &str, ids: &[u32], plan: &Plan) -> ApiResult<()> {
     let (tokens, context) = (ids.len(), plan.facts.context);
     let needed = tokens + usize::from(plan.max_tokens != Some(0));
     if tokens == 0 {
-        return Err(ApiError::field("prompt", "found no token, expected at least one"));
+        return Err(ApiError::field(field, "found no token, expected at least one"));
     }
-    if needed > context + 1 || tokens > context {
+    if needed > context {
         let message = format!("found {tokens} tokens, but the context of the model is {context}");
-        return Err(ApiError::field("prompt", message).code("context_length_exceeded"));
+        return Err(ApiError::field(field, message).code("context_length_exceeded"));
     }
     match ids.iter().find(|id| **id as usize >= plan.facts.vocab) {
         Some(id) => {
             let most = plan.facts.vocab;
-            Err(ApiError::field("prompt", format!("found the token id {id}, expected an id below {most}")))
+            Err(ApiError::field(field, format!("found the token id {id}, expected an id below {most}")))
         }
         None => Ok(()),
     }
 }
 
-/// Checks that the memory of a request and of its answer is bounded. `tokens` are those of the prompts so far.
-fn check_size(tokens: usize, prompts: usize, plan: &Plan) -> ApiResult<()> {
+/// Checks that the memory of a request and of its answer is bounded. `tokens` are those of the prompts so far, which
+/// are the value of `field`.
+fn check_size(field: &str, tokens: usize, prompts: usize, plan: &Plan) -> ApiResult<()> {
     if tokens > MOST_TOKENS {
         let message = format!("found more than {MOST_TOKENS} tokens of all prompts, counted for each answer");
-        return Err(ApiError::field("prompt", message).code("too_large"));
+        return Err(ApiError::field(field, message).code("too_large"));
     }
     let scores = plan.score.map_or(0, |k| tokens.saturating_mul(k + 1));
-    let answers = plan.max_tokens.unwrap_or(plan.facts.context).min(plan.facts.context + 1);
+    let answers = plan.max_tokens.unwrap_or(plan.facts.context).min(plan.facts.context);
     let answers = answers.saturating_mul(prompts * plan.texts);
     let logprobs = plan.logprobs.map_or(0, |k| answers.saturating_mul(k + 1));
     if scores > MOST_SCORES || logprobs > MOST_LOGPROBS && !plan.settings.stream {
@@ -313,9 +358,23 @@ fn sampling(encoder: &Encoder<'_>, plan: &Plan) -> ApiResult<Sampling> {
     let (own, facts) = (&plan.settings.sampling, &plan.facts);
     let breakers = |texts: &Option<Vec<String>>| encoder.breakers(texts.as_deref());
     let mut sampling = own.sampling(encoder, facts.sampling.clone())?;
+    sampling.add_bans(&facts.sampling);
+    sampling.counted = Counted::Answer;
+    if sampling.top_p == 0.0 {
+        // Elsewhere, 0 stands for the most likely token.
+        sampling.top_p = f64::MIN_POSITIVE;
+    }
     if sampling.dry.is_active() {
         sampling.dry.breakers = facts.breakers.get(own.dry_sequence_breakers.clone(), breakers)?;
     }
+    leave_out_defaults(&mut sampling, own);
     sampling.validate()?;
     Ok(sampling)
+}
+
+/// Turns off the steps of the model's recommended sampling that cannot be combined with the request.
+fn leave_out_defaults(sampling: &mut Sampling, own: &PromptRequest) {
+    for stage in sampling.excluded().into_iter().filter(|stage| !own.names(*stage)) {
+        sampling.turn_off(stage);
+    }
 }

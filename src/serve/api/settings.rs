@@ -1,6 +1,7 @@
 //! Settings that all endpoints share which generate text.
 
 use super::body::{Body, expected};
+use super::constraint_fields;
 use super::error::{ApiError, ApiResult};
 use crate::runtime::constraint::ConstraintSource;
 use crate::session::prompt_request::PromptRequest;
@@ -59,6 +60,9 @@ pub(super) const SAMPLING: [&str; 25] = [
     "mirostat_eta",
 ];
 
+/// Lists of token ids that the library checks with the vocabulary of the model.
+pub(super) const TOKEN_LISTS: [&str; 2] = ["stop_token_ids", "allowed_token_ids"];
+
 /// Settings of a request.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
@@ -96,8 +100,10 @@ pub struct Settings {
     pub continuous_usage: bool,
     /// Whether token ids are reported.
     pub return_token_ids: bool,
-    /// Number of tokens at the end of the prompt to which it is shortened.
-    pub truncate: Option<usize>,
+    /// Whether tokens of reported probabilities are named by their ids.
+    pub tokens_as_ids: bool,
+    /// Number of tokens to which a prompt is shortened.
+    pub truncate: Option<Truncation>,
 }
 
 impl Settings {
@@ -108,12 +114,16 @@ impl Settings {
     pub fn take(body: &mut Body, limits: &Limits) -> ApiResult<Settings> {
         let stream = body.flag("stream", false)?;
         let mut options = body.object("stream_options")?.unwrap_or_default();
+        if !stream && !options.is_empty() {
+            return Err(ApiError::field("stream_options", "it needs `stream`: true"));
+        }
         let mut option = |name: &str| match options.remove(name) {
             None | Some(Value::Null) => Ok(false),
             Some(Value::Bool(flag)) => Ok(flag),
             Some(other) => Err(expected(&format!("stream_options.{name}"), "true or false", &other)),
         };
         let (include_usage, continuous_usage) = (option("include_usage")?, option("continuous_usage_stats")?);
+        let (constraint, schema_field) = constraint_fields::take(body)?;
         Ok(Settings {
             sampling: take_sampling(body)?,
             n: body.count("n", 1, limits.max_n)?.unwrap_or(1),
@@ -126,15 +136,43 @@ impl Settings {
             show_special: !body.flag("skip_special_tokens", true)?,
             allowed: take_allowed(body)?,
             salt: take_salt(body)?,
-            constraint: take_constraint(body)?,
-            schema_field: "response_format.json_schema.schema",
+            constraint,
+            schema_field,
             stream,
             include_usage,
             continuous_usage,
             return_token_ids: body.flag("return_token_ids", false)?,
-            truncate: body.count("truncate_prompt_tokens", 1, usize::MAX)?,
+            tokens_as_ids: body.flag("return_tokens_as_token_ids", false)?,
+            truncate: take_truncation(body)?,
         })
     }
+}
+
+/// Rule by which a prompt is shortened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Truncation {
+    /// Number of tokens that are left; `None` = as many as the context holds besides the answer.
+    pub tokens: Option<usize>,
+    /// Whether the beginning of the prompt is left, and not its end.
+    pub keeps_beginning: bool,
+}
+
+/// Takes to how many tokens a prompt is shortened, and at which side.
+fn take_truncation(body: &mut Body) -> ApiResult<Option<Truncation>> {
+    let keeps_beginning = match body.text("truncation_side")?.as_deref() {
+        None | Some("left") => false,
+        Some("right") => true,
+        Some(other) => return Err(expected("truncation_side", "left or right", &json!(other))),
+    };
+    let tokens = match body.take("truncate_prompt_tokens") {
+        None => return Ok(None),
+        Some(value) if value == json!(-1) => None,
+        Some(value) => {
+            let tokens = value.as_u64().filter(|tokens| *tokens > 0).map(|tokens| tokens as usize);
+            Some(tokens.ok_or_else(|| expected("truncate_prompt_tokens", "1 or more, or -1", &value))?)
+        }
+    };
+    Ok(Some(Truncation { tokens, keeps_beginning }))
 }
 
 /// Takes the fields of sampling. Each is parsed alone first, so that an error names it.
@@ -145,11 +183,14 @@ fn take_sampling(body: &mut Body) -> ApiResult<PromptRequest> {
         let value = match name {
             // Elsewhere, -1 stands for all tokens.
             "top_k" if value == json!(-1) => json!(0),
+            // The forms of llama.cpp.
+            "samplers" => names_with_commas(value),
+            "logit_bias" => bias_by_token(value)?,
             _ => value,
         };
         let alone = Map::from_iter([(name.to_string(), value.clone())]);
         if let Err(e) = serde_json::from_value::<PromptRequest>(Value::Object(alone)) {
-            return Err(ApiError::field(name, e));
+            return Err(ApiError::field(name, words_of(&e)));
         }
         all.insert(name.into(), value);
     }
@@ -169,6 +210,42 @@ fn take_sampling(body: &mut Body) -> ApiResult<PromptRequest> {
         }
         None => Ok(sampling),
     }
+}
+
+/// Returns a list of names as a text with commas between them.
+fn names_with_commas(value: Value) -> Value {
+    let names = value.as_array().and_then(|list| list.iter().map(Value::as_str).collect::<Option<Vec<_>>>());
+    names.map(|names| json!(names.join(","))).unwrap_or(value)
+}
+
+/// Returns logit biases as an object by token; a list has pairs of a token (an id or a text) and a number or false,
+/// which excludes the token.
+fn bias_by_token(value: Value) -> ApiResult<Value> {
+    let members: Map<String, Value> = match value {
+        Value::Array(list) => {
+            let pair = |pair: &Value| {
+                let [token, bias] = pair.as_array()?.as_slice() else { return None };
+                let token = token.as_str().map_or_else(|| token.to_string(), String::from);
+                Some((token, if *bias == json!(false) { json!(-100) } else { bias.clone() }))
+            };
+            let pairs: Option<_> = list.iter().map(pair).collect();
+            pairs
+                .ok_or_else(|| ApiError::field("logit_bias", "expected an object, or a list of tokens with numbers"))?
+        }
+        Value::Object(members) => members,
+        other => return Err(expected("logit_bias", "an object of tokens and numbers", &other)),
+    };
+    match members.contains_key("") {
+        true => Err(ApiError::field("logit_bias", "found an empty key, expected a token id or a text of one token")),
+        false => Ok(Value::Object(members)),
+    }
+}
+
+/// Returns the message of an error about a value, in the form of other messages.
+fn words_of(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let kinds = ["invalid type: ", "invalid value: "];
+    kinds.iter().find_map(|kind| text.strip_prefix(kind)).map_or(text.clone(), |rest| format!("found {rest}"))
 }
 
 /// Takes the seed; a negative one is the number of the same bits.
@@ -222,16 +299,6 @@ fn take_salt(body: &mut Body) -> ApiResult<String> {
     }
 }
 
-/// Takes `response_format` or `structured_outputs`.
-fn take_constraint(body: &mut Body) -> ApiResult<Option<ConstraintSource>> {
-    let format = body.object("response_format")?.map(|format| of_format(&format)).transpose()?.flatten();
-    let structured = body.object("structured_outputs")?.map(of_structured).transpose()?.flatten();
-    match (format, structured) {
-        (Some(_), Some(_)) => Err(ApiError::field("structured_outputs", "found it together with `response_format`")),
-        (format, structured) => Ok(format.or(structured)),
-    }
-}
-
 /// Reads the object `response_format`. A schema without `"strict": true` is followed as far as it can be enforced; with
 /// it, objects have no properties but those that it lists, unless it says so.
 ///
@@ -241,7 +308,14 @@ pub fn of_format(format: &Map<String, Value>) -> ApiResult<Option<ConstraintSour
     let name = "response_format";
     match format.get("type").and_then(Value::as_str) {
         Some("text") => Ok(None),
-        Some("json_object") => Ok(Some(ConstraintSource::JsonSchema(r#"{"type": "object"}"#.into()))),
+        Some("json_object") => {
+            // Llama.cpp has a schema here.
+            let schema = format.get("schema").filter(|schema| schema.is_object());
+            Ok(Some(match schema {
+                Some(schema) => ConstraintSource::JsonSchemaHint(schema.to_string()),
+                None => ConstraintSource::JsonSchema(r#"{"type": "object"}"#.into()),
+            }))
+        }
         Some("json_schema") => {
             // The Responses API has the schema in the format itself.
             let schema = format.get("json_schema").and_then(|inner| inner.get("schema")).or(format.get("schema"));
@@ -257,37 +331,33 @@ pub fn of_format(format: &Map<String, Value>) -> ApiResult<Option<ConstraintSour
     }
 }
 
-fn of_structured(mut structured: Map<String, Value>) -> ApiResult<Option<ConstraintSource>> {
+/// Reads the object `structured_outputs`; returns the name of its only member with it.
+///
+/// # Errors
+/// It has another form.
+pub fn of_structured(mut structured: Map<String, Value>) -> ApiResult<(String, ConstraintSource)> {
     structured.retain(|_, value| !value.is_null());
     let mut members = structured.into_iter();
-    let (Some((kind, value)), None) = (members.next(), members.next()) else {
-        let found = "expected exactly one of `json`, `regex`, `grammar` and `choice`";
-        return Err(ApiError::field("structured_outputs", found));
-    };
-    let name = format!("structured_outputs.{kind}");
-    let source = match (kind.as_str(), value) {
-        ("json", Value::String(text)) => ConstraintSource::JsonSchema(text),
-        ("json", schema @ (Value::Object(_) | Value::Bool(_))) => ConstraintSource::JsonSchema(schema.to_string()),
-        ("regex", Value::String(text)) => ConstraintSource::Regex(text),
-        ("grammar", Value::String(text)) => ConstraintSource::Grammar(text),
-        ("choice", value) => {
-            let text = |value: &Value| value.as_str().map(String::from);
-            let texts: Option<Vec<String>> = value.as_array().and_then(|list| list.iter().map(text).collect());
-            ConstraintSource::Choice(texts.ok_or_else(|| expected(&name, "a list of texts", &value))?)
-        }
-        (_, value) => return Err(expected(&name, "a field `json`, `regex`, `grammar` or `choice`", &value)),
-    };
-    Ok(Some(source))
+    let expected =
+        || ApiError::field("structured_outputs", "expected exactly one of `json`, `regex`, `grammar` and `choice`");
+    let (Some((kind, value)), None) = (members.next(), members.next()) else { return Err(expected()) };
+    if !["json", "regex", "grammar", "choice"].contains(&kind.as_str()) {
+        return Err(expected());
+    }
+    let source = constraint_fields::of_value(&format!("structured_outputs.{kind}"), &kind, value)?;
+    source.map(|source| (kind, source)).ok_or_else(expected)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::serve::api::other_fields::Api;
 
     const LIMITS: Limits = Limits { max_n: 4, max_logprobs: 20, strict_fields: true };
 
     fn settings(text: &str) -> ApiResult<Settings> {
         let mut body = Body::parse(text.as_bytes())?;
+        body.begin(Api::Completions)?;
         let settings = Settings::take(&mut body, &LIMITS)?;
         body.rest(true).map(|_| settings)
     }
@@ -300,6 +370,7 @@ mod tests {
                 "logit_bias": {"5": -100}, "bad_words": ["no"], "allowed_token_ids": [4, 2, 4], "cache_salt": "s",
                 "include_stop_str_in_output": true, "skip_special_tokens": false, "repetition_penalty": 1.1,
                 "adapters": [{"name": "a", "scale": 0.5}], "priority": 3, "truncate_prompt_tokens": 7,
+                "truncation_side": "right",
                 "response_format": {"type": "json_object"}, "user": "u", "top_p": null}"#,
         )
         .unwrap();
@@ -308,7 +379,12 @@ mod tests {
             (all.seed, all.stop.as_slice(), all.stop_tokens.as_slice()),
             (Some(u64::MAX), &["x".into()][..], &[3][..])
         );
-        assert_eq!((all.allowed.as_slice(), all.sampling.priority, all.truncate), (&[2, 4][..], 3, Some(7)));
+        assert_eq!((all.allowed.as_slice(), all.sampling.priority), (&[2, 4][..], 3));
+        assert_eq!(all.truncate, Some(Truncation { tokens: Some(7), keeps_beginning: true }));
+        let pairs = settings(r#"{"logit_bias": [[5, 1.5], ["a", false]], "samplers": ["top_k", "min_p"]}"#).unwrap();
+        let biases = [("5".to_string(), 1.5), ("a".to_string(), -100.0)];
+        assert_eq!(pairs.sampling.logit_bias.into_iter().collect::<Vec<_>>(), biases);
+        assert_eq!(pairs.sampling.samplers.as_deref(), Some("top_k,min_p"));
         assert!(all.stream && all.include_usage && all.ignore_eos && all.include_stop && all.show_special);
         assert_eq!(all.sampling.adapters, Some(vec![("a".into(), 0.5)]));
         assert!(matches!(all.constraint, Some(ConstraintSource::JsonSchema(_))));
@@ -338,7 +414,12 @@ mod tests {
             (r#"{"logit_bias": {"1": 101}}"#, "logit_bias"),
             (r#"{"allowed_token_ids": []}"#, "allowed_token_ids"),
             (r#"{"stream": 1}"#, "stream"),
-            (r#"{"stream_options": {"include_usage": 1}}"#, "stream_options.include_usage"),
+            (r#"{"stream": true, "stream_options": {"include_usage": 1}}"#, "stream_options.include_usage"),
+            (r#"{"stream_options": {"include_usage": true}}"#, "stream_options"),
+            (r#"{"truncate_prompt_tokens": 0}"#, "truncate_prompt_tokens"),
+            (r#"{"truncation_side": "both"}"#, "truncation_side"),
+            (r#"{"logit_bias": {"": 1}}"#, "logit_bias"),
+            (r#"{"logit_bias": [1]}"#, "logit_bias"),
             (r#"{"response_format": {"type": "xml"}}"#, "response_format"),
             (r#"{"response_format": {"type": "json_schema"}}"#, "response_format"),
             (r#"{"structured_outputs": {"json": {}, "regex": "a"}}"#, "structured_outputs"),

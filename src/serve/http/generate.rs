@@ -4,7 +4,7 @@ use super::body::read_body;
 use super::check::Caller;
 use super::respond::{self, Ignored, Style};
 use super::stream::StreamBody;
-use crate::serve::api::body::Body;
+use crate::serve::api::body::{Body, FieldNames};
 use crate::serve::api::error::{ApiError, ApiResult};
 use crate::serve::api::form::{Events, Form};
 use crate::serve::api::job::{Job, Named, ReadJob};
@@ -27,6 +27,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 const PREPARE_TIME: Duration = Duration::from_secs(2);
 /// Time between two attempts to find room for the adapters of a request.
 const ROOM_TIME: Duration = Duration::from_millis(50);
+/// Bits that a seed of the server leaves out, so that clients whose numbers are doubles can send it back, and the seeds
+/// of the other answers, too.
+const UNNEEDED_SEED_BITS: u32 = 12;
 /// Longest deadline.
 const LONGEST_DEADLINE: Duration = Duration::from_secs(24 * 3600);
 
@@ -72,6 +75,7 @@ struct Started {
     /// Seed that the server chose.
     seed: Option<u64>,
     ignored: Ignored,
+    names: FieldNames,
 }
 
 async fn answer(
@@ -81,11 +85,11 @@ async fn answer(
     read: ReadJob,
     record: &mut Record,
 ) -> ApiResult<Response> {
-    let Started { mut ticket, mut form, texts, is_stream, seed, ignored } =
+    let Started { mut ticket, mut form, texts, is_stream, seed, ignored, names } =
         start(app, caller, request, read, record).await?;
     match ticket.inlet.receive().await {
         Some(Reply::Queued) => {}
-        Some(Reply::Refused(refusal)) => return Err(ApiError::of_refusal(&refusal)),
+        Some(Reply::Refused(refusal)) => return Err(names.shown(ApiError::of_refusal(&refusal))),
         _ => return Err(app.engine_ended()),
     }
     let mut response = match is_stream {
@@ -116,16 +120,19 @@ async fn start(
     let mut body = Body::parse(&bytes)?;
     drop(bytes);
     let model = body.text("model")?;
-    let job = read(&mut body, &app.limits)?;
-    let mut ignored = Ignored::read(app, body)?;
+    let job = read(&mut body, &app.limits).and_then(|job| job.check().map(|()| job));
+    let job = job.map_err(|e| body.names.shown(e))?;
+    let names = body.names.clone();
+    let mut ignored = Ignored::read(app, body).map_err(|e| names.shown(e))?;
     let (key, key_id) = caller.key();
     let named = job.settings.sampling.adapters.clone().unwrap_or_default();
     let target = app.target(key, model.as_deref(), &named)?;
     record.model(&target);
     let (own_seed, is_stream) = (job.settings.seed, job.settings.stream);
-    let seed = own_seed.unwrap_or_else(random);
+    let seed = own_seed.unwrap_or_else(|| random() >> UNNEEDED_SEED_BITS);
     let owner = key.cache_owner().map(String::from);
-    let (mut prepared, plan, id, form) = prepare_job(app, job, &target, seed, owner).await?;
+    let (mut prepared, plan, id, form) =
+        prepare_job(app, job, &target, seed, owner).await.map_err(|e| names.shown(e))?;
     drop(room);
     ignored.extend(std::mem::take(&mut prepared.ignored));
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
@@ -145,7 +152,7 @@ async fn start(
         arrived,
         outlet,
     });
-    Ok(Started { ticket, form, texts, is_stream, seed: own_seed.is_none().then_some(seed), ignored })
+    Ok(Started { ticket, form, texts, is_stream, seed: own_seed.is_none().then_some(seed), ignored, names })
 }
 
 /// Parts of a request that was prepared: requests for the engine, plan, beginning of the id, form.

@@ -41,6 +41,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/completions", post(generate::endpoint(job::completions)))
         .route("/v1/chat/completions", post(generate::endpoint(job::chat)))
         .route("/v1/responses", post(generate::endpoint(responses::read)))
+        .route("/v1/responses/input_tokens", post(tokens::count_input))
         .route("/v1/messages", post(generate::styled(anthropic::read, respond::Style::Anthropic)))
         .route("/v1/messages/count_tokens", post(tokens::count))
         .route("/v1/embeddings", post(info::embeddings))

@@ -3,11 +3,12 @@
 use super::body::read_body;
 use super::check::Caller;
 use super::respond::{self, Ignored, Style};
-use crate::serve::api::anthropic;
 use crate::serve::api::body::{Body, Prompts};
 use crate::serve::api::chat::ChatRequest;
 use crate::serve::api::error::{ApiError, ApiResult};
-use crate::serve::api::prepare::{Source, no_template};
+use crate::serve::api::prepare::{Source, encode_chat, encode_error};
+use crate::serve::api::settings::Limits;
+use crate::serve::api::{anthropic, responses};
 use crate::serve::app::{App, Target};
 use axum::Extension;
 use axum::extract::{Request, State};
@@ -33,7 +34,7 @@ pub async fn tokenize(
 ) -> ApiResult<Response> {
     let (mut body, target) = read(&app, &caller, request).await?;
     let (special, names) = (body.flag("add_special_tokens", true)?, body.flag("return_token_strs", false)?);
-    let source = match body.take_prompts() {
+    let source = match body.take_prompts()? {
         Some(Prompts::Texts(mut texts)) if texts.len() == 1 => Source::Text(texts.swap_remove(0), special),
         Some(_) => return Err(ApiError::field("prompt", "expected one text")),
         None => ChatRequest::take(&mut body, &app.limits)?.source,
@@ -49,15 +50,34 @@ pub async fn tokenize(
 
 /// Counts the tokens of a conversation in the form of Anthropic's API.
 pub async fn count(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>, request: Request) -> Response {
-    match count_messages(&app, &caller, request).await {
+    match count_source(&app, &caller, request, anthropic::read_count).await {
         Ok((tokens, ignored)) => ignored.shown_in(respond::json(StatusCode::OK, &json!({"input_tokens": tokens}))),
         Err(error) => respond::error(&error, Style::Anthropic),
     }
 }
 
-async fn count_messages(app: &App, caller: &Caller, request: Request) -> ApiResult<(usize, Ignored)> {
+/// Counts the tokens of a conversation in the form of the Responses API.
+pub async fn count_input(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> ApiResult<Response> {
+    let (tokens, ignored) = count_source(&app, &caller, request, responses::read_count).await?;
+    let object = json!({"object": "response.input_tokens", "input_tokens": tokens});
+    Ok(ignored.shown_in(respond::json(StatusCode::OK, &object)))
+}
+
+/// Reads the text or the conversation of a request.
+type ReadSource = fn(&mut Body, &Limits) -> ApiResult<Source>;
+
+async fn count_source(
+    app: &App,
+    caller: &Caller,
+    request: Request,
+    read_source: ReadSource,
+) -> ApiResult<(usize, Ignored)> {
     let (mut body, target) = read(app, caller, request).await?;
-    let source = anthropic::read_count(&mut body, &app.limits)?;
+    let source = read_source(&mut body, &app.limits).map_err(|e| body.names.shown(e))?;
     let ignored = Ignored::read(app, body)?;
     Ok((ids_of(app, &target, source).await?.len(), ignored))
 }
@@ -71,12 +91,8 @@ pub async fn ids_of(app: &App, target: &Target, source: Source) -> ApiResult<Vec
     let encoded = target.model.encode(move |encoder| -> ApiResult<Vec<u32>> {
         match &source {
             Source::Ids(ids) => Ok(ids.clone()),
-            Source::Text(text, special) => Ok(encoder.encode(text, *special)?),
-            Source::Chat(chat) => {
-                let template = facts.template.as_ref().ok_or_else(|| no_template(chat))?;
-                let encoded = encoder.encode_chat(&template.template.template, &chat.messages, &chat.options);
-                encoded.map_err(|e| ApiError::of_field(chat.field, &e))
-            }
+            Source::Text(text, special) => encoder.encode(text, *special).map_err(|e| encode_error("prompt", &e)),
+            Source::Chat(chat) => encode_chat(encoder, &facts, chat, &chat.messages),
         }
     });
     encoded.await.unwrap_or_else(|| Err(app.engine_ended()))

@@ -8,23 +8,23 @@ fn wrong_requests_are_refused_by_the_name_of_their_field() {
     let server = Server::start(&["--max-body", "64K"]);
     let ids: Vec<u32> = vec![1; 600];
     let cases: Vec<(&str, Value, u16, Value, Value)> = vec![
-        ("completions", json!({"prompt": "x", "temperature": -1}), 400, Value::Null, json!(400)),
-        ("completions", json!({"prompt": "x", "n": 99}), 400, json!("n"), json!(400)),
-        ("completions", json!({}), 400, json!("prompt"), json!(400)),
-        ("completions", json!({"prompt": []}), 400, json!("prompt"), json!(400)),
-        ("completions", json!({"prompt": [99999]}), 400, json!("prompt"), json!(400)),
+        ("completions", json!({"prompt": "x", "temperature": -1}), 400, json!("temperature"), Value::Null),
+        ("completions", json!({"prompt": "x", "n": 99}), 400, json!("n"), Value::Null),
+        ("completions", json!({}), 400, json!("prompt"), Value::Null),
+        ("completions", json!({"prompt": []}), 400, json!("prompt"), Value::Null),
+        ("completions", json!({"prompt": [99999]}), 400, json!("prompt"), Value::Null),
         ("completions", json!({"prompt": ids}), 400, json!("prompt"), json!("context_length_exceeded")),
         ("completions", json!({"prompt": "x".repeat(9000)}), 400, json!("prompt"), json!("context_length_exceeded")),
         ("completions", json!({"prompt": "x", "suffix": "y"}), 400, json!("suffix"), json!("unsupported_parameter")),
         ("completions", json!({"prompt": "x", "model": "y"}), 404, json!("model"), json!("model_not_found")),
-        ("completions", json!({"prompt": "x", "adapters": ["y"]}), 400, json!("adapters"), json!(400)),
-        ("completions", json!({"prompt": "x", "logprobs": 99}), 400, json!("logprobs"), json!(400)),
+        ("completions", json!({"prompt": "x", "adapters": ["y"]}), 400, json!("adapters"), Value::Null),
+        ("completions", json!({"prompt": "x", "logprobs": 99}), 400, json!("logprobs"), Value::Null),
         (
             "completions",
             json!({"prompt": "x", "structured_outputs": {"regex": "("}}),
             400,
-            json!("response_format"),
-            json!(400),
+            json!("structured_outputs.regex"),
+            Value::Null,
         ),
         (
             "chat/completions",
@@ -45,6 +45,10 @@ fn wrong_requests_are_refused_by_the_name_of_their_field() {
             "{path} {body}: {error}"
         );
         assert!(error["message"].as_str().is_some_and(|message| !message.is_empty()));
+    }
+    for (body, param) in [(r#"{"prompt": "\ud800"}"#, "prompt"), (r#"{"prompt": {}}"#, "prompt")] {
+        let response = server.send("POST", "/v1/completions", &[], body);
+        assert_eq!((response.status, response.json()["error"]["param"].as_str()), (400, Some(param)), "{body}");
     }
     for body in ["", "{", "[]", "\"x\"", "{\"prompt\": \"x\", \"prompt\": \"y\"}", &"[".repeat(9000)] {
         assert_eq!(server.send("POST", "/v1/completions", &[], body).status, 400, "{body}");
@@ -114,5 +118,6 @@ fn a_conversation_with_other_things_than_text_is_refused() {
     let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {}}}]);
     let body = json!({"messages": [{"role": "user", "content": "x"}], "tools": tools});
     let response = server.post("/v1/chat/completions", &body);
-    assert_eq!(response.status, 400, "a template without a place for tools: {}", response.body);
+    let param = response.json()["error"]["param"].clone();
+    assert_eq!((response.status, param), (400, json!("tools")), "a template without a place: {}", response.body);
 }

@@ -6,6 +6,7 @@ use crate::serve::api::body::{Body, expected};
 use crate::serve::api::chat::{Tools, read_tools};
 use crate::serve::api::error::{ApiError, ApiResult};
 use crate::serve::api::object::{Object, list};
+use crate::serve::api::other_fields::Api;
 use crate::serve::api::prepare::{Conversation, Source};
 use crate::serve::api::settings::{Limits, Settings, of_format, take_stop};
 use serde_json::{Map, Value, json};
@@ -30,6 +31,7 @@ impl MessagesRequest {
     /// # Errors
     /// A field has a wrong value, or needs something that this server does not have.
     pub fn take(body: &mut Body, limits: &Limits) -> ApiResult<MessagesRequest> {
+        body.begin(Api::Messages)?;
         let why = "this server runs no tools; define tools that the client runs";
         body.refuse("mcp_servers", &Value::Null, why)?;
         body.refuse("container", &Value::Null, why)?;
@@ -39,7 +41,11 @@ impl MessagesRequest {
         if settings.n != 1 {
             return Err(ApiError::field("n", "this endpoint generates one answer"));
         }
-        settings.stop.extend(take_stop(body, "stop_sequences")?);
+        let stops = take_stop(body, "stop_sequences")?;
+        if !stops.is_empty() {
+            body.names.call("stop", "stop_sequences");
+        }
+        settings.stop.extend(stops);
         let max_tokens = body.count("max_tokens", 1, usize::MAX)?;
         let mut variables = body.object("chat_template_kwargs")?.unwrap_or_default();
         take_thinking(body, &mut variables)?;
@@ -72,12 +78,6 @@ fn take_thinking(body: &mut Body, variables: &mut Variables) -> ApiResult<()> {
         other => return Err(expected("thinking.type", "enabled, adaptive or disabled", &json!(other))),
     };
     variables.extend(thinks.map(|thinks| ("enable_thinking".to_string(), json!(thinks))));
-    // Reasoning is bounded by `max_tokens` only, and always shown.
-    for name in ["budget_tokens", "display"] {
-        if thinking.take(name).is_some() {
-            body.ignore(&thinking.place(name));
-        }
-    }
     Ok(())
 }
 
@@ -99,6 +99,7 @@ fn take_output(body: &mut Body, settings: &mut Settings, variables: &mut Variabl
         if settings.constraint.is_some() {
             return Err(ApiError::field(name, "found it together with another constraint"));
         }
+        body.names.call("response_format", name);
         settings.constraint = constraint;
         settings.schema_field = schema_field;
     }

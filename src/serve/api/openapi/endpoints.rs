@@ -145,6 +145,14 @@ pub const ENDPOINTS: &[Endpoint] = &[
         "Answers a conversation, in the Responses API of OpenAI without stored state.",
     ),
     post(
+        "/v1/responses/input_tokens",
+        "tokens",
+        "ResponsesRequest",
+        Answer::Json("InputTokens"),
+        TOKENS,
+        "Counts the tokens of a conversation, in the Responses API of OpenAI.",
+    ),
+    post(
         "/v1/messages",
         "text",
         "MessagesRequest",

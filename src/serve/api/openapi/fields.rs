@@ -1,6 +1,7 @@
 //! Fields of requests, one row for each.
 
 use super::reference;
+use crate::serve::api::other_fields::{Api, OTHER_FIELDS, Treatment};
 use serde_json::{Map, Value, json};
 
 /// Values of a field.
@@ -56,20 +57,20 @@ pub const MODEL: &[Field] = &[field("model", Kind::Text, "Model or adapter; with
 /// Fields of sampling.
 pub const SAMPLING: &[Field] = &[
     field("temperature", NOT_NEGATIVE, "Divisor of the logits; 0 = the most likely token."),
-    field("top_p", Kind::Positive(Some(1.0)), "Total probability of the most likely tokens to sample from."),
+    field("top_p", PROBABILITY, "Total probability of the most likely tokens to sample from; 0 = the most likely one."),
     field("top_k", Kind::Whole(-1, None), "Number of most likely tokens to sample from; 0 or -1 = all."),
     field("min_p", PROBABILITY, "Smallest probability of tokens, as a fraction of that of the most likely one."),
     field("typical_p", Kind::Positive(Some(1.0)), "Total probability of the most typical tokens to sample from."),
     field("repetition_penalty", Kind::Positive(None), "Penalty for tokens that occurred; 1 = none."),
-    field("presence_penalty", ANY_NUMBER, "Number subtracted from the logits of tokens that occurred."),
-    field("frequency_penalty", ANY_NUMBER, "Number subtracted from the logits of tokens for each occurrence."),
+    field("presence_penalty", ANY_NUMBER, "Number subtracted from the logits of tokens of the answer so far."),
+    field("frequency_penalty", ANY_NUMBER, "Number subtracted for each occurrence in the answer so far."),
     field("repeat_last_n", Kind::Whole(-1, None), "Number of last tokens that the penalties consider; -1 = all."),
     field("logit_bias", Kind::Schema("LogitBias"), "Numbers added to the logits of tokens."),
     field("bad_words", Kind::Texts(Some(1024)), "Texts that are not generated."),
     field("priority", Kind::Whole(-(1 << 31), Some((1 << 31) - 1)), "Lower values are computed first; default 0."),
     field("normalize", Kind::Schema("UnicodeForm"), "Unicode form to which texts are converted first."),
     field("adapters", Kind::Schema("AdapterScales"), "Adapters of the answer, at most 4."),
-    field("samplers", Kind::Text, "Order of the sampling steps: their names with commas between."),
+    field("samplers", Kind::Text, "Order of the sampling steps: their names with commas between, or a list of them."),
     field("dry_multiplier", NOT_NEGATIVE, "Factor of the penalties of DRY; 0 = off."),
     field("dry_base", Kind::Number(Some(1.0), None), "Base of the penalties of DRY."),
     field("dry_allowed_length", Kind::Whole(0, None), "Longest sequence that DRY does not penalize, in tokens."),
@@ -103,13 +104,30 @@ pub const SETTINGS: &[Field] = &[
     field("response_format", Kind::Schema("ResponseFormat"), "Form of the answer."),
     field("structured_outputs", Kind::Schema("StructuredOutputs"), "Constraint on the answer."),
     field("return_token_ids", Kind::Flag, "Report the token ids of prompt and answer."),
-    field("truncate_prompt_tokens", Kind::Whole(1, None), "Use only this many tokens at the end of the prompt."),
+    field(
+        "return_tokens_as_token_ids",
+        Kind::Flag,
+        "Name the tokens of log-probabilities by their ids, as `token_id:N`.",
+    ),
+    field(
+        "truncate_prompt_tokens",
+        Kind::Whole(-1, None),
+        "Use only this many tokens of the prompt; -1 = as many as the context holds besides the answer.",
+    ),
+    field("truncation_side", Kind::Schema("Side"), "Side at which tokens of the prompt are left out; default left."),
+    field("guided_json", Kind::Schema("SchemaOrText"), "As `structured_outputs.json`."),
+    field("guided_regex", Kind::Text, "As `structured_outputs.regex`."),
+    field("guided_choice", Kind::Texts(Some(1 << 16)), "As `structured_outputs.choice`."),
+    field("guided_grammar", Kind::Text, "As `structured_outputs.grammar`."),
+    field("json_schema", Kind::Schema("SchemaOrText"), "As `structured_outputs.json`."),
+    field("grammar", Kind::Text, "As `structured_outputs.grammar`."),
+    field("format", Kind::Schema("Format"), "A JSON schema of the answer, or `json`."),
 ];
 
 /// Other fields of `/v1/completions`.
 pub const COMPLETION: &[Field] = &[
     field("prompt", Kind::Schema("Prompt"), "Texts or token ids to continue, at most 64."),
-    field("max_tokens", Kind::Whole(0, None), "Largest number of tokens of an answer; 0 with `echo` only; default 16."),
+    field("max_tokens", Kind::Whole(0, None), "Largest number of tokens of an answer; default 16."),
     field("echo", Kind::Flag, "Begin the answer with the prompt."),
     field("logprobs", Kind::Whole(0, None), "Number of most likely tokens that are reported with each token."),
     field("best_of", Kind::Whole(1, None), "Number of texts of which the `n` most likely are returned; not streamed."),
@@ -130,17 +148,10 @@ pub const CHAT: &[Field] = &[
     field("chat_template_kwargs", Kind::Object, "Variables of the chat template."),
     field("add_generation_prompt", Kind::Flag, "End the prompt with the beginning of an answer; default true."),
     field("continue_final_message", Kind::Flag, "Continue the last message."),
-];
-
-/// Fields that have no effect on the answer.
-pub const INERT: &[Field] = &[
-    field("user", Kind::Text, "No effect."),
-    field("store", Kind::Flag, "No effect: nothing is stored."),
-    field("metadata", Kind::Object, "No effect."),
-    field("service_tier", Kind::Text, "No effect."),
-    field("safety_identifier", Kind::Text, "No effect."),
-    field("prompt_cache_key", Kind::Text, "No effect: the prefix cache works by itself."),
-    field("prompt_cache_retention", Kind::Text, "No effect: the prefix cache works by itself."),
+    field("include_reasoning", Kind::Flag, "Show the reasoning of the model; default true."),
+    field("enable_thinking", Kind::Flag, "Variable of the chat template: whether the model reasons."),
+    field("thinking", Kind::Schema("Thinking"), "Whether the model reasons, as other servers have it."),
+    field("reasoning", Kind::Schema("Reasoning"), "How much the model reasons, as other servers have it."),
 ];
 
 /// Fields of `/tokenize` for a text.
@@ -171,27 +182,36 @@ pub const UNLOAD_ADAPTER: &[Field] = &[
     field("lora_int_id", ANY_WHOLE, "No effect: the number that clients of vLLM send."),
 ];
 
-/// A request: lists of fields, and the names of the fields that it must have.
-pub type Fields = (&'static str, &'static [&'static [Field]], &'static [&'static str]);
+/// A request: lists of fields, the names of the fields that it must have, and the API whose names for fields of other
+/// servers it knows.
+pub type Fields = (&'static str, &'static [&'static [Field]], &'static [&'static str], Option<Api>);
 
 /// Fields of all requests, by the names of their schemas.
 pub const REQUESTS: &[Fields] = &[
-    ("CompletionRequest", &[MODEL, COMPLETION, SAMPLING, SETTINGS, INERT], &["prompt"]),
-    ("ChatRequest", &[MODEL, CHAT, SAMPLING, SETTINGS, INERT], &["messages"]),
-    ("TokenizeRequest", &[MODEL, TOKENIZE, CHAT, SAMPLING, SETTINGS, INERT], &[]),
-    ("DetokenizeRequest", &[MODEL, DETOKENIZE], &["tokens"]),
-    ("LoadAdapterRequest", &[LOAD_ADAPTER], &["lora_name", "lora_path"]),
-    ("UnloadAdapterRequest", &[UNLOAD_ADAPTER], &["lora_name"]),
+    ("CompletionRequest", &[MODEL, COMPLETION, SAMPLING, SETTINGS], &["prompt"], Some(Api::Completions)),
+    ("ChatRequest", &[MODEL, CHAT, SAMPLING, SETTINGS], &["messages"], Some(Api::Chat)),
+    ("TokenizeRequest", &[MODEL, TOKENIZE, CHAT, SAMPLING, SETTINGS], &[], Some(Api::Chat)),
+    ("DetokenizeRequest", &[MODEL, DETOKENIZE], &["tokens"], None),
+    ("LoadAdapterRequest", &[LOAD_ADAPTER], &["lora_name", "lora_path"], None),
+    ("UnloadAdapterRequest", &[UNLOAD_ADAPTER], &["lora_name"], None),
 ];
 
 /// Builds the schema of a request.
-pub fn schema(lists: &[&[Field]], required: &[&str]) -> Value {
+pub fn schema(lists: &[&[Field]], required: &[&str], api: Option<Api>) -> Value {
     let described = |field: &Field| {
         let mut schema = field.kind.schema();
         schema["description"] = json!(field.about);
         (field.name.to_string(), schema)
     };
-    let properties: Map<String, Value> = lists.iter().copied().flatten().map(described).collect();
+    let mut properties: Map<String, Value> = lists.iter().copied().flatten().map(described).collect();
+    for other in OTHER_FIELDS.iter().filter(|other| api.is_some_and(|api| other.apis.contains(&api))) {
+        let about = match other.treatment {
+            Treatment::Means(field) | Treatment::MeansLength(field) => format!("Another name of `{field}`."),
+            Treatment::Inert => "No effect on the answer.".into(),
+            Treatment::Refused { .. } => continue,
+        };
+        properties.entry(other.name).or_insert_with(|| json!({"description": about}));
+    }
     let about = "Fields that are null count as absent. Unknown fields are ignored and named in the header \
                  `x-iec-ignored`, or refused with --strict-fields.";
     json!({"type": "object", "description": about, "properties": properties, "required": required})

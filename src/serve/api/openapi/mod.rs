@@ -1,4 +1,4 @@
-//! Description of the API in the format of OpenAPI 3.2, as `/openapi.json` shows it.
+//! Description of the API in the format of OpenAPI 3.1, as `/openapi.json` shows it.
 //!
 //! `fields` has the fields of requests, one row for each; `endpoints` has the endpoints, one row for each; `schemas`
 //! has the objects that both refer to. This file turns the rows into the document. Tests compare the rows with the
@@ -21,7 +21,7 @@ pub fn document() -> Value {
         path[endpoint.method] = operation(endpoint);
     }
     json!({
-        "openapi": "3.2.0",
+        "openapi": "3.1.0",
         "info": {
             "title": "iec serve",
             "version": env!("CARGO_PKG_VERSION"),
@@ -80,7 +80,8 @@ fn operation(endpoint: &Endpoint) -> Value {
     object
 }
 
-/// Builds the response of an endpoint that succeeded.
+/// Builds the response of an endpoint that succeeded. The schema of a stream is that of the data of its events, because
+/// this version of the format has no way to describe the stream itself.
 fn answer(endpoint: &Endpoint) -> Value {
     let content = |kind: &str, schema: Value| (kind.to_string(), json!({"schema": schema}));
     let text = || json!({"type": "string"});
@@ -90,7 +91,7 @@ fn answer(endpoint: &Endpoint) -> Value {
         Answer::Text(kind) => Map::from_iter([content(kind, text())]),
         Answer::Generated(whole, event) => Map::from_iter([
             content("application/json", reference("schemas", whole)),
-            ("text/event-stream".into(), json!({"itemSchema": stream_event(event)})),
+            ("text/event-stream".into(), json!({"schema": reference("schemas", event)})),
         ]),
     };
     let mut object = json!({"description": "Success.", "headers": {"x-request-id": reference("headers", "RequestId")}});
@@ -104,19 +105,6 @@ fn answer(endpoint: &Endpoint) -> Value {
         object["headers"]["x-iec-ignored"] = reference("headers", "Ignored");
     }
     object
-}
-
-/// Builds the schema of an event of a stream, whose data is a JSON object or, at the end of most streams, `[DONE]`.
-fn stream_event(object: &str) -> Value {
-    let object = json!({"contentMediaType": "application/json", "contentSchema": reference("schemas", object)});
-    json!({
-        "type": "object",
-        "required": ["data"],
-        "properties": {
-            "event": {"type": "string"},
-            "data": {"type": "string", "anyOf": [{"const": "[DONE]"}, object]},
-        },
-    })
 }
 
 /// Builds the responses with errors in both styles.

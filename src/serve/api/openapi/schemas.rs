@@ -6,11 +6,20 @@ use serde_json::{Map, Value, json};
 /// Returns all schemas by name.
 pub fn all() -> Value {
     let mut all = Map::new();
-    for (name, lists, required) in fields::REQUESTS {
-        all.insert((*name).into(), fields::schema(lists, required));
+    for (name, lists, required, api) in fields::REQUESTS {
+        all.insert((*name).into(), fields::schema(lists, required, *api));
     }
-    for part in [settings(), conversation(), text_answers(), chat_answers(), other_apis(), errors(), models(), server()]
-    {
+    for part in [
+        settings(),
+        other_servers(),
+        conversation(),
+        text_answers(),
+        chat_answers(),
+        other_apis(),
+        errors(),
+        models(),
+        server(),
+    ] {
         let Value::Object(part) = part else { continue };
         all.extend(part);
     }
@@ -78,7 +87,9 @@ fn settings() -> Value {
             "continuous_usage_stats": {"type": "boolean", "description": "Each chunk has the tokens so far."},
         }},
         "ResponseFormat": {"oneOf": [
-            {"type": "object", "required": ["type"], "properties": {"type": {"enum": ["text", "json_object"]}}},
+            {"type": "object", "required": ["type"], "properties": {
+                "type": {"enum": ["text", "json_object"]}, "schema": any_object(),
+            }},
             {"type": "object", "required": ["type", "json_schema"], "properties": {
                 "type": {"const": "json_schema"},
                 "json_schema": {"type": "object", "required": ["schema"], "properties": {
@@ -97,6 +108,23 @@ fn settings() -> Value {
                 "choice": texts(1 << 16),
             },
         },
+    })
+}
+
+/// Returns the schemas of fields that other servers have, too.
+fn other_servers() -> Value {
+    json!({
+        "Side": {"enum": ["left", "right"]},
+        "SchemaOrText": {"anyOf": [{"type": "object"}, {"type": "string"}], "description": "A JSON schema."},
+        "Format": {"anyOf": [{"enum": ["json", ""]}, {"type": "object", "description": "A JSON schema."}]},
+        "Thinking": {"type": "object", "required": ["type"], "properties": {
+            "type": {"enum": ["enabled", "disabled", "adaptive", "auto"]},
+        }},
+        "Reasoning": {"type": "object", "properties": {
+            "effort": {"type": "string", "description": "Variable `reasoning_effort` of the chat template."},
+            "enabled": {"type": "boolean", "description": "Variable `enable_thinking` of the chat template."},
+            "exclude": {"type": "boolean", "description": "Do not show the reasoning."},
+        }},
     })
 }
 
@@ -154,11 +182,17 @@ fn answer(kind: &str, choice: &str, has_usage: bool) -> Value {
         "id": {"type": "string"}, "object": {"const": kind}, "created": whole(), "model": {"type": "string"},
         "system_fingerprint": text_or_null(), "choices": list(to(choice)),
     }));
-    schema["properties"]["usage"] = to("Usage");
+    schema["properties"]["usage"] =
+        if has_usage { to("Usage") } else { json!({"anyOf": [to("Usage"), {"type": "null"}]}) };
     if let Some(required) = schema["required"].as_array_mut().filter(|_| has_usage) {
         required.push(json!("usage"));
     }
     schema
+}
+
+/// Returns the schema of a stop text, or of the id of a token that ended an answer.
+fn stop_reason() -> Value {
+    json!({"type": ["string", "integer", "null"]})
 }
 
 fn finish() -> Value {
@@ -172,7 +206,7 @@ fn text_answers() -> Value {
         "index": whole(), "text": {"type": "string"}, "finish_reason": finish(),
         "logprobs": {"anyOf": [to("TextLogprobs"), {"type": "null"}]},
     }));
-    choice["properties"]["stop_reason"] = text_or_null();
+    choice["properties"]["stop_reason"] = stop_reason();
     choice["properties"]["token_ids"] = ids.clone();
     choice["properties"]["prompt_token_ids"] = ids;
     json!({
@@ -220,7 +254,7 @@ fn chat_answers() -> Value {
     let choice = |name: &str, value: Value| {
         let mut choice = object(json!({"index": whole(), "logprobs": logprobs, "finish_reason": finish()}));
         choice["properties"][name] = value;
-        choice["properties"]["stop_reason"] = text_or_null();
+        choice["properties"]["stop_reason"] = stop_reason();
         choice["properties"]["token_ids"] = list(whole());
         choice
     };
@@ -247,6 +281,7 @@ fn other_apis() -> Value {
         "MessageEvent": described("An event of Anthropic's API."),
         "CountTokensRequest": described("As `POST /v1/messages/count_tokens` of Anthropic's API takes it."),
         "TokenCount": object(json!({"input_tokens": whole()})),
+        "InputTokens": object(json!({"object": {"const": "response.input_tokens"}, "input_tokens": whole()})),
     })
 }
 
@@ -256,7 +291,7 @@ fn errors() -> Value {
             "message": {"type": "string", "minLength": 1},
             "type": {"type": "string"},
             "param": {"type": ["string", "null"], "description": "The field that is wrong."},
-            "code": {"type": ["string", "integer"], "description": "Name of the error for programs, or the status."},
+            "code": {"type": ["string", "null"], "description": "Name of the error for programs, if it has one."},
         }))})),
         "AnthropicError": object(json!({
             "type": {"const": "error"},
@@ -297,6 +332,6 @@ fn server() -> Value {
         }},
         "Version": object(json!({"version": {"type": "string"}})),
         "Load": object(json!({"server_load": whole()})),
-        "Document": {"type": "object", "description": "A description in the format of OpenAPI 3.2."},
+        "Document": {"type": "object", "description": "A description in the format of OpenAPI 3.1."},
     })
 }

@@ -7,6 +7,7 @@ use crate::serve::api::body::Body;
 use crate::serve::api::chat::ChatRequest;
 use crate::serve::api::completions::CompletionRequest;
 use crate::serve::api::error::ApiResult;
+use crate::serve::api::other_fields::{OTHER_FIELDS, Treatment};
 use crate::serve::api::settings::Limits;
 use regex::Regex;
 use std::collections::BTreeSet;
@@ -37,6 +38,11 @@ fn example_of(schema: &str) -> Value {
         "Prompt" | "Stop" => json!("x"),
         "AllowedTokens" => json!([1]),
         "UnicodeForm" => json!("nfc"),
+        "Side" => json!("right"),
+        "SchemaOrText" => json!({"type": "object"}),
+        "Format" => json!("json"),
+        "Thinking" => json!({"type": "enabled"}),
+        "Reasoning" => json!({"effort": "low", "exclude": true}),
         "LogitBias" => json!({"1": 2}),
         "AdapterScales" => json!([{"name": "x", "scale": 0.5}]),
         "StreamOptions" => json!({"include_usage": true}),
@@ -89,15 +95,19 @@ fn every_described_field_is_one_that_the_endpoint_takes() {
     let chat: Read = |body| ChatRequest::take(body, &LIMITS).map(drop);
     let mut checked = 0;
     for (request, read) in [("CompletionRequest", completion), ("ChatRequest", chat)] {
-        let (_, lists, required) = fields::REQUESTS.iter().find(|(name, ..)| *name == request).unwrap();
+        let (_, lists, required, _) = fields::REQUESTS.iter().find(|(name, ..)| *name == request).unwrap();
         for field in lists.iter().copied().flatten() {
             let mut object = json!({});
             for needed in lists.iter().copied().flatten().filter(|needed| required.contains(&needed.name)) {
                 object[needed.name] = example(needed.kind);
             }
-            if field.name == "top_logprobs" {
-                object["logprobs"] = json!(true);
-            }
+            let needed = match field.name {
+                "top_logprobs" => json!({"logprobs": true}),
+                "stream_options" => json!({"stream": true}),
+                "tool_choice" => json!({"tools": [example_of("Tool")]}),
+                _ => json!({}),
+            };
+            object.as_object_mut().unwrap().extend(needed.as_object().unwrap().clone());
             object[field.name] = example(field.kind);
             let mut body = Body::parse(object.to_string().as_bytes()).unwrap();
             body.text("model").unwrap();
@@ -111,11 +121,12 @@ fn every_described_field_is_one_that_the_endpoint_takes() {
 
 #[test]
 fn every_field_that_an_endpoint_takes_is_described() {
-    let settings = taken(include_str!("../settings.rs"));
+    let mut settings = taken(include_str!("../settings.rs"));
+    settings.extend(taken(include_str!("../constraint_fields.rs")));
+    settings.extend(crate::serve::api::constraint_fields::SHORT.map(|(name, _)| name.to_string()));
     assert!(settings.contains("stop") && settings.contains("return_token_ids"), "{settings:?}");
     assert_eq!(settings, names(&[fields::SETTINGS]));
     assert_eq!(crate::serve::api::settings::SAMPLING.map(String::from), *names_in_order(fields::SAMPLING));
-    assert_eq!(crate::serve::api::body::INERT.map(String::from), *names_in_order(fields::INERT));
     assert_eq!(taken(include_str!("../completions.rs")), names(&[fields::COMPLETION]));
     assert_eq!(taken(include_str!("../chat.rs")), names(&[fields::CHAT]));
     let tokens = names(&[fields::MODEL, fields::TOKENIZE, fields::DETOKENIZE]);
@@ -124,14 +135,26 @@ fn every_field_that_an_endpoint_takes_is_described() {
     assert_eq!(taken(include_str!("../../http/adapters.rs")), adapters);
 }
 
+#[test]
+fn the_guide_names_every_field_of_other_servers() {
+    let guide = include_str!("../../../../docs/guide/serve.md");
+    for field in OTHER_FIELDS.iter().filter(|field| !matches!(field.treatment, Treatment::Inert)) {
+        assert!(guide.contains(&format!("`{}`", field.name)), "{}", field.name);
+    }
+}
+
 fn names_in_order(fields: &[Field]) -> Vec<String> {
     fields.iter().map(|field| field.name.to_string()).collect()
 }
 
 #[test]
 fn no_request_has_a_field_twice() {
-    for (request, lists, required) in fields::REQUESTS {
+    for (request, lists, required, api) in fields::REQUESTS {
         let all: Vec<&str> = lists.iter().copied().flatten().map(|field| field.name).collect();
+        for other in OTHER_FIELDS.iter().filter(|other| api.is_some_and(|api| other.apis.contains(&api))) {
+            let is_tokenize = *request == "TokenizeRequest";
+            assert!(is_tokenize || !all.contains(&other.name), "{request} reads {} and translates it", other.name);
+        }
         let unique: BTreeSet<&str> = all.iter().copied().collect();
         assert_eq!(all.len(), unique.len(), "{request}: {all:?}");
         assert!(required.iter().all(|name| unique.contains(name)), "{request}");

@@ -1,13 +1,15 @@
 //! Answer of `/v1/responses`: a list of items (reasoning, messages, function calls), and the events that build it.
 
-use crate::serve::api::answer::{Usage, failure, finish_reason};
+use crate::serve::api::answer::{Usage, failure, finish_reason, hides_end, likelihood};
 use crate::serve::api::error::{ApiError, ApiResult};
 use crate::serve::api::form::{Events, Form};
 use crate::serve::api::job::Named;
 use crate::serve::api::parts::{Change, Kind, Part, Parts};
 use crate::serve::api::prepare::{Plan, Prepared};
+use crate::serve::model::Facts;
 use crate::serve::reply::{Done, Token};
 use serde_json::{Map, Value, json};
+use std::sync::Arc;
 
 /// Answer of the endpoint.
 pub struct Responses {
@@ -15,11 +17,51 @@ pub struct Responses {
     /// Fields of the request that the answer repeats.
     echo: Map<String, Value>,
     parts: Parts,
+    probabilities: Probabilities,
     usage: Usage,
     /// Number of events so far.
     sequence: u64,
     /// Reason why the text ended; `None` while it is generated.
     finish: Option<&'static str>,
+}
+
+/// Log-probabilities of the tokens of texts.
+#[derive(Default)]
+struct Probabilities {
+    /// Properties of the model; `None` if none are reported.
+    facts: Option<Arc<Facts>>,
+    /// Whether tokens are named by their ids.
+    as_ids: bool,
+    /// Entries of tokens whose text is not shown yet.
+    waiting: Vec<Value>,
+    /// Entries of each part that is a text.
+    of_parts: Vec<Vec<Value>>,
+}
+
+impl Probabilities {
+    fn push(&mut self, token: &Token) {
+        if let (Some(facts), Some(likely)) = (&self.facts, &token.likely) {
+            self.waiting.push(likelihood(facts, likely, self.as_ids));
+        }
+    }
+
+    /// Gives the waiting entries to a part, and returns them.
+    fn give(&mut self, part: usize) -> Vec<Value> {
+        if self.waiting.is_empty() {
+            return Vec::new();
+        }
+        if self.of_parts.len() <= part {
+            self.of_parts.resize(part + 1, Vec::new());
+        }
+        let entries = std::mem::take(&mut self.waiting);
+        self.of_parts[part].extend(entries.iter().cloned());
+        entries
+    }
+
+    /// Returns the entries of a part.
+    fn of(&self, part: usize) -> &[Value] {
+        self.of_parts.get(part).map_or(&[], |entries| entries)
+    }
 }
 
 impl Responses {
@@ -29,12 +71,15 @@ impl Responses {
         echo.insert("temperature".into(), json!(own.temperature.unwrap_or(model.temperature)));
         echo.insert("top_p".into(), json!(own.top_p.unwrap_or(model.top_p)));
         let prompt = prepared.prompts.first().map_or(0, Vec::len);
-        Responses::new(named, echo, Parts::new(prepared.parsers.pop()), prompt)
+        let mut form = Responses::new(named, echo, Parts::new(prepared.parsers.pop()), prompt);
+        form.probabilities.facts = plan.logprobs.map(|_| plan.facts.clone());
+        form.probabilities.as_ids = plan.settings.tokens_as_ids;
+        form
     }
 
     fn new(named: Named, echo: Map<String, Value>, parts: Parts, prompt: usize) -> Responses {
         let usage = Usage { prompt, ..Usage::default() };
-        Responses { named, echo, parts, usage, sequence: 0, finish: None }
+        Responses { named, echo, parts, probabilities: Probabilities::default(), usage, sequence: 0, finish: None }
     }
 
     /// Adds an event. `content` gives it the members besides its type and number.
@@ -69,7 +114,14 @@ impl Responses {
                         Kind::Text => "response.output_text.delta",
                         Kind::Call { .. } => "response.function_call_arguments.delta",
                     };
-                    self.event(events, kind, |form| form.text_event(part, "delta", &text));
+                    let entries = match self.parts.list()[part].kind {
+                        Kind::Text => self.probabilities.give(part),
+                        Kind::Reasoning | Kind::Call { .. } => {
+                            self.probabilities.waiting.clear();
+                            Vec::new()
+                        }
+                    };
+                    self.event(events, kind, |form| form.text_event(part, "delta", &text, &entries));
                 }
                 Change::End(part) => self.end_item(part, events),
             }
@@ -97,7 +149,7 @@ impl Responses {
             Kind::Text => ("response.output_text.done", "text"),
             Kind::Call { .. } => ("response.function_call_arguments.done", "arguments"),
         };
-        self.event(events, kind, |form| form.text_event(part, name, &whole.text));
+        self.event(events, kind, |form| form.text_event(part, name, &whole.text, form.probabilities.of(part)));
         if whole.content_kind().is_some() {
             self.event(events, "response.content_part.done", |form| form.content_event(part, &whole));
         }
@@ -108,8 +160,9 @@ impl Responses {
         );
     }
 
-    /// Returns the members of an event about the text of an item, which is the member `name`.
-    fn text_event(&self, part: usize, name: &str, text: &str) -> Value {
+    /// Returns the members of an event about the text of an item, which is the member `name`, with the entries of its
+    /// tokens.
+    fn text_event(&self, part: usize, name: &str, text: &str, entries: &[Value]) -> Value {
         let mut object = json!({"item_id": self.item_id(part), "output_index": part, name: text});
         let kind = &self.parts.list()[part].kind;
         match kind {
@@ -118,7 +171,7 @@ impl Responses {
             Kind::Reasoning | Kind::Text => object["content_index"] = json!(0),
         }
         if *kind == Kind::Text {
-            object["logprobs"] = json!([]);
+            object["logprobs"] = json!(entries);
         }
         object
     }
@@ -126,7 +179,7 @@ impl Responses {
     /// Returns the members of an event about the content of an item.
     fn content_event(&self, part: usize, state: &Part) -> Value {
         let id = self.item_id(part);
-        json!({"item_id": id, "output_index": part, "content_index": 0, "part": state.content()})
+        json!({"item_id": id, "output_index": part, "content_index": 0, "part": self.content(part, state)})
     }
 
     fn item_id(&self, part: usize) -> String {
@@ -144,6 +197,18 @@ impl Responses {
         if is_last && self.finish == Some("length") { "incomplete" } else { "completed" }
     }
 
+    /// Returns the only element of the content of an item.
+    fn content(&self, part: usize, state: &Part) -> Value {
+        let mut content = json!({"type": state.content_kind(), "text": state.text});
+        if state.kind == Kind::Text {
+            content["annotations"] = json!([]);
+            // A part that begins has no text and no tokens yet.
+            let entries = if state.text.is_empty() { &[] } else { self.probabilities.of(part) };
+            content["logprobs"] = json!(entries);
+        }
+        content
+    }
+
     fn item(&self, part: usize, state: &Part, status: &str) -> Value {
         let id = self.item_id(part);
         match &state.kind {
@@ -152,7 +217,7 @@ impl Responses {
                 "type": "reasoning",
                 "status": status,
                 "summary": [],
-                "content": [state.content()],
+                "content": [self.content(part, state)],
                 "encrypted_content": null,
             }),
             Kind::Text => json!({
@@ -160,7 +225,7 @@ impl Responses {
                 "type": "message",
                 "status": status,
                 "role": "assistant",
-                "content": [state.content()],
+                "content": [self.content(part, state)],
             }),
             Kind::Call { id: call_id, name } => json!({
                 "id": id,
@@ -230,16 +295,6 @@ impl Part {
             Kind::Call { .. } => None,
         }
     }
-
-    /// Returns the only element of the content of the item.
-    fn content(&self) -> Value {
-        let mut content = json!({"type": self.content_kind(), "text": self.text});
-        if self.kind == Kind::Text {
-            content["annotations"] = json!([]);
-            content["logprobs"] = json!([]);
-        }
-        content
-    }
 }
 
 /// Returns the name of an error within an answer.
@@ -256,6 +311,7 @@ impl Form for Responses {
     fn token(&mut self, token: Token, events: &mut Events) {
         self.begin(events);
         self.usage.generated += 1;
+        self.probabilities.push(&token);
         let changes = self.parts.push(token.id, &token.text);
         self.changes(changes, events);
     }
@@ -266,6 +322,9 @@ impl Form for Responses {
         }
         self.begin(events);
         self.usage.cached = done.completion.reused_tokens;
+        if hides_end(done.completion.finish) {
+            self.probabilities.waiting.clear();
+        }
         self.finish = Some(finish_reason(done.completion.finish));
         let changes = self.parts.finish();
         self.changes(changes, events);

@@ -7,6 +7,7 @@ mod request;
 use super::body::Body;
 use super::error::ApiResult;
 use super::job::Job;
+use super::prepare::Source;
 use super::settings::Limits;
 use form::Responses;
 use request::ResponsesRequest;
@@ -16,16 +17,24 @@ use request::ResponsesRequest;
 /// # Errors
 /// A field has a wrong value, or needs something that this server does not have.
 pub fn read(body: &mut Body, limits: &Limits) -> ApiResult<Job> {
-    let ResponsesRequest { source, settings, max_tokens, echo } = ResponsesRequest::take(body, limits)?;
+    let ResponsesRequest { source, settings, max_tokens, logprobs, echo } = ResponsesRequest::take(body, limits)?;
     Ok(Job {
         sources: vec![source],
         settings,
         max_tokens,
-        logprobs: None,
+        logprobs,
         score: None,
         echo: false,
         texts: 1,
         id: "resp_",
         form: Box::new(move |named, plan, prepared| Box::new(Responses::of(named, echo, plan, prepared))),
     })
+}
+
+/// Reads a request of `/v1/responses/input_tokens`, which has the fields of `/v1/responses`.
+///
+/// # Errors
+/// A field has a wrong value, or needs something that this server does not have.
+pub fn read_count(body: &mut Body, limits: &Limits) -> ApiResult<Source> {
+    Ok(ResponsesRequest::take(body, limits)?.source)
 }

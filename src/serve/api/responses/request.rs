@@ -6,6 +6,7 @@ use crate::serve::api::body::{Body, expected};
 use crate::serve::api::chat::{Tools, read_tools};
 use crate::serve::api::error::{ApiError, ApiResult};
 use crate::serve::api::object::{Object, list};
+use crate::serve::api::other_fields::Api;
 use crate::serve::api::prepare::{Conversation, Source};
 use crate::serve::api::settings::{Limits, Settings, of_format};
 use serde_json::{Map, Value, json};
@@ -22,6 +23,8 @@ pub struct ResponsesRequest {
     pub settings: Settings,
     /// Largest number of tokens of the answer.
     pub max_tokens: Option<usize>,
+    /// Number of most likely tokens that are reported with each token of the answer.
+    pub logprobs: Option<usize>,
     /// Fields of the request that the answer repeats.
     pub echo: Map<String, Value>,
 }
@@ -32,7 +35,9 @@ impl ResponsesRequest {
     /// # Errors
     /// A field has a wrong value, or needs something that this server does not have.
     pub fn take(body: &mut Body, limits: &Limits) -> ApiResult<ResponsesRequest> {
+        body.begin(Api::Responses)?;
         refuse(body)?;
+        let logprobs = take_logprobs(body, limits)?;
         let mut settings = Settings::take(body, limits)?;
         if settings.n != 1 {
             return Err(ApiError::field("n", "this endpoint generates one answer"));
@@ -42,6 +47,9 @@ impl ResponsesRequest {
         take_text(body, &mut settings, &mut echo)?;
         take_reasoning(body, &mut variables, &mut echo)?;
         let most = body.count("max_output_tokens", 1, usize::MAX)?;
+        if most.is_some() {
+            body.names.call("max_tokens", "max_output_tokens");
+        }
         let most = most.or(body.count("max_tokens", 1, usize::MAX)?);
         let (tools, choice, parallel, tools_value) = take_tools(body, &mut echo)?;
         let instructions = body.text("instructions")?;
@@ -55,7 +63,8 @@ impl ResponsesRequest {
         let options = RenderOptions { tools: tools_value, variables, ..RenderOptions::default() };
         let chat =
             Conversation { field: "input", schema_field: "parameters", messages, options, tools, choice, parallel };
-        Ok(ResponsesRequest { source: Source::Chat(Box::new(chat)), settings, max_tokens: most, echo })
+        echo.insert("top_logprobs".into(), json!(logprobs.unwrap_or(0)));
+        Ok(ResponsesRequest { source: Source::Chat(Box::new(chat)), settings, max_tokens: most, logprobs, echo })
     }
 }
 
@@ -65,21 +74,8 @@ fn refuse(body: &mut Body) -> ApiResult<()> {
     body.refuse("previous_response_id", &Value::Null, stateless)?;
     body.refuse("conversation", &Value::Null, stateless)?;
     body.refuse("background", &Value::Null, "this server keeps no responses; leave it out, or stream the answer")?;
-    body.refuse("top_logprobs", &json!(0), "this endpoint reports no probabilities; use /v1/chat/completions")?;
-    if body.take_prompts().is_some() {
+    if body.drop_prompts() {
         return Err(ApiError::field("prompt", "this server stores no prompts; use `input` and `instructions`"));
-    }
-    let include = body.take("include").map(|include| list(include, "include", MOST_ENTRIES)).transpose()?;
-    for (i, value) in include.into_iter().flatten().enumerate() {
-        match value.as_str() {
-            Some("message.output_text.logprobs") => {
-                let found = "this endpoint reports no probabilities; use /v1/chat/completions";
-                return Err(ApiError::field("include", found).code("unsupported_value"));
-            }
-            // All other entries are about parts that no answer of this server has.
-            Some(_) => {}
-            None => return Err(expected(&format!("include[{i}]"), "a text", &value)),
-        }
     }
     match body.text("truncation")?.as_deref() {
         None | Some("disabled") => {}
@@ -89,6 +85,21 @@ fn refuse(body: &mut Body) -> ApiResult<()> {
     }
     // The limit is about tools that run in the server.
     body.count("max_tool_calls", 0, usize::MAX).map(|_| ())
+}
+
+/// Takes how many most likely tokens are reported with each token; `None` = no probabilities.
+fn take_logprobs(body: &mut Body, limits: &Limits) -> ApiResult<Option<usize>> {
+    let top = body.count("top_logprobs", 0, limits.max_logprobs)?;
+    let include = body.take("include").map(|include| list(include, "include", MOST_ENTRIES)).transpose()?;
+    let mut included = false;
+    for (i, value) in include.into_iter().flatten().enumerate() {
+        match value.as_str() {
+            Some(name) => included |= name == "message.output_text.logprobs",
+            // All other entries are about parts that no answer of this server has.
+            None => return Err(expected(&format!("include[{i}]"), "a text", &value)),
+        }
+    }
+    Ok(top.filter(|top| *top > 0).or(included.then_some(0)))
 }
 
 /// Takes `text`: the form of the answer.
@@ -107,6 +118,9 @@ fn take_text(body: &mut Body, settings: &mut Settings, echo: &mut Map<String, Va
             let found = "expected the type text, json_object, or json_schema with a `schema`";
             ApiError::field("text.format", found)
         })?;
+        if constraint.is_some() && settings.constraint.is_none() {
+            body.names.call("response_format", "text.format");
+        }
         if constraint.is_some() && settings.constraint.is_some() {
             return Err(ApiError::field("text.format", "found it together with another constraint"));
         }
