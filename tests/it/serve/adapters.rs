@@ -102,7 +102,7 @@ fn an_adapter_that_cannot_be_replaced_stays_and_its_name_can_be_loaded_again() {
     copied("r8-qv", &dir("half"), None, None);
     std::fs::remove_file(dir("half").join("adapter_model.safetensors")).unwrap();
     // There is room for one of them only.
-    for more in [&[][..], &["--lora-memory", "300K"]] {
+    for more in [&[][..], &["--lora-memory", "400K"]] {
         let server = loading(home.path(), more);
         let load = |path: &str, in_place: bool| {
             let body = json!({"lora_name": "x", "lora_path": path, "load_inplace": in_place});
