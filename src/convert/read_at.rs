@@ -4,10 +4,9 @@ use super::checksum::Checksum;
 use crate::error::{Context, Error, Result};
 use crate::files;
 use crate::provenance::SourceFile;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::fs::{File, Metadata};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 /// Source of known length that is read by byte position.
 pub trait ReadAt {
@@ -44,10 +43,51 @@ pub struct InputFile {
     path: PathBuf,
     file: File,
     nbytes: u64,
-    /// Modification time when the file was opened.
-    modified: SystemTime,
+    /// State of the file when it was opened.
+    stamp: Stamp,
     /// Checksums that the file records of its entries (zip archives of `torch.save`), in file order.
     checksums: Vec<Checksum>,
+}
+
+/// Facts about a file that change with its content. Programs can set the modification time, but not the time at which
+/// the system last changed the file or its metadata.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stamp {
+    /// Device and number of the file.
+    id: (u64, u64),
+    nbytes: u64,
+    /// Modification time in seconds and nanoseconds.
+    modified: (i64, i64),
+    /// Time of the last change of content or metadata, in seconds and nanoseconds.
+    changed: (i64, i64),
+    links: u64,
+}
+
+impl Stamp {
+    /// Takes the facts from the metadata of a file.
+    pub fn of(metadata: &Metadata) -> Stamp {
+        Stamp {
+            id: (metadata.dev(), metadata.ino()),
+            nbytes: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+            links: metadata.nlink(),
+        }
+    }
+
+    /// Returns true if the content may have changed between both states of a file. A name that was added or removed
+    /// also changes the time of the last change, but not the content.
+    pub fn may_differ_from(&self, later: &Stamp) -> bool {
+        let named_anew = self.links != later.links;
+        let Stamp { id, nbytes, modified, changed, .. } = self;
+        (id, nbytes, modified) != (&later.id, &later.nbytes, &later.modified)
+            || !named_anew && *changed != later.changed
+    }
+
+    /// Returns the time of the last change as text.
+    pub fn time_of_change(&self) -> String {
+        format!("{}.{:09}", self.changed.0, self.changed.1)
+    }
 }
 
 impl InputFile {
@@ -57,8 +97,8 @@ impl InputFile {
     /// The file cannot be opened, or is not a regular file.
     pub fn open(path: &Path) -> Result<InputFile> {
         let (file, metadata) = files::open_with_metadata(path)?;
-        let modified = metadata.modified().at(path)?;
-        Ok(InputFile { path: path.to_path_buf(), file, nbytes: metadata.len(), modified, checksums: Vec::new() })
+        let stamp = Stamp::of(&metadata);
+        Ok(InputFile { path: path.to_path_buf(), file, nbytes: metadata.len(), stamp, checksums: Vec::new() })
     }
 
     /// Adds the checksums that the file records, in file order.
@@ -71,20 +111,20 @@ impl InputFile {
         &self.checksums
     }
 
-    /// Fails if the size or modification time of the file has changed since it was opened, because data read before
-    /// and after a change do not belong together. Replacing the file at the path by another file is not a change:
-    /// reads still go to the opened file.
+    /// Fails if the file has changed since it was opened, even if its modification time was set back, because data read
+    /// before and after a change do not belong together. Replacing the file at the path by another file is not a
+    /// change: reads still go to the opened file.
     ///
     /// # Errors
     /// The file was changed, or its metadata cannot be read.
     pub fn refuse_change(&self) -> Result<()> {
         let metadata = self.file.metadata().at(&self.path)?;
-        match metadata.len() == self.nbytes && metadata.modified().at(&self.path)? == self.modified {
-            true => Ok(()),
-            false => Err(Error::corrupt("the file was changed while it was read")
-                .at(&self.path)
-                .help("run the same command again when the file is complete")),
-        }
+        if self.stamp.may_differ_from(&Stamp::of(&metadata)) { Err(changed_meanwhile(&self.path)) } else { Ok(()) }
+    }
+
+    /// Returns the state of the file when it was opened.
+    pub fn stamp(&self) -> &Stamp {
+        &self.stamp
     }
 
     /// Returns the path of the file.
@@ -106,6 +146,13 @@ impl InputFile {
     pub fn source_file(&self, sha256: String) -> SourceFile {
         SourceFile { name: self.name(), bytes: self.nbytes, sha256 }
     }
+}
+
+/// Builds the error for an input that was changed while it was read.
+pub(super) fn changed_meanwhile(path: &Path) -> Error {
+    Error::corrupt("the file was changed while it was read")
+        .at(path)
+        .help("run the same command again when the file is complete")
 }
 
 impl ReadAt for InputFile {
@@ -151,19 +198,27 @@ mod tests {
         std::fs::rename(dir.path().join("new"), &path).unwrap();
         input.refuse_change().unwrap();
         assert_eq!(input.read_vec(0, 8).unwrap(), [1; 8]);
-        let input = InputFile::open(&path).unwrap();
-        File::options()
-            .append(true)
-            .open(&path)
-            .unwrap()
-            .set_modified(input.modified + Duration::from_secs(1))
-            .unwrap();
-        assert!(input.refuse_change().unwrap_err().to_string().contains("was changed while it was read"));
-        let input = InputFile::open(&path).unwrap();
-        let modified = input.modified;
-        let file = File::options().append(true).open(&path).unwrap();
-        file.set_len(9).unwrap();
-        file.set_modified(modified).unwrap();
-        assert!(input.refuse_change().is_err());
+        let modified = |path: &Path| path.metadata().unwrap().modified().unwrap();
+        let changes: [fn(&Path); 3] = [
+            |path| {
+                let file = File::options().append(true).open(path).unwrap();
+                file.set_modified(file.metadata().unwrap().modified().unwrap() + Duration::from_secs(1)).unwrap();
+            },
+            |path| File::options().append(true).open(path).unwrap().set_len(9).unwrap(),
+            |path| File::options().write(true).open(path).unwrap().write_all_at(&[3], 4).unwrap(),
+        ];
+        for (number, change) in changes.into_iter().enumerate() {
+            let input = InputFile::open(&path).unwrap();
+            input.refuse_change().unwrap();
+            let before = modified(&path);
+            // The clock of the file system may advance in steps of some milliseconds.
+            std::thread::sleep(Duration::from_millis(20));
+            change(&path);
+            if number > 0 {
+                File::options().append(true).open(&path).unwrap().set_modified(before).unwrap();
+            }
+            let refused = input.refuse_change().unwrap_err().to_string();
+            assert!(refused.contains("was changed while it was read"), "change {number}: {refused}");
+        }
     }
 }

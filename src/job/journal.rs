@@ -32,6 +32,16 @@ pub(super) struct Header {
     pub iec: String,
     /// Fingerprint of inputs, options and version.
     pub fingerprint: String,
+    /// State of the input files ([`super::Order::inputs`]).
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub inputs: String,
+}
+
+impl Header {
+    /// Returns true if both belong to the same job. Parts may have read copies of the same files.
+    pub fn is_of_job(&self, other: &Header) -> bool {
+        (&self.iec, &self.fingerprint) == (&other.iec, &other.fingerprint)
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -285,7 +295,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn header(fingerprint: &str) -> Header {
-        Header { iec: "test".into(), fingerprint: fingerprint.into() }
+        Header { iec: "test".into(), fingerprint: fingerprint.into(), inputs: String::new() }
     }
 
     fn open(path: &Path, fingerprint: &str) -> Result<Journal> {

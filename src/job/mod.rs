@@ -105,10 +105,12 @@ impl Job {
         output::require_space(out_dir, needed, there)?;
         let out = OutDir::make(out_dir)?;
         std::fs::create_dir_all(&dir).at(&dir)?;
-        let header = Header { iec: this_version(), fingerprint: order.fingerprint.to_string() };
+        // Before the journal is opened, which clears it if the inputs may have changed since it was written.
+        let torn = stem.is_empty() && was_torn(out_dir, order.fingerprint, order.lead, files.iter().map(|f| &*f.name));
+        let (fingerprint, inputs) = (order.fingerprint.to_string(), order.inputs.to_string());
+        let header = Header { iec: this_version(), fingerprint, inputs };
         let journal = Journal::open(&dir.join(format!("{stem}journal")), &header, order.run.pace)?;
         let parts = if stem.is_empty() { partial::part_files(&dir, &header)? } else { Vec::new() };
-        let torn = stem.is_empty() && was_torn(out_dir, order.fingerprint, order.lead, files.iter().map(|f| &*f.name));
         let job =
             Job { dir, stem, journal, parts, output: order.output, out, torn, committing: AtomicBool::new(false) };
         match job.prepare(order, files, ranges) {
@@ -133,6 +135,7 @@ impl Job {
         decide(&mut fingerprint)?;
         let order = Order {
             fingerprint: &fingerprint.finish(),
+            inputs: "",
             command: &Command::new(command, &()),
             lead: None,
             output: Output::AmongOthers,

@@ -10,6 +10,10 @@ use std::path::PathBuf;
 pub struct Order<'a> {
     /// Fingerprint of the job; see [`super::Fingerprint::finish`].
     pub fingerprint: &'a str,
+    /// State of the input files beyond what the fingerprint has: a digest of the times at which the system last changed
+    /// them. An interrupted run is not continued if it differs, because the content may have changed under the same
+    /// modification time. Empty if there is nothing to compare.
+    pub inputs: &'a str,
     /// Command that is recorded for parts; `iec merge` reads it from [`super::Partial::command`].
     pub command: &'a Command,
     /// Name of the file that readers open first, for outputs that [`crate::output::swap`] replaces.

@@ -58,7 +58,7 @@ pub(super) fn part_files(dir: &Path, header: &Header) -> Result<Vec<PartFiles>> 
         let name = entry.file_name().to_string_lossy().into_owned();
         let Some(part) = name.strip_suffix(JOURNAL).and_then(part_of_stem) else { continue };
         if let Some((found, finished)) = journal::peek(&entry.path())?
-            && found == *header
+            && found.is_of_job(header)
         {
             parts.push(PartFiles { part, stem: stem(part), finished });
         }

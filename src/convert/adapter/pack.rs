@@ -6,6 +6,7 @@
 use super::{Summary, int8, map};
 use crate::adapter::{Adapter, Change, Int8Factor, LowRank};
 use crate::convert::pack_output;
+use crate::convert::read_at::{Stamp, changed_meanwhile};
 use crate::dtype::{DType, decode_floats, encode_floats};
 use crate::error::{Context, Error, Result};
 use crate::files;
@@ -123,14 +124,24 @@ pub fn pack(options: &AdapterPackOptions) -> Result<AdapterPackSummary> {
     let sources = [super::CONFIG, super::FILE].map(|name| options.adapter.join(name));
     let inputs = Inputs::default().files(sources.iter()).packs([&options.base], &iebin::members());
     let occupied = || pack_output::refuse_occupied(&options.out_dir, options.overwrite, &inputs);
-    occupied()?;
+    writer::recover(&options.out_dir)?;
+    let before = stamps(&sources)?;
     let mut adapter = super::read(&options.adapter, &model)?;
+    let fingerprint = fingerprint(options, &adapter.hash, &model);
+    if !pack_output::was_torn(&options.out_dir, &fingerprint) {
+        occupied()?;
+    }
     if options.numbers == FactorNumbers::Int8 {
         int8::round_to_int8(&mut adapter).at(&options.adapter)?;
     }
     let (payloads, tensors) = payloads(&adapter, options.numbers)?;
     let layout = Layout::new(payloads.iter().map(|payload| payload.planned.clone()).collect())?;
     let source = Source { repo: None, files: sources.iter().map(|path| source_file(path)).collect::<Result<_>>()? };
+    if let Some((path, _)) =
+        sources.iter().zip(before.iter().zip(stamps(&sources)?)).find(|(_, (a, b))| a.may_differ_from(b))
+    {
+        return Err(changed_meanwhile(path));
+    }
     let parts = DescriptionParts {
         model: Some(model.clone()),
         source: Some(source),
@@ -138,7 +149,7 @@ pub fn pack(options: &AdapterPackOptions) -> Result<AdapterPackSummary> {
         ..DescriptionParts::default()
     };
     let (rank, matrices) = (adapter.rank(), adapter.changes.values().flatten().filter(|c| !c.is_empty()).count());
-    write(options, &adapter.hash, layout.clone(), &payloads, parts, occupied)?;
+    write(options, &fingerprint, layout.clone(), &payloads, parts, occupied)?;
     Ok(AdapterPackSummary {
         kind: "adapter",
         method: summary.method,
@@ -149,6 +160,20 @@ pub fn pack(options: &AdapterPackOptions) -> Result<AdapterPackSummary> {
         bytes: layout.total_bytes,
         unused: summary.unused,
     })
+}
+
+/// Returns the states of the files, by which a change while they are read is found.
+fn stamps(paths: &[PathBuf]) -> Result<Vec<Stamp>> {
+    paths.iter().map(|path| Ok(Stamp::of(&std::fs::metadata(path).at(path)?))).collect()
+}
+
+/// Returns the fingerprint of the job: the adapter by its content, and the model that it is packed for.
+fn fingerprint(options: &AdapterPackOptions, hash: &str, model: &ModelConfig) -> String {
+    let mut fingerprint = Fingerprint::new("pack");
+    fingerprint.field("adapter", hash);
+    fingerprint.json("numbers", &options.numbers);
+    fingerprint.json("model", model);
+    fingerprint.finish()
 }
 
 fn source_file(path: &Path) -> Result<SourceFile> {
@@ -235,18 +260,15 @@ fn floats(values: &[f32], shape: Vec<usize>, numbers: FactorNumbers, of_file: DT
 /// are replaced.
 fn write(
     options: &AdapterPackOptions,
-    hash: &str,
+    fingerprint: &str,
     layout: Layout,
     payloads: &[Payload],
     parts: DescriptionParts,
     allowed: impl Fn() -> Result<()>,
 ) -> Result<()> {
-    writer::recover(&options.out_dir)?;
-    let mut fingerprint = Fingerprint::new("pack");
-    fingerprint.field("adapter", hash);
-    fingerprint.json("numbers", &options.numbers);
     let order = Order {
-        fingerprint: &fingerprint.finish(),
+        fingerprint,
+        inputs: "",
         command: &Command::new("pack", &()),
         lead: Some(PACK.lead),
         output: Output::Alone,

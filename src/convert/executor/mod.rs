@@ -22,6 +22,7 @@ use crate::job::{self, Command, DataFile, Found, Job, Order, Output, RunOptions,
 use crate::output::AtomicFile;
 use crate::progress;
 use crate::progress::ProgressBar;
+use crate::sha256::{Digest as _, Sha256, hex};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -182,8 +183,10 @@ impl Conversion<'_> {
             job::note_others(self.out_dir, &self.fingerprint);
         }
         let numbers = self.numbers();
+        let inputs = self.inputs();
         let order = Order {
             fingerprint: &self.fingerprint,
+            inputs: &inputs,
             command: &self.command,
             lead: self.lead,
             output: self.output,
@@ -199,6 +202,16 @@ impl Conversion<'_> {
             Ok(finished)
         });
         job.conclude(outcome)
+    }
+
+    /// Returns a digest of the times at which the system last changed the input files.
+    fn inputs(&self) -> String {
+        let mut hash = Sha256::new();
+        for file in self.tasks.iter().filter_map(|task| task.source) {
+            hash.update(file.stamp().time_of_change());
+            hash.update(" ");
+        }
+        hex(hash)
     }
 
     /// Computes the disk space that the conversion needs, for a dry run.
