@@ -23,7 +23,8 @@
 //! | a directory, a socket | refused |
 //! | an input of the same command, a member of a pack or checkpoint that it reads | refused |
 //!
-//! Files of packs and checkpoints have names that the user did not choose; [`AtomicFile`] replaces only regular files
+//! Several files that the user named are checked and written by [`Together`], so that an interrupted command can be
+//! repeated. Files of packs and checkpoints have names that the user did not choose; [`AtomicFile`] replaces only regular files
 //! there. The module `iebin` decides which packs may not be replaced because others are rebuilt from them.
 
 mod atomic;
@@ -38,6 +39,7 @@ mod space;
 pub mod stale;
 pub mod swap;
 mod target;
+mod together;
 
 pub use atomic::{AtomicFile, refuse_special, sync_dir, sync_parent, write_atomically};
 pub use dir::{OutDir, make_absolute, make_dir, refuse_within};
@@ -49,6 +51,7 @@ pub use lock::{DirLock, lock};
 pub use paths::{directory_of, remove_if_there};
 pub use space::{free_bytes, occupied, require_space, reserve};
 pub use target::{Rules, Target};
+pub use together::Together;
 
 use serde::Serialize;
 

@@ -63,7 +63,7 @@ impl OneStep {
         measured(&quantized.measured)?;
         let manifest = files.dir.path().join(MANIFEST);
         let rules = Rules { inputs: &Inputs::default(), overwrite: true, stdout: false };
-        quantized.write(&Target::check(&manifest, rules)?)?;
+        Target::check(&manifest, rules)?.write(&quantized.manifest()?)?;
         pack::pack(&PackOptions { manifest: Some(manifest), ..self.pack.clone() })
     }
 

@@ -17,7 +17,7 @@ use crate::eval::windows::WINDOW;
 use crate::job::{Job, RunOptions};
 use crate::manifest::plan::{Plan, Target};
 use crate::manifest::{TensorEntry, Verdict};
-use crate::output::{self, directory_of};
+use crate::output::directory_of;
 use crate::provenance::{Evidence, Gate};
 use crate::role::Role;
 use crate::sha256;
@@ -291,15 +291,15 @@ pub struct Quantized<'a> {
 }
 
 impl Quantized<'_> {
-    /// Writes the manifest to `out`.
+    /// Returns the text of the manifest.
     ///
     /// # Errors
-    /// A gate rejects the manifest and `force` is not set, or it cannot be written.
-    pub fn write(&self, out: &output::Target) -> Result<()> {
-        if let Some(refusal) = self.refusal().filter(|_| !self.ptq.options.force) {
-            return Err(refusal);
+    /// A gate rejects the manifest and `force` is not set.
+    pub fn manifest(&self) -> Result<Vec<u8>> {
+        match self.refusal().filter(|_| !self.ptq.options.force) {
+            Some(refusal) => Err(refusal),
+            None => Ok(self.measured.document.to_json()),
         }
-        out.write(&self.measured.document.to_json())
     }
 
     /// Returns the error of the gate that rejects the manifest, if one does.

@@ -31,7 +31,7 @@ mod state;
 mod tracer;
 mod trial;
 
-use scenario::{LEFT_OUT, READ_ONLY, SCENARIOS};
+use scenario::{LEFT_OUT, READ_ONLY, READ_PATHS, SCENARIOS};
 use stage::Prepared;
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -134,6 +134,42 @@ fn every_command_has_a_scenario_or_a_reason() {
     let known: BTreeSet<&str> = SCENARIOS.iter().map(scenario::Scenario::command).chain(reasons).collect();
     assert!(!listed.is_empty(), "{}", help.said);
     assert_eq!(listed, known, "each command needs a scenario in tests/faults/scenario.rs, or a reason there");
+}
+
+/// Returns the options of a command that take a path, from its help.
+fn options_with_paths(command: &str) -> Vec<String> {
+    let help = stage::run(&format!("{command} --help"), std::path::Path::new("."));
+    let option = |line: &str| {
+        let (name, rest) = line.trim_start().split_once("--")?.1.split_once([' ', '=']).unwrap_or_default();
+        let begins = line.trim_start().starts_with('-');
+        let value = rest.strip_prefix('<')?.split('>').next()?;
+        let is_path = ["FILE", "DIR", "PATH", "STATS", "PACK", "MANIFEST"].iter().any(|word| value.contains(word));
+        (begins && is_path).then(|| name.to_string())
+    };
+    help.said.lines().filter_map(option).collect()
+}
+
+#[test]
+fn every_option_that_writes_a_file_is_in_a_scenario() {
+    let commands: BTreeSet<&str> = SCENARIOS.iter().map(scenario::Scenario::command).collect();
+    let (mut unknown, mut read) = (Vec::new(), BTreeSet::new());
+    for command in commands {
+        let options = options_with_paths(command);
+        assert!(!options.is_empty() || ["rm", "simulate"].contains(&command), "`{command}` has no option with a path");
+        for option in options {
+            let word = format!(" --{option}");
+            let lines = SCENARIOS.iter().filter(|scenario| scenario.command() == command);
+            let is_run = lines.flat_map(|scenario| scenario.line.split(' ')).any(|part| part == &word[1..]);
+            match READ_PATHS.contains(&&*option) {
+                true => drop(read.insert(option)),
+                false if is_run => {}
+                false => unknown.push(format!("{command}{word}")),
+            }
+        }
+    }
+    assert!(unknown.is_empty(), "each needs a scenario in tests/faults/scenario.rs, or is only read: {unknown:?}");
+    let idle: Vec<_> = READ_PATHS.iter().filter(|option| !read.contains(**option)).collect();
+    assert!(idle.is_empty(), "no command has these options: {idle:?}");
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 /// A command whose calls are disturbed, in a directory where other commands have prepared its inputs.
 ///
-/// The directory holds `source` and `other`, two checkpoints of one shape with different weights, texts, questions, and
-/// `key.pem`.
+/// The directory holds `source` and `other`, two checkpoints of one shape with different weights, `adapter`, an adapter
+/// for both, texts, questions, and `key.pem`.
 #[derive(Debug, Clone, Copy)]
 pub struct Scenario {
     pub name: &'static str,
@@ -70,10 +70,17 @@ pub const SCENARIOS: &[Scenario] = &[
         after: &["pack --hf-dir source --out-dir out --part 2/2", "merge --out-dir out"],
         ..scenario("pack --part", "pack --hf-dir source --out-dir out --part 1/2", &[])
     },
+    scenario("pack of an adapter", "pack adapter --base pack --out-dir out", &[PACK_ASIDE]),
+    scenario(
+        "pack of an adapter --overwrite",
+        "pack adapter --base pack --out-dir out --overwrite",
+        &[PACK_ASIDE, "pack adapter --base pack --out-dir out --dtype bf16"],
+    ),
     scenario("q4", "q4 --hf-dir source --out-dir out", &[]),
     scenario("q4 --overwrite", "q4 --hf-dir source --out-dir out --overwrite", &["q4 --hf-dir other --out-dir out"]),
     scenario("q4 --append-attn", "q4 --append-attn --model-dir out", &[PACK]),
     scenario("ptq", "ptq --hf-dir source --bits 8 --out map.json", &[]),
+    scenario("ptq --report", "ptq --hf-dir source --bits 8 --out map.json --report page.html", &[]),
     scenario(
         "ptq --overwrite --report",
         "ptq --hf-dir source --bits 8 --out map.json --report page.html --overwrite",
@@ -170,6 +177,11 @@ pub const SCENARIOS: &[Scenario] = &[
         "run --model-dir pack --prompt Once --max-new 2 --ignore-eos --report-root reports",
         &[PACK_ASIDE],
     ),
+    scenario(
+        "run --trace-ids --report-root",
+        "run --model-dir pack --prompt Once --max-new 2 --ignore-eos --trace-ids trace --report-root reports",
+        &[PACK_ASIDE],
+    ),
     Scenario { units: ENTRY, ..scenario("run of a checkpoint", RUN_SOURCE, &[]) },
     Scenario {
         units: ENTRY,
@@ -197,8 +209,42 @@ pub const SCENARIOS: &[Scenario] = &[
         &[PACK_ASIDE, PACK_OTHER_ASIDE, "verify --hashes --model-dir other-pack --out report.json"],
     ),
     scenario("sign", "sign --model-dir pack --key key.pem --out pack.sig", &[PACK_ASIDE]),
+    scenario("sign into the pack", "sign --model-dir pack --key key.pem", &[PACK_ASIDE]),
     scenario("sign --new-key", "sign --new-key new.pem", &[]),
     scenario("eval --details", "eval --model-dir pack --choices questions --details answers", &[PACK_ASIDE]),
+    scenario("eval --kv-gate", "eval --model-dir pack --text text --kv int8 --kv-gate", &[PACK_ASIDE]),
+    scenario("man", "man --out-dir pages", &[]),
+    scenario("man --overwrite", "man --out-dir pages --overwrite", &["man --out-dir pages"]),
+];
+
+/// Options that take a path which the command only reads. All other options with a path need a scenario.
+pub const READ_PATHS: &[&str] = &[
+    "calib",
+    "chat-template",
+    "config",
+    "dedup",
+    "exact-match",
+    "expected-tokens",
+    "few-shot",
+    "gate-text",
+    "grammar",
+    "hf-dir",
+    "json-schema",
+    "key",
+    "kl-ref",
+    "load",
+    "loglikelihood",
+    "lora",
+    "manifest",
+    "model-bin",
+    "model-dir",
+    "model-json",
+    "plan-text",
+    "prompts-file",
+    "rules",
+    "signature",
+    "tokenizer",
+    "trace",
 ];
 
 /// Commands that write no files, each with the command line that the test runs to show it.
@@ -225,5 +271,4 @@ pub const LEFT_OUT: &[(&str, &str)] = &[
     ("demo", "it calls the functions of pack, verify, ptq, q4, tensor-map, dedup, run and bench, which have scenarios"),
     ("pull", "it needs a server and the feature `hub`; tests/it/pull.rs cuts its transfers off"),
     ("help", "it prints"),
-    ("man", "each page is written as the file of tensor-map is, and can be made again"),
 ];

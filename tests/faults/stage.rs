@@ -4,6 +4,7 @@ use crate::call::Call;
 use crate::scenario::Scenario;
 use crate::state::{self, State};
 use crate::tracer::{self, Decision, Observer, Outcome};
+use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -89,11 +90,25 @@ fn base() -> &'static Path {
         ] {
             std::fs::write(path(name), text).expect("writable");
         }
+        write_adapter(&path("adapter"));
         let key = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/keys/ed25519.pem");
         std::fs::copy(key, path("key.pem")).expect("a key");
         dir
     });
     &BASE
+}
+
+/// Writes an adapter of rank 2 for the query matrix of the model.
+fn write_adapter(dir: &Path) {
+    std::fs::create_dir_all(dir).expect("writable");
+    let config = json!({"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "bias": "none",
+        "task_type": "CAUSAL_LM", "base_model_name_or_path": "source"});
+    std::fs::write(dir.join("adapter_config.json"), config.to_string()).expect("writable");
+    let bytes: Vec<u8> = (0..64_u8).flat_map(|i| (f32::from(i) / 256.0).to_le_bytes()).collect();
+    let factor = |shape: &[usize]| TensorView::new(Dtype::F32, shape.to_vec(), &bytes).expect("64 numbers");
+    let name = |part: &str| format!("base_model.model.model.layers.0.self_attn.q_proj.lora_{part}.weight");
+    let tensors = [(name("A"), factor(&[2, 32])), (name("B"), factor(&[32, 2]))];
+    serialize_to_file(tensors, None, &dir.join("adapter_model.safetensors")).expect("writable");
 }
 
 /// A scenario with its initial directory and the results of undisturbed runs.

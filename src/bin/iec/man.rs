@@ -4,7 +4,7 @@ use crate::console;
 use crate::global::Global;
 use clap_mangen::Man;
 use iec::error::{Context, Result};
-use iec::output::{Inputs, Rules, Target, make_dir};
+use iec::output::{Inputs, Rules, Together, make_dir};
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -32,23 +32,20 @@ pub struct Args {
 pub fn run(args: Args, global: &Global) -> Result<()> {
     let mut parser = crate::parser();
     parser.build();
-    let Some(dir) = &args.out_dir else { return console::print(String::from_utf8_lossy(&page(parser)?)) };
+    let Some(dir) = &args.out_dir else { return console::print_data(String::from_utf8_lossy(&page(parser)?)) };
     make_dir(dir)?;
     let commands = parser.get_subcommands().filter(|command| !command.is_hide_set() && command.get_name() != "help");
-    let (inputs, mut targets) = (Inputs::default(), Vec::new());
+    let (inputs, mut paths, mut pages) = (Inputs::default(), Vec::new(), Vec::new());
     for command in [&parser].into_iter().chain(commands) {
         // The pages of commands have names such as `iec-run`.
         let name = command.get_display_name().unwrap_or(command.get_name());
-        let path = dir.join(format!("{name}.1"));
-        let rules = Rules { inputs: &inputs, overwrite: args.overwrite, stdout: false };
-        targets.push((Target::check(&path, rules)?, command.clone()));
+        paths.push(dir.join(format!("{name}.1")));
+        pages.push(page(command.clone())?);
     }
-    let mut files = Vec::new();
-    for (target, command) in targets {
-        target.write(&page(command)?)?;
-        files.push(target.path().to_path_buf());
-    }
-    global.summarize(format_args!("{}: {} pages", dir.display(), files.len()), args.json, &json!({"files": files}))
+    let rules = Rules { inputs: &inputs, overwrite: args.overwrite, stdout: false };
+    let outputs: Vec<_> = paths.iter().map(|path| (path.as_path(), rules)).collect();
+    Together::check(&outputs)?.write(&pages)?;
+    global.summarize(format_args!("{}: {} pages", dir.display(), paths.len()), args.json, &json!({"files": paths}))
 }
 
 /// Returns the page of a command in the language of `troff`.

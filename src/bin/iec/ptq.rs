@@ -12,9 +12,10 @@ use iec::convert::quantize::judge::OnFailure;
 use iec::convert::quantize::select::{OuterStorage, SelectionOptions};
 use iec::error::{Error, Result};
 use iec::iebin;
+use iec::job::remove_over;
 use iec::manifest::Keep;
 use iec::manifest::plan::Target;
-use iec::output::{self, Inputs, Rules};
+use iec::output::{Inputs, Rules, Together, directory_of};
 use iec::provenance::Gate;
 use iec::quant_spec::{Method, QuantFields};
 use iec::report::{plan, quantization};
@@ -280,12 +281,10 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     let inputs = args.inputs()?;
     // A dry run writes neither the manifest nor the page.
     let rules = Rules { inputs: &inputs, overwrite: args.overwrite || args.dry_run, stdout: !args.json };
-    let out = iec::job::check_target(&args.out, rules)?;
-    let page_rules = Rules { stdout: false, ..rules };
-    let page = args.report.report.as_deref().map(|page| output::Target::check(page, page_rules)).transpose()?;
-    if let Some(page) = page.as_ref().filter(|page| page.is_same(&out)) {
-        return Err(Error::usage("--report and --out name the same file").at(page.path()));
-    }
+    let page = args.report.report.as_deref().map(|page| (page, Rules { stdout: false, ..rules }));
+    let paths: Vec<_> = page.into_iter().chain([(args.out.as_path(), rules)]).collect();
+    let outputs = Together::check(&paths).inspect_err(|_| remove_over(directory_of(&args.out)))?;
+    let out = outputs.target(paths.len() - 1);
     let options = PtqOptions { out: out.work_path(), ..args.options(global)? };
     let (budgeted, calibrated) = (options.budget.clone(), options.calibration.is_some());
     let ptq = Ptq::open(options)?;
@@ -298,7 +297,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         ));
     }
     match (args.dry_run, &budgeted) {
-        (false, _) => finish(&args, &out, page.as_ref(), &ptq.quantize()?, global),
+        (false, _) => finish(&args, &outputs, &ptq.quantize()?, global),
         (true, Some(budget)) => {
             let found = ptq.plan(budget)?;
             if args.json {
@@ -319,21 +318,23 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     }
 }
 
-/// Writes the page and the manifest, and prints the summary.
-fn finish(
-    args: &Args,
-    out: &output::Target,
-    page: Option<&output::Target>,
-    quantized: &Quantized<'_>,
-    global: &Global,
-) -> Result<()> {
+/// Writes the page and the manifest, and prints the summary. If the gate refuses the manifest, only the page is
+/// written.
+fn finish(args: &Args, outputs: &Together, quantized: &Quantized<'_>, global: &Global) -> Result<()> {
     let measured = &quantized.measured;
     if let Some(found) = &measured.document.plan {
         global.note(format_args!("plan: {}", plan::describe(found)));
     }
-    if let Some(page) = page {
-        page.write(quantization::page(quantized, &prompts::built_in())?.as_bytes())?;
-        global.note(format_args!("report: {}", page.path().display()));
+    let page = args.report.report.as_ref().map(|_| quantization::page(quantized, &prompts::built_in())).transpose()?;
+    let page = page.map(String::into_bytes);
+    let manifest = quantized.manifest();
+    match (&page, &manifest) {
+        (Some(page), Err(_)) => outputs.target(0).write(page)?,
+        (_, Ok(manifest)) => outputs.write(&page.iter().chain([manifest]).cloned().collect::<Vec<_>>())?,
+        (None, Err(_)) => {}
+    }
+    if page.is_some() {
+        global.note(format_args!("report: {}", outputs.target(0).path().display()));
     }
     global.note(quantization::table(measured)?.to_string().trim_end());
     if let Some(evidence) = &measured.document.evidence {
@@ -345,7 +346,7 @@ fn finish(
     if args.include_lm_head && !measured.tensors.iter().any(|t| t.role == Role::LmHead) {
         global.note("note: --include-lm-head has no effect: the output matrix is tied to the embedding, or excluded");
     }
-    quantized.write(out)?;
+    manifest?;
     global.note(format_args!("wrote {}", args.out.display()));
     if args.json {
         console::print_json(&quantization::json(measured, &args.out, &quantized.blame)?)?;

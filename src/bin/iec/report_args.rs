@@ -3,7 +3,7 @@
 use crate::global::Global;
 use clap::builder::FalseyValueParser;
 use iec::error::Result;
-use iec::output::make_dir;
+use iec::output::{make_dir, stale};
 use iec::report::measurement::Measurement;
 use std::path::PathBuf;
 
@@ -37,12 +37,16 @@ impl ReportArgs {
         self.root().is_some()
     }
 
-    /// Checks before the measurement that the report can be written, and creates the directory.
+    /// Checks before the measurement that the report can be written, creates the directory, and removes what killed
+    /// processes have left there.
     ///
     /// # Errors
     /// The directory cannot be made.
     pub fn prepare(&self) -> Result<()> {
-        self.root().map_or(Ok(()), |root| make_dir(&root).map(drop))
+        let Some(root) = self.root() else { return Ok(()) };
+        make_dir(&root)?;
+        stale::remove(&root);
+        Ok(())
     }
 
     /// Writes a measurement if a report is wanted, and prints its path as a note.

@@ -176,7 +176,7 @@ fn quantize(source: &Source, bits: u32, dir: &Path) -> Result<(PathBuf, String)>
     })?;
     let quantized = ptq.quantize()?;
     let target = Target::check(&out, Rules { inputs: &Inputs::default(), overwrite: true, stdout: false })?;
-    quantized.write(&target).map_err(|e| refused(e, source, bits))?;
+    target.write(&quantized.manifest().map_err(|e| refused(e, source, bits))?)?;
     Ok((out, gate_in_words(&quantized.measured)))
 }
 

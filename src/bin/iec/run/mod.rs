@@ -162,7 +162,6 @@ fn generate(args: &Args, global: &Global) -> Result<()> {
     let generation = output::refuse_invalid(generation)?;
     let rounds = [generation];
     live.printer.end()?;
-    live.trace.map_or(Ok(()), Trace::commit)?;
     let logprobs = output::logprobs(live.likely, prompts.len(), session.tokenizer.as_ref());
     let measured = Measured {
         session: &session,
@@ -178,9 +177,11 @@ fn generate(args: &Args, global: &Global) -> Result<()> {
         logprobs: &logprobs,
     };
     let mut measurement = Measurement::of_run(args.meta(&session), &measured);
+    // The trace comes after the report: its name alone would refuse the run that repeats an interrupted one.
+    args.report.save(&mut measurement, global)?;
+    live.trace.map_or(Ok(()), Trace::commit)?;
     output::show(&measurement.lines[0], &logprobs, args.json, global)?;
     session.note_rebuilds();
-    args.report.save(&mut measurement, global)?;
     args.save_prefixes(&mut session, global)?;
     output::finish(&rounds[0], &session, args.max_new(), global)?;
     // The process ends now, and the system frees all memory at once; dropping the model buffer by buffer takes 5 ms.
