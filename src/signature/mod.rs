@@ -50,12 +50,14 @@ pub struct Signature {
     pub sha256: String,
 }
 
-/// Hashes all files of a pack and signs the hashes. Returns the text of the signature file and its summary.
+/// Hashes all files of a pack and signs the hashes. Returns the text of the signature file and its summary. A signature
+/// vouches for the pack, so its weights and other files are compared with their recorded hashes first.
 ///
 /// # Errors
-/// A file cannot be read, the pack is replaced while it is hashed, or the system gives no random numbers for the
-/// signature.
+/// The pack is damaged, a file cannot be read, the pack is replaced while it is hashed, or the system gives no random
+/// numbers for the signature.
 pub fn sign(reader: &IebinReader, key: &PrivateKey) -> Result<(Vec<u8>, Signature)> {
+    tensor_map::refuse_damage(reader)?;
     let json = reader.path(JSON_NAME);
     let before = sha256::of_file(&json, |_| {})?;
     let mut names = files_of(reader);

@@ -29,6 +29,13 @@ impl PackArg {
                 .help("name a pack after the command, or with --model-dir DIR or MODEL_DIR")),
         }
     }
+
+    /// Returns the pack that the command line names; the environment variable does not count.
+    pub fn on_command_line(&self) -> Option<&Path> {
+        let from_variable =
+            |path: &&PathBuf| std::env::var_os("MODEL_DIR").is_some_and(|value| value == path.as_os_str());
+        self.pack.as_deref().or(self.model_dir.as_ref().filter(|path| !from_variable(path)).map(PathBuf::as_path))
+    }
 }
 
 /// Returns the path given as the positional argument, by the option or by its environment variable. The argument takes

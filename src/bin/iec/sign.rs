@@ -21,7 +21,8 @@ use std::path::{Path, PathBuf};
   openssl genpkey -algorithm ed25519 -out maker.pem
 
 The signature file has the layout of OpenSSF model signing. It contains the SHA-256 of every file that decides the
-answers of the pack: description, weights, tokenizer, configuration and chat template. Keys are PEM files of Ed25519,
+answers of the pack: description, weights, tokenizer, configuration and chat template. A pack whose files differ from
+their recorded hashes is not signed. Keys are PEM files of Ed25519,
 ECDSA P-256 or P-384. The tool `model_signing` can check signatures that were made
 with ECDSA keys.")]
 pub struct Args {
@@ -36,8 +37,8 @@ pub struct Args {
     /// Replace the signature file if it is there
     #[arg(long)]
     overwrite: bool,
-    /// Make a new Ed25519 key: the private key in FILE, readable only by its owner, and the public key in FILE.pub. A
-    /// key that is there is never replaced
+    /// Make a new Ed25519 key and sign nothing: the private key in FILE, readable only by its owner, and the public key
+    /// in FILE.pub. A key that is there is never replaced
     #[arg(long, value_name = "FILE", conflicts_with_all = ["key", "out", "overwrite"])]
     new_key: Option<PathBuf>,
     /// Print a summary as JSON on stdout
@@ -48,6 +49,15 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
     if let Some(path) = &args.new_key {
+        if let Some(pack) = args.pack.on_command_line() {
+            return Err(Error::usage("--new-key: found a pack, which this option does not sign").at(pack).help(
+                format!(
+                    "make the key first with `iec sign --new-key {0}`, then sign with `iec sign {1} --key {0}`",
+                    path.display(),
+                    pack.display()
+                ),
+            ));
+        }
         return new_key(path, &args, global);
     }
     let Some(key) = &args.key else { unreachable!("clap requires it without --new-key") };
