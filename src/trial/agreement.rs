@@ -109,6 +109,15 @@ fn is_quantized(reader: &IebinReader) -> bool {
     reader.entries().iter().any(|entry| rounded(&entry.store))
 }
 
+/// Prompts whose tokens are compared.
+#[derive(Debug, Clone, Copy)]
+pub enum Prompts<'a> {
+    /// Texts without recorded tokens.
+    Given(&'a [String]),
+    /// The prompts of a trace, which records their tokens.
+    Traced(&'a Path),
+}
+
 /// Opened pack with its engine.
 #[derive(Debug)]
 pub struct RunningPack<'a> {
@@ -229,15 +238,39 @@ impl Agreement {
         100.0 * self.total.agreement()
     }
 
-    /// Compares two tokenizers: their vocabularies, and the tokens of prompts and of texts with unusual characters.
+    /// Compares the tokens of prompts with those that a trace records, and with those of the tokenizer of a checkpoint.
+    /// With a checkpoint, also compares the vocabularies and the tokens of texts with unusual characters.
     ///
     /// # Errors
-    /// The tokenizer of the checkpoint cannot be opened, or a text cannot be encoded.
-    pub fn tokenizers(&mut self, ours: &Tokenizer, hf_dir: &Path, prompts: &[String]) -> Result<()> {
-        let theirs = checkpoint_tokenizer(hf_dir)?;
-        self.same_vocabulary = Some(ours.has_tokens_of(&theirs));
-        for (index, text) in prompts.iter().map(String::as_str).chain(AWKWARD).enumerate() {
-            self.prompt(index, text, &ours.encode(text)?, &theirs.encode(text)?);
+    /// The trace or the tokenizer of the checkpoint cannot be read, or a text cannot be encoded.
+    pub fn tokenizers(&mut self, ours: &Tokenizer, hf_dir: Option<&Path>, prompts: Prompts<'_>) -> Result<()> {
+        let texts = match prompts {
+            Prompts::Traced(path) => Trace::read(path)?.texts,
+            Prompts::Given(prompts) => {
+                let text = |(index, prompt): (usize, &String)| TracedText {
+                    index,
+                    prompt: prompt.clone(),
+                    ..TracedText::default()
+                };
+                prompts.iter().enumerate().map(text).collect()
+            }
+        };
+        let theirs = hf_dir.map(checkpoint_tokenizer).transpose()?;
+        for TracedText { index, prompt, ids, .. } in &texts {
+            let own = ours.encode(prompt)?;
+            if let Prompts::Traced(_) = prompts {
+                self.prompt(*index, prompt, &own, ids);
+            }
+            if let Some(theirs) = &theirs {
+                self.prompt(*index, prompt, &own, &theirs.encode(prompt)?);
+            }
+        }
+        if let Some(theirs) = &theirs {
+            self.same_vocabulary = Some(ours.has_tokens_of(theirs));
+            let first = texts.iter().map(|text| text.index.saturating_add(1)).max().unwrap_or(0);
+            for (number, text) in AWKWARD.into_iter().enumerate() {
+                self.prompt(first.saturating_add(number), text, &ours.encode(text)?, &theirs.encode(text)?);
+            }
         }
         self.spell(ours);
         Ok(())

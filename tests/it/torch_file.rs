@@ -42,7 +42,18 @@ impl Pickle {
     /// Appends a call of `_rebuild_tensor_v2` on a storage of `elements`.
     pub fn tensor(&mut self, class: &str, key: &str, elements: i64, parts: Parts) -> &mut Pickle {
         self.global("torch._utils", "_rebuild_tensor_v2").op(b"((");
-        self.text("storage").global("torch", class).text(key).text("cpu").int(elements).op(b"tQ");
+        self.storage(class, key, elements, b"tQ");
+        self.int(parts.0).ints(parts.1).ints(parts.2).op(b"\x89");
+        self.global("collections", "OrderedDict").op(b")RtR")
+    }
+
+    fn storage(&mut self, class: &str, key: &str, elements: i64, end: &[u8]) -> &mut Pickle {
+        self.text("storage").global("torch", class).text(key).text("cpu").int(elements).op(end)
+    }
+
+    /// Appends a tensor as PyTorch wrote it before 1.6, where a storage has a sixth field.
+    fn legacy_tensor(&mut self, class: &str, key: &str, elements: i64, parts: Parts) -> &mut Pickle {
+        self.global("torch._utils", "_rebuild_tensor_v2").op(b"((").storage(class, key, elements, b"NtQ");
         self.int(parts.0).ints(parts.1).ints(parts.2).op(b"\x89");
         self.global("collections", "OrderedDict").op(b")RtR")
     }
@@ -70,6 +81,35 @@ pub fn archive(pickle: Vec<u8>, storages: &[(String, Vec<u8>)]) -> Vec<u8> {
 
 /// Builds a state dict of a checkpoint's tensors; every other matrix is stored as its transpose.
 pub fn state_dict(tensors: &BTreeMap<String, Tensor>) -> Vec<u8> {
+    let (pickle, storages) = dict_of(tensors, Pickle::tensor);
+    archive(pickle, &storages)
+}
+
+/// Builds a state dict as [`state_dict`] does, in the container of PyTorch before 1.6.
+pub fn legacy(tensors: &BTreeMap<String, Tensor>) -> Vec<u8> {
+    let (pickle, storages) = dict_of(tensors, Pickle::legacy_tensor);
+    let mut out = vec![0x80, 2, 0x8a, 10, 0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19, b'.'];
+    out.extend(Pickle::new().int(1001).end());
+    out.extend(Pickle::new().op(b"}").text("little_endian").op(b"\x88s").end());
+    out.extend(pickle);
+    let mut keys = Pickle::new();
+    keys.op(b"](");
+    for (key, _) in &storages {
+        keys.text(key);
+    }
+    out.extend(keys.op(b"e").end());
+    for ((_, data), tensor) in storages.iter().zip(tensors.values()) {
+        out.extend((tensor.shape.iter().product::<usize>() as u64).to_le_bytes());
+        out.extend(data);
+    }
+    out
+}
+
+/// Function that appends a tensor to a pickle: class and key of the storage, number of its elements, the tensor.
+type AppendTensor = for<'a, 'p> fn(&'a mut Pickle, &str, &str, i64, Parts<'p>) -> &'a mut Pickle;
+
+/// Builds the pickle of a dictionary of tensors, and the storages by key.
+fn dict_of(tensors: &BTreeMap<String, Tensor>, append: AppendTensor) -> (Vec<u8>, Vec<(String, Vec<u8>)>) {
     let mut pickle = Pickle::new();
     pickle.op(b"}(");
     let mut storages = Vec::new();
@@ -87,10 +127,10 @@ pub fn state_dict(tensors: &BTreeMap<String, Tensor>) -> Vec<u8> {
             ([rows, cols], 1) => (transposed(tensor, *rows, *cols), vec![1, *rows as i64]),
             _ => (tensor.bytes.clone(), (0..shape.len()).map(|i| shape[i + 1..].iter().product()).collect()),
         };
-        pickle.text(name).tensor(class, &number.to_string(), elements, (0, &shape, &strides));
+        append(pickle.text(name), class, &number.to_string(), elements, (0, &shape, &strides));
         storages.push((number.to_string(), data));
     }
-    archive(pickle.op(b"u").end(), &storages)
+    (pickle.op(b"u").end(), storages)
 }
 
 fn transposed(tensor: &Tensor, rows: usize, cols: usize) -> Vec<u8> {

@@ -66,6 +66,27 @@ fn tokenizers_are_compared_without_weights() {
 }
 
 #[test]
+fn the_tokens_of_a_trace_are_compared_without_weights() {
+    let pack = packed("stories260k");
+    let path = trace(pack.path());
+    std::fs::write(pack.path().join("model.ie.bin"), "gone").unwrap();
+    let own = fixture("stories260k");
+    let (own, traced) = (own.to_str().unwrap(), ["--tokenizer-only", "--trace", path.to_str().unwrap()]);
+    let good = report(&verify(pack.path(), &traced).success());
+    assert_eq!((good["prompts"].as_array().map(Vec::len), &good["ok"]), (Some(2), &json!(true)), "{good}");
+    let both = report(&verify(pack.path(), &[&traced[..], &["--hf-dir", own]].concat()).success());
+    assert_eq!(both["same_vocabulary"], json!(true), "{both}");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replacen(r#""prompt_token_ids":[1,"#, r#""prompt_token_ids":[1,5,"#, 1)).unwrap();
+    for more in [&[][..], &["--hf-dir", own]] {
+        let bad = report(&verify(pack.path(), &[&traced[..], more].concat()).code(4));
+        assert_eq!((&bad["ok"], &bad["first_mismatch"]["kind"]), (&json!(false), &json!("prompt_ids")), "{bad}");
+        assert_eq!(bad["prompts"].as_array().unwrap().iter().filter(|p| p["same_prompt_ids"] == false).count(), 1);
+    }
+    verify(pack.path(), &["--tokenizer-only"]).code(2);
+}
+
+#[test]
 fn a_trace_of_the_pack_holds_and_a_changed_one_does_not() {
     let pack = packed("stories260k");
     let path = trace(pack.path());
@@ -101,11 +122,39 @@ fn there_must_be_something_to_verify_against() {
 #[cfg(feature = "reference")]
 mod reference {
     use super::*;
+    use crate::checkpoint::{copy_of, load};
     use crate::common::{FAMILIES, FIXTURES, packed_as};
+    use crate::torch_file::{legacy, state_dict};
     use iec::verify::{RefDtype, Reference, Text};
 
     /// Fixtures outside the repository, used when `IEC_EXTRA_FIXTURES` names their directory.
     const EXTRA: [&str; 2] = ["llama-trained", "stories656k"];
+
+    #[test]
+    fn checkpoints_of_both_containers_of_torch_are_compared() {
+        let mut logits = Vec::new();
+        for container in [state_dict, legacy] {
+            let dir = copy_of("qwen3");
+            let all = load(dir.path());
+            std::fs::remove_file(dir.path().join("model.safetensors")).unwrap();
+            std::fs::write(dir.path().join("pytorch_model.bin"), container(&all)).unwrap();
+            let reference = Reference::open(dir.path(), RefDtype::F32).unwrap();
+            let text = Text { ids: vec![1, 5, 9, 2], from: 0 };
+            let mut found = Vec::new();
+            reference
+                .logits(
+                    &[text],
+                    || Ok(()),
+                    |_, row| {
+                        found.extend_from_slice(row);
+                        Ok(())
+                    },
+                )
+                .unwrap();
+            logits.push(found);
+        }
+        assert!(logits[0] == logits[1] && !logits[0].is_empty());
+    }
 
     fn checkpoints() -> Vec<PathBuf> {
         let mut all: Vec<PathBuf> = FIXTURES.iter().chain(&FAMILIES).map(|name| fixture(name)).collect();

@@ -14,7 +14,7 @@ use iec::report::agreement;
 use iec::runtime::Precision;
 use iec::session::prompts;
 use iec::signature::{self, PublicKey};
-use iec::trial::agreement::{Agreement, AgreementOptions, CheckedHashes, RunningPack};
+use iec::trial::agreement::{Agreement, AgreementOptions, CheckedHashes, Prompts, RunningPack};
 use iec::trial::{Again, Packs, Question};
 use iec::units::parse_count;
 use iec::verify::RefDtype;
@@ -33,6 +33,7 @@ the tokens (--min-agreement). With --lora, the reference adds the adapters to th
 Examples:
   iec verify packs/tinyllama --hf-dir models/tinyllama
   iec verify packs/tinyllama --hf-dir models/tinyllama --tokenizer-only --prompts-file prompts.txt
+  iec verify packs/tinyllama --trace made-by-transformers.jsonl --tokenizer-only
   iec verify packs/tinyllama --lora adapters/poems --hf-dir models/tinyllama
   iec verify packs/tinyllama --trace made-by-transformers.jsonl --json
   iec verify packs/tinyllama --hashes
@@ -62,8 +63,9 @@ pub struct Args {
     /// The checkpoint of --hf-dir has the adapters of --lora in its weights already, so the reference adds none
     #[arg(long, requires_all = ["lora", "hf_dir"])]
     merged: bool,
-    /// Compare tokenizers only; no weights are read
-    #[arg(long, requires = "hf_dir", conflicts_with_all = ["trace", "hashes"])]
+    /// Compare the tokens of prompts only, with those of the tokenizer of --hf-dir, of --trace, or of both; no weights
+    /// are read
+    #[arg(long, conflicts_with = "hashes")]
     tokenizer_only: bool,
     /// Trace with the expected tokens, from transformers or `iec run --trace-ids`, that the pack must generate; with
     /// --hf-dir the reference also computes the tokens of this trace
@@ -72,7 +74,8 @@ pub struct Args {
     /// Check every tensor of the pack against its recorded SHA-256
     #[arg(long)]
     hashes: bool,
-    /// Check the signature of the pack with the public key of its maker (PEM), and compare every signed file
+    /// Check the signature of the pack with the public key of its maker (PEM), compare every signed file, and check
+    /// every tensor against its recorded SHA-256
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
     /// Signature file to check [default: model.sig in the directory of the pack]
@@ -152,6 +155,10 @@ pub fn compare(args: Args, global: &Global) -> Result<Agreement> {
         return Err(Error::usage("found no reference to compare with")
             .help("name the original checkpoint with --hf-dir, or give --trace FILE, --key FILE or --hashes"));
     }
+    if args.tokenizer_only && args.hf_dir.is_none() && args.trace.is_none() {
+        return Err(Error::usage("--tokenizer-only: found no tokens to compare with")
+            .help("name the original checkpoint with --hf-dir, or give --trace FILE"));
+    }
     if args.max_new == 0 || args.topk == 0 {
         return Err(Error::usage("--max-new or --topk: found 0, expected at least 1"));
     }
@@ -167,9 +174,11 @@ pub fn compare(args: Args, global: &Global) -> Result<Agreement> {
         let path = args.signature.clone().unwrap_or_else(|| reader.path(signature::FILE_NAME));
         found.signature = Some(signature::verify(&reader, &key, &path)?);
     }
-    // With a checkpoint, hashes are checked, too: the compared tokens may not depend on a byte that was changed.
+    // With a checkpoint, hashes are checked, too: the compared tokens may not depend on a byte that was changed. A
+    // signature says who made the pack; the weights may have been damaged before it was signed.
     let with_checkpoint = args.hf_dir.is_some() && !args.tokenizer_only && !args.gate;
-    let reader = if args.hashes || with_checkpoint { Some(args.model.open_reader()?) } else { None };
+    let reader =
+        if args.hashes || with_checkpoint || args.key.is_some() { Some(args.model.open_reader()?) } else { None };
     let recorded = |reader: &IebinReader| reader.entries().iter().all(|entry| entry.sha256.is_some());
     if let Some(reader) = reader.filter(|reader| args.hashes || recorded(reader)) {
         let differing = differing_payloads(&reader)?.iter().map(ToString::to_string).collect();
@@ -177,8 +186,10 @@ pub fn compare(args: Args, global: &Global) -> Result<Agreement> {
             Some(CheckedHashes { tensors: reader.entries().len(), differing, added_template: reader.added_template() });
     }
     match &args.hf_dir {
-        Some(hf_dir) if args.tokenizer_only => {
-            found.tokenizers(&args.model.open_tokenizer()?, hf_dir, &args.prompts()?)?;
+        hf_dir if args.tokenizer_only && (hf_dir.is_some() || args.trace.is_some()) => {
+            let prompts = if args.trace.is_some() { Vec::new() } else { args.prompts()? };
+            let prompts = args.trace.as_deref().map_or(Prompts::Given(&prompts), Prompts::Traced);
+            found.tokenizers(&args.model.open_tokenizer()?, hf_dir.as_deref(), prompts)?;
         }
         Some(hf_dir) if args.gate => found.gate = Some(args.measure_again(hf_dir.clone(), global)?),
         None if args.trace.is_none() => (),

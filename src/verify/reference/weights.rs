@@ -1,9 +1,11 @@
-//! Reads the tensors of a checkpoint: safetensors with the crate of that name, torch files with candle.
+//! Reads the tensors of a checkpoint: safetensors with the crate of that name, torch files with candle, those of the
+//! old container with its pickle machine.
 
 use crate::error::{Context, Error, Result};
 use crate::files;
 use crate::mapped::MappedFile;
 use crate::verify::dtype::RefDtype;
+use crate::verify::reference::legacy_torch::LegacyFile;
 use candle_core::pickle::PthTensors;
 use candle_core::{DType, Device, Tensor};
 use safetensors::SafeTensors;
@@ -24,13 +26,14 @@ enum File {
     /// Memory-mapped file; the system may reclaim its pages.
     Safetensors(Arc<MappedFile>),
     Torch(PthTensors),
+    LegacyTorch(LegacyFile),
 }
 
 impl std::fmt::Debug for File {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             File::Safetensors(_) => "safetensors",
-            File::Torch(_) => "torch",
+            File::Torch(_) | File::LegacyTorch(_) => "torch",
         })
     }
 }
@@ -48,10 +51,7 @@ impl Weights {
     fn add(&mut self, path: &Path) -> Result<()> {
         let index = self.files.len();
         let file = if path.extension().is_some_and(|e| e == "bin") {
-            files::open(path)?;
-            let torch = PthTensors::new(path, None)?;
-            self.place.extend(torch.tensor_infos().keys().map(|name| (name.clone(), index)));
-            File::Torch(torch)
+            self.add_torch(path, index)?
         } else {
             let mapped = MappedFile::open(path)?;
             let parsed = parse(mapped.bytes())?;
@@ -60,6 +60,16 @@ impl Weights {
         };
         self.files.push(file);
         Ok(())
+    }
+
+    fn add_torch(&mut self, path: &Path, index: usize) -> Result<File> {
+        if let Some(legacy) = LegacyFile::open(path)? {
+            self.place.extend(legacy.names().map(|name| (name.clone(), index)));
+            return Ok(File::LegacyTorch(legacy));
+        }
+        let torch = PthTensors::new(path, None)?;
+        self.place.extend(torch.tensor_infos().keys().map(|name| (name.clone(), index)));
+        Ok(File::Torch(torch))
     }
 
     /// Returns true when the checkpoint has this tensor.
@@ -81,6 +91,7 @@ impl Weights {
         let (stored, file) = self.file(name)?;
         let found = match file {
             File::Safetensors(mapped) => tensor(&parse(mapped.bytes())?.tensor(stored)?),
+            File::LegacyTorch(legacy) => Ok(legacy.get(stored).tensor(name).at(&self.dir)?),
             File::Torch(torch) => {
                 torch.get(stored).and_then(|t| t.ok_or_else(|| candle_core::Error::Msg("found no such tensor".into())))
             }
