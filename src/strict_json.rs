@@ -3,16 +3,73 @@
 //!
 //! A tree node takes some 80 bytes, while an element of `[0,0,0…` takes two bytes of text. The number of nodes is
 //! therefore limited by the length of the text. Nesting is limited by serde_json (128 levels).
+//!
+//! Python's `json` writes and reads `NaN`, `Infinity` and `-Infinity`, which are no JSON. Files that Python programs
+//! write (configurations of checkpoints, tokenizers and adapters) are read by [`parse_python`]: such a number becomes a
+//! text that says so, and a field that is used gives an error with its name and this text.
 
 use crate::error::{Error, Result};
+use serde::Serialize;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
+use std::borrow::Cow;
 use std::cell::Cell;
 use std::fmt;
 
 /// Number of nodes that any text may have. Further nodes are allowed at one per [`BYTES_PER_NODE`] bytes of text.
 const FREE_NODES: usize = 4096;
 const BYTES_PER_NODE: usize = 12;
+
+/// Numbers of Python that JSON cannot hold, and the text in their place. One that begins like another comes first.
+const PYTHON_NUMBERS: [(&str, &str); 3] = [
+    ("NaN", "NaN, which is no JSON number"),
+    ("Infinity", "Infinity, which is no JSON number"),
+    ("-Infinity", "-Infinity, which is no JSON number"),
+];
+
+/// Parses a text that a Python program wrote into a tree, as [`parse`] does.
+///
+/// # Errors
+/// The same as for [`parse`].
+pub fn parse_python(text: &[u8]) -> Result<Value> {
+    parse(&from_python(text))
+}
+
+/// Puts a text in the place of each number of Python that JSON cannot hold.
+pub fn from_python(text: &[u8]) -> Cow<'_, [u8]> {
+    let (mut result, mut copied) = (Vec::new(), 0);
+    let (mut at, mut in_string) = (0, false);
+    while let Some(byte) = text.get(at) {
+        let number = PYTHON_NUMBERS.iter().find(|(number, _)| !in_string && text[at..].starts_with(number.as_bytes()));
+        at += match (byte, number) {
+            (_, Some((number, shown))) => {
+                result.extend_from_slice(&text[copied..at]);
+                result.extend_from_slice(format!("\"{shown}\"").as_bytes());
+                copied = at + number.len();
+                number.len()
+            }
+            (b'\\', None) if in_string => 2,
+            (b'"', None) => {
+                in_string = !in_string;
+                1
+            }
+            _ => 1,
+        };
+    }
+    if copied == 0 {
+        return Cow::Borrowed(text);
+    }
+    result.extend_from_slice(&text[copied..]);
+    Cow::Owned(result)
+}
+
+/// Returns the bytes of an indented file for Python programs, with a newline at the end: [`crate::output::pretty`], and
+/// numbers that [`from_python`] replaced are back in their place.
+pub fn to_python(value: &impl Serialize) -> Vec<u8> {
+    let text = String::from_utf8(crate::output::pretty(value)).expect("JSON is UTF-8");
+    let back = |text: String, (number, shown): (&str, &str)| text.replace(&format!("\"{shown}\""), number);
+    PYTHON_NUMBERS.into_iter().fold(text, back).into_bytes()
+}
 
 /// Parses a text into a tree.
 ///
@@ -138,6 +195,26 @@ mod tests {
         let tree = parse(text).unwrap();
         assert_eq!(tree, serde_json::from_slice::<Value>(text).unwrap());
         assert_eq!(tree.as_object().unwrap().keys().next().unwrap(), "z", "in the order of the text");
+    }
+
+    #[test]
+    fn numbers_of_python_become_texts_that_say_so_and_lead_back() {
+        let text = br#"{"a": NaN, "b": [0.0, Infinity], "c": {"d": -Infinity}, "e": "\\\"NaN", "Infinity": -1}"#;
+        assert!(parse(text).unwrap_err().to_string().contains("expected value"), "only for files of Python programs");
+        let tree = parse_python(text).unwrap();
+        assert_eq!(tree["a"], "NaN, which is no JSON number");
+        assert_eq!(tree["b"][1], "Infinity, which is no JSON number");
+        assert_eq!(tree["c"]["d"], "-Infinity, which is no JSON number");
+        assert_eq!((&tree["e"], &tree["Infinity"]), (&Value::from("\\\"NaN"), &Value::from(-1)));
+        let again = to_python(&tree);
+        assert_eq!(parse_python(&again).unwrap(), tree);
+        assert!(String::from_utf8(again).unwrap().contains("Infinity\n"), "as Python reads it");
+        for (good, wrong) in
+            [("{}", false), (r#"{"a": "NaN"}"#, false), ("[NaNa]", true), ("[- Infinity]", true), ("\"", true)]
+        {
+            assert_eq!(parse_python(good.as_bytes()).is_err(), wrong, "{good}");
+        }
+        assert!(matches!(from_python(br#"{"a": "NaN"}"#), Cow::Borrowed(_)));
     }
 
     #[test]

@@ -7,8 +7,10 @@ use crate::iebin::{COMPANIONS, TOKENIZER_SOURCES};
 use crate::job::Job;
 use crate::output::AtomicFile;
 use crate::sha256::{Digest, Sha256, hex};
+use crate::strict_json;
 use crate::tokenizer_limits;
 use serde::de::IgnoredAny;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// Name of the tokenizer in a checkpoint and in a pack.
@@ -36,8 +38,9 @@ pub(crate) fn check(name: &str, bytes: &[u8], rows: usize) -> Result<()> {
             .map(drop)
             .map_err(|e| Error::corrupt(format!("found bytes that are not UTF-8: {e}")));
     }
+    let text = if name == TOKENIZER { Cow::Borrowed(bytes) } else { strict_json::from_python(bytes) };
     let Pairs::<IgnoredAny>(_) =
-        serde_json::from_slice(bytes).map_err(|e| Error::corrupt(format!("expected a JSON object: {e}")))?;
+        serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("expected a JSON object: {e}")))?;
     if name == TOKENIZER {
         // What cannot be opened here could not be opened in the pack either.
         let opened = tokenizer_limits::open(bytes);

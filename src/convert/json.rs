@@ -21,14 +21,15 @@ pub fn read_limited(path: &Path) -> Result<Vec<u8>> {
     files::read_limited(path, JSON_LIMIT)
 }
 
-/// Reads and parses a JSON file.
+/// Reads and parses a JSON file, which a Python program may have written.
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
-    serde_json::from_slice(&read_limited(path)?).map_err(|e| Error::corrupt(format!("invalid JSON: {e}")).at(path))
+    serde_json::from_slice(&strict_json::from_python(&read_limited(path)?))
+        .map_err(|e| Error::corrupt(format!("invalid JSON: {e}")).at(path))
 }
 
 /// Reads and parses a JSON object as a tree; no key may occur twice.
 pub fn read_object(path: &Path) -> Result<Map<String, Value>> {
-    match strict_json::parse(&files::read_limited(path, OBJECT_LIMIT)?)
+    match strict_json::parse_python(&files::read_limited(path, OBJECT_LIMIT)?)
         .map_err(|e| Error::corrupt(format!("invalid JSON: {e}")).at(path))?
     {
         Value::Object(map) => Ok(map),

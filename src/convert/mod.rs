@@ -29,6 +29,7 @@ mod companions;
 mod digest;
 pub mod dry_run;
 mod executor;
+mod foreign;
 pub mod gguf;
 mod guidance;
 pub mod hub;

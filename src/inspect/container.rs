@@ -248,7 +248,7 @@ fn is_description(path: &Path) -> Result<bool> {
     if named {
         return Ok(true);
     }
-    let json = strict_json::parse(&read_limited(path)?).at(path)?;
+    let json = strict_json::parse_python(&read_limited(path)?).at(path)?;
     Ok(json["weights_bin"].is_string() && json["format"].as_str().is_some_and(|f| f.starts_with("iebin")))
 }
 

@@ -62,6 +62,7 @@ mod models;
 mod odd_families;
 #[cfg(feature = "reference")]
 mod odd_shapes;
+mod output_matrix;
 mod outputs;
 mod pack;
 mod parity;
@@ -73,6 +74,7 @@ mod prefix_cache;
 mod ptq;
 #[cfg(feature = "hub")]
 mod pull;
+mod python_json;
 mod q4;
 #[cfg(feature = "reference")]
 mod random_checkpoint;
@@ -92,6 +94,7 @@ mod speculate;
 mod state_dir;
 mod synth;
 mod template_process;
+mod terminal_text;
 mod tokenizer_files;
 mod tuning;
 mod typing;

@@ -118,7 +118,7 @@ impl AdapterConfig {
     /// # Errors
     /// The text is no JSON object, or a field is unknown or has a value that is not supported; the message names it.
     pub fn parse(text: &[u8]) -> Result<AdapterConfig> {
-        let Value::Object(map) = crate::strict_json::parse(text)? else {
+        let Value::Object(map) = crate::strict_json::parse_python(text)? else {
             return Err(Error::corrupt("expected a JSON object"));
         };
         let fields = Fields::new(&map);

@@ -97,7 +97,7 @@ pub fn describe(dir: &Path) -> Result<Summary> {
     let (text, settings) = settings(dir)?;
     let path = dir.join(FILE);
     let modules = modules::list(&InputFile::open(&path)?, &path)?;
-    let base = match crate::strict_json::parse(&text)? {
+    let base = match crate::strict_json::parse_python(&text)? {
         Value::Object(map) => map.get("base_model_name_or_path").and_then(Value::as_str).map(String::from),
         _ => None,
     };

@@ -198,7 +198,7 @@ impl Arch {
 }
 
 /// Field that says whether the output matrix is the embedding matrix.
-const TIED: &str = "tie_word_embeddings";
+pub const TIED: &str = "tie_word_embeddings";
 
 /// Returns true for a wrapper that says two things about its output matrix; then the weights decide.
 ///

@@ -101,7 +101,7 @@ impl Naming {
     }
 
     /// Returns a name of the plain model as it is in the checkpoint.
-    fn name(self, plain: &str) -> String {
+    pub fn name(self, plain: &str) -> String {
         match self {
             Naming::Plain => plain.to_string(),
             Naming::Outside => format!("language_model.{plain}"),

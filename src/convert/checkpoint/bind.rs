@@ -1,7 +1,7 @@
 //! Binds every view to source tensors of the right shape and type, which gives the location of each canonical tensor
 //! in the source. No tensor of the source may be left over.
 
-use super::{BoundView, CanonicalTensor};
+use super::{BoundView, CanonicalTensor, output_matrix};
 use crate::convert::arch::{Arch, ExpectedTensor, LeftOut, Naming, View, expected_tensors, is_ignorable};
 use crate::convert::shards::Shards;
 use crate::convert::source_tensor::SourceTensor;
@@ -42,7 +42,8 @@ pub(super) fn bind(
         used.extend(tensor.source.tensors().into_iter().map(|t| t.name.clone()));
         tensors.push(tensor);
     }
-    let tied_copy = |name: &str| model.tied_embeddings && name.ends_with("lm_head.weight");
+    let output = output_matrix::name(naming);
+    let tied_copy = |name: &str| model.tied_embeddings && name == output;
     let ignored = |name: &str| is_ignorable(name) || tied_copy(name) || left_out.part(name).is_some();
     let left = shards.tensors().find(|t| !used.contains(&t.name) && !ignored(&t.name));
     if let Some(name) = shards.packed.keys().find(|name| !used.contains(*name) && !tied_copy(name)) {

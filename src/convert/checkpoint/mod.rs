@@ -5,17 +5,18 @@
 //! into the caller's buffers; the reader transposes, interleaves or unpacks them as needed ([`read`]).
 
 mod bind;
+mod output_matrix;
 mod read;
 
 use super::arch::{Arch, Fields, LeftOut, Naming, PartKind, disagrees_about_output};
+use super::foreign;
 use super::hub;
 use super::json::read_object;
 use super::layout::Layout;
-use super::read_at::begins_with;
 use super::shards::Shards;
 use super::source_tensor::SourceTensor;
 use super::tokenizer_files::{self, MadeTokenizer};
-use crate::error::{Cause, Context, Error, Result};
+use crate::error::{Cause, Context, Result};
 use crate::files;
 use crate::iebin::{Store, matrices};
 use crate::manifest::{FinishedTensor, Manifest, PackedRange};
@@ -182,10 +183,7 @@ impl Checkpoint {
 
     /// Opens a checkpoint like [`Checkpoint::open`], with a configuration or finished tensors from other files.
     pub fn open_with(dir: &Path, options: CheckpointOptions) -> Result<Checkpoint> {
-        if begins_with(dir, b"GGUF") {
-            let help = format!("import it: `iec import-gguf {} --out-dir DIR`", dir.display());
-            return Err(Error::unsupported("found a GGUF file, expected a Hugging Face checkpoint").at(dir).help(help));
-        }
+        foreign::refuse(dir)?;
         let layout = Layout::find(dir)?;
         let config_path = options.config.map_or_else(|| layout.dir().join(CONFIG), Path::to_path_buf);
         if options.config.is_none() && files::exists(&config_path)? {
@@ -205,8 +203,8 @@ impl Checkpoint {
         let arch = Arch::of(&fields).at(&config_path)?;
         let mut model = arch.model_config(&fields, generation.as_ref()).at(&config_path)?;
         let shards = Shards::open_layout(&layout)?;
-        if disagrees_about_output(&fields).at(&config_path)? {
-            model.tied_embeddings = !shards.tensors().any(|tensor| tensor.name.ends_with("lm_head.weight"));
+        if model.tied_embeddings || disagrees_about_output(&fields).at(&config_path)? {
+            model.tied_embeddings = output_matrix::is_embedding(&shards).at(layout.dir())?;
         }
         let left_out = LeftOut::of(&fields).at(&config_path)?;
         let mut tensors = bind::bind(arch, &model, &left_out, &shards, options.manifest).at(layout.dir())?;

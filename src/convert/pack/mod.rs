@@ -10,6 +10,7 @@ pub mod plan;
 use super::companions::{self, Companions, TOKENIZER, always_copied};
 use super::dry_run::{DryRun, Row};
 use super::executor::{Conversion, Finished, Task};
+use super::foreign;
 use super::pack_output::{self, Totals, refuse_occupied};
 use super::read_at::InputFile;
 use super::{Checkpoint, CheckpointOptions};
@@ -193,6 +194,7 @@ struct PackPlan<'a> {
 
 impl<'a> Inputs<'a> {
     fn open(options: &'a PackOptions) -> Result<Inputs<'a>> {
+        foreign::refuse(&options.hf_dir)?;
         refuse_within(&options.hf_dir, &options.out_dir).help("choose another --out-dir")?;
         let manifest = options.manifest.as_deref().map(Manifest::load).transpose()?;
         let calibration = guidance::open(manifest.as_ref().map(Manifest::document), options.calibration.as_deref())?;

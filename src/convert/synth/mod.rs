@@ -14,8 +14,9 @@ use crate::convert::sharding::{self, Shard, divide};
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::model_config::{Mlp, ModelConfig};
-use crate::output::{AtomicFile, OutDir, pretty};
+use crate::output::{AtomicFile, OutDir};
 use crate::progress::ProgressBar;
+use crate::strict_json::to_python;
 use crate::{interrupt, progress};
 use rayon::prelude::*;
 use serde_json::Value;
@@ -100,7 +101,7 @@ impl Plan {
         for (shard, file) in self.shards.iter().zip(&files) {
             fill_shard(shard, file, seed, self.tails, &bar)?;
         }
-        let config = pretty(&self.config);
+        let config = to_python(&self.config);
         let small_file = |(name, bytes): (&str, Vec<u8>)| {
             let mut file = AtomicFile::create(&dir.join(name))?;
             file.write_all(&bytes).at(file.path())?;

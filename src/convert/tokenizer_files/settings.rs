@@ -111,7 +111,7 @@ impl Settings {
         if bytes.len() > LIMIT {
             return Err(Error::corrupt(format!("found {} bytes, expected at most {LIMIT}", bytes.len())));
         }
-        let Value::Object(object) = strict_json::parse(bytes)? else {
+        let Value::Object(object) = strict_json::parse_python(bytes)? else {
             return Err(Error::corrupt("found another JSON value, expected an object"));
         };
         match name {

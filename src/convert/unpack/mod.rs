@@ -8,7 +8,7 @@ mod merged;
 mod plan;
 
 use super::adapter::Combination;
-use super::arch::{Arch, Fields, disagrees_about_output};
+use super::arch::{Arch, Fields, TIED, disagrees_about_output};
 use super::companions;
 use super::executor::{Conversion, Task, TaskOutput};
 use super::json::{read_json, read_limited};
@@ -20,7 +20,8 @@ use crate::error::{Cause, Context, Error, Result};
 use crate::files;
 use crate::iebin::{IebinReader, Store};
 use crate::job::{self, Command, DataFile, Fingerprint, Output, RunOptions};
-use crate::output::{make_absolute, pretty, refuse_within};
+use crate::output::{make_absolute, refuse_within};
+use crate::strict_json::to_python;
 use plan::{TargetPart, UnpackPlan, UnpackedTensor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -99,14 +100,17 @@ pub fn unpack(reader: &IebinReader, options: &UnpackOptions) -> Result<UnpackSum
     let fields = Fields::new(&config);
     let arch = Arch::of(&fields).at(&config_path)?;
     let mut model = arch.model_config(&fields, None).at(&config_path)?;
-    if disagrees_about_output(&fields).at(&config_path)? {
-        model.tied_embeddings = reader.get("lm_head.weight").is_none();
+    // A pack has an output matrix of its own if the checkpoint had one, whatever the configuration says.
+    let has_output = reader.get("lm_head.weight").is_some();
+    let unties = model.tied_embeddings && has_output;
+    if model.tied_embeddings || disagrees_about_output(&fields).at(&config_path)? {
+        model.tied_embeddings = !has_output;
     }
     let dtype = options.dtype.unwrap_or_else(|| float_type(reader));
     let adapters = merged::read(reader, &options.adapters, options.combination, &model)?;
     let plan = plan::plan(reader, arch, &model, &fields, dtype).at(&options.model_dir)?;
     let UnpackPlan { targets, dequantized, all_floats } = plan;
-    let beside = companions(reader, &config, all_floats)?;
+    let beside = companions(reader, &config, unties, all_floats)?;
 
     let shards = divide(targets, options.max_shard_bytes);
     let targets: Vec<&UnpackedTensor> = shards.iter().flat_map(|shard| &shard.tensors).collect();
@@ -190,6 +194,7 @@ fn float_type(reader: &IebinReader) -> DType {
 fn companions(
     reader: &IebinReader,
     config: &Map<String, Value>,
+    unties: bool,
     all_floats: bool,
 ) -> Result<Vec<(&'static str, Vec<u8>)>> {
     let mut files = Vec::new();
@@ -201,14 +206,25 @@ fn companions(
             files.push((*name, read_limited(&path)?));
         }
     }
-    let announced = config.contains_key("quantization_config");
-    let bytes = if announced && all_floats {
-        let mut config = config.clone();
-        config.shift_remove("quantization_config");
-        pretty(&Value::Object(config))
-    } else {
-        read_limited(&reader.path(CONFIG))?
-    };
-    files.push((CONFIG, bytes));
+    let mut made = config.clone();
+    if all_floats {
+        made.shift_remove("quantization_config");
+    }
+    if unties {
+        untie(&mut made);
+    }
+    let is_changed = made != *config;
+    files.push((CONFIG, if is_changed { to_python(&made) } else { read_limited(&reader.path(CONFIG))? }));
     Ok(files)
+}
+
+/// Writes into a configuration that the output matrix is not the embedding. Programs that believe this field would
+/// otherwise drop the matrix.
+fn untie(config: &mut Map<String, Value>) {
+    config.insert(TIED.to_string(), false.into());
+    if let Some(Value::Object(text)) = config.get_mut("text_config")
+        && text.contains_key(TIED)
+    {
+        text.insert(TIED.to_string(), false.into());
+    }
 }

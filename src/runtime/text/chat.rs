@@ -13,6 +13,7 @@ use crate::error::{Context, Error, Result};
 use crate::files;
 use crate::iebin::JSON_NAME;
 use crate::output::swap;
+use crate::strict_json;
 use minijinja::ErrorKind;
 use minijinja::value::{Serde, Value};
 use regex::Regex;
@@ -352,7 +353,9 @@ fn member(dir: &Path, name: &str) -> PathBuf {
 /// Reads the configuration of the tokenizer; null if there is none.
 fn read_config(path: &Path) -> Result<serde_json::Value> {
     let Some(text) = read_text(path)? else { return Ok(serde_json::Value::Null) };
-    serde_json::from_str(&text).map_err(|e| Error::corrupt(format!("not JSON: {e}"))).at(path)
+    serde_json::from_slice(&strict_json::from_python(text.as_bytes()))
+        .map_err(|e| Error::corrupt(format!("not JSON: {e}")))
+        .at(path)
 }
 
 /// Returns the names and spellings of the special tokens of a configuration.

@@ -68,7 +68,7 @@ impl<'a> Binder<'a> {
         };
         let lm_head =
             if c.tied_embeddings { embedding.clone() } else { self.matrix("lm_head.weight", c.vocab, c.hidden)? };
-        self.refuse_leftovers(c)?;
+        self.refuse_leftovers()?;
         Ok(Weights { embedding, per_layer, layers, final_norm, lm_head, cache: self.cache.clone() })
     }
 
@@ -367,15 +367,11 @@ impl<'a> Binder<'a> {
     }
 
     /// Returns an error if the pack has a tensor that the model does not use, because ignoring it would silently run a
-    /// different model. Only rotary frequencies, which are computed, the copy of a tied embedding, and the tensors of
-    /// multi-token prediction are ignored.
-    fn refuse_leftovers(&self, c: &ModelConfig) -> Result<()> {
+    /// different model. Only rotary frequencies, which are computed, and the tensors of multi-token prediction are
+    /// ignored.
+    fn refuse_leftovers(&self) -> Result<()> {
         let bound = self.bound.borrow();
-        let harmless = |name: &str| {
-            name.ends_with("rotary_emb.inv_freq")
-                || c.tied_embeddings && name == "lm_head.weight"
-                || Role::of(name) == Role::Prediction
-        };
+        let harmless = |name: &str| name.ends_with("rotary_emb.inv_freq") || Role::of(name) == Role::Prediction;
         match self.reader.entries().iter().find(|e| !bound.contains(&e.name) && !harmless(&e.name)) {
             Some(extra) => {
                 Err(Error::unsupported("found a tensor that the described model does not use").tensor(&extra.name))

@@ -83,7 +83,9 @@ impl DefaultSampling {
         if !files::exists(&path)? {
             return Ok(own());
         }
-        strict_json::parse(&files::read_limited(&path, FILE_LIMIT)?).and_then(|config| of_config(&config)).at(&path)
+        strict_json::parse_python(&files::read_limited(&path, FILE_LIMIT)?)
+            .and_then(|config| of_config(&config))
+            .at(&path)
     }
 }
 

@@ -18,6 +18,7 @@ mod family;
 mod fields;
 mod latent;
 mod layer;
+mod legacy_torch;
 mod linear;
 mod mlp;
 mod norm;
@@ -29,6 +30,7 @@ mod weights;
 use crate::adapter::Adapter;
 use crate::error::{Context, Error, Result};
 use crate::files;
+use crate::strict_json;
 use crate::verify::dtype::RefDtype;
 use adapters::{ALL, Adapters, Embedding};
 use candle_core::{DType, Tensor};
@@ -76,10 +78,15 @@ impl Reference {
     pub fn open(dir: &Path, dtype: RefDtype) -> Result<Reference> {
         let path = dir.join("config.json");
         let text = files::read(&path)?;
-        let json = serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("not JSON: {e}"))).at(&path)?;
+        let json = serde_json::from_slice(&strict_json::from_python(&text))
+            .map_err(|e| Error::corrupt(format!("not JSON: {e}")))
+            .at(&path)?;
         let mut config = Config::read(&json).at(&path)?;
         let weights = Weights::open(dir)?;
-        config.tied = config.tied.or(Some(!weights.has("lm_head.weight")));
+        // An output matrix that is stored beside the embedding is used as it is, whatever the configuration says: if
+        // both are equal, it makes no difference. `pack` compares them instead.
+        let has_own = weights.has("lm_head.weight") && weights.has("model.embed_tokens.weight");
+        config.tied = Some(config.tied != Some(false) && !has_own);
         Ok(Reference { config, weights, adapters: Adapters::default(), dtype })
     }
 

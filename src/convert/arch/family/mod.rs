@@ -269,7 +269,19 @@ fn head_dim(config: &Fields, default: Option<usize>, hidden: usize, n_heads: usi
 
 /// Refuses a `quantization_config`, unless its `quant_method` is `supported`.
 pub fn refuse_quantization(config: &Fields, supported: Option<&str>) -> Result<()> {
-    let Some(quantization) = config.object_opt("quantization_config")? else { return Ok(()) };
+    let quantization = config.object_opt("quantization_config")?;
+    // MLX writes its settings under both names, and no method.
+    let of_mlx = match quantization {
+        Some(found) => found.get("quant_method").is_none() && found.get("group_size").is_some(),
+        None => config.object_opt("quantization")?.is_some_and(|found| found.get("group_size").is_some()),
+    };
+    if of_mlx {
+        let field = if quantization.is_some() { "quantization_config" } else { "quantization" };
+        return Err(Error::unsupported("found the quantized weights of an MLX checkpoint, expected floats")
+            .tensor(field)
+            .help("convert from the unquantized checkpoint that it was made from"));
+    }
+    let Some(quantization) = quantization else { return Ok(()) };
     if supported.is_some() && quantization.word_opt("quant_method")? == supported {
         return Ok(());
     }

@@ -13,6 +13,7 @@ use crate::calibration::Calibration;
 use crate::convert::digest::hash_file;
 use crate::convert::dry_run::{DryRun, Row, in_words};
 use crate::convert::executor::{Conversion, Finished, Made, Task, TaskOutput};
+use crate::convert::foreign;
 use crate::convert::guidance;
 use crate::convert::read_at::InputFile;
 use crate::error::{Context, Error, Result};
@@ -145,6 +146,7 @@ struct Inputs<'a> {
 
 impl<'a> Inputs<'a> {
     fn open(options: &'a Q4Options) -> Result<Inputs<'a>> {
+        foreign::refuse(&options.hf_dir)?;
         refuse_within(&options.hf_dir, &options.out_dir).help("choose another --out-dir")?;
         // Without a manifest only the matrices of the layers are quantized, as the predecessor did.
         let others = if options.manifest.is_some() { OuterStorage::Chosen } else { OuterStorage::Kept };

@@ -1,0 +1,64 @@
+//! Names the formats of models that this program does not read, so that an error says what a file is.
+
+use super::read_at::begins_with;
+use crate::error::{Error, Result};
+use crate::files;
+use std::path::Path;
+
+/// Ends of file names, and the names of the formats.
+const FORMATS: [(&str, &str); 10] = [
+    ("onnx", "an ONNX model"),
+    ("h5", "HDF5 weights of Keras or TensorFlow"),
+    ("keras", "a Keras model"),
+    ("tflite", "a TensorFlow Lite model"),
+    ("msgpack", "weights of Flax"),
+    ("npz", "weights of NumPy or an old MLX"),
+    ("mlmodel", "a Core ML model"),
+    ("engine", "a TensorRT engine"),
+    ("nemo", "a NeMo archive"),
+    ("exl2", "an ExLlamaV2 model"),
+];
+
+/// Fails if `path` is a file of another format than those of Hugging Face checkpoints.
+///
+/// # Errors
+/// It is, or the system cannot tell what it is.
+pub(super) fn refuse(path: &Path) -> Result<()> {
+    if !files::is_file(path)? {
+        return Ok(());
+    }
+    if begins_with(path, b"GGUF") {
+        let help = format!("import it: `iec import-gguf {} --out-dir DIR`", path.display());
+        return Err(Error::unsupported("found a GGUF file, expected a Hugging Face checkpoint").at(path).help(help));
+    }
+    let end = path.extension().and_then(|end| end.to_str()).unwrap_or_default().to_ascii_lowercase();
+    match FORMATS.iter().find(|(known, _)| *known == end) {
+        Some((_, words)) => Err(Error::unsupported(format!("found {words}, expected a Hugging Face checkpoint"))
+            .at(path)
+            .help("name the checkpoint of safetensors or PyTorch weights that it was made from")),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_another_format_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, content, expected) in [
+            ("model.onnx", "\x08\x07\x12\x07pytorch", "an ONNX model"),
+            ("weights.NPZ", "PK\x03\x04", "old MLX"),
+            ("any.bin", "GGUF\x03\0\0\0", "a GGUF file"),
+        ] {
+            std::fs::write(dir.path().join(name), content).unwrap();
+            let refused = refuse(&dir.path().join(name)).unwrap_err().to_string();
+            assert!(refused.contains(expected), "{refused}");
+        }
+        std::fs::write(dir.path().join("model.safetensors"), "").unwrap();
+        refuse(&dir.path().join("model.safetensors")).unwrap();
+        refuse(dir.path()).unwrap();
+        refuse(&dir.path().join("missing")).unwrap();
+    }
+}
