@@ -156,6 +156,9 @@ const CRATES_FOR_BINARY: &[&str] = &["clap", "indicatif"];
 /// Files of the library that may use [`FOR_BINARY`].
 const IN_LIBRARY: &[&str] = &[];
 
+/// Files that may have sequences for terminals: the one that prints, and the editor of lines.
+const TERMINALS: &[&str] = &["src/bin/iec/chat/editor.rs", "src/bin/iec/console.rs"];
+
 /// Parts of the runtime that are independent of the devices.
 const DEVICELESS: &[&str] = &["src/runtime/engine", "src/runtime/generate", "src/runtime/speculate"];
 
@@ -259,6 +262,20 @@ fn unsafe_code(sources: &Sources) -> Vec<String> {
     words(&sources.files, |file| &file.bare, &["unsafe"], UNSAFE)
 }
 
+/// Finds files that print or style text beside the one that makes text from outside harmless for a terminal.
+fn other_doors_to_terminals(sources: &Sources) -> Vec<String> {
+    let sequences = ["\\x1b", "\\u{1b}", "\\u{9b}"];
+    let mut found = Vec::new();
+    for file in sources.files.iter().filter(|file| !TERMINALS.contains(&&*file.path)) {
+        let lines = file.code.lines().enumerate();
+        let hits = lines.filter(|(_, line)| sequences.iter().any(|sequence| line.contains(sequence)));
+        found.extend(hits.map(|(n, _)| format!("{}:{}: a sequence for terminals", file.path, n + 1)));
+    }
+    let binary = sources.files.iter().filter(|file| file.top() == "bin");
+    found.extend(words(binary, |file| &file.bare, &["print!", "println!", "eprint!", "eprintln!"], &[]));
+    found
+}
+
 fn work_of_the_binary(sources: &Sources) -> Vec<String> {
     let library = || sources.files.iter().filter(|file| file.top() != "bin");
     let mut found = words(library(), |file| &file.bare, FOR_BINARY, IN_LIBRARY);
@@ -321,7 +338,7 @@ fn too_long(sources: &Sources) -> Vec<String> {
 /// Finds exceptions that are no longer needed.
 fn idle_exceptions(sources: &Sources) -> Vec<String> {
     let has = |place: &&&str| !sources.files.iter().any(|file| file.path.starts_with(**place));
-    let places = UNSAFE.iter().chain(IN_LIBRARY);
+    let places = UNSAFE.iter().chain(IN_LIBRARY).chain(TERMINALS);
     let mut found: Vec<String> = places.filter(has).map(|place| format!("{place}: there is no such file")).collect();
     let long = counts::functions(sources);
     let is_long = |(path, name): &(&str, &str)| {
@@ -390,6 +407,11 @@ fn the_runtime_names_no_family() {
 #[test]
 fn the_library_neither_prints_nor_reads_the_environment() {
     refuse("work of the binary in the library", work_of_the_binary(&SOURCES));
+}
+
+#[test]
+fn text_reaches_terminals_through_one_file() {
+    refuse("a way to a terminal beside src/bin/iec/console.rs", other_doors_to_terminals(&SOURCES));
 }
 
 #[test]
@@ -513,6 +535,15 @@ mod planted {
         ]);
         let expected = ["src/quant/mod.rs:2", "src/quant/mod.rs:2", "src/eval/mod.rs:1", "src/quant/mod.rs:3"];
         assert_eq!(places(&work_of_the_binary(&sources)), expected);
+    }
+
+    #[test]
+    fn other_doors_to_terminals_are_found() {
+        let sources = Sources::of([
+            ("src/bin/iec/console.rs", "const RED: &str = \"\\x1b[31m\";\n"),
+            ("src/bin/iec/show.rs", "fn f() {\n    println!(\"a\");\n    note(\"\\x1b[2m\");\n}\n// \\x1b\n"),
+        ]);
+        assert_eq!(places(&other_doors_to_terminals(&sources)), ["src/bin/iec/show.rs:3", "src/bin/iec/show.rs:2"]);
     }
 
     #[test]

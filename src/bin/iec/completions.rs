@@ -23,5 +23,5 @@ pub struct Args {
 pub fn run(args: Args, _global: &Global) -> Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut crate::parser(), "iec", &mut script);
-    console::print(String::from_utf8_lossy(&script))
+    console::print_data(String::from_utf8_lossy(&script))
 }

@@ -1,31 +1,60 @@
 //! Prints data on stdout and notes for people on stderr. No other file writes to either.
 //!
+//! Text from outside (texts of models, names, paths, values of configurations, errors that quote them) may have control
+//! characters, which steer a terminal. Everything for people is printed without them; data keep them where no terminal
+//! shows them.
+//!
 //! If the reader of stdout closes it, as `head` does, printing fails with `BrokenPipe`, the command unwinds, and `main`
 //! ends the program with exit code 0 and without a message. Any other failure of stdout, such as a full disk, is an
 //! error. Stderr has no data, so a note that cannot be printed is dropped and never ends a command.
 
+use crate::harmless::{Harmless, harmless};
 use iec::error::{Error, Result};
 use iec::files::Stream;
 use iec::runtime::text::strftime;
 use serde::Serialize;
 use serde_json::json;
 use std::fmt::Display;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
-use std::sync::OnceLock;
+use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Styles of text on a terminal. No other file has such sequences, so that text from outside cannot bring its own.
+pub const RED: &str = "\x1b[1;31m";
+pub const CYAN: &str = "\x1b[36m";
+pub const DIM: &str = "\x1b[2m";
+const PLAIN: &str = "\x1b[0m";
+/// End of a style and of the line.
+pub const PLAIN_LINE: &str = "\x1b[0m\n";
 
 /// Version of the names and meanings of fields in the JSON output of all commands.
 const SCHEMA_VERSION: u32 = 1;
 /// Text of the field of that version in an object, up to the number.
 const SCHEMA_FIELD: &str = "\"schema_version\":";
 
-/// Prints `text` on stdout as it is, at once.
+/// Prints text for people on stdout, at once, without control characters of names and values in it.
 ///
 /// # Errors
 /// Stdout is closed or cannot be written to.
 pub fn print(text: impl Display) -> Result<()> {
-    Ok(Stdout.write_all(text.to_string().as_bytes())?)
+    Ok(Stdout.write_all(harmless(&text.to_string()).as_bytes())?)
+}
+
+/// Prints data on stdout, at once: the text of a model, JSON, a script. A file or a pipe gets it as it is; on a
+/// terminal, control characters are replaced.
+///
+/// # Errors
+/// Stdout is closed or cannot be written to.
+pub fn print_data(text: impl Display) -> Result<()> {
+    static TERMINAL: LazyLock<Option<Mutex<Harmless>>> =
+        LazyLock::new(|| io::stdout().is_terminal().then(Mutex::default));
+    let text = text.to_string();
+    let shown = match &*TERMINAL {
+        Some(filter) => filter.lock().unwrap_or_else(PoisonError::into_inner).push(&text),
+        None => text,
+    };
+    Ok(Stdout.write_all(shown.as_bytes())?)
 }
 
 /// Prints `text` and a line end on stdout, at once.
@@ -46,9 +75,9 @@ pub fn print_json(object: &impl Serialize) -> Result<()> {
     match text.strip_prefix('{') {
         Some(fields) if !fields.starts_with(SCHEMA_FIELD) => {
             let separator = if fields == "}" { "" } else { "," };
-            print_line(format_args!("{{{SCHEMA_FIELD}{SCHEMA_VERSION}{separator}{fields}"))
+            print_data(format_args!("{{{SCHEMA_FIELD}{SCHEMA_VERSION}{separator}{fields}\n"))
         }
-        _ => print_line(text),
+        _ => print_data(format_args!("{text}\n")),
     }
 }
 
@@ -91,10 +120,28 @@ pub fn note(text: impl Display) {
     }
 }
 
-/// Prints `text` on stderr as it is, if it can be written to.
+/// Prints `text` on stderr, if it can be written to.
 pub fn note_part(text: impl Display) {
+    write_note(&harmless(&text.to_string()));
+}
+
+/// Prints a line on stderr that begins with a word in a color: `error:`, `help:`. `color` is empty for none.
+pub fn note_with_label(color: &'static str, label: &'static str, text: impl Display) {
+    if LOG.get().is_some() {
+        return note(format_args!("{label} {text}"));
+    }
+    let end = if color.is_empty() { "" } else { PLAIN };
+    write_note(&format!("{color}{label}{end} {}\n", harmless(&text.to_string())));
+}
+
+/// Changes the style of what is printed on stderr next, by a sequence of this program.
+pub fn note_style(sequence: &'static str) {
+    write_note(sequence);
+}
+
+fn write_note(text: &str) {
     // One call per note: stderr has no buffer, and lines of several threads must not mix.
-    let _ = io::stderr().write_all(text.to_string().as_bytes());
+    let _ = io::stderr().write_all(text.as_bytes());
 }
 
 /// Prints the message of the parser of arguments: help and version on stdout, errors on stderr.
@@ -107,6 +154,16 @@ pub fn parser_answer(answer: &clap::Error) -> ExitCode {
         let _ = print_json(&json!({"error": {
             "kind": "usage", "message": message, "file": null, "tensor": null, "help": help,
         }}));
+    }
+    // Arguments may be names of files that others chose. The parser would print their control characters.
+    if std::env::args_os().any(|word| word.to_string_lossy().chars().any(char::is_control)) {
+        let text = answer.render().to_string();
+        if answer.use_stderr() {
+            note_part(text);
+        } else {
+            let _ = print(text);
+        }
+        return ExitCode::from(answer.exit_code().clamp(0, 255) as u8);
     }
     match answer.print() {
         Err(e) if !answer.use_stderr() && e.kind() != ErrorKind::BrokenPipe => {

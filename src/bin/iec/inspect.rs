@@ -35,5 +35,6 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: Args, _global: &Global) -> Result<()> {
     let Args { path, tensors, stats, strict, json } = args;
-    console::print(describe(&Options { path, tensors, stats, strict, json })?)
+    let text = describe(&Options { path, tensors, stats, strict, json })?;
+    if json { console::print_data(text) } else { console::print(text) }
 }

@@ -19,6 +19,7 @@ mod eval;
 mod export_gguf;
 mod fatal;
 mod global;
+mod harmless;
 mod import_gguf;
 mod inspect;
 mod job;
@@ -211,13 +212,13 @@ fn report(error: &Error, json: bool, colors: bool) -> ExitCode {
         // The reader has closed stdout, as `head` does; that is no failure of this command.
         return ExitCode::SUCCESS;
     }
-    let (red, cyan, plain) = if colors { ("\x1b[1;31m", "\x1b[36m", "\x1b[0m") } else { ("", "", "") };
-    console::note(format_args!("{red}error:{plain} {error}"));
+    let [red, cyan] = if colors { [console::RED, console::CYAN] } else { [""; 2] };
+    console::note_with_label(red, "error:", error);
     if let Some(name) = error.file().and_then(variables::naming) {
         console::note(format_args!("note: this path comes from the environment variable {name}"));
     }
     if let Some(help) = error.help_text() {
-        console::note(format_args!("{cyan}help:{plain} {help}"));
+        console::note_with_label(cyan, "help:", help);
     }
     if json {
         let object = serde_json::json!({"error": {

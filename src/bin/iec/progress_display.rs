@@ -1,6 +1,7 @@
 //! Shows progress on stderr: bars on a terminal only, notes always.
 
 use crate::console;
+use crate::harmless::harmless;
 use iec::progress::{self, Display, ShowBar, Unit, Update};
 use indicatif::{MultiProgress, ProgressBar, ProgressFinish, ProgressStyle};
 use std::io::IsTerminal;
@@ -24,7 +25,7 @@ fn bar(label: &str, total: u64, unit: Unit) -> Option<ShowBar> {
     };
     let style = ProgressStyle::with_template(template).expect("the template is valid");
     let bar = BARS.add(ProgressBar::new(total));
-    let bar = bar.with_prefix(label.to_string()).with_style(style).with_finish(ProgressFinish::AndClear);
+    let bar = bar.with_prefix(harmless(label)).with_style(style).with_finish(ProgressFinish::AndClear);
     Some(Box::new(move |update| match update {
         Update::Advance(n) => bar.inc(n),
         Update::Skip(n) => {
@@ -32,6 +33,6 @@ fn bar(label: &str, total: u64, unit: Unit) -> Option<ShowBar> {
             bar.reset_eta();
         }
         Update::Retreat(n) => bar.dec(n),
-        Update::Message(text) => bar.set_message(text.to_string()),
+        Update::Message(text) => bar.set_message(harmless(text)),
     }))
 }

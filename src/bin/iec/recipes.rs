@@ -31,8 +31,8 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: Args, _global: &Global) -> Result<()> {
     match args.name {
-        _ if args.schema => console::print(SCHEMA),
-        Some(name) => console::print(named(&name)?.text),
+        _ if args.schema => console::print_data(SCHEMA),
+        Some(name) => console::print_data(named(&name)?.text),
         None if args.json => {
             let list = RECIPES.map(|recipe| json!({"name": recipe.name, "bits": recipe.bits, "about": recipe.about}));
             console::print_json(&json!({"recipes": list}))

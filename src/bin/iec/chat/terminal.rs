@@ -1,7 +1,7 @@
 //! Conversation on a terminal.
 
 use super::editor::{Editor, Entry};
-use super::screen::{AnswerView, harmless};
+use super::screen::AnswerView;
 use super::talk::{Done, Question, Talk, goes_on};
 use crate::console;
 use crate::global::Global;
@@ -40,7 +40,7 @@ pub fn hold(talk: &mut Talk, editor: &mut Editor, global: &Global) -> Result<()>
                 Ok(Done::Exit) => return Ok(()),
                 Ok(Done::Regenerate) => Question::Again,
                 Ok(Done::Said(lines)) => {
-                    lines.iter().for_each(|line| console::note(harmless(line)));
+                    lines.iter().for_each(console::note);
                     continue;
                 }
                 Err(e) => {
@@ -87,10 +87,10 @@ fn report(error: Error, global: &Global) -> Result<()> {
     if !goes_on(&error) {
         return Err(error);
     }
-    let (red, cyan, plain) = if global.colors() { ("\x1b[1;31m", "\x1b[36m", "\x1b[0m") } else { ("", "", "") };
-    console::note(format_args!("{red}error:{plain} {}", harmless(&error.to_string())));
+    let [red, cyan] = if global.colors() { [console::RED, console::CYAN] } else { [""; 2] };
+    console::note_with_label(red, "error:", error.to_string());
     if let Some(help) = error.help_text() {
-        console::note(format_args!("{cyan}help:{plain} {}", harmless(help)));
+        console::note_with_label(cyan, "help:", help);
     }
     Ok(())
 }

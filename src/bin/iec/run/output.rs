@@ -108,7 +108,7 @@ impl Printer {
 
     fn print(&self, text: &str) -> Result<()> {
         if self.visible && !text.is_empty() {
-            console::print(text)?;
+            console::print_data(text)?;
         }
         Ok(())
     }
