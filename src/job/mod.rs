@@ -113,7 +113,12 @@ impl Job {
         let parts = if stem.is_empty() { partial::part_files(&dir, &header)? } else { Vec::new() };
         let job =
             Job { dir, stem, journal, parts, output: order.output, out, torn, committing: AtomicBool::new(false) };
-        match job.prepare(order, files, ranges) {
+        // A journal that was cleared must still say so if this run is killed, too.
+        let noted = match torn && !job.journal.finished().contains_key(COMMIT) {
+            true => job.journal.keep(&[], || job.journal.record(COMMIT, &(), 0)),
+            false => Ok(()),
+        };
+        match noted.and_then(|()| job.prepare(order, files, ranges)) {
             Ok(files) => Ok((job, files)),
             Err(e) => job.conclude(Err(e)),
         }

@@ -57,7 +57,7 @@ impl Together {
         let targets = outputs.iter().enumerate().map(one).collect::<Result<Vec<_>>>().and_then(distinct);
         let targets = targets.inspect_err(|_| paths.iter().for_each(|path| stale::remove(directory_of(path))));
         if left.sha256.is_empty() {
-            // A run was killed after all its outputs had their names.
+            // A run was killed before any of its outputs had its name, or after all had.
             let _ = remove_if_there(&record);
         }
         Ok(Together { targets: targets?, record })
@@ -105,9 +105,10 @@ impl Record {
 
     /// Returns the record if some of its outputs have their names and others have not, and an empty one otherwise.
     fn incomplete(self, paths: &[PathBuf]) -> Record {
-        let mut named = self.sha256.iter().enumerate().filter(|(_, sha256)| sha256.is_some());
-        let is_missing = |(number, _): (usize, _)| paths.get(number).is_none_or(|path| !self.has(number, path));
-        if named.any(is_missing) { self } else { Record::default() }
+        let named = self.sha256.iter().enumerate().filter(|(_, sha256)| sha256.is_some());
+        let there: Vec<bool> =
+            named.map(|(number, _)| paths.get(number).is_some_and(|path| self.has(number, path))).collect();
+        if there.contains(&true) && there.contains(&false) { self } else { Record::default() }
     }
 
     /// Returns true if the file at `path` is output `number` of the interrupted run.

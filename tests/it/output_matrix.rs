@@ -53,7 +53,7 @@ fn an_output_matrix_of_its_own_is_packed_measured_and_unpacked() {
     for line in [
         "ptq --hf-dir tied --bits 8 --include-lm-head --out map.json",
         "pack --hf-dir tied --q4-map map.json --out-dir int8-pack",
-        "q4 --hf-dir tied --include-lm-head --scheme int4 --out-dir codes",
+        "q4 --hf-dir tied --include-lm-head --scheme q4_0 --out-dir codes",
         "export-gguf --model-dir tied-pack --out model.gguf",
         "import-gguf model.gguf --out-dir again",
         "unpack --model-dir tied-pack --out-dir unpacked",
