@@ -25,7 +25,8 @@
 //!
 //! Several files that the user named are checked and written by [`Together`], so that an interrupted command can be
 //! repeated. Files of packs and checkpoints have names that the user did not choose; [`AtomicFile`] replaces only
-//! regular files there. The module `iebin` decides which packs may not be replaced because others are rebuilt from them.
+//! regular files there. The module `iebin` decides which packs may not be replaced because others are rebuilt from
+//! them.
 
 mod atomic;
 mod dir;
