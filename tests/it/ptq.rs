@@ -284,6 +284,23 @@ fn a_matrix_that_is_kept_is_not_quantized_by_the_rules_either() {
 }
 
 #[test]
+fn tokens_without_training_do_not_fail_the_gate() {
+    // Rows of the embedding that training never changed are zeros or far smaller than the others.
+    let source = edited("llama3-rope-tied", |tensors| {
+        let tensor = tensors.get_mut("model.embed_tokens.weight").unwrap();
+        let row = tensor.shape[1] * 4;
+        for (token, factor) in [(5, 0.0), (17, 1e-25), (18, 1e-7), (600, 1e-5)] {
+            for number in tensor.bytes[token * row..][..row].as_chunks_mut::<4>().0 {
+                *number = (f32::from_le_bytes(*number) * factor).to_le_bytes();
+            }
+        }
+    });
+    let loose = ["--bits", "4", "--gate", "cosine=0.9", "--gate", "cosine-min=0.8"];
+    let entry = &Ptq::run(source.path(), &loose).entries()["model.embed_tokens.weight"];
+    assert_eq!((entry.quant.unwrap().spec, entry.verdict), (QuantSpec::Q8_0, Some(Verdict::Accepted)));
+}
+
+#[test]
 fn rules_decide_per_tensor() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("rules.json");
