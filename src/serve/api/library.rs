@@ -60,10 +60,9 @@ impl From<&Error> for ApiError {
             Cause::Io(e) if is_exhausted(e) => StatusCode::SERVICE_UNAVAILABLE,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
-        let converted = match (field, error.tensor_name()) {
-            (Some(field), _) => ApiError::field(field, message(error)),
-            (None, Some(place)) => ApiError::new(status, format!("{place}: {}", message(error))),
-            (None, None) => ApiError::new(status, message(error)),
+        let converted = match field {
+            Some(field) => ApiError::field(field, message(error)),
+            None => ApiError::new(status, message(error)),
         };
         let retry_after = (status == StatusCode::SERVICE_UNAVAILABLE).then_some(5);
         ApiError { status, retry_after, ..converted }
@@ -125,7 +124,6 @@ mod tests {
                 message: "`mirostat`: found `mirostat`",
             },
             Case { error: usage("too long").help("raise --ctx"), param: None, message: "too long" },
-            Case { error: usage("found x").tensor("tool `f`"), param: None, message: "tool `f`: found x" },
             Case {
                 error: Error::engine("no such step").setting("samplers"),
                 param: Some("samplers"),
