@@ -15,6 +15,7 @@ mod logs;
 mod probabilities;
 mod rights;
 mod said;
+mod schemas;
 mod state;
 mod streams;
 mod texts;
