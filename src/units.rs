@@ -104,6 +104,16 @@ pub fn decimals(value: f64, places: usize) -> String {
     if value.abs() < 1e9 { format!("{value:.places$}") } else { format!("{value:.3e}") }
 }
 
+/// Formats a share in percent with one decimal. Rounding never makes all of a part: `100.0 %` and `0.0 %` are exact.
+pub fn percentage(part: f64, total: f64) -> String {
+    let percent = if total > 0.0 { 100.0 * part / total } else { 0.0 };
+    match percent {
+        p if p < 100.0 && p >= 99.95 => "over 99.9 %".into(),
+        p if p > 0.0 && p < 0.05 => "under 0.1 %".into(),
+        p => format!("{p:.1} %"),
+    }
+}
+
 fn three_digits(value: f64, fraction: bool) -> String {
     match value {
         _ if !fraction => format!("{value:.0}"),
@@ -174,5 +184,19 @@ mod tests {
         }
         assert_eq!(human_count(1_100_048_384), "1.10 B");
         assert_eq!(human_count(512), "512");
+    }
+
+    #[test]
+    fn a_part_is_never_shown_as_all_or_nothing() {
+        for (part, total, expected) in [
+            (1.0, 3.0, "33.3 %"),
+            (10_000.0, 10_000.0, "100.0 %"),
+            (9_999.0, 10_000.0, "over 99.9 %"),
+            (1.0, 10_000.0, "under 0.1 %"),
+            (0.0, 10_000.0, "0.0 %"),
+            (0.0, 0.0, "0.0 %"),
+        ] {
+            assert_eq!(percentage(part, total), expected, "{part} of {total}");
+        }
     }
 }

@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::signature::Signature;
 use crate::trial::Again;
 use crate::trial::agreement::{Agreement, CheckedHashes, PromptAgreement};
-use crate::units::decimals;
+use crate::units::{decimals, percentage};
 use crate::verify::{Comparison, RefDtype};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -38,8 +38,10 @@ fn objection(found: &Agreement) -> Option<String> {
     if compared.exact && found.total.differing() > 0 {
         return Some(format!("{} of {} steps differ; {why}", found.total.differing(), found.total.steps));
     }
-    (found.percent() < compared.percent)
-        .then(|| format!("{:.1} % of the tokens agree, expected {} %; {why}", found.percent(), compared.percent))
+    (found.percent() < compared.percent).then(|| {
+        let agree = percentage(found.percent(), 100.0);
+        format!("{agree} of the tokens agree, expected {} %; {why}", compared.percent)
+    })
 }
 
 /// Summarizes the agreement in one line.
@@ -190,7 +192,8 @@ pub fn text(found: &Agreement) -> String {
         );
         let tolerance = compared.rules.logits_tol;
         line("logits", format!("differ by at most {max_logit_difference:.6}; up to {tolerance} counts as rounding"));
-        line("agreement", format!("{:.1} % of the tokens, expected {} %", found.percent(), compared.percent));
+        let agree = percentage(found.percent(), 100.0);
+        line("agreement", format!("{agree} of the tokens, expected {} %", compared.percent));
     }
     if let Some(explanation) = &found.explanation {
         line("first", explanation.clone());

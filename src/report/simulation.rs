@@ -3,7 +3,8 @@
 use super::html::charts::{Bar, bars, lines};
 use super::html::{self, Page, number, section};
 use super::table::Table;
-use crate::sched::sim::{Histogram, KeyResults, Lengths, Results, SERIES, Setup};
+use crate::sched::sim::{Histogram, KeyResults, Lengths, Load, Results, SERIES, Setup};
+use crate::units::percentage;
 use serde_json::{Value, json};
 
 /// Largest number of keys in tables and charts.
@@ -112,7 +113,7 @@ pub fn page(setup: &Setup, results: &Results) -> String {
 
 fn tiles(results: &Results) -> String {
     let tile = |value: String, text: &str| format!("<div><b>{value}</b><br>{text}</div>");
-    let percent = |part: f64, total: f64| format!("{:.1} %", 100.0 * share(part, total));
+    let percent = percentage;
     let tiles = [
         tile(percent(results.completed() as f64, results.requests as f64), "answered completely"),
         tile(percent(results.busy, results.seconds), "engine busy"),
@@ -143,7 +144,7 @@ fn quantiles(results: &Results) -> String {
 fn ends(results: &Results) -> String {
     let total = results.requests as f64;
     let bar = |(end, count): (&&str, &u64)| {
-        let note = format!("{end}: {count}, {:.1} %", 100.0 * share(*count as f64, total));
+        let note = format!("{end}: {count}, {}", percentage(*count as f64, total));
         Bar { label: end.replace('_', " "), value: *count as f64, note }
     };
     bars(&results.ends.iter().map(bar).collect::<Vec<_>>(), |count| format!("{count:.0}"))
@@ -171,6 +172,15 @@ fn keys(results: &Results) -> String {
     note + &chart + &html::table(&head, shown().map(row))
 }
 
+/// Describes when requests arrive.
+fn arrivals(load: &Load) -> String {
+    let bursts = load.bursts.map_or_else(
+        || "at any time".to_string(),
+        |(on, off)| format!("in bursts of {} s with pauses of {} s", number(on), number(off)),
+    );
+    format!("{} requests/s, {bursts}", load.rate)
+}
+
 fn setup_table(setup: &Setup) -> String {
     let (options, load, machine) = (&setup.options, &setup.load, &setup.machine);
     let steps: Vec<String> =
@@ -184,7 +194,7 @@ fn setup_table(setup: &Setup) -> String {
         row("queue", format!("{} requests, timeout {}", options.max_queue, seconds(options.queue_timeout))),
         row("aging", seconds(options.aging)),
         row("KV cache", format!("{} pages of 128 positions, context {}", options.pages, options.ctx)),
-        row("arrivals", format!("{} requests/s, bursts {:?}", load.rate, load.bursts)),
+        row("arrivals", arrivals(load)),
         row("keys", format!("{}, Zipf exponent {}, flood {}", load.keys, load.zipf, load.flood)),
         row("prompts", format!("{}, {} heads of {} tokens", lengths(load.prompt), load.heads, load.head_tokens)),
         row("answers", format!("{}, at most {}", lengths(load.answer), load.max_tokens)),
@@ -198,7 +208,7 @@ fn setup_table(setup: &Setup) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sched::sim::{Load, Machine, simulate};
+    use crate::sched::sim::{Machine, simulate};
     use crate::sched::{KeyLimits, Options};
 
     fn setup(requests: u64) -> Setup {

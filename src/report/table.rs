@@ -28,6 +28,35 @@ impl Table {
         table
     }
 
+    /// Removes columns that have the same cell in all rows or, if the table is still wider than `most`, any of
+    /// `optional`, in their order, until it fits. Names of columns are those of the header.
+    #[must_use]
+    pub fn within(mut self, most: usize, optional: &[&str]) -> Table {
+        let uniform = |table: &Table, column: usize| {
+            let cells = || table.rows[1..].iter().map(|row| &row[column]);
+            cells().next().is_some_and(|first| cells().all(|cell| cell == first))
+        };
+        for only_uniform in [true, false] {
+            for name in optional {
+                let Some(column) = self.rows[0].iter().position(|header| header == name) else { continue };
+                if self.width() > most && (!only_uniform || uniform(&self, column)) {
+                    self.right.remove(column);
+                    self.rows.iter_mut().for_each(|row| drop(row.remove(column)));
+                }
+            }
+        }
+        self
+    }
+
+    /// Returns the number of columns of the terminal that the table takes.
+    fn width(&self) -> usize {
+        (0..self.right.len()).map(|column| 2 + self.column_width(column)).sum()
+    }
+
+    fn column_width(&self, column: usize) -> usize {
+        self.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)
+    }
+
     /// Adds a row.
     pub fn row(&mut self, cells: impl IntoIterator<Item = impl Into<String>>) {
         let cells: Vec<String> = cells.into_iter().map(Into::into).collect();
@@ -38,8 +67,7 @@ impl Table {
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = |column: usize| self.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-        let widths: Vec<usize> = (0..self.right.len()).map(width).collect();
+        let widths: Vec<usize> = (0..self.right.len()).map(|column| self.column_width(column)).collect();
         let line = |f: &mut fmt::Formatter<'_>, cells: &[String]| {
             let mut text = String::new();
             for ((cell, width), right) in cells.iter().zip(&widths).zip(&self.right) {
@@ -56,6 +84,21 @@ impl fmt::Display for Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_table_that_is_too_wide_loses_optional_columns_without_news_first() {
+        let table = || {
+            let mut table = Table::new(&["role", ">weights", ">error", "verdict"]);
+            table.row(["attention", "12", "0.5", "accepted"]);
+            table.row(["mlp", "34", "0.25", "accepted"]);
+            table
+        };
+        let optional = ["weights", "verdict"];
+        let head = |most: usize| table().within(most, &optional).to_string().lines().next().unwrap().to_string();
+        assert_eq!(head(40), "  role       weights  error  verdict");
+        assert_eq!(head(36), "  role       weights  error");
+        assert_eq!(head(20), "  role       error");
+    }
 
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {

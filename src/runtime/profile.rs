@@ -54,7 +54,7 @@ impl Stage {
         (Stage::LmHead, "lm_head"),
         (Stage::Device, "device"),
         (Stage::Sampling, "sampling"),
-        (Stage::Sink, "sink"),
+        (Stage::Sink, "output"),
         (Stage::BarrierWait, "barrier_wait"),
         (Stage::Other, "other"),
     ];

@@ -12,10 +12,12 @@ use crate::harmless::{Harmless, harmless};
 use iec::error::{Error, Result};
 use iec::files::Stream;
 use iec::runtime::text::strftime;
+use rustix::termios::tcgetwinsize;
 use serde::Serialize;
 use serde_json::json;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -148,9 +150,7 @@ fn write_note(text: &str) {
 pub fn parser_answer(answer: &clap::Error) -> ExitCode {
     // A program that asked for JSON gets the error as JSON, like every other error.
     if answer.use_stderr() && std::env::args_os().any(|word| word == "--json") {
-        let text = answer.render().to_string();
-        let (message, help) = text.split_once("\n\n").unwrap_or((&text, ""));
-        let (message, help) = (message.trim_start_matches("error: ").trim(), help.trim());
+        let (message, help) = parser_words(answer);
         let _ = print_json(&json!({"error": {
             "kind": "usage", "message": message, "file": null, "tensor": null, "help": help,
         }}));
@@ -172,6 +172,26 @@ pub fn parser_answer(answer: &clap::Error) -> ExitCode {
         }
         _ => ExitCode::from(answer.exit_code().clamp(0, 255) as u8),
     }
+}
+
+/// Returns the message of an error of the parser, without `error:`, and the text that follows it.
+pub fn parser_words(error: &clap::Error) -> (String, String) {
+    let text = error.render().to_string();
+    let (message, help) = text.split_once("\n\n").unwrap_or((&text, ""));
+    (message.trim_start_matches("error: ").trim().into(), help.trim().into())
+}
+
+/// Columns of tables for a reader without a terminal.
+const COLUMNS: usize = 80;
+
+/// Returns the columns of the terminal on stderr, and those of a usual one if there is none.
+pub fn columns() -> usize {
+    columns_of(io::stderr()).unwrap_or(COLUMNS)
+}
+
+/// Returns the columns of a terminal; `None` if `stream` is none.
+pub fn columns_of(stream: impl AsFd) -> Option<usize> {
+    tcgetwinsize(stream).ok().map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0)
 }
 
 /// Stdout for functions that take a [`Write`]. It has no buffer; code that prints many small pieces wraps it in one.

@@ -17,7 +17,10 @@ pub fn print(dry_run: &DryRun, out_dir: &Path, json: bool) -> Result<()> {
     if json {
         console::print_json(dry_run)?;
     } else {
-        console::print_line(format_args!("{}\n{}", table(dry_run), describe(dry_run)))?;
+        // On a terminal, a table that is too wide loses columns; data for programs keep all of them.
+        let most = console::columns_of(std::io::stdout()).unwrap_or(usize::MAX);
+        let table = table(dry_run).within(most, &["source", "shape", "bits/weight", "because"]);
+        console::print_line(format_args!("{table}\n{}", describe(dry_run)))?;
     }
     match &dry_run.disk {
         Some(disk) if !disk.fits => require_space(out_dir, disk.needed, disk.occupied),

@@ -2,6 +2,7 @@
 //! which supports light and dark mode; a tooltip shows the numbers of each shape.
 
 use super::{escape, number, shorten};
+use crate::units::percentage;
 use std::fmt::Write;
 
 /// Width of every chart in SVG units; the page scales it.
@@ -10,6 +11,9 @@ const WIDTH: f64 = 640.0;
 const LEFT: f64 = 170.0;
 /// Width of the space for numbers right of the bars.
 const RIGHT: f64 = 70.0;
+
+/// Attribute of every chart; the section that holds it adds its name.
+pub(super) const IMAGE: &str = "role=\"img\"";
 
 /// Attribute that gives bars their color.
 const BAR: &str = "class=\"bar\"";
@@ -155,7 +159,7 @@ pub fn stacked(rows: &[Parts], unit: &str, lengths: Lengths) -> String {
         let mut x = 100.0;
         for (i, (name, value)) in parts.iter().enumerate().filter(|(_, (_, value))| *value > 0.0) {
             let share = value / total;
-            let note = format!("{name}: {} {unit}, {:.1} %", number(*value), share * 100.0);
+            let note = format!("{name}: {} {unit}, {}", number(*value), percentage(*value, total));
             svg.rect([x, y + 4.0, width * share, 34.0], &format!("class=\"c{i}\""), &note);
             if share * length > 0.07 {
                 svg.text(x + width * share / 2.0, y + 25.0, "inside", &format!("{:.0} %", share * 100.0));
@@ -244,11 +248,13 @@ pub fn overlay(limit: f64, bars: &[u64], outline: Option<&[u64]>) -> String {
 /// Quantity over time: the number of its color, its name, and its mean in each interval.
 pub type Curve<'a> = (usize, &'a str, Vec<f64>);
 
-/// Draws quantities over time as lines from zero, with a legend. An interval has `width` units of time.
+/// Draws counts over time as lines from zero, with a legend. The numbers at the axis of counts are whole. An interval has
+/// `width` units of time.
 pub fn lines(curves: &[Curve<'_>], width: f64, unit: &str) -> String {
     const BASE: f64 = 170.0;
     const TALLEST: f64 = 150.0;
-    let top = curves.iter().flat_map(|(.., values)| values).copied().fold(f64::MIN_POSITIVE, f64::max);
+    let top = curves.iter().flat_map(|(.., values)| values).copied().fold(1.0, f64::max);
+    let top = 2.0 * (top / 2.0).ceil();
     let count = curves.iter().map(|(.., values)| values.len()).max().unwrap_or(0).max(1) as f64;
     let (left, right) = (60.0, WIDTH - 10.0);
     let step = (right - left) / count;
@@ -256,7 +262,7 @@ pub fn lines(curves: &[Curve<'_>], width: f64, unit: &str) -> String {
     for part in [0.0, 0.5, 1.0] {
         let (x, y) = (left + part * (right - left), BASE - TALLEST * part);
         svg.line([left, y, right, y], "axis");
-        svg.text(left - 6.0, y + 4.0, "label", &number(top * part));
+        svg.text(left - 6.0, y + 4.0, "label", &format!("{:.0}", top * part));
         let class = if part < 1.0 { "tick" } else { "label" };
         svg.text(x, BASE + 18.0, class, &format!("{} {unit}", number(part * count * width)));
     }
@@ -284,7 +290,7 @@ struct Svg(String);
 
 impl Svg {
     fn new(height: f64) -> Svg {
-        Svg(format!("<svg viewBox=\"0 0 {WIDTH} {height:.0}\" role=\"img\">\n"))
+        Svg(format!("<svg viewBox=\"0 0 {WIDTH} {height:.0}\" {IMAGE}>\n"))
     }
 
     /// Adds a rectangle with the attributes `color` and the tooltip `note`.
@@ -361,6 +367,10 @@ mod tests {
         assert!(svg.contains("class=\"line l2\" points=\"202.5,170.0 487.5,20.0\""), "{svg}");
         assert!(svg.contains("points=\"202.5,95.0\"") && svg.contains("&lt;a&gt;") && svg.contains("60.0 s"), "{svg}");
         assert!(!lines(&[], 1.0, "s").contains("NaN"));
+        let svg = lines(&[(0, "a", vec![4.2])], 1.0, "s");
+        for count in [">0<", ">3<", ">6<"] {
+            assert!(svg.contains(count), "{svg}");
+        }
     }
 
     #[test]

@@ -43,9 +43,15 @@ pub fn document(page: &Page<'_>) -> String {
     )
 }
 
-/// Returns a section of the page; an empty string if there is no content.
+/// Returns a section of the page; an empty string if there is no content. Its charts have its title as their name. It can
+/// be focused, because it scrolls sideways if a table is wider than the window.
 pub fn section(title: &str, content: &str) -> String {
-    if content.is_empty() { String::new() } else { format!("<section><h2>{title}</h2>\n{content}</section>\n") }
+    if content.is_empty() {
+        return String::new();
+    }
+    let name = escape(title);
+    let named = content.replace(charts::IMAGE, &format!("{} aria-label=\"{name}\"", charts::IMAGE));
+    format!("<section tabindex=\"0\" aria-label=\"{name}\"><h2>{name}</h2>\n{named}</section>\n")
 }
 
 /// Returns an HTML table; columns whose cells are all numbers are right-aligned.
@@ -104,6 +110,14 @@ pub fn escape(text: &str) -> String {
 mod tests {
     use super::charts::{Bar, bars};
     use super::*;
+
+    #[test]
+    fn charts_have_names_and_sections_can_be_focused() {
+        let bar = || Bar { label: "a".into(), value: 1.0, note: String::new() };
+        let html = section("Time & tokens", &(bars(&[bar()], number) + &bars(&[bar()], number)));
+        assert_eq!(html.matches("<svg").count(), html.matches("role=\"img\" aria-label=\"Time &amp; tokens\"").count());
+        assert!(html.starts_with("<section tabindex=\"0\" aria-label=\"Time &amp; tokens\"><h2>"), "{html}");
+    }
 
     #[test]
     fn texts_of_strangers_stay_text() {

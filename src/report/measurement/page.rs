@@ -192,11 +192,12 @@ fn texts(records: &[Record]) -> String {
 
 fn facts_table(facts: &Map<String, Value>) -> String {
     let word = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
-    if facts.is_empty() {
+    let known: Vec<(&String, &Value)> = facts.iter().filter(|(_, value)| !value.is_null()).collect();
+    if known.is_empty() {
         return String::new();
     }
     let row = |(name, value): (&String, &Value)| {
         format!("<dt>{}</dt><dd>{}</dd>", escape(&name.replace('_', " ")), escape(&word(value)))
     };
-    format!("<dl>{}</dl>", facts.iter().map(row).collect::<String>())
+    format!("<dl>{}</dl>", known.into_iter().map(row).collect::<String>())
 }

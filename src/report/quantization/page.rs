@@ -16,7 +16,7 @@ use crate::role::Role;
 use crate::runtime::Precision;
 use crate::trial::ptq::Quantized;
 use crate::trial::sample;
-use crate::units::human_bytes;
+use crate::units::{human_bytes, percentage};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -83,7 +83,7 @@ impl Sections<'_> {
                 tile("", "bits per weight", &format!("{bits_per_weight:.2}"), "of the whole pack"),
                 tile("", "divergence", &format!("{:.5}", f.kl), &format!("± {:.5} nats per token", f.kl_stderr)),
                 tile("", "perplexity", &rise, &format!("± {:.2} %", 100.0 * f.perplexity_ratio_stderr)),
-                tile("", "same most likely token", &format!("{:.1} %", 100.0 * f.top1_agreement), ""),
+                tile("", "same most likely token", &percentage(f.top1_agreement, 1.0), ""),
             ]);
         }
         Ok(format!("<div class=\"tiles\">{}</div>\n", tiles.concat()))

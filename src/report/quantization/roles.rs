@@ -67,14 +67,17 @@ fn by_role(measured: &Measured) -> Result<BTreeMap<Role, RoleSummary>> {
     Ok(roles)
 }
 
-/// Returns a table with a row per role.
+/// Columns that a narrow table leaves out, in this order; JSON and report have all figures.
+const OPTIONAL: [&str; 6] = ["of outputs", "verdict", "tensors", "weights", "method", "rel. error"];
+
+/// Returns a table with a row per role that takes at most `columns` of a terminal.
 ///
 /// # Errors
 /// The stored size of a tensor cannot be computed.
-pub fn table(measured: &Measured) -> Result<Table> {
+pub fn table(measured: &Measured, columns: usize) -> Result<Table> {
     let percent = |x: Option<f64>| x.map_or("-".to_string(), |x| format!("{:.2} %", x * 100.0));
     let number = |x: Option<f64>| x.map_or("-".to_string(), |x| format!("{x:.5}"));
-    let columns: [Column<'_, (Role, RoleSummary)>; 10] = [
+    let all: [Column<'_, (Role, RoleSummary)>; 10] = [
         ("role", &|(role, _)| role.name().to_string()),
         (">tensors", &|(_, s)| s.tensors.to_string()),
         (">weights", &|(_, s)| human_count(s.parameters)),
@@ -86,7 +89,7 @@ pub fn table(measured: &Measured) -> Result<Table> {
         (">bits/weight", &|(_, s)| format!("{:.2}", s.bits_per_weight)),
         ("verdict", &|(_, s)| counts([("accepted", s.accepted), ("kept", s.kept), ("refused", s.refused)])),
     ];
-    Ok(Table::of(by_role(measured)?, &columns))
+    Ok(Table::of(by_role(measured)?, &all).within(columns, &OPTIONAL))
 }
 
 /// Formats counts such as `3 rtn, 1 gptq`; leaves out counts of zero.
