@@ -170,8 +170,8 @@ fn the_readme_is_short() {
     assert!(words <= README_WORDS, "README.md: found {words} words, expected at most {README_WORDS}");
 }
 
-/// Checks that each line of the README's transcript is a line that the demo prints. The last two columns of the table
-/// are speeds and are not compared.
+/// Checks that the lines of the README's transcript are those that the demo prints, in this order. A line `…` marks
+/// commands and lines that are left out. The last two columns of the table are speeds and are not compared.
 #[cfg(feature = "reference")]
 #[test]
 fn the_transcript_of_the_readme_is_what_the_demo_prints() {
@@ -181,11 +181,55 @@ fn the_transcript_of_the_readme_is_what_the_demo_prints() {
         let table = words.len() > 4 && matches!(words[0], "fp32" | "int4w" | "int4");
         words[..words.len() - 2 * usize::from(table)].join(" ")
     };
-    let printed: HashSet<String> = String::from_utf8(output.stdout).unwrap().lines().map(stable).collect();
+    let filled = |text: &str| text.lines().map(stable).filter(|line| !line.is_empty()).collect::<Vec<_>>();
+    let printed = filled(&String::from_utf8(output.stdout).unwrap());
     let readme = read(&root().join("README.md"));
     let block = readme.split("<!-- demo -->\n```\n").nth(1).expect("a transcript").split("```").next().unwrap();
-    let missing: Vec<&str> = block.lines().filter(|line| !printed.contains(&stable(line))).collect();
-    assert!(missing.is_empty(), "lines that the demo does not print:\n{}", missing.join("\n"));
+    // The README begins with the first command.
+    let (mut rest, mut leaves_out) = (&printed[..], true);
+    for line in filled(block) {
+        if line == "…" {
+            leaves_out = true;
+            continue;
+        }
+        let found = rest.iter().position(|printed| *printed == line);
+        let at = found.unwrap_or_else(|| panic!("the demo does not print this line here: {line}\n{}", rest.join("\n")));
+        assert!(at == 0 || leaves_out, "lines before `{line}` are left out without a mark: {}", rest[..at].join("\n"));
+        (rest, leaves_out) = (&rest[at + 1..], false);
+    }
+}
+
+/// Checks that files of the repository that documents name exist.
+#[test]
+fn files_that_documents_name_exist() {
+    const FOLDERS: [&str; 9] =
+        ["src", "tests", "docs", "scripts", "examples", "benches", "manifests", "dashboards", "assets"];
+    let mut gone = Vec::new();
+    for path in documents() {
+        let text = read(&path);
+        for (i, name) in text.split('`').enumerate() {
+            let is_path = name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "/._-".contains(c));
+            let folder = name.split('/').next().unwrap_or_default();
+            let named = i % 2 == 1 && is_path && name.contains('/') && FOLDERS.contains(&folder);
+            // Reports and performance.md of the examples of the guide lie in directories of the reader.
+            if named && !root().join(name).exists() && !path.ends_with("CHANGELOG.md") {
+                gone.push(format!("{}: {name}", path.strip_prefix(root()).unwrap().display()));
+            }
+        }
+    }
+    assert!(gone.is_empty(), "files that do not exist:\n{}", gone.join("\n"));
+}
+
+#[test]
+fn the_page_about_gpus_names_every_command_that_has_a_device() {
+    let options = read(&root().join("docs/guide/options.md"));
+    let sections = options.split("\n## iec ").skip(1).filter(|section| section.contains("| Device that computes: "));
+    let having: HashSet<&str> = sections.map(|section| section.lines().next().unwrap()).collect();
+    let page = read(&root().join("docs/guide/gpus.md"));
+    let sentence = page.split("\n\n").find(|paragraph| paragraph.contains("take these options")).unwrap();
+    let sentence = sentence.split("take these options").next().unwrap();
+    let named: HashSet<&str> = sentence.split('`').skip(1).step_by(2).collect();
+    assert_eq!(having, named);
 }
 
 #[test]

@@ -1,12 +1,15 @@
-//! Runs every command of the guide, page after page, in a directory where its models and files are small ones of the
-//! same kind.
+//! Runs the commands of each page of the guide from top to bottom, as a reader does, in a directory where the models and
+//! files that the page assumes are small ones of the same kind. What a command of the page writes is not there before.
 
 use crate::common::{fixture, iec};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::Mutex;
 
-/// Pages in the order in which a reader follows them, so that a command finds what earlier ones wrote.
+/// Pages with commands, except adapters.md, whose adapters tests/it/adapters.rs has, and monitoring.md, which is about a
+/// feature that the usual build does not have.
 const PAGES: &[&str] = &[
+    "predecessor.md",
     "checkpoints.md",
     "models.md",
     "chat.md",
@@ -46,6 +49,14 @@ const SMALLER: [(&str, &str); 5] = [
     ("--out tinyllama-q4_0.gguf", "--out tinyllama-q4_0.gguf --dequantize"),
 ];
 
+/// Returns true if a line is a call of `iec`, perhaps after variables.
+fn calls_iec(line: &str) -> bool {
+    let mut words = line.split(' ').skip_while(|word| {
+        word.split_once('=').is_some_and(|(name, _)| name.chars().all(|c| c.is_ascii_uppercase() || c == '_'))
+    });
+    words.next() == Some("iec") && line.contains("iec ")
+}
+
 /// Returns the commands of a page: lines of code blocks that call `iec`, continued lines joined.
 fn commands(page: &str) -> Vec<String> {
     let (mut code, mut found) = (false, Vec::<String>::new());
@@ -57,7 +68,7 @@ fn commands(page: &str) -> Vec<String> {
             let command = found.last_mut().unwrap();
             *command = format!("{} {line}", command.trim_end_matches('\\'));
             continued = line.ends_with('\\');
-        } else if code && (line.starts_with("iec ") || line.contains("| iec ")) {
+        } else if code && (calls_iec(line) || line.contains("| iec ")) {
             found.push(line.to_string());
             continued = line.ends_with('\\');
         }
@@ -124,6 +135,26 @@ fn furnish(dir: &Path) {
     run("ptq --hf-dir models/tinyllama --bits 4 --out gguf.json");
     run("pack --hf-dir models/tinyllama --q4-map gguf.json --out-dir packs/gguf");
     run("export-gguf --model-dir packs/gguf --out model.Q4_K_M.gguf --dequantize");
+    run("pack --hf-dir models/tinyllama --q4-map gguf.json --out-dir packs/tinyllama-q4");
+    run("ptq --hf-dir models/gpt-oss-20b --bits 4 --out gpt-oss.q4.json");
+    run("pack --hf-dir models/gpt-oss-20b --out-dir packs/gpt-oss-20b");
+}
+
+/// Returns the paths that the commands of a page write.
+fn outputs(commands: &[String]) -> Vec<PathBuf> {
+    const OPTIONS: [&str; 4] = ["--out-dir", "--out", "--trace-ids", "--new-key"];
+    let mut found = Vec::new();
+    for command in commands {
+        let words: Vec<&str> = command.split_whitespace().collect();
+        let after = words.windows(2).filter(|pair| OPTIONS.contains(&pair[0]) || pair[0] == ">").map(|pair| pair[1]);
+        found.extend(after.filter(|path| !path.starts_with('/') && *path != "-").map(PathBuf::from));
+    }
+    found
+}
+
+/// Removes a file or a directory.
+fn remove(path: &Path) {
+    if path.is_dir() { std::fs::remove_dir_all(path).unwrap() } else { drop(std::fs::remove_file(path)) }
 }
 
 /// Runs a line as a shell would, with the binary under its name.
@@ -135,43 +166,56 @@ fn shell(line: &str, dir: &Path) -> Output {
     sh.env("HOME", dir).env("IEC_DEVICE", "cpu").stdin(std::process::Stdio::null()).output().unwrap()
 }
 
-#[test]
-fn every_command_of_the_guide_runs() {
-    let dir = tempfile::tempdir().unwrap();
-    furnish(dir.path());
-    let (mut failures, mut count) = (Vec::new(), 0);
-    for page in PAGES {
-        let text =
-            std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/guide").join(page)).unwrap();
-        for line in commands(&text) {
-            if NOT_RUN.iter().any(|(beginning, _)| line.starts_with(beginning)) {
-                continue;
-            }
-            count += 1;
-            let line = SMALLER.iter().fold(line, |line, (large, small)| line.replace(large, small));
-            // A server does not end by itself; tests/it/serve starts servers.
-            let checks = line.starts_with("iec serve") && !line.contains("--check");
-            let line = if checks { format!("{line} --check") } else { line };
-            let mut output = shell(&line, dir.path());
-            // Pages show the same file names again; a user would choose others.
-            if String::from_utf8_lossy(&output.stderr).contains("--overwrite") {
-                let (command, comment) = line.split_once(" #").unwrap_or((&line, ""));
-                output = shell(&format!("{} --overwrite # {comment}", command.trim_end()), dir.path());
-            }
-            let code = output.status.code().unwrap_or(-1);
-            let allowed = OTHER_CODES.iter().any(|(part, other)| line.contains(part) && code == *other);
-            if code != 0 && !allowed {
-                failures.push(format!("{page}: {line}\n  exit {code}: {}", String::from_utf8_lossy(&output.stderr)));
-            }
-            if line.contains("--report-root") {
-                let reports = std::fs::read_dir(dir.path().join("reports")).unwrap().map(|entry| entry.unwrap().path());
-                let lines = reports.into_iter().find(|path| path.extension().is_some_and(|e| e == "jsonl")).unwrap();
-                ["BEFORE", "AFTER"].iter().for_each(|name| {
-                    std::fs::copy(&lines, dir.path().join(format!("reports/{name}.jsonl"))).unwrap();
-                });
-            }
+/// Runs the commands of a page; returns their number and the failures.
+fn follow(page: &str, furnished: &Path) -> (usize, Vec<String>) {
+    let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/guide").join(page)).unwrap();
+    let is_run = |line: &String| !NOT_RUN.iter().any(|(beginning, _)| line.starts_with(beginning));
+    let commands: Vec<String> = commands(&text).into_iter().filter(is_run).collect();
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path().join("guide");
+    assert!(Command::new("cp").arg("-r").arg(furnished).arg(&dir).status().unwrap().success());
+    outputs(&commands).iter().for_each(|path| remove(&dir.join(path)));
+    let mut failures = Vec::new();
+    for line in &commands {
+        let line = SMALLER.iter().fold(line.clone(), |line, (large, small)| line.replace(large, small));
+        // A server does not end by itself; tests/it/serve starts servers.
+        let checks = line.starts_with("iec serve") && !line.contains("--check");
+        let line = if checks { format!("{line} --check") } else { line };
+        let output = shell(&line, &dir);
+        let code = output.status.code().unwrap_or(-1);
+        let allowed = OTHER_CODES.iter().any(|(part, other)| line.contains(part) && code == *other);
+        if code != 0 && !allowed {
+            failures.push(format!("{page}: {line}\n  exit {code}: {}", String::from_utf8_lossy(&output.stderr)));
+        }
+        if line.contains("--report-root") {
+            let reports = std::fs::read_dir(dir.join("reports")).unwrap().map(|entry| entry.unwrap().path());
+            let lines = reports.into_iter().find(|path| path.extension().is_some_and(|e| e == "jsonl")).unwrap();
+            ["BEFORE", "AFTER"].iter().for_each(|name| {
+                std::fs::copy(&lines, dir.join(format!("reports/{name}.jsonl"))).unwrap();
+            });
         }
     }
+    (commands.len(), failures)
+}
+
+#[test]
+fn every_page_of_the_guide_can_be_followed_from_top_to_bottom() {
+    let dir = tempfile::tempdir().unwrap();
+    furnish(dir.path());
+    let (pages, found) = (Mutex::new(PAGES.iter()), Mutex::new((0, Vec::new())));
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while let Some(page) = { pages.lock().unwrap().next() } {
+                    let (count, failures) = follow(page, dir.path());
+                    let mut found = found.lock().unwrap();
+                    found.0 += count;
+                    found.1.extend(failures);
+                }
+            });
+        }
+    });
+    let (count, failures) = found.into_inner().unwrap();
     assert!(failures.is_empty(), "{} of {count} commands failed:\n{}", failures.len(), failures.join("\n"));
     assert!(count > 50, "only {count} commands found");
 }
