@@ -1,10 +1,9 @@
 //! Converts a Hugging Face checkpoint into a pack of 4-bit weights and prints what it writes:
 //! `cargo run --release --example convert -- HF_DIR OUT_DIR`
 
-#![allow(clippy::disallowed_methods, clippy::print_stdout, clippy::print_stderr)]
-
 use iec::convert::pack::{PackOptions, PackSummary, pack};
 use iec::session::{Session, SessionOptions};
+use std::io::Write;
 use std::path::Path;
 
 /// Manifest that quantizes the matrices of attention and MLP; all other tensors keep their type.
@@ -17,12 +16,14 @@ const MANIFEST: &str = r#"{
 fn main() -> iec::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [hf_dir, out_dir] = &arguments[..] else {
-        return Err(iec::Error::usage("expected HF_DIR OUT_DIR"));
+        return Err(iec::Error::usage("found other arguments, expected HF_DIR OUT_DIR")
+            .help("name the checkpoint, and a directory for the pack"));
     };
     let summary = convert(hf_dir.as_ref(), out_dir.as_ref())?;
-    println!("{} tensors, {:.2} bits per weight", summary.tensors, summary.bits_per_weight);
+    let mut out = std::io::stdout();
+    writeln!(out, "{} tensors, {:.2} bits per weight", summary.tensors, summary.bits_per_weight)?;
     let mut session = Session::open(out_dir.as_ref(), &SessionOptions::default())?;
-    println!("Once upon a time{}", session.complete("Once upon a time", 64)?);
+    writeln!(out, "Once upon a time{}", session.complete("Once upon a time", 64)?)?;
     Ok(())
 }
 

@@ -1,8 +1,8 @@
-//! Opens a pack, or the model that is embedded in the library, and streams the text that follows a prompt:
-//! `cargo run --release --example generate -- ["PROMPT" [PACK]]`
+//! Opens a model, or the one that is embedded in the library, and streams the text that follows a prompt:
+//! `cargo run --release --example generate -- ["PROMPT" [MODEL]]`. MODEL is a pack, a checkpoint directory, a GGUF file
+//! or ORG/NAME of a downloaded model.
 
-#![allow(clippy::disallowed_methods, clippy::print_stdout, clippy::print_stderr)]
-
+use iec::session::models::Places;
 use iec::session::{GenerateOptions, Metrics, Session, SessionOptions, Speculation};
 use std::io::Write;
 use std::path::Path;
@@ -11,15 +11,15 @@ fn main() -> iec::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let prompt = arguments.first().map_or("Once upon a time", |text| text);
     let metrics = generate(prompt, arguments.get(1).map(Path::new), &mut std::io::stdout())?;
-    eprintln!("\n{} tokens, {:.1} per second", metrics.tokens_generated, metrics.tps_decode);
+    writeln!(std::io::stderr(), "\n{} tokens, {:.1} per second", metrics.tokens_generated, metrics.tps_decode)?;
     Ok(())
 }
 
 /// Writes the text that follows `prompt` to `out` while it is generated, and returns its timings.
-pub fn generate(prompt: &str, pack: Option<&Path>, out: &mut impl Write) -> iec::Result<Metrics> {
+pub fn generate(prompt: &str, model: Option<&Path>, out: &mut impl Write) -> iec::Result<Metrics> {
     let options = SessionOptions { speculation: Speculation::Ngram, ..SessionOptions::default() };
-    let mut session = match pack {
-        Some(path) => Session::open(path, &options)?,
+    let mut session = match model {
+        Some(model) => Session::open_model(model, &options, &Places::of(&|name| std::env::var_os(name))?)?,
         None => Session::open_embedded(&options)?,
     };
     let request = session.request(session.tokenizer()?.encode(prompt)?);

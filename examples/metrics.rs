@@ -3,8 +3,6 @@
 //! Each scrape adds the events of a moment, so that all rates and quantiles of `dashboards/iec.json` have values.
 //! `scripts/check-dashboard.sh http://127.0.0.1:9200/metrics` runs the queries of the dashboard on it.
 
-#![allow(clippy::print_stdout)]
-
 use iec::runtime::{Stage, Stages};
 use iec::serve::metrics::{
     CONTENT_TYPE, DiskPages, FinishedReason, Metrics, ModelInfo, ModelMetrics, Phase, Rejection, RequestTimes,
@@ -17,7 +15,7 @@ use std::time::Duration;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let port: u16 = std::env::args().nth(1).map_or(Ok(0), |port| port.parse())?;
     let listener = TcpListener::bind(("127.0.0.1", port))?;
-    println!("http://{}/metrics", listener.local_addr()?);
+    writeln!(std::io::stdout(), "http://{}/metrics", listener.local_addr()?)?;
     let metrics = Metrics::new();
     let info = |name: &str| ModelInfo { name: name.into(), max_model_len: 8192, page_tokens: 128, pages: 512 };
     let models = [metrics.add_model(&info("qwen3-4b")), metrics.add_model(&info("tinyllama"))];

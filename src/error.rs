@@ -97,13 +97,12 @@ impl Cause {
     }
 }
 
-/// Error with its place and advice for the user.
-#[derive(Debug)]
+/// Error with its place and advice for the user. [`Debug`](fmt::Debug) shows message and advice, as a program whose
+/// `main` returns a [`Result`] prints them.
 pub struct Error {
     inner: Box<Inner>,
 }
 
-#[derive(Debug)]
 struct Inner {
     cause: Cause,
     file: Option<PathBuf>,
@@ -249,6 +248,13 @@ impl fmt::Display for Error {
     }
 }
 
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")?;
+        self.help_text().map_or(Ok(()), |help| write!(f, "\nhelp: {help}"))
+    }
+}
+
 /// Longest path that systems allow, in bytes; longer ones only occur as file names inside untrusted files.
 const LONGEST_PATH: usize = 4096;
 /// Longest printed tensor name in bytes; names of real tensors stay below 100 characters.
@@ -339,6 +345,13 @@ mod tests {
         assert_eq!((setting.to_string().as_str(), setting.setting_name()), ("prompt 1: top-p: found 2", Some("top-p")));
         assert_eq!(e.cause().exit_code(), 1);
         assert_eq!(e.while_opening_model().cause().exit_code(), 3);
+    }
+
+    #[test]
+    fn a_program_that_returns_an_error_prints_message_and_advice() {
+        let e = Error::usage("--x: found 1, expected 2").at("model").help("leave --x out");
+        assert_eq!(format!("{e:?}"), "model: --x: found 1, expected 2\nhelp: leave --x out");
+        assert_eq!(format!("{:?}", Error::usage("found 1")), "found 1");
     }
 
     #[test]

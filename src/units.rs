@@ -108,7 +108,7 @@ pub fn decimals(value: f64, places: usize) -> String {
 pub fn percentage(part: f64, total: f64) -> String {
     let percent = if total > 0.0 { 100.0 * part / total } else { 0.0 };
     match percent {
-        p if p < 100.0 && p >= 99.95 => "over 99.9 %".into(),
+        p if (99.95..100.0).contains(&p) => "over 99.9 %".into(),
         p if p > 0.0 && p < 0.05 => "under 0.1 %".into(),
         p => format!("{p:.1} %"),
     }

@@ -5,6 +5,7 @@ use super::{Document, Manifest, Rules, TensorEntry, VERSION, Verdict, older};
 use crate::error::{Context, Error, Result};
 use crate::files;
 use crate::iebin::reader::plain_file_name;
+use crate::progress;
 use crate::quant_spec::QuantFields;
 use crate::scheme::TileLayout;
 use crate::strict_json;
@@ -46,6 +47,8 @@ static FIELDS: LazyLock<Fields> = LazyLock::new(|| {
     }
 });
 
+/// Advice for a manifest that cannot be read.
+const MAKE: &str = "check the path, or make a manifest with `iec ptq --out MANIFEST`";
 /// Advice for a manifest with invalid content.
 const CORRECT: &str = "correct it (manifests/q4_manifest.schema.json describes every field), or make it with `iec ptq`";
 
@@ -63,13 +66,26 @@ impl Manifest {
     /// # Errors
     /// The errors of [`Manifest::load`]; or `fields` contradict the parameters of a rule.
     pub fn load_with(path: &Path, fields: &QuantFields) -> Result<Manifest> {
-        let manifest = Self::parse(&files::read_limited(path, LIMIT)?, path.parent().unwrap_or(Path::new("")));
+        let text = files::read_limited(path, LIMIT).help(MAKE)?;
+        let manifest = Self::parse(&text, path.parent().unwrap_or(Path::new("")));
         let mut manifest = manifest.at(path).help(CORRECT)?;
         if *fields != QuantFields::default() {
             manifest.document.defaults = manifest.document.defaults.or(fields);
             manifest.rules = Rules::compile(&manifest.document.rules, &manifest.document.defaults).at(path)?;
         }
         Ok(Manifest { path: path.to_path_buf(), ..manifest })
+    }
+
+    /// Notes that the gate refused the quantization, if the manifest was written all the same.
+    pub fn note_refusal(&self) {
+        if self.document.refused {
+            progress::detail(0, || {
+                format!(
+                    "note: {}: the gate refused this quantization; its manifest was written with --force",
+                    self.path.display()
+                )
+            });
+        }
     }
 
     /// Validates the text of a manifest that lies in `dir`.

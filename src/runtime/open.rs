@@ -270,7 +270,9 @@ fn context(options: &EngineOptions, config: &ModelConfig, kv: &KvLayout) -> Resu
     let context = options.context.unwrap_or(config.max_context.min(room));
     if context == 0 || context > config.max_context {
         let found = format!("--ctx: found {context} tokens, expected 1 to {}", config.max_context);
-        return Err(if context == 0 { Error::usage(found) } else { Error::engine(found) });
+        let error = if context == 0 { Error::usage(found) } else { Error::engine(found) };
+        let most = config.max_context;
+        return Err(error.help(format!("leave --ctx out for the {most} tokens of the model, or give a smaller number")));
     }
     Ok(context)
 }

@@ -81,10 +81,12 @@ impl QuantSpec {
             return Err(Error::unsupported(format!(
                 "scheme {} supports only groups of 32, symmetric, with {:?} scales",
                 info.name, info.scale_dtype
-            )));
+            ))
+            .help("leave the group size, the zero points and the type of scales out, or choose scheme int4 or int8"));
         }
         if self.scale_dtype == ScaleType::E8m0 && info.scale_dtype != ScaleType::E8m0 {
-            return Err(Error::unsupported(format!("scheme {} does not support e8m0 scales", info.name)));
+            return Err(Error::unsupported(format!("scheme {} does not support e8m0 scales", info.name))
+                .help("leave the type of scales out, or choose scheme mxfp4"));
         }
         if !(self.symmetric || info.may_be_affine) {
             return Err(Error::unsupported(format!("scheme {} does not support zero points", info.name))
@@ -92,7 +94,8 @@ impl QuantSpec {
         }
         match self.granularity {
             Granularity::Group(n) if ![32, 64, 128, 256].contains(&n) => {
-                Err(Error::unsupported(format!("group size: found {n}, expected 32, 64, 128 or 256")))
+                Err(Error::unsupported(format!("group size: found {n}, expected 32, 64, 128 or 256"))
+                    .help("choose one of these, or `row` for one scale per row"))
             }
             _ => Ok(()),
         }

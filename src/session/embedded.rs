@@ -9,8 +9,14 @@ use std::path::{Path, PathBuf};
 /// Name of the model in reports.
 pub const NAME: &str = "embedded:stories260k";
 
+/// Chat template of the model. It was trained on stories and not on conversations: it continues the messages, one per
+/// line, as the text of a story.
+const CHAT_TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}{{ message.content }}\
+     {% if not loop.last %}{{ '\\n' }}{% endif %}{% endfor %}";
+
 /// Files of the checkpoint: name and contents.
 const FILES: &[(&str, &[u8])] = &[
+    ("chat_template.jinja", CHAT_TEMPLATE.as_bytes()),
     ("config.json", include_bytes!("../../assets/stories260k/config.json")),
     ("generation_config.json", include_bytes!("../../assets/stories260k/generation_config.json")),
     ("tokenizer.json", include_bytes!("../../assets/stories260k/tokenizer.json")),

@@ -1,11 +1,13 @@
 //! Verdicts about types of the KV cache: by how much each raises the perplexity of a model. They lie beside the pack,
-//! so that commands that answer can refuse a type that was found to be worse.
+//! so that every session that is opened with a type that was found to be worse can be refused.
 
-use super::Session;
+use super::{Session, SessionOptions, pack_digest};
 use crate::error::{Context, Error, Result};
 use crate::files;
-use crate::iebin::KV_VERDICTS_NAME;
+use crate::iebin::{IebinReader, KV_VERDICTS_NAME};
 use crate::output::{DirLock, directory_of, pretty, write_atomically};
+use crate::progress;
+use crate::runtime::KvType;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -59,15 +61,6 @@ struct KvVerdicts {
 }
 
 impl Session {
-    /// Returns what was measured about a type of the KV cache for this pack.
-    ///
-    /// # Errors
-    /// The file with the verdicts cannot be read or is invalid.
-    pub fn kv_verdict(&self, kv: &str) -> Result<Option<KvVerdict>> {
-        let found = self.read_verdicts()?.filter(|found| found.pack_sha256 == self.pack_digest());
-        Ok(found.and_then(|found| found.verdicts.into_iter().find(|verdict| verdict.kv == kv)))
-    }
-
     /// Records a verdict beside the pack, in place of an earlier one about the same type. Returns the path of the file.
     ///
     /// # Errors
@@ -75,8 +68,8 @@ impl Session {
     pub fn record_kv_verdict(&self, verdict: KvVerdict) -> Result<PathBuf> {
         let path = self.reader.path(KV_VERDICTS_NAME);
         let _lock = DirLock::acquire(directory_of(&path))?;
-        let pack_sha256 = self.pack_digest();
-        let earlier = self.read_verdicts()?.filter(|found| found.pack_sha256 == pack_sha256);
+        let pack_sha256 = pack_digest(&self.reader);
+        let earlier = read_verdicts(&self.reader)?.filter(|found| found.pack_sha256 == pack_sha256);
         let mut verdicts = earlier.map_or_else(Vec::new, |found| found.verdicts);
         verdicts.retain(|other| other.kv != verdict.kv);
         verdicts.push(verdict);
@@ -84,18 +77,21 @@ impl Session {
         write_atomically(&path, &pretty(&content))?;
         Ok(path)
     }
+}
 
-    /// Refuses the type of the KV cache of this session if it was found to raise the perplexity of the pack by more
-    /// than [`LIMIT_PERCENT`]. Returns the verdict, if there is one.
+impl SessionOptions {
+    /// Refuses the type of the KV cache that these options name if it was found to raise the perplexity of the pack by
+    /// more than [`LIMIT_PERCENT`]; notes that a type which often does so was not measured.
     ///
     /// # Errors
     /// The type is refused, or the verdicts cannot be read.
-    pub fn check_kv(&self) -> Result<Option<KvVerdict>> {
-        let kv = self.engine.kv_type().to_string();
-        let verdict = self.kv_verdict(&kv)?;
-        match verdict {
+    pub(super) fn check_kv(&self, reader: &IebinReader) -> Result<()> {
+        let Some(kv) = self.engine.kv.filter(|_| !self.measures_kv) else { return Ok(()) };
+        let found = read_verdicts(reader)?.filter(|found| found.pack_sha256 == pack_digest(reader));
+        let verdicts = found.map_or_else(Vec::new, |found| found.verdicts);
+        match verdicts.iter().find(|verdict| verdict.kv == kv.to_string()) {
             Some(verdict) if !verdict.passes() => {
-                let path = self.reader.path(KV_VERDICTS_NAME);
+                let path = reader.path(KV_VERDICTS_NAME);
                 let found = format!(
                     "--kv {kv}: found a perplexity that is {:.2} % higher than with --kv {}, expected at most \
                      {LIMIT_PERCENT} %",
@@ -103,36 +99,42 @@ impl Session {
                     verdict.baseline_kv
                 );
                 let help = format!(
-                    "use --kv {}; to use {kv} all the same, remove this file, which `iec eval --kv-gate` wrote",
+                    "use --kv {}; `iec eval --kv-gate` measures again, and without this file, which it wrote, {kv} is \
+                     used all the same",
                     verdict.baseline_kv
                 );
-                Err(Error::refused(found).at(&path).help(help))
+                return Err(Error::refused(found).at(&path).help(help));
             }
-            verdict => Ok(verdict),
+            None if matches!(kv, KvType::Int4 | KvType::Fp8) => progress::detail(0, || {
+                let measure = format!("`iec eval --kv {kv} --kv-gate` does it");
+                format!("note: the effect of --kv {kv} on this model was not measured; {measure}")
+            }),
+            _ => {}
         }
+        Ok(())
     }
+}
 
-    fn read_verdicts(&self) -> Result<Option<KvVerdicts>> {
-        let path = self.reader.path(KV_VERDICTS_NAME);
-        if !files::exists(&path)? {
-            return Ok(None);
+fn read_verdicts(reader: &IebinReader) -> Result<Option<KvVerdicts>> {
+    let path = reader.path(KV_VERDICTS_NAME);
+    if !files::exists(&path)? {
+        return Ok(None);
+    }
+    let text = files::read_limited(&path, FILE_LIMIT)?;
+    let help = "remove the file; `iec eval --kv-gate` writes a new one";
+    let found: KvVerdicts = serde_json::from_slice(&text)
+        .map_err(|e| Error::corrupt(format!("invalid verdicts about KV caches: {e}")).help(help))
+        .at(&path)?;
+    if found.schema_version != SCHEMA_VERSION {
+        let version = format!("found schema_version {}, expected {SCHEMA_VERSION}", found.schema_version);
+        return Err(Error::unsupported(version).at(&path).help(help));
+    }
+    let number = |value: f64| value.is_finite() && value >= 1.0;
+    match found.verdicts.iter().find(|one| !number(one.perplexity) || !number(one.baseline_perplexity)) {
+        Some(one) => {
+            let values = format!("found perplexities {} and {}", one.perplexity, one.baseline_perplexity);
+            Err(Error::corrupt(format!("{values}, expected numbers of at least 1")).at(&path).help(help))
         }
-        let text = files::read_limited(&path, FILE_LIMIT)?;
-        let help = "remove the file; `iec eval --kv-gate` writes a new one";
-        let found: KvVerdicts = serde_json::from_slice(&text)
-            .map_err(|e| Error::corrupt(format!("invalid verdicts about KV caches: {e}")).help(help))
-            .at(&path)?;
-        if found.schema_version != SCHEMA_VERSION {
-            let version = format!("found schema_version {}, expected {SCHEMA_VERSION}", found.schema_version);
-            return Err(Error::unsupported(version).at(&path).help(help));
-        }
-        let number = |value: f64| value.is_finite() && value >= 1.0;
-        match found.verdicts.iter().find(|one| !number(one.perplexity) || !number(one.baseline_perplexity)) {
-            Some(one) => {
-                let values = format!("found perplexities {} and {}", one.perplexity, one.baseline_perplexity);
-                Err(Error::corrupt(format!("{values}, expected numbers of at least 1")).at(&path).help(help))
-            }
-            None => Ok(Some(found)),
-        }
+        None => Ok(Some(found)),
     }
 }

@@ -1,8 +1,8 @@
 //! Opens a pack for text generation: tokenizer, chat template, engine, source of draft tokens and default sampling.
 //!
-//! [`Session::open`] opens a pack by its path, [`Session::generate`] continues prompts, and [`Metrics`] reports the
-//! speed. A [`chat::Conversation`] keeps the history of a chat. The commands `run`, `bench`, `eval` and `verify` are
-//! built on these types.
+//! [`Session::open`] opens a pack by its path, [`Session::open_model`] whatever a user may name as a model,
+//! [`Session::generate`] continues prompts, and [`Metrics`] reports the speed. A [`chat::Conversation`] keeps the
+//! history of a chat. The commands `run`, `bench`, `eval` and `verify` are built on these types.
 
 pub mod adapters;
 mod ahead;
@@ -45,6 +45,7 @@ use adapters::Adapters;
 use dedup::DedupOptions;
 pub use encoder::Encoder;
 pub use metrics::{Latencies, Metrics};
+use models::{Places, Resolved, resolve};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -67,6 +68,9 @@ pub struct SessionOptions {
     pub name: Option<String>,
     /// Precision, threads (0 = all physical cores), context length, device and memory limits.
     pub engine: EngineOptions,
+    /// True to use the type of the KV cache that `engine` names even if it was found to be worse: the session measures
+    /// it.
+    pub measures_kv: bool,
     /// Source of draft tokens.
     pub speculation: Speculation,
     /// Options for deduplicated packs.
@@ -93,6 +97,7 @@ impl Default for SessionOptions {
             check: false,
             name: None,
             engine: EngineOptions { threads: 0, ..EngineOptions::default() },
+            measures_kv: false,
             speculation: Speculation::default(),
             dedup: DedupOptions::default(),
             sampling: Sampling::default(),
@@ -170,6 +175,8 @@ pub struct Session {
     /// Adapters that requests may name.
     pub adapters: Adapters,
     renderer: Option<Renderer>,
+    /// Use of the entry of the cache that the pack is, which keeps it from being removed.
+    _entry: Option<Resolved>,
     /// Tokens of the model, prepared for constraints when the first one is compiled.
     vocabulary: OnceLock<Arc<Vocabulary>>,
 }
@@ -186,6 +193,7 @@ impl Session {
             return Err(to_be_converted(&json));
         }
         let reader = options.open_described(description, &json)?;
+        options.check_kv(&reader)?;
         options.check(&reader)?;
         let tokenizer = match &options.tokenizer {
             Some(path) => Some(path.clone()),
@@ -219,11 +227,25 @@ impl Session {
             sampling: options.sampling.clone(),
             adapters: Adapters::default(),
             renderer: options.template_process.clone().map(Renderer::new),
+            _entry: None,
             vocabulary: OnceLock::new(),
         };
         let session = session.with_adapters(options)?;
         progress::detail(1, || session.describe());
         Ok(session)
+    }
+
+    /// Opens the model that `model` names, as the program does: a pack, a checkpoint directory, a GGUF file, or
+    /// `ORG/NAME` of a downloaded model. A model that is no pack is packed into the cache of `places` first.
+    ///
+    /// # Errors
+    /// The same as those of [`resolve`] and of [`Session::open`].
+    pub fn open_model(model: &Path, options: &SessionOptions, places: &Places) -> Result<Session> {
+        let found = resolve(model, options.engine.precision, places)?;
+        let shown = found.record.as_ref().map(|record| record.shown_source().to_string());
+        let name = options.name.clone().or(shown);
+        let session = Session::open(&found.pack, &SessionOptions { name, ..options.clone() })?;
+        Ok(Session { _entry: Some(found), ..session })
     }
 
     /// Opens the [`embedded`] model that is part of this library.
@@ -284,7 +306,7 @@ impl Session {
 
     /// Enables the prefix cache of the engine for the following requests; see [`Engine::enable_prefix_cache`].
     pub fn enable_prefix_cache(&mut self) -> bool {
-        let digest = self.pack_digest();
+        let digest = pack_digest(&self.reader);
         self.engine.enable_prefix_cache(&digest)
     }
 
@@ -292,15 +314,9 @@ impl Session {
     /// precision, the type of the KV cache, and the version of this program.
     pub fn fingerprint(&self) -> String {
         let engine = &self.engine;
-        let parts = [self.pack_digest(), engine.precision().to_string(), engine.kv_type().to_string()];
+        let parts = [pack_digest(&self.reader), engine.precision().to_string(), engine.kv_type().to_string()];
         let hash = Sha256::new_with_prefix(parts.join("/")).chain_update(env!("CARGO_PKG_VERSION"));
         format!("iec_{}", &hex(hash)[..16])
-    }
-
-    /// Returns the digest of the pack's description, which contains the hashes of all tensors.
-    fn pack_digest(&self) -> String {
-        let description = &self.reader.description;
-        description.sha256.clone().unwrap_or_else(|| hex(Sha256::new_with_prefix(description.to_text())))
     }
 
     /// Builds a request for [`Session::generate`] that continues `ids`, with the default length and sampling.
@@ -494,6 +510,12 @@ impl SessionOptions {
             Speculation::Draft(dir) => Speculator::draft(self.open_draft(dir, tokenizer, engine.threads())?, engine),
         })
     }
+}
+
+/// Returns the digest of a pack's description, which contains the hashes of all tensors.
+fn pack_digest(reader: &IebinReader) -> String {
+    let description = &reader.description;
+    description.sha256.clone().unwrap_or_else(|| hex(Sha256::new_with_prefix(description.to_text())))
 }
 
 /// Returns the path of the description of the pack at `path`.

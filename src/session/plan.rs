@@ -77,7 +77,9 @@ impl SessionOptions {
         if matches!(self.speculation, Speculation::Draft(_)) {
             return Err(Error::usage("a memory plan does not include a draft model").help("plan each pack alone"));
         }
-        let mut needs = Needs::of(&self.open_pack(path)?, &self.engine)?;
+        let reader = self.open_pack(path)?;
+        self.check_kv(&reader)?;
+        let mut needs = Needs::of(&reader, &self.engine)?;
         let mut of_adapters = 0;
         for source in &self.adapters {
             let numbers = adapter::describe(&source.dir)?.parameters;
@@ -94,8 +96,6 @@ impl SessionOptions {
         Ok(MemoryPlan::new(&needs, batch.max(1), peak_bytes().unwrap_or(0), memory_left()))
     }
 }
-
-impl SessionOptions {}
 
 impl MemoryPlan {
     fn new(needs: &Needs, batch: usize, process_bytes: u64, left_bytes: Option<u64>) -> MemoryPlan {

@@ -9,14 +9,16 @@
 use super::prompt_request::PromptRequest;
 use crate::error::{Context, Error, Result};
 use crate::files;
+use crate::progress;
 use serde_json::Value;
 use std::io::{BufRead, Read};
 use std::path::Path;
 
 /// Prompts for measurements, written for this project: `manifests/prompts_10.txt`.
 const BUILT_IN: &str = include_str!("../../manifests/prompts_10.txt");
-/// Name of the file of the built-in prompts in older guides; [`read`] accepts it.
-const MISSPELT: &str = "prompts_10..txt";
+/// Names of the file of the built-in prompts in older guides, with the directories in which these look for it; an empty
+/// list stands for any. Where there is no such file, [`read`] returns the built-in prompts.
+const OLDER_NAMES: [(&str, &[&str]); 2] = [("prompts_10..txt", &[]), ("prompts_10.txt", &["benchmarks", "manifests"])];
 /// Largest accepted prompts file in bytes.
 const FILE_LIMIT: u64 = 256 << 20;
 /// Largest accepted prompt of standard input, or line of a conversation, in bytes.
@@ -35,6 +37,8 @@ An object may also have settings of its request, which replace those of the opti
 frequency_penalty, logit_bias, bad_words, json_schema, grammar, regex, choice, add_special_tokens, normalize (nfc, nfd,
 nfkc, nfkd), raw (no chat template), and messages (a conversation) instead of prompt.";
 
+/// Advice for a prompts file that cannot be read.
+const PATH_HELP: &str = "check the path; `iec bench` and `iec verify` have built-in prompts if no file is named";
 /// Advice for a prompts file of another form.
 const FORM_HELP: &str = "`iec run --help` describes the forms of a prompts file";
 
@@ -60,12 +64,20 @@ pub fn read_requests(path: &Path) -> Result<Vec<PromptRequest>> {
 }
 
 fn read_as<T: From<String>>(path: &Path, entry: &dyn Fn(Value) -> Result<T>) -> Result<Vec<T>> {
-    if path.file_name().is_some_and(|name| name == MISSPELT) && !files::exists(path)? {
+    if is_older_name(path) && !files::exists(path)? {
+        progress::detail(0, || format!("note: {}: no such file; these are the built-in prompts", path.display()));
         return Ok(built_in().into_iter().map(T::from).collect());
     }
-    let text = files::read_text(path, FILE_LIMIT)?;
+    let text = files::read_text(path, FILE_LIMIT).help(PATH_HELP)?;
     let prompts = parse(text.trim_start_matches('\u{feff}'), entry).at(path).help(FORM_HELP)?;
     if prompts.is_empty() { Err(Error::corrupt("found no prompt").at(path).help(FORM_HELP)) } else { Ok(prompts) }
+}
+
+/// Returns true if older guides call the file of the built-in prompts by this path.
+fn is_older_name(path: &Path) -> bool {
+    let lies_in =
+        |dirs: &[&str]| path.parent().and_then(Path::file_name).is_some_and(|dir| dirs.iter().any(|d| dir == *d));
+    OLDER_NAMES.iter().any(|(name, dirs)| path.ends_with(name) && (dirs.is_empty() || lies_in(dirs)))
 }
 
 /// Reads one prompt of at most `PROMPT_LIMIT` bytes to its end, without the line break that `echo` adds.
@@ -217,6 +229,28 @@ mod tests {
         assert_eq!(read, ["one", "", "two\r"]);
         assert!(read_one(&b"\xff"[..]).unwrap_err().to_string().contains("invalid UTF-8"));
         assert_eq!(read_one(std::io::repeat(b'a')).unwrap_err().cause().exit_code(), 2);
+    }
+
+    #[test]
+    fn names_of_older_guides_stand_for_the_built_in_prompts() {
+        for (name, expected) in [
+            ("benchmarks/prompts_10.txt", true),
+            ("/opt/engine/benchmarks/prompts_10.txt", true),
+            ("manifests/prompts_10.txt", true),
+            ("prompts_10..txt", true),
+            ("elsewhere/prompts_10..txt", true),
+            ("prompts_10.txt", false),
+            ("elsewhere/prompts_10.txt", false),
+            ("benchmarks/prompts_11.txt", false),
+        ] {
+            assert_eq!(is_older_name(Path::new(name)), expected, "{name}");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let own = dir.path().join("benchmarks/prompts_10.txt");
+        assert_eq!(read(&own).unwrap(), built_in());
+        std::fs::create_dir(own.parent().unwrap()).unwrap();
+        std::fs::write(&own, "My prompt\n").unwrap();
+        assert_eq!(read(&own).unwrap(), ["My prompt"]);
     }
 
     #[test]

@@ -65,14 +65,69 @@ pub struct AgreementOptions {
     pub ref_dtype: RefDtype,
     /// Trace of another program, which replaces the prompts.
     pub trace: Option<PathBuf>,
+    /// Texts that the engine has generated already, which replace the prompts; none = the engine continues the prompts.
+    pub generated: Vec<GeneratedText>,
     /// Percentage of tokens that must agree; by default 100 for a pack of floats and 90 for a quantized one.
     pub min_agreement: Option<f64>,
     /// Adapters that the reference adds to the checkpoint, as the engine does: directories of PEFT with their factors.
     pub adapters: Vec<(PathBuf, f32)>,
 }
 
+/// Text that the engine generated greedily. It is compared as it is, so that the result is about this very text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GeneratedText {
+    /// Index of the prompt.
+    pub index: usize,
+    /// Text of the prompt, or a description of a synthetic one.
+    pub prompt: String,
+    /// All tokens before the first generated one.
+    pub ids: Vec<u32>,
+    /// Position in `ids` from which on they are the tokens of `prompt`; `None` for a prompt without a text.
+    pub encoded_from: Option<usize>,
+    /// Generated tokens.
+    pub generated: Vec<u32>,
+}
+
+impl GeneratedText {
+    fn traced(&self) -> TracedText {
+        let steps = self.generated.iter().map(|id| TracedStep { id: *id, top: Vec::new() }).collect();
+        TracedText { index: self.index, prompt: self.prompt.clone(), ids: self.ids.clone(), steps }
+    }
+}
+
 impl AgreementOptions {
-    fn rules(&self, engine: &Engine) -> Result<Rules> {
+    /// Checks the numbers.
+    ///
+    /// # Errors
+    /// A number is out of range; the error names it.
+    pub fn check(&self) -> Result<()> {
+        if self.max_new == 0 || self.topk == 0 {
+            return Err(Error::usage("--max-new or --topk: found 0, expected at least 1")
+                .help("give a number of at least 1, or leave the option out"));
+        }
+        if let Some(tolerance) = self.logits_tol.filter(|tolerance| !(tolerance.is_finite() && *tolerance >= 0.0)) {
+            return Err(Error::usage(format!("--logits-tol: found {tolerance}, expected a number of at least 0"))
+                .help("leave --logits-tol and HF_LOGITS_TOL out for the usual tolerance of the precision"));
+        }
+        if let Some(percent) = self.min_agreement.filter(|percent| !(0.0..=100.0).contains(percent)) {
+            return Err(Error::usage(format!("--min-agreement: found {percent}, expected 0 to 100"))
+                .help("give a percentage, or leave --min-agreement out"));
+        }
+        Ok(())
+    }
+
+    /// Opens the checkpoint, so that a mistake in its name is found before a model is opened or measured.
+    ///
+    /// # Errors
+    /// The checkpoint cannot be read, or the reference does not compute models of its kind.
+    pub fn check_reference(&self) -> Result<()> {
+        self.hf_dir.as_deref().map_or(Ok(()), |dir| {
+            checkpoint_tokenizer(dir)?;
+            open_reference(dir, self.ref_dtype).map(drop)
+        })
+    }
+
+    fn rules(&self, engine: &Engine) -> Rules {
         let rounded = match self.ref_dtype {
             RefDtype::Bf16 => Precision::Bf16,
             RefDtype::F32 | RefDtype::F64 => engine.precision(),
@@ -84,21 +139,14 @@ impl AgreementOptions {
             Precision::Fp16 => 0.03,
             _ => 0.25,
         };
-        let logits_tol = self.logits_tol.unwrap_or(usual);
-        if !(logits_tol.is_finite() && logits_tol >= 0.0) {
-            return Err(Error::usage(format!("--logits-tol: found {logits_tol}, expected a number of at least 0")));
-        }
-        Ok(Rules { topk: self.topk, logits_tol })
+        Rules { topk: self.topk, logits_tol: self.logits_tol.unwrap_or(usual) }
     }
 
     /// Returns the percentage of the tokens that must agree, and true if every logit must agree, too.
-    fn required(&self, reader: &IebinReader) -> Result<(f64, bool)> {
+    fn required(&self, reader: &IebinReader) -> (f64, bool) {
         let exact = !is_quantized(reader);
         let percent = self.min_agreement.unwrap_or(if exact { 100.0 } else { QUANTIZED_AGREEMENT });
-        if !(0.0..=100.0).contains(&percent) {
-            return Err(Error::usage(format!("--min-agreement: found {percent}, expected 0 to 100")));
-        }
-        Ok((percent, exact && self.min_agreement.is_none()))
+        (percent, exact && self.min_agreement.is_none())
     }
 }
 
@@ -281,9 +329,11 @@ impl Agreement {
     /// # Errors
     /// The trace or the checkpoint cannot be read or run, or the engine fails. Differences are not errors.
     pub fn texts(&mut self, pack: &mut RunningPack<'_>, options: &AgreementOptions) -> Result<()> {
+        options.check()?;
+        options.check_reference()?;
         let RunningPack { engine, tokenizer, reader, name } = pack;
-        let rules = options.rules(engine)?;
-        let (percent, exact) = options.required(reader)?;
+        let rules = options.rules(engine);
+        let (percent, exact) = options.required(reader);
         self.compared = Some(Compared {
             model: name.to_string(),
             architecture: engine.config().architecture.clone(),
@@ -297,16 +347,26 @@ impl Agreement {
         });
         let texts = match &options.trace {
             Some(trace) => Trace::read(trace)?.texts,
+            None if !options.generated.is_empty() => options.generated.iter().map(GeneratedText::traced).collect(),
             None => continuations(engine, tokenizer, &options.prompts, options.max_new)?,
         };
         let checkpoint = options.hf_dir.as_deref().map(checkpoint_tokenizer).transpose()?;
-        for text in &texts {
+        for (i, text) in texts.iter().enumerate() {
+            let generated = options.generated.get(i).filter(|_| options.trace.is_none());
+            if let Some(GeneratedText { encoded_from: None, .. }) = generated {
+                // A synthetic prompt consists of tokens; there is no text that tokenizers could encode differently.
+                self.prompt(text.index, &text.prompt, &text.ids, &text.ids);
+                continue;
+            }
             // The expected tokens of a prompt come from the checkpoint's tokenizer, or without one from the trace.
             let theirs = match &checkpoint {
                 Some(tokenizer) => tokenizer.encode(&text.prompt)?,
                 None => text.ids.clone(),
             };
-            let ours = tokenizer.encode(&text.prompt)?;
+            let ours = match generated.and_then(|text| text.ids.get(text.encoded_from?..)) {
+                Some(ids) => ids.to_vec(),
+                None => tokenizer.encode(&text.prompt)?,
+            };
             let traced = options.trace.is_some();
             self.prompt(text.index, &text.prompt, if traced { &text.ids } else { &ours }, &theirs);
             if traced && ours != theirs {
@@ -399,15 +459,27 @@ fn against_trace(engine: &mut Engine, texts: &[TracedText], rules: &Rules, found
 
 /// Returns an error, because this build does not contain the reference.
 #[cfg(not(feature = "reference"))]
-fn against_reference(
-    _: &mut RunningPack<'_>,
-    _: &Path,
-    _: &[TracedText],
-    _: &AgreementOptions,
-    _: &mut Agreement,
-) -> Result<()> {
+fn open_reference(_: &Path, _: RefDtype) -> Result<()> {
     Err(Error::engine("this build has no reference to run checkpoints with")
         .help("build it with its default features, or compare with a --trace of another build and without --hf-dir"))
+}
+
+/// Returns the error of [`open_reference`].
+#[cfg(not(feature = "reference"))]
+fn against_reference(
+    _: &mut RunningPack<'_>,
+    dir: &Path,
+    _: &[TracedText],
+    options: &AgreementOptions,
+    _: &mut Agreement,
+) -> Result<()> {
+    open_reference(dir, options.ref_dtype)
+}
+
+/// Opens the reference of a checkpoint; reads the configuration and the headers of the weights.
+#[cfg(feature = "reference")]
+fn open_reference(dir: &Path, dtype: RefDtype) -> Result<Reference> {
+    Reference::open(dir, dtype)
 }
 
 /// Compares the pack, or the pack and a trace, with the reference.
@@ -419,10 +491,10 @@ fn against_reference(
     options: &AgreementOptions,
     found: &mut Agreement,
 ) -> Result<()> {
-    let rules = &options.rules(pack.engine)?;
+    let rules = &options.rules(pack.engine);
     let read = |(dir, factor): &(PathBuf, f32)| Ok((adapter::read(dir, pack.engine.config())?, *factor));
     let adapters = options.adapters.iter().map(read).collect::<Result<_>>()?;
-    let reference = Reference::open(dir, options.ref_dtype)?.with_adapters(adapters);
+    let reference = open_reference(dir, options.ref_dtype)?.with_adapters(adapters);
     let traced = options.trace.is_some();
     let (vocab, expected) = (pack.engine.config().vocab, reference.vocab());
     if vocab != expected {

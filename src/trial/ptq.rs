@@ -155,6 +155,7 @@ impl Ptq {
         let calibration = options.calibration.as_deref().map(Calibration::open).transpose()?;
         let judges_answers = options.judges_answers(calibration.as_ref())?;
         let weights = options.model.weights()?;
+        selection.note_options_without_effect(&weights.tensors());
         if options.budget.is_some() && options.on_failure != OnFailure::Refuse && options.max_bits.is_none() {
             return Err(Error::usage("--keep-failing with --target-bpw or --target-size needs --max-bpw")
                 .help("add --max-bpw X and --gate-text FILE, or leave out --keep-failing"));

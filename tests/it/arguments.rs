@@ -182,6 +182,114 @@ fn commands_of_similar_programs_are_answered_with_ours() {
 }
 
 #[test]
+fn every_error_has_a_next_step() {
+    let (dir, checkpoint) = (tempfile::tempdir().unwrap(), fixture("stories260k").display().to_string());
+    let (pack, out) = (pack().display().to_string(), dir.path().join("out").display().to_string());
+    let cases: [(&[&str], &str); 10] = [
+        (&["pack", &checkpoint, "--q4-map", "nope.json", "--out-dir", &out], "iec ptq --out MANIFEST"),
+        (&["bench", &pack, "--prompts-file", "nope.txt"], "have built-in prompts"),
+        (&["bench", &pack, "--expected-tokens", "nope.json"], "iec run --trace-ids"),
+        (&["bench", &pack, "--runs", "0"], "iec help COMMAND"),
+        (&["run", &pack, "-p", "a", "--ctx", "100000"], "leave --ctx out"),
+        (&["ptq", &checkpoint, "--scheme", "q4_0", "--group-size", "row", "--out", &out], "choose scheme int4"),
+        (&["q4", &checkpoint, "--out-dir", &out, "--model-dir", &pack], "iec help COMMAND"),
+        (&["inspect", "nope"], "check the path"),
+        (&["ptq", &checkpoint, "--bits", "4", "--out", "no/such/dir/m.json"], "check the path"),
+        (&["run", &pack, "-p", "a", "--batch", "0"], "iec help COMMAND"),
+    ];
+    for (words, expected) in cases {
+        let output = iec().args(words).current_dir(dir.path()).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        let help = stderr.lines().find(|line| line.starts_with("help: ")).unwrap_or_default();
+        assert!(!output.status.success() && help.contains(expected), "{words:?}: {stderr}");
+    }
+}
+
+#[test]
+fn options_that_select_nothing_are_noted() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = |name: &str| dir.path().join(name).display().to_string();
+    let (manifest, q4, pack) = (out("m.json"), out("q4"), out("pack"));
+    let cases: [(&[&str], &str); 5] = [
+        (&["q4", "--include-lm-head", "--out-dir", &q4], "--include-lm-head has no effect: the output matrix is tied"),
+        (
+            &["ptq", "--include-lm-head", "--out", &manifest],
+            "--include-lm-head has no effect: the output matrix is tied",
+        ),
+        (&["ptq", "--overwrite", "--exclude", "nothing", "--out", &manifest], "--exclude nothing has no effect"),
+        (&["ptq", "--overwrite", "--gate", "cosine=0.9999", "--force", "--out", &manifest], ""),
+        (&["pack", "--dry-run", "--q4-map", &manifest, "--out-dir", &pack], "the gate refused this quantization"),
+    ];
+    for (words, expected) in cases {
+        let output = iec().args(words).arg("--hf-dir").arg(fixture("stories260k")).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(stderr.matches(expected).count().min(1), 1, "{words:?}: {stderr}");
+    }
+}
+
+#[test]
+fn names_and_values_of_similar_programs_and_of_the_predecessor_get_a_tip() {
+    let cases: [(&[&str], &str); 28] = [
+        (&["hf_to_iebin"], "iec pack CHECKPOINT"),
+        (&["hf_to_iebin.py"], "iec pack CHECKPOINT"),
+        (&["scripts/hf_to_iebin_stream_pt.py"], "iec pack CHECKPOINT"),
+        (&["ptq_from_hf"], "iec ptq CHECKPOINT"),
+        (&["ptq-from-bin"], "iec ptq --model-dir PACK"),
+        (&["gen_q4_bytes_stream"], "iec q4 CHECKPOINT"),
+        (&["append_q4_attn_from_hf.py"], "--append-attn"),
+        (&["run_quant_and_dedup.sh"], "iec dedup"),
+        (&["rebuild_dedup_and_quant"], "--restore"),
+        (&["make_tensor_map_from_iejson"], "iec tensor-map"),
+        (&["verify_hf_generation_ids"], "iec verify"),
+        (&["build-cuda"], "cargo build"),
+        (&["build"], "cargo build"),
+        (&["bench-report"], "--report-root"),
+        (&["inference-engine"], "iec run"),
+        (&["update"], "nothing updates itself"),
+        (&["serve", "--tp", "2"], "--device cuda:0,1"),
+        (&["serve", "--tensor-parallel-size=2"], "--device cuda:0,1"),
+        (&["serve", "--served-model-name", "x"], "--model NAME=MODEL"),
+        (&["run", "--image", "x.png"], "only texts are read"),
+        (&["run", "--mmproj", "x"], "only texts are read"),
+        (&["serve", "--jinja"], "always rendered"),
+        (&["serve", "--api-key", "secret"], "IEC_API_KEY"),
+        (&["run", "--prompt", "x", "--rounds", "2"], "iec bench"),
+        (&["run", "-n", "-1"], "there is no number for `unlimited`"),
+        (&["run", "--seed", "-1"], "leave --seed out"),
+        (&["chat", "-c", "-1"], "leave --ctx out"),
+        (&["run", "-ngl", "all"], "leave --gpu-layers out"),
+    ];
+    for (words, expected) in cases {
+        let output = iec().args(words).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && stderr.contains(expected), "{words:?}: {stderr}");
+    }
+}
+
+#[test]
+fn shells_complete_the_fixed_values_of_options_and_files_for_paths_only() {
+    let script = String::from_utf8(iec().args(["completions", "bash"]).output().unwrap().stdout).unwrap();
+    let run = script.split("iec__subcmd__run)").nth(1).or_else(|| script.split("iec__run)").nth(1)).unwrap();
+    let run = run.split("\n        iec__").next().unwrap();
+    let after = |option: &str| {
+        let rest = run.split(&format!("{option})\n")).nth(1).unwrap_or_else(|| panic!("{option}: {run}"));
+        rest.split(";;").next().unwrap().to_string()
+    };
+    for (option, word) in [
+        ("--precision", "int4w"),
+        ("--device", "cuda"),
+        ("--kv", "fp8"),
+        ("--attention", "reference"),
+        ("--think", "fold"),
+    ] {
+        assert!(after(option).contains("compgen -W") && after(option).contains(word), "{option}: {}", after(option));
+    }
+    for (option, files) in [("--max-new", false), ("--seed", false), ("--tokenizer", true), ("--model-dir", true)] {
+        assert_eq!(after(option).contains("compgen -f"), files, "{option}: {}", after(option));
+    }
+}
+
+#[test]
 fn groups_of_options_in_the_short_help_do_not_run_into_each_other() {
     let help = |option: &str| String::from_utf8(iec().args(["run", option]).output().unwrap().stdout).unwrap();
     let (short, long) = (help("-h"), help("--help"));
@@ -223,6 +331,20 @@ fn the_prompts_file_of_older_guides_is_built_in() {
         .unwrap();
     let line: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(line["prompts_count"], 10);
+    assert!(String::from_utf8(output.stderr).unwrap().contains("these are the built-in prompts"));
+}
+
+#[test]
+fn the_variable_of_the_log_level_does_not_set_the_format_of_the_server_s_log() {
+    for (name, value, format) in
+        [("IEC_LOG", "info", "text"), ("IEC_LOG", "debug", "text"), ("IEC_LOG_FORMAT", "json", "json")]
+    {
+        let output = iec().args(["serve", "--check"]).arg(pack()).env(name, value).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(0), "{name}={value}: {stderr}");
+        let line: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(line["settings"]["log"], format, "{name}={value}");
+    }
 }
 
 #[test]
@@ -230,18 +352,71 @@ fn variables_of_the_predecessor_verify_after_bench_and_check_tokens() {
     let dir = tempfile::tempdir().unwrap();
     let wrong = dir.path().join("wrong.json");
     std::fs::write(&wrong, "[[1]]").unwrap();
-    let bench = |variables: &[(&str, &std::path::Path)]| {
-        let mut iec = iec();
-        iec.args(["bench", "--max-new", "2", "--model-dir"]).arg(pack()).envs(variables.iter().copied());
-        let output = iec.output().unwrap();
-        (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
-    };
-    let checkpoint = fixture("stories260k");
-    let (code, stderr) = bench(&[("VERIFY", "1".as_ref()), ("HF_DIR", &checkpoint)]);
-    assert!(code == 0 && stderr.contains("320 compared: 320 the same"), "{stderr}");
-    let (code, stderr) = bench(&[("VERIFY_HF_IDS", "1".as_ref())]);
+    let (code, _, stderr) = verified_bench(&[], &[("VERIFY_HF_IDS", "1"), ("HF_DIR", "")]);
     assert!(code == 2 && stderr.contains("--hf-dir"), "{stderr}");
-    assert_eq!(bench(&[("VERIFY", "0".as_ref())]).0, 0);
-    let (code, stderr) = bench(&[("EXPECTED_TOKENS", &wrong)]);
+    assert_eq!(verified_bench(&[], &[("VERIFY", "0")]).0, 0);
+    let (code, _, stderr) = verified_bench(&[], &[("VERIFY", "0"), ("EXPECTED_TOKENS", wrong.to_str().unwrap())]);
     assert!(code == 4 && stderr.contains("differ from the expected tokens"), "{stderr}");
+}
+
+/// Runs `iec bench` with the checkpoint in HF_DIR and VERIFY=1, which `variables` may replace.
+fn verified_bench(options: &[&str], variables: &[(&str, &str)]) -> (i32, String, String) {
+    let checkpoint = fixture("stories260k");
+    let mut iec = iec();
+    iec.args(["bench", "--max-new", "2"]).args(options).arg("--model-dir").arg(pack());
+    iec.env("VERIFY", "1").env("HF_DIR", checkpoint).envs(variables.iter().copied());
+    let output = iec.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn bench_verifies_the_texts_that_it_measured() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "one prompt").unwrap();
+    let one = ("PROMPTS", file.path().to_str().unwrap());
+    struct Case<'a> {
+        options: &'a [&'a str],
+        variables: &'a [(&'a str, &'a str)],
+        prompts: usize,
+        steps: usize,
+    }
+    let cases = [
+        Case { options: &[], variables: &[], prompts: 10, steps: 20 },
+        Case { options: &[], variables: &[one], prompts: 1, steps: 2 },
+        Case { options: &["--runs", "2", "--rounds", "2"], variables: &[one], prompts: 1, steps: 2 },
+        Case { options: &["--depth", "9", "--aggregate"], variables: &[one], prompts: 1, steps: 2 },
+        Case { options: &["--prompt-len", "12", "--batch", "3"], variables: &[one], prompts: 3, steps: 6 },
+    ];
+    for Case { options, variables, prompts, steps } in cases {
+        let notes = [variables, &[("IE_L3_BYTES", "1")]].concat();
+        let (code, _, stderr) = verified_bench(options, &notes);
+        let same = format!("{prompts} of {prompts} have the same tokens");
+        let compared = format!("{steps} compared: {steps} the same");
+        assert!(code == 0 && stderr.contains(&same) && stderr.contains(&compared), "{options:?}: {stderr}");
+        // The model is opened once, so its notes appear once.
+        assert_eq!(stderr.matches("IE_L3_BYTES").count(), 1, "{stderr}");
+    }
+    // The texts are compared in the precision that was measured.
+    let (_, _, stderr) = verified_bench(&["--precision", "bf16"], &[one]);
+    assert!(stderr.contains("up to 0.25 counts as rounding"), "{stderr}");
+}
+
+#[test]
+fn variables_of_the_comparison_are_checked_before_the_measurement() {
+    let cases = [
+        ("HF_DTYPE", "fp16", 2, "the value comes from the environment variable HF_DTYPE"),
+        ("HF_TOPK", "abc", 2, "the value comes from the environment variable HF_TOPK"),
+        ("HF_TOPK", "0", 2, "expected at least 1"),
+        ("HF_LOGITS_TOL", "nan", 2, "HF_LOGITS_TOL"),
+        ("HF_LOGITS_TOL", "-1", 2, "HF_LOGITS_TOL"),
+        ("HF_DIR", "/nowhere/x", 1, "environment variable HF_DIR"),
+    ];
+    for (name, value, expected, said) in cases {
+        let (code, stdout, stderr) = verified_bench(&[], &[(name, value)]);
+        assert!(code == expected && stdout.is_empty(), "{name}={value}: {code} {stdout} {stderr}");
+        assert!(stderr.contains(said) && stderr.matches("error:").count() == 1, "{name}={value}: {stderr}");
+    }
+    // Without the comparison they have no effect.
+    assert_eq!(verified_bench(&[], &[("VERIFY", "0"), ("HF_TOPK", "abc")]).0, 0);
 }

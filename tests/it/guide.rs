@@ -1,13 +1,14 @@
-//! Runs the commands of each page of the guide from top to bottom, as a reader does, in a directory where the models and
-//! files that the page assumes are small ones of the same kind. What a command of the page writes is not there before.
+//! Runs the commands of each page of the guide from top to bottom, as a reader does, in a directory where the models
+//! and files that the page assumes are small ones of the same kind. What a command of the page writes is not there
+//! before.
 
 use crate::common::{fixture, iec};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Mutex;
 
-/// Pages with commands, except adapters.md, whose adapters tests/it/adapters.rs has, and monitoring.md, which is about a
-/// feature that the usual build does not have.
+/// Pages with commands, except adapters.md, whose adapters tests/it/adapters.rs has, and monitoring.md, which is about
+/// a feature that the usual build does not have.
 const PAGES: &[&str] = &[
     "predecessor.md",
     "checkpoints.md",

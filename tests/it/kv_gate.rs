@@ -1,9 +1,10 @@
-//! Tests `iec eval --kv-gate`: the verdict about a type of the KV cache is kept beside the pack, and `iec run` knows
-//! it.
+//! Tests `iec eval --kv-gate`: the verdict about a type of the KV cache is kept beside the pack, and all commands that
+//! run the model know it.
 
 use crate::common::{iec, packed};
 use std::path::Path;
 use std::process::Output;
+use std::time::Duration;
 
 const TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/text/heldback_sherlock_40k.txt");
 const FILE: &str = "model.ie.kv.json";
@@ -24,7 +25,7 @@ fn run(pack: &Path, options: &[&str]) -> (i32, String) {
 }
 
 #[test]
-fn a_kv_type_that_raises_the_perplexity_is_refused_by_run_for_this_pack() {
+fn a_kv_type_that_raises_the_perplexity_is_refused_for_this_pack() {
     // Heads of 8 values lose much with 4 bits and nothing with 8.
     let pack = packed("stories260k");
     let pack = pack.path();
@@ -46,8 +47,26 @@ fn a_kv_type_that_raises_the_perplexity_is_refused_by_run_for_this_pack() {
         let (code, stderr) = run(pack, options);
         assert!(code == 0 && !stderr.contains("was not measured"), "{stderr}");
     }
-    // The other measurements need the type that is judged.
+    // Measuring again is possible, and every command that only uses the type refuses it in the same words.
     assert_eq!(eval(pack, "int4").0, 4);
+    let commands: [&[&str]; 8] = [
+        &["run", "--prompt", "Once"],
+        &["run", "--plan"],
+        &["chat", "--prompt", "Once", "--chat-template", "chatml"],
+        &["bench", "--max-new", "1"],
+        &["eval", "--text", TEXT, "--windows", "1"],
+        &["verify", "--hf-dir", concat!(env!("CARGO_MANIFEST_DIR"), "/assets/stories260k"), "--max-new", "1"],
+        &["serve", "--check"],
+        &["serve", "--port", "0"],
+    ];
+    for command in commands {
+        let mut command_line = iec();
+        command_line.args(command).args(["--kv", "int4"]).arg(pack).timeout(Duration::from_secs(60));
+        let output = command_line.output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        let refused = output.status.code() == Some(4) && stderr.contains("% higher than with --kv f32");
+        assert!(refused && stderr.contains("help: use --kv f32"), "{command:?}: {:?} {stderr}", output.status);
+    }
 
     let (file, text) = (pack.join(FILE), std::fs::read_to_string(pack.join(FILE)).unwrap());
     let planted = |from: &str, to: &str| {

@@ -192,6 +192,32 @@ fn a_changed_source_is_packed_again_and_replaces_its_entry() {
 }
 
 #[test]
+fn a_pack_or_a_gguf_file_of_floats_is_quantized_for_a_quantized_precision() {
+    let (cache, pack) = (Cache::new(), packed(STORIES));
+    let gguf = cache.dir.path().join("stories.gguf");
+    iec().args(["export-gguf", "--out"]).arg(&gguf).arg("--model-dir").arg(pack.path()).assert().success();
+    for (precision, sources) in [("int4", &[pack.path(), &gguf][..]), ("int8", &[pack.path()])] {
+        let options = ["--precision", precision];
+        // The same floats give the same codes wherever they come from.
+        let expected = cache.run(&fixture(STORIES), &options).out;
+        for source in sources {
+            let first = cache.run(source, &options);
+            assert!(first.code == 0 && first.err.contains("matrices pass the gate"), "{precision}: {}", first.err);
+            let again = cache.run(source, &options);
+            assert!(again.code == 0 && !again.err.contains(PACKED), "{precision}: {}", again.err);
+            assert_eq!((&first.out, &again.out), (&expected, &expected), "{precision} {}", source.display());
+        }
+    }
+    // Without a precision, the pack itself runs.
+    let plain = cache.run(pack.path(), &[]);
+    assert!(plain.out == self::expected(STORIES) && !plain.err.contains(PACKED), "{}", plain.err);
+    // Weights that are quantized already are not quantized again.
+    let quantized = cache.list().iter().find(|entry| entry["weights"] == "int4").unwrap()["dir"].clone();
+    let refused = cache.run(Path::new(quantized.as_str().unwrap()), &["--precision", "int8"]);
+    assert!(refused.code == 5 && refused.err.contains("precision `int8` is not available"), "{}", refused.err);
+}
+
+#[test]
 fn a_quantized_precision_quantizes_a_float_checkpoint_under_the_gate() {
     let cache = Cache::new();
     for (precision, weights, is_new) in

@@ -83,6 +83,10 @@ fn prompts_and_texts_of_strangers_do_not_become_markup() {
     assert_eq!(files(&root, "jsonl").len(), 1);
     bench(&["--max-new", "1"]).env("REPORT_ROOT", &root).assert().success();
     assert_eq!((files(&root, "jsonl").len(), files(&root, "html").len()), (2, 2));
+    // `REPORT=1` asks for a report and says where it is.
+    let noted = bench(&["--max-new", "1"]).current_dir(dir.path()).env("REPORT", "1").assert().success();
+    assert!(String::from_utf8_lossy(&noted.get_output().stderr).contains("report: reports/"));
+    assert_eq!(files(&root, "jsonl").len(), 3);
 }
 
 #[test]

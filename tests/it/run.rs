@@ -250,9 +250,38 @@ fn refused(code: i32, args: &[&str], dir: &Path) -> String {
 }
 
 #[test]
+fn without_a_model_run_and_chat_use_the_embedded_one_and_say_so() {
+    let (empty, temporary, pack) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), packed("stories260k"));
+    let of = |args: &[&str]| {
+        let mut command = iec();
+        command.args(args).current_dir(empty.path()).env("TMPDIR", temporary.path()).write_stdin("");
+        let output = command.output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    let prompt = ["--prompt", "Once upon a time", "--max-new", "6"];
+    let named = of(&[&["run", pack.path().to_str().unwrap()][..], &prompt].concat());
+    assert!(!named.2.contains("embedded"), "{named:?}");
+    let cases: [(&[&str], &str); 4] = [
+        (&["run"], &named.1),
+        (&["run", "--chat", "--greedy"], &named.1),
+        (&["chat", "--greedy"], &named.1),
+        (&["run", "--plan"], "memory"),
+    ];
+    for (command, expected) in cases {
+        let (code, stdout, stderr) = of(&[command, &prompt].concat());
+        assert!(code == Some(0) && stderr.contains("note: no model named; "), "{command:?}: {stderr}");
+        assert!(stdout.contains(expected), "{command:?}: {stdout} {stderr}");
+    }
+    let left: Vec<_> = std::fs::read_dir(temporary.path()).unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
+    // A model that was named and is missing is another matter.
+    iec().args(["run", "--prompt", "x"]).env("MODEL_DIR", "nowhere").current_dir(empty.path()).assert().code(3);
+}
+
+#[test]
 fn failures_have_their_exit_codes_and_name_the_culprit() {
     let pack = packed("stories260k");
-    let empty = tempfile::tempdir().unwrap();
     struct Case {
         code: i32,
         args: &'static [&'static str],
@@ -263,7 +292,6 @@ fn failures_have_their_exit_codes_and_name_the_culprit() {
         Case { code: 3, args: &["--model-json", "none.json"], said: "none.json" },
         Case { code: 3, args: &["--model-bin", "none.bin"], said: "none.bin" },
         Case { code: 3, args: &["--tokenizer", "none.json"], said: "none.json" },
-        Case { code: 5, args: &["--precision", "int4"], said: "int4" },
         Case { code: 5, args: &["--device", "ze"], said: "docs/decisions/0010" },
         Case { code: 2, args: &["--precision", "int3"], said: "int3" },
         Case { code: 2, args: &["--pretranspose", "some"], said: "--pretranspose" },
@@ -292,7 +320,6 @@ fn failures_have_their_exit_codes_and_name_the_culprit() {
         let said = refused(case.code, case.args, pack.path());
         assert!(said.contains(case.said), "{:?}: {said}", case.args);
     }
-    assert!(refused(3, &[], empty.path()).contains("no model named"));
     let wrong = iec().arg("run").env("IE_PRECISION", "int9").current_dir(pack.path()).write_stdin("x").assert().code(2);
     assert!(String::from_utf8_lossy(&wrong.get_output().stderr).contains("IE_PRECISION"));
 }

@@ -5,7 +5,7 @@
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
-use clap::{Arg, ArgAction, ArgMatches, Command, Error};
+use clap::{Arg, ArgAction, ArgMatches, Command, Error, ValueHint};
 use std::ffi::OsString;
 
 /// Heading of the options that every command takes.
@@ -42,8 +42,8 @@ const ONE_DASH: [(&str, &str); 8] = [
 const GROUPS: [(&str, &str); 3] = [
     (
         "Input",
-        "model_dir model_json model_bin tokenizer prompt prompts_file prompt_len chat system raw chat_template \
-         chat_template_kwargs load text kl_ref hf_dir trace hashes key check compare",
+        "model_dir model_json model_bin tokenizer prompt one_prompt prompts_file prompt_len chat system raw \
+         chat_template chat_template_kwargs load text kl_ref hf_dir trace hashes key check compare",
     ),
     ("Measurement", "ref_precision windows loglikelihood choices exact_match few_shot limit regex no_bos"),
     (
@@ -119,6 +119,9 @@ pub fn words(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     replaced.collect()
 }
 
+/// Parts of the names of values that are paths; shells complete these with names of files.
+const PATHS: [&str; 10] = ["FILE", "DIR", "PATH", "PACK", "MODEL", "CHECKPOINT", "STATS", "MANIFEST", "BASE", ".jsonl"];
+
 /// Returns the command with short forms, hidden names, and both forms of help.
 pub fn arranged(command: Command) -> Command {
     command.mut_args(|arg| spelled(arg, &[])).mut_args(brief).mut_subcommands(|command| {
@@ -145,7 +148,7 @@ pub fn arranged(command: Command) -> Command {
 /// Adds the short form and the hidden names of an option, except those in `longs`, which other options of the command
 /// have. A value may be a negative number: its error then names the expected values.
 fn spelled(arg: Arg, longs: &[String]) -> Arg {
-    let arg = if arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg };
+    let arg = if arg.get_action().takes_values() { with_hint(arg.allow_negative_numbers(true)) } else { arg };
     match SPELLINGS.iter().find(|(id, ..)| arg.get_id() == id && !arg.is_positional()) {
         Some((_, short, names)) => {
             let free = names.iter().filter(|name| !longs.iter().any(|long| long == *name));
@@ -153,6 +156,15 @@ fn spelled(arg: Arg, longs: &[String]) -> Arg {
             short.map_or(arg.clone(), |short| arg.short(short))
         }
         None => arg,
+    }
+}
+
+/// Tells shells not to offer files for the value of an option that is no path.
+fn with_hint(arg: Arg) -> Arg {
+    let names = arg.get_value_names().unwrap_or_default();
+    match names.is_empty() || names.iter().any(|name| PATHS.iter().any(|part| name.contains(part))) {
+        true => arg,
+        false => arg.value_hint(ValueHint::Other),
     }
 }
 

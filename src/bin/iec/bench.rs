@@ -14,6 +14,7 @@ use iec::report::measurement::compare::compare;
 use iec::report::measurement::{Line, Measurement};
 use iec::report::table::Table;
 use iec::session::{Session, Speculation, prompts};
+use iec::trial::agreement::AgreementOptions;
 use iec::units;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -35,6 +36,9 @@ pub struct Args {
     /// Prompts to continue (forms: see below) [env: PROMPTS] [default: ten built-in prompts]
     #[arg(long, value_name = "FILE")]
     prompts_file: Option<PathBuf>,
+    /// Continue this text only
+    #[arg(id = "one_prompt", long = "prompt", value_name = "TEXT", conflicts_with_all = ["prompts_file", "prompt_len"])]
+    prompt: Option<String>,
     /// Use synthetic prompts of N tokens, one per text of the batch, instead of --prompts-file or the built-in prompts
     #[arg(long, value_name = "N", value_parser = units::parse_count, conflicts_with = "prompts_file")]
     prompt_len: Option<usize>,
@@ -75,8 +79,8 @@ pub struct Args {
     /// {"prompt_id": [ids]}
     #[arg(long, value_name = "FILE", env = "EXPECTED_TOKENS")]
     expected_tokens: Option<PathBuf>,
-    /// After the measurement, compare the pack with its checkpoint (--hf-dir) as `iec verify` does (exit code 4 if they
-    /// differ)
+    /// After the measurement, compare the measured texts with the checkpoint (--hf-dir) as `iec verify` does (exit code
+    /// 4 if they differ)
     #[arg(long, env = "VERIFY", value_parser = FalseyValueParser::new())]
     verify: bool,
     /// The original checkpoint, for --verify
@@ -93,8 +97,8 @@ pub struct Args {
     performance_md: Option<PathBuf>,
     /// Compare two reports instead of measuring; say whether B is slower than A (exit code 4 if so)
     #[arg(long, num_args = 2, value_names = ["A.jsonl", "B.jsonl"],
-          conflicts_with_all = ["prompts_file", "prompt_len", "profile", "aggregate", "expected_tokens", "html",
-                                "performance_md"])]
+          conflicts_with_all = ["prompts_file", "one_prompt", "prompt_len", "profile", "aggregate", "html",
+                                "expected_tokens", "performance_md"])]
     compare: Option<Vec<PathBuf>>,
     /// Percent by which B may be slower than A without a failure
     #[arg(long, value_name = "PERCENT", default_value_t = 2.0, requires = "compare", value_parser = percent)]
@@ -120,19 +124,18 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     if let Some([a, b]) = args.compare.as_deref() {
         return print_comparison(a, b, args.tolerance / 100.0, global);
     }
-    if args.verify && (args.hf_dir.is_none() || !args.model.is_named()?) {
-        return Err(Error::usage("--verify: found no pack and checkpoint to compare, expected both")
-            .help("name them with --model-dir DIR and --hf-dir DIR (MODEL_DIR and HF_DIR)"));
-    }
+    let comparison = args.comparison()?;
     args.report.prepare()?;
     let inputs = args.model.inputs().files([&args.prompts_file, &args.expected_tokens].into_iter().flatten());
     let rules = Rules { inputs: &inputs, overwrite: true, stdout: false };
     let document = args.performance_md.as_deref().map(|path| Target::check(path, rules)).transpose()?;
     let json = args.json || !std::io::stdout().is_terminal();
-    let mut measurement = measure(&args, global, |line| if json { console::print_json(line) } else { Ok(()) })?;
+    let (mut session, options) = args.ready(global)?;
+    let each = |line: &Line| if json { console::print_json(line) } else { Ok(()) };
+    let mut measurement = bench(&mut session, &options, each)?;
     args.report.save(&mut measurement, global)?;
     document.map_or(Ok(()), |document| measurement.merge_into(&document))?;
-    let lines = measurement.lines;
+    let Measurement { lines, texts: generated, .. } = measurement;
     global.note(table(&lines));
     lines.iter().filter_map(|line| line.stages.as_ref()).for_each(|stages| global.note_stages(stages));
     let wrong = lines.iter().flat_map(|line| &line.prompts).filter(|prompt| prompt.expected_ok == Some(false)).count();
@@ -142,19 +145,14 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
             .help("with --json, these texts have `expected_ok`: false, and `mismatch_index` is the first other token")),
         _ => Ok(()),
     }?;
-    match args.hf_dir {
-        Some(hf_dir) if args.verify => verify::after_bench(args.model, hf_dir, args.prompts_file, global),
-        _ => Ok(()),
-    }
+    comparison.map_or(Ok(()), |comparison| {
+        verify::after_bench(&mut session, &AgreementOptions { generated, ..comparison }, global)
+    })
 }
 
 /// Runs the measurement of `args`; `each` is called with every line of the report as soon as it is measured.
 pub fn measure(args: &Args, global: &Global, each: impl FnMut(&Line) -> Result<()>) -> Result<Measurement> {
-    let options = args.options()?;
-    options.validate()?;
-    let mut session = args.open(global)?;
-    // With a progress bar, prompts would be read in smaller steps, and drawing would take part of the measured time.
-    iec::progress::set_quiet(true);
+    let (mut session, options) = args.ready(global)?;
     bench(&mut session, &options, each)
 }
 
@@ -167,13 +165,34 @@ fn print_comparison(a: &Path, b: &Path, tolerance: f64, global: &Global) -> Resu
 }
 
 impl Args {
+    /// Returns the options of the comparison after the measurement, if one is wanted.
+    fn comparison(&self) -> Result<Option<AgreementOptions>> {
+        match &self.hf_dir {
+            _ if !self.verify => Ok(None),
+            Some(hf_dir) if self.model.is_named()? => verify::before_bench(&self.model, hf_dir.clone()).map(Some),
+            _ => Err(Error::usage("--verify: found no pack and checkpoint to compare, expected both")
+                .help("name them with --model-dir DIR and --hf-dir DIR (MODEL_DIR and HF_DIR)")),
+        }
+    }
+
+    /// Opens the model, and checks the options of the measurement.
+    fn ready(&self, global: &Global) -> Result<(Session, BenchOptions)> {
+        let options = self.options()?;
+        options.validate()?;
+        let session = self.open(global)?;
+        // With a progress bar, prompts would be read in smaller steps, and drawing would take part of the time.
+        iec::progress::set_quiet(true);
+        Ok((session, options))
+    }
+
     /// Converts the arguments to the library's options of a measurement.
     fn options(&self) -> Result<BenchOptions> {
         let named = self.prompts_file.clone().or_else(|| non_empty_variable("PROMPTS").map(PathBuf::from));
-        let prompts = match (self.prompt_len, named) {
-            (Some(tokens), _) => BenchPrompts::Synthetic(tokens),
-            (None, Some(file)) => BenchPrompts::Texts(prompts::read(&file)?),
-            (None, None) => BenchPrompts::Texts(prompts::built_in()),
+        let prompts = match (&self.prompt, self.prompt_len, named) {
+            (Some(text), ..) => BenchPrompts::Texts(vec![text.clone()]),
+            (None, Some(tokens), _) => BenchPrompts::Synthetic(tokens),
+            (None, None, Some(file)) => BenchPrompts::Texts(prompts::read(&file)?),
+            (None, None, None) => BenchPrompts::Texts(prompts::built_in()),
         };
         Ok(BenchOptions {
             prompts,

@@ -1,6 +1,7 @@
 //! Options that select the device a model is computed on.
 
 use crate::global::Global;
+use crate::names::offering;
 use iec::error::{Error, Result};
 use iec::runtime::Engine;
 use iec::runtime::device::{Devices, Offload};
@@ -10,11 +11,12 @@ use iec::runtime::device::{Devices, Offload};
 pub struct DeviceArgs {
     /// Device that computes: auto, cpu, cuda or cuda:N (cuda:N,M... for several GPUs; IEC_ISA=avx512, avxvnni, avx2,
     /// neon or scalar forces the CPU's instruction set) [default: auto, the first GPU that can be used]
-    #[arg(long, value_name = "DEVICE", env = "IEC_DEVICE", value_parser = parse_device)]
+    #[arg(long, value_name = "DEVICE", env = "IEC_DEVICE", hide_possible_values = true)]
+    #[arg(value_parser = offering(&["auto", "cpu", "cuda"], parse_device))]
     device: Option<Device>,
     /// Number of layers that run on GPUs (the last ones of the model; the CPU computes the rest, and all of them with
     /// 0), or auto: as many as fit
-    #[arg(long, value_name = "N", value_parser = parse_layers)]
+    #[arg(long, value_name = "N", hide_possible_values = true, value_parser = offering(&["auto"], parse_layers))]
     gpu_layers: Option<Layers>,
 }
 

@@ -3,6 +3,7 @@
 use crate::console;
 use crate::global::Global;
 use crate::model::ModelArgs;
+use crate::names::offering;
 use iec::error::{Error, Result};
 use iec::eval::divergence::open_reference;
 use iec::eval::stats::Mean;
@@ -48,13 +49,14 @@ pub struct Args {
     #[arg(long, value_name = "DIR", requires = "text")]
     kl_ref: Option<PathBuf>,
     /// Precision of the reference [default: fp32 if its pack holds floats, otherwise the fastest]
-    #[arg(long, value_name = "P", requires = "kl_ref")]
+    #[arg(long, value_name = "P", requires = "kl_ref", hide_possible_values = true)]
+    #[arg(value_parser = offering(PRECISIONS, str::parse::<Precision>))]
     ref_precision: Option<Precision>,
     /// Score the first N windows only
     #[arg(long, value_name = "N", requires = "text")]
     windows: Option<usize>,
     /// Measure by how much the type of --kv raises the perplexity over that of the default type, and record it beside
-    /// the pack. Above 0.5 %, exit code 4; run and chat then refuse the type for this pack
+    /// the pack. Above 0.5 %, exit code 4; all commands that run the model then refuse the type for this pack
     #[arg(long, requires_all = ["text", "kv"], conflicts_with = "kl_ref")]
     kv_gate: bool,
     /// Compute log-probabilities of continuations for lm-evaluation-harness: reads JSON lines, prints one JSON line for
@@ -104,12 +106,18 @@ pub struct Args {
     model: ModelArgs,
 }
 
+/// Words of `--ref-precision`.
+const PRECISIONS: &[&str] = &["fp32", "bf16", "fp16", "int8w", "int8", "int4w", "int4"];
+
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
     args.target()?;
     // Measured first, so that only one engine is in memory at a time.
     let baseline = args.text.as_ref().filter(|_| args.kv_gate).map(|file| args.baseline(file, global)).transpose()?;
-    let mut model = args.model.open(global, Speculation::Off)?;
+    let mut model = match args.kv_gate {
+        true => args.model.open_to_measure_kv(global)?,
+        false => args.model.open(global, Speculation::Off)?,
+    };
     match (&args.text, &args.loglikelihood, &args.choices, &args.exact_match) {
         (Some(file), ..) => args.text(file, &mut model, baseline.as_ref(), global),
         (_, Some(file), ..) => args.loglikelihood(file, &mut model, global),
@@ -275,7 +283,7 @@ fn judge(model: &Session, verdict: KvVerdict, global: &Global) -> Result<()> {
     match passes {
         true => Ok(()),
         false => Err(Error::refused(format!("found {found}, expected at most +{LIMIT_PERCENT} %"))
-            .help("use --kv int8 or the default; `iec run` and `iec chat` refuse the type for this pack now")),
+            .help("use --kv int8 or the default; all commands that run this pack refuse the type now")),
     }
 }
 

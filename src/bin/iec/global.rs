@@ -2,6 +2,7 @@
 
 use crate::arguments::GLOBAL;
 use crate::console;
+use crate::names::offering;
 use clap::{Args, ColorChoice};
 use iec::error::{Error, Result, Signal};
 use iec::files;
@@ -28,7 +29,8 @@ pub struct Global {
         env = "THREADS",
         value_name = "N",
         help_heading = GLOBAL,
-        value_parser = threads
+        hide_possible_values = true,
+        value_parser = offering(&["auto"], threads)
     )]
     threads: Option<Threads>,
     /// Print no progress bars and no notes; errors are still printed

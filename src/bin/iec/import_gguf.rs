@@ -60,11 +60,8 @@ pub fn describe(s: &ImportSummary) -> String {
         "imported {part}{architecture}: {tensors} tensors ({quantized_tensors} quantized as in the file{finished}), \
          {weights} weights, {before} -> {after}, {bits_per_weight:.2} bits per weight, {wall_time_s:.1} s"
     );
-    if !s.decoded_tensors.is_empty() {
-        let kinds: Vec<String> = s.decoded_tensors.iter().map(|(kind, n)| format!("{n} {kind}")).collect();
-        let rounded = if s.rounded_tensors > 0 { "and rounded to the --dtype" } else { "exactly, to f32" };
-        text +=
-            &format!("\nnote: tensors of types that packs do not have were decoded {rounded}: {}", kinds.join(", "));
+    if let Some(decoded) = s.decoded() {
+        text += &format!("\nnote: {decoded}");
     } else if s.rounded_tensors > 0 {
         text += &format!("\nnote: {} tensors were rounded to the --dtype", s.rounded_tensors);
     }

@@ -2,6 +2,7 @@
 
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
 
+mod advice;
 mod arguments;
 mod bench;
 mod calib;
@@ -198,10 +199,15 @@ fn main() -> ExitCode {
     }
 }
 
-/// Parses a command line that this program wrote itself, as the demo does.
+/// Parses a command line that this program wrote itself, as the demo does. Variables set its options, too.
 fn parse_line<'a>(words: impl Iterator<Item = &'a str>) -> iec::Result<Cli> {
-    let matches = parser().try_get_matches_from(std::iter::once("iec").chain(words));
-    matches.and_then(|matches| Cli::from_arg_matches(&matches)).map_err(|e| Error::usage(e.to_string()))
+    let mut parser = parser();
+    let matches = parser.try_get_matches_from_mut(std::iter::once("iec").chain(words));
+    matches.and_then(|matches| Cli::from_arg_matches(&matches)).map_err(|e| {
+        let (message, help) = console::parser_words(&variables::name_variable(e, &mut parser));
+        let tip = help.split("\n\n").next().unwrap_or_default();
+        Error::usage(message).help(tip.trim_start_matches("tip: "))
+    })
 }
 
 /// Prints `error:` and `help:` lines on stderr (and a JSON object on stdout with `--json`), and picks the exit code.
@@ -217,7 +223,8 @@ fn report(error: &Error, json: bool, colors: bool) -> ExitCode {
     if let Some(name) = error.file().and_then(variables::naming) {
         console::note(format_args!("note: this path comes from the environment variable {name}"));
     }
-    if let Some(help) = error.help_text() {
+    let help = advice::of(error);
+    if let Some(help) = help {
         console::note_with_label(cyan, "help:", help);
     }
     if json {
@@ -226,7 +233,7 @@ fn report(error: &Error, json: bool, colors: bool) -> ExitCode {
             "message": error.to_string(),
             "file": error.file().map(|p| p.display().to_string()),
             "tensor": error.tensor_name(),
-            "help": error.help_text(),
+            "help": help,
         }});
         // The exit code reports the failure even if stdout is closed.
         let _ = console::print_json(&object);

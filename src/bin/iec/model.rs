@@ -2,6 +2,7 @@
 
 use crate::device_args::DeviceArgs;
 use crate::global::{Global, non_empty_variable};
+use crate::names::offering;
 use crate::pack_arg::first_named;
 use crate::tuning::TuningArgs;
 use clap::ValueEnum;
@@ -18,16 +19,18 @@ use iec::session::dedup::{DedupOptions, StoreUse};
 use iec::session::models::{Places, Resolved, Source, resolve};
 use iec::session::plan::MemoryPlan;
 use iec::session::template::RenderProcess;
-use iec::session::{Session, SessionOptions, Speculation};
+use iec::session::{Session, SessionOptions, Speculation, embedded};
 use iec::units::{human_bytes, parse_count};
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
+use tempfile::TempDir;
 
 /// Options that name the model, its precision and its device.
 #[derive(Debug, clap::Args)]
 pub struct ModelArgs {
     /// Pack, checkpoint directory, GGUF file, or ORG/NAME of a downloaded model. A model that is not a pack is packed
-    /// into the cache (IEC_CACHE) at its first use [default: the pack in the current directory]
+    /// into the cache (IEC_CACHE) at its first use [default: the pack in the current directory; without one, run, chat,
+    /// bench and serve use the embedded model]
     #[arg(id = "pack", value_name = "MODEL", index = 1)]
     word: Option<PathBuf>,
     /// The model, as an option instead of the first argument
@@ -48,7 +51,8 @@ pub struct ModelArgs {
     check: bool,
     /// fp32, bf16, fp16, int8w, int8, int4w, int4, or auto (the fastest one for the weights of the pack)
     /// [default: auto]
-    #[arg(long, value_name = "P", env = "IE_PRECISION", value_parser = parse_precision)]
+    #[arg(long, value_name = "P", env = "IE_PRECISION", hide_possible_values = true)]
+    #[arg(value_parser = offering(PRECISIONS, parse_precision))]
     precision: Option<PrecisionOrAuto>,
     #[command(flatten)]
     pub device: DeviceArgs,
@@ -66,7 +70,8 @@ pub struct ModelArgs {
     /// Type of the KV cache: f32, f16, bf16, int8 (with a scale per 32 values; half the memory of
     /// bf16), fp8 (e4m3 with a scale per head) or int4 (rotated by a Hadamard matrix, with a scale
     /// per 64 values; a quarter) [default: f32 for fp32, bf16 for int4 and int8, f16 otherwise]
-    #[arg(long, value_name = "TYPE")]
+    #[arg(long, value_name = "TYPE", hide_possible_values = true)]
+    #[arg(value_parser = offering(&["f32", "f16", "bf16", "int8", "fp8", "int4"], str::parse::<KvType>))]
     kv: Option<KvType>,
     /// Memory for the KV cache of all texts on the CPU. Without --ctx, the context is lowered to what it holds of one
     /// text; texts that need more end the command with exit code 6 [default: what the machine has left]
@@ -74,7 +79,8 @@ pub struct ModelArgs {
     kv_memory: Option<u64>,
     /// Implementation of attention on the CPU: fast, or reference (its definition in f64, slow), to find out whether a
     /// difference comes from attention; reference implies --device cpu
-    #[arg(long, value_name = "KERNEL", default_value = "fast")]
+    #[arg(long, value_name = "KERNEL", default_value = "fast", hide_possible_values = true)]
+    #[arg(value_parser = offering(&["fast", "reference"], str::parse::<AttentionKernel>))]
     attention: AttentionKernel,
     /// Adapter (LoRA, DoRA) in a directory of PEFT, by the name that prompts files use, with a scale; repeatable, all
     /// are added for prompts that choose none
@@ -82,7 +88,8 @@ pub struct ModelArgs {
     pub lora: Vec<iec::session::adapters::Source>,
     /// Number type of adapters: auto, or int8 with a scale per row (half the memory; refused for an adapter whose rows
     /// have a cosine below 0.9995 to the original) [default: auto, the type of the file or that of --precision]
-    #[arg(long, value_name = "TYPE")]
+    #[arg(long, value_name = "TYPE", hide_possible_values = true)]
+    #[arg(value_parser = offering(&["auto", "int8"], str::parse::<AdapterPrecision>))]
     adapter_precision: Option<AdapterPrecision>,
     /// Memory for adapters. If it does not hold all of --lora, each is loaded when a prompt needs it, and the least
     /// recently used ones leave [default: all are in memory]
@@ -99,6 +106,9 @@ pub struct ModelArgs {
     #[arg(skip)]
     draft_pack: OnceCell<Resolved>,
 }
+
+/// Words of `--precision`.
+const PRECISIONS: &[&str] = &["auto", "fp32", "bf16", "fp16", "int8w", "int8", "int4w", "int4"];
 
 /// Value of `--precision`; `None` for `auto`.
 #[derive(Debug, Clone, Copy)]
@@ -126,6 +136,7 @@ impl ModelArgs {
     /// Returns true if an option or a variable names the model, or the current directory holds one.
     pub fn is_named(&self) -> Result<bool> {
         Ok(self.model_json.is_some()
+            || self.model_bin.is_some()
             || first_named([&self.word, &self.model_dir]).is_some()
             || files::exists(Path::new(JSON_NAME))?)
     }
@@ -147,34 +158,28 @@ impl ModelArgs {
     /// Opens the model; `speculation` is used if no option names one.
     ///
     /// # Errors
-    /// Exit code 3 if there is no valid model, 5 if it cannot run with these options.
+    /// Exit code 3 if there is no valid model, 4 if `iec eval --kv-gate` found that the type of --kv is worse, 5 if the
+    /// model cannot run with these options.
     pub fn open(&self, global: &Global, speculation: Speculation) -> Result<Session> {
         self.note_prompts_ahead(global);
-        let session = self.open_session(global, speculation)?;
-        session.adapters.together()?;
-        Ok(session)
+        self.open_with(&self.options(global, speculation)?, global)
     }
 
-    fn open_session(&self, global: &Global, speculation: Speculation) -> Result<Session> {
-        self.noted(Session::open(self.path()?, &self.options(global, speculation)?)?, global)
-    }
-
-    /// Opens the model for answers to users: with prompt lookup if no option names a speculation, and with the type of
-    /// the KV cache that --kv names only if it was not found to be worse.
+    /// Opens the model for answers to users, or the embedded one if none is named: with prompt lookup if no option
+    /// names a speculation. The directory of the embedded model must live until its template and sampling were read.
     ///
     /// # Errors
-    /// The same as for [`ModelArgs::open`]; exit code 4 if `iec eval --kv-gate` found that the type is worse.
-    pub fn open_to_answer(&self, global: &Global) -> Result<Session> {
-        let session = self.open_session(global, Speculation::Ngram)?;
-        if let Some(kv) = self.kv
-            && session.check_kv()?.is_none()
-            && matches!(kv, KvType::Int4 | KvType::Fp8)
-        {
-            global.note(format_args!(
-                "note: the effect of --kv {kv} on this model was not measured; `iec eval --kv {kv} --kv-gate` does it"
-            ));
+    /// The same as for [`ModelArgs::open`].
+    pub fn open_to_answer(&self, global: &Global) -> Result<(Session, Option<TempDir>)> {
+        let options = self.options(global, Speculation::Ngram)?;
+        if self.is_named()? {
+            return Ok((self.noted(Session::open(self.path()?, &options)?, global)?, None));
         }
-        Ok(session)
+        global.note("note: no model named; using the embedded one, which tells stories");
+        let home = tempfile::tempdir()?;
+        let options = SessionOptions { name: Some(embedded::NAME.into()), ..options };
+        let session = Session::open(&embedded::pack_into(home.path())?, &options)?;
+        Ok((self.noted(session, global)?, Some(home)))
     }
 
     /// Prints a note if --prefetch has a number, in a command that does not encode prompts ahead.
@@ -191,7 +196,19 @@ impl ModelArgs {
     pub fn open_with_default_kv(&self, global: &Global) -> Result<Session> {
         let options = self.options(global, Speculation::Off)?;
         let engine = EngineOptions { kv: None, ..options.engine };
-        self.noted(Session::open(self.path()?, &SessionOptions { engine, ..options })?, global)
+        self.open_with(&SessionOptions { engine, ..options }, global)
+    }
+
+    /// Opens the model to measure the effect of --kv, even if it was found to be worse.
+    pub fn open_to_measure_kv(&self, global: &Global) -> Result<Session> {
+        self.open_with(&SessionOptions { measures_kv: true, ..self.options(global, Speculation::Off)? }, global)
+    }
+
+    /// Opens the model, whose adapters are used together.
+    fn open_with(&self, options: &SessionOptions, global: &Global) -> Result<Session> {
+        let session = self.noted(Session::open(self.path()?, options)?, global)?;
+        session.adapters.together()?;
+        Ok(session)
     }
 
     /// Plans the memory of the model with `batch` sequences, without reading weights.
@@ -199,7 +216,13 @@ impl ModelArgs {
     /// # Errors
     /// The same as for [`ModelArgs::open`]; a GPU or a draft model is named.
     pub fn plan(&self, global: &Global, batch: usize) -> Result<MemoryPlan> {
-        self.options(global, Speculation::Off)?.plan(self.path()?, batch)
+        let options = self.options(global, Speculation::Off)?;
+        if self.is_named()? {
+            return options.plan(self.path()?, batch);
+        }
+        global.note("note: no model named; planning for the embedded one");
+        let home = tempfile::tempdir()?;
+        options.plan(&embedded::pack_into(home.path())?, batch)
     }
 
     /// Opens the model without speculation; `precision` is used if no option names one and the pack supports it.
@@ -208,9 +231,7 @@ impl ModelArgs {
         if self.precision.is_none() {
             options.prefer(precision, self.path()?)?;
         }
-        let session = self.noted(Session::open(self.path()?, &options)?, global)?;
-        session.adapters.together()?;
-        Ok(session)
+        self.open_with(&options, global)
     }
 
     /// Opens the embedded model.

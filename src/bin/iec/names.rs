@@ -1,7 +1,9 @@
 //! Names on the command line for values of library types.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Arg, Command};
 use iec::dtype::DType;
+use std::ffi::OsStr;
 
 /// A value with its names, the first of which is shown, and a few words for help.
 pub type Named<T> = (T, &'static [&'static str], &'static str);
@@ -23,6 +25,32 @@ pub const ON_OR_OFF: &[Named<bool>] = &[(true, &["on"], ""), (false, &["off"], "
 /// The names of float types.
 pub const FLOAT: &[Named<DType>] =
     &[(DType::F32, &["fp32", "f32"], ""), (DType::BF16, &["bf16"], ""), (DType::F16, &["fp16", "f16"], "")];
+
+/// Parser that accepts what another one accepts, and offers words to the completion of shells.
+#[derive(Debug, Clone)]
+pub struct Offering<P> {
+    words: &'static [&'static str],
+    parser: P,
+}
+
+/// Returns a parser that accepts what `parser` accepts, and offers `words` to the completion of shells. Options with
+/// such a parser set `hide_possible_values`, because their help describes all values.
+pub fn offering<P: TypedValueParser>(words: &'static [&'static str], parser: P) -> Offering<P> {
+    Offering { words, parser }
+}
+
+impl<P: TypedValueParser> TypedValueParser for Offering<P> {
+    type Value = P::Value;
+
+    fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<P::Value, clap::Error> {
+        self.parser.parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        let words = self.words.iter().map(|word| PossibleValue::new(*word));
+        (!self.words.is_empty()).then(|| Box::new(words) as Box<dyn Iterator<Item = PossibleValue>>)
+    }
+}
 
 /// Returns a parser that accepts the names in `rows` and returns their values.
 pub fn named<T: Clone + Send + Sync + 'static>(rows: &'static [Named<T>]) -> impl TypedValueParser<Value = T> {

@@ -1,10 +1,11 @@
 //! `iec pack`: options, and the summary in words or JSON.
 
+use crate::console;
 use crate::dry_run;
 use crate::global::Global;
 use crate::job::{JobArgs, finished_before, part_of};
-use crate::names::{KEPT_OR_FLOAT, KeptOrFloat, named};
-use crate::ptq::{ON_FAILURE, OUTER, Outer};
+use crate::names::{KEPT_OR_FLOAT, KeptOrFloat, named, offering};
+use crate::ptq::{BITS, ON_FAILURE, OUTER, Outer};
 use crate::source::SourceArgs;
 use iec::convert::adapter;
 use iec::convert::adapter::pack::{AdapterPackOptions, AdapterPackSummary, FactorNumbers, pack as pack_adapter_as};
@@ -90,6 +91,7 @@ pub struct Args {
 struct OneStepArgs {
     /// Quantize with the recipe int4, int5, int6 or int8; `iec recipes` describes them
     #[arg(long, value_name = "4|5|6|8", conflicts_with_all = ["q4_map", "recipe", "part", "parts"])]
+    #[arg(hide_possible_values = true, value_parser = offering(BITS, clap::value_parser!(u32)))]
     bits: Option<u32>,
     /// Quantize as a recipe says; `iec recipes` lists them
     #[arg(long, value_name = "NAME", conflicts_with_all = ["q4_map", "part", "parts"])]
@@ -176,7 +178,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     }
     let summary = match one_step {
         Some(step) => step.run(|measured| {
-            global.note(quantization::table(measured)?.to_string().trim_end());
+            global.note(quantization::table(measured, console::columns())?.to_string().trim_end());
             Ok(())
         })?,
         None => pack::pack(&options)?,
@@ -214,18 +216,9 @@ pub fn describe(s: &PackSummary) -> String {
     let (part, finished) = (part_of(&s.part), finished_before(s.resumed_tensors));
     let [before, after] = [s.bytes_in, s.bytes].map(human_bytes);
     let (weights, rate) = (human_count(s.weights), human_bytes((s.bytes_in as f64 / wall_time_s) as u64));
-    let missing = match s.tokenizer {
-        true => "",
-        false => "\nnote: the checkpoint has no tokenizer; `iec run` will need one (`pack --tokenizer FILE`)",
-    };
-    let refused = if s.refused {
-        "\nnote: the gate refused this quantization; its manifest was written with --force"
-    } else {
-        ""
-    };
     format!(
         "packed {part}{architecture}: {tensors} tensors ({quantized_tensors} quantized{finished}), {weights} weights, \
-         {before} -> {after}, {bits_per_weight:.2} bits per weight, {wall_time_s:.1} s, {rate}/s{missing}{refused}{}{}",
+         {before} -> {after}, {bits_per_weight:.2} bits per weight, {wall_time_s:.1} s, {rate}/s{}{}",
         dry_run::left_out(&s.left_out),
         dry_run::made_tokenizer(&s.tokenizer_from)
     )

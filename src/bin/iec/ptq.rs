@@ -4,7 +4,7 @@ use crate::console;
 use crate::dry_run;
 use crate::global::Global;
 use crate::job::Keeping;
-use crate::names::{Named, named};
+use crate::names::{Named, named, offering};
 use crate::source::SourceArgs;
 use clap::ArgAction;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -19,7 +19,6 @@ use iec::output::{Inputs, Rules, Together, directory_of};
 use iec::provenance::Gate;
 use iec::quant_spec::{Method, QuantFields};
 use iec::report::{plan, quantization};
-use iec::role::Role;
 use iec::scheme::{Granularity, Scheme};
 use iec::session::prompts;
 use iec::trial::ptq::{Budget, Ptq, PtqOptions, Quantized, TextWindows};
@@ -58,13 +57,15 @@ pub struct Args {
     #[arg(long)]
     overwrite: bool,
     /// Bits of each stored code; sets the scheme if --scheme is missing
-    #[arg(long, value_name = "4|5|6|8")]
+    #[arg(long, value_name = "4|5|6|8", hide_possible_values = true)]
+    #[arg(value_parser = offering(BITS, clap::value_parser!(u32)))]
     bits: Option<u32>,
     /// Quantization scheme: meaning of a stored code
     #[arg(long, value_parser = schemes(), ignore_case = true)]
     scheme: Option<NamedScheme>,
     /// Weights that share a scale: 32, 64, 128, 256, row or tensor [default: 32, row for 8 bit]
-    #[arg(long, value_name = "N|row|tensor")]
+    #[arg(long, value_name = "N|row|tensor", hide_possible_values = true)]
+    #[arg(value_parser = offering(&["32", "64", "128", "256", "row", "tensor"], str::parse::<Granularity>))]
     group_size: Option<Granularity>,
     /// Codes are symmetric around zero, without a zero point (the default)
     #[arg(long, conflicts_with = "affine")]
@@ -228,6 +229,9 @@ struct BudgetArgs {
     plan_windows: u32,
 }
 
+/// Words of `--bits`.
+pub const BITS: &[&str] = &["4", "5", "6", "8"];
+
 /// A scheme, and the group size that its name implies, if it does.
 type NamedScheme = (Scheme, Option<Granularity>);
 
@@ -336,15 +340,12 @@ fn finish(args: &Args, outputs: &Together, quantized: &Quantized<'_>, global: &G
     if page.is_some() {
         global.note(format_args!("report: {}", outputs.target(0).path().display()));
     }
-    global.note(quantization::table(measured)?.to_string().trim_end());
+    global.note(quantization::table(measured, console::columns())?.to_string().trim_end());
     if let Some(evidence) = &measured.document.evidence {
         global.note(quantization::answers(evidence).to_string().trim_end());
         for promotion in &evidence.promoted {
             global.note(format_args!("{}: {} instead of {}", promotion.tensor, promotion.to, promotion.from));
         }
-    }
-    if args.include_lm_head && !measured.tensors.iter().any(|t| t.role == Role::LmHead) {
-        global.note("note: --include-lm-head has no effect: the output matrix is tied to the embedding, or excluded");
     }
     manifest?;
     global.note(format_args!("wrote {}", args.out.display()));

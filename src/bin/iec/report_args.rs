@@ -10,26 +10,27 @@ use std::path::PathBuf;
 /// Options that write measurements to files.
 #[derive(Debug, clap::Args)]
 pub struct ReportArgs {
-    /// Write the measurement into DIR as JSON lines, CSV and an HTML page with charts; REPORT=0 writes none
+    /// Write the measurement into DIR as JSON lines, CSV and an HTML page with charts
     #[arg(long, value_name = "DIR", env = "REPORT_ROOT")]
     report_root: Option<PathBuf>,
-    /// Write the measurement as --report-root does, into ./reports if no other directory is given
+    /// Write the measurement as --report-root does, into ./reports if no other directory is given. For `bench` the
+    /// variable REPORT decides, too: 1 has the effect of this option, 0 writes no report
     #[arg(long)]
     html: bool,
     /// Largest number of token ids per text in the files of --report-root or --html [default: no limit]
     #[arg(long, value_name = "N", env = "REPORT_TOKENS_MAX")]
     report_tokens_max: Option<usize>,
-    /// Variable of the predecessor; 0 writes no report
-    #[arg(long, hide = true, env = "REPORT", default_value = "1", value_parser = FalseyValueParser::new(),
-          action = clap::ArgAction::Set)]
-    report: bool,
+    /// Variable of the predecessor; 0 writes no report, 1 writes one as --html does
+    #[arg(long, hide = true, env = "REPORT", value_parser = FalseyValueParser::new(), action = clap::ArgAction::Set)]
+    report: Option<bool>,
 }
 
 impl ReportArgs {
     /// Returns the directory of the report, if one is wanted.
     fn root(&self) -> Option<PathBuf> {
         let root = self.report_root.clone().filter(|root| !root.as_os_str().is_empty());
-        root.or(self.html.then(|| PathBuf::from("reports"))).filter(|_| self.report)
+        let wanted = self.html || self.report == Some(true);
+        root.or(wanted.then(|| PathBuf::from("reports"))).filter(|_| self.report != Some(false))
     }
 
     /// Returns true if a report is wanted.

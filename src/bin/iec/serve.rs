@@ -3,6 +3,7 @@
 use crate::console::{self, LogForm};
 use crate::global::{Global, listen_for_hang_up, non_empty_variable};
 use crate::model::ModelArgs;
+use crate::names::offering;
 use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches};
 use iec::error::{Cause, Error, Result, Signal};
 use iec::interrupt;
@@ -81,7 +82,10 @@ impl clap::Args for SettingArgs {
             let arg = arg.help(format!("{}{default}", setting.help()));
             command.arg(match value_name(setting) {
                 Some(value) if setting.is_list => arg.value_name(value).action(ArgAction::Append),
-                Some(value) => arg.value_name(value).value_parser(move |text: &str| checked(name, text)),
+                Some(value) => {
+                    let parser = offering(words(value), move |text: &str| checked(name, text));
+                    arg.value_name(value).hide_possible_values(true).value_parser(parser)
+                }
                 None => arg.action(ArgAction::SetTrue).value_parser(clap::builder::FalseyValueParser::new()),
             })
         })
@@ -96,6 +100,15 @@ impl clap::Args for SettingArgs {
 /// it could not be turned off otherwise.
 fn value_name(setting: &Setting) -> Option<&'static str> {
     setting.value_name.or_else(|| (setting.default)().map(|_| "on|off"))
+}
+
+/// Returns the words of a setting whose values have this name, if they are fixed.
+fn words(value_name: &str) -> &'static [&'static str] {
+    match value_name {
+        "on|off" => &["on", "off"],
+        "FORMAT" => &["text", "json"],
+        _ => &[],
+    }
 }
 
 /// Checks the text of a setting.

@@ -2,7 +2,7 @@
 
 use crate::compat::CompatArgs;
 use crate::global::Global;
-use crate::names::{Named, named};
+use crate::names::{Named, named, offering};
 use iec::runtime::Residency;
 use iec::runtime::cpu::place::{Affinity, Numa};
 use iec::runtime::cpu::topology::{SYSTEM_ROOT, Topology};
@@ -24,7 +24,8 @@ pub struct TuningArgs {
     /// Placement on NUMA nodes. none: left to the system; interleave: memory from all nodes in turn; node:X: threads on
     /// node X, and memory while it has space; strict: threads and memory on one node only. Pages of files that are
     /// cached already are not moved
-    #[arg(help_heading = "Tuning", long, value_name = "POLICY", default_value = "none")]
+    #[arg(help_heading = "Tuning", long, value_name = "POLICY", default_value = "none", hide_possible_values = true)]
+    #[arg(value_parser = offering(&["none", "interleave", "strict"], str::parse::<Numa>))]
     pub numa: Numa,
     /// When weights are read: on: all before the first token; auto: when they are used, with read-ahead by the system;
     /// off: when they are used, without read-ahead. N: as auto, and `iec run --prompts-file` encodes at most N prompts
@@ -35,7 +36,8 @@ pub struct TuningArgs {
         value_name = "on|off|auto|N",
         env = "PREFETCH",
         default_value = "auto",
-        value_parser = parse_prefetch
+        hide_possible_values = true,
+        value_parser = offering(&["on", "off", "auto"], parse_prefetch)
     )]
     prefetch: Prefetch,
     /// Keep the weights and the KV cache locked in memory; implies --prefetch on

@@ -2,7 +2,7 @@
 
 use crate::global::Global;
 use crate::job::{JobArgs, finished_before, part_of};
-use crate::names::{FLOAT, named};
+use crate::names::{FLOAT, named, offering};
 use crate::pack_arg::PackArg;
 use iec::convert::adapter::Combination;
 use iec::convert::unpack::{UnpackOptions, UnpackSummary, unpack};
@@ -39,7 +39,8 @@ pub struct Args {
     /// Combination of several adapters: cat, linear or ties[:DENSITY]. cat adds their changes. The others combine the
     /// factors A and B of adapters of the same rank, as PEFT does; ties keeps the share DENSITY of the largest numbers
     /// of each factor (0.2 if it is left out)
-    #[arg(long, value_name = "HOW", requires = "lora", default_value_t = Combination::Cat)]
+    #[arg(long, value_name = "HOW", requires = "lora", default_value_t = Combination::Cat, hide_possible_values = true)]
+    #[arg(value_parser = offering(&["cat", "linear", "ties"], str::parse::<Combination>))]
     merge: Combination,
     /// Largest size of a weight file
     #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = parse_size)]

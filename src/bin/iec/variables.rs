@@ -97,3 +97,30 @@ pub fn naming(path: &Path) -> Option<&'static str> {
     let names = SETTINGS.iter().copied().flatten().chain(&["PROMPTS", "EXPECTED_TOKENS"]);
     names.copied().find(|name| non_empty_variable(name).is_some_and(|value| path.starts_with(value)))
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::Cli;
+    use clap::CommandFactory;
+    use std::collections::BTreeMap;
+
+    /// Variables that are read without an option.
+    const WITHOUT_OPTION: [&str; 4] = ["IEC_LOG", "IEC_CACHE", "IEC_CACHE_MAX", "IEC_API_KEY"];
+
+    #[test]
+    fn a_variable_sets_one_thing_in_each_command() {
+        let command = Cli::command();
+        for subcommand in command.get_subcommands() {
+            let mut seen: BTreeMap<&str, String> =
+                WITHOUT_OPTION.iter().map(|name| (*name, "no option".to_string())).collect();
+            for arg in command.get_arguments().chain(subcommand.get_arguments()) {
+                let Some(own) = arg.get_env().and_then(|name| name.to_str()) else { continue };
+                let names = super::SETTINGS.iter().find(|names| names.contains(&own)).copied();
+                for name in names.unwrap_or(&[own]) {
+                    let other = seen.insert(name, arg.get_id().to_string());
+                    assert_eq!(other, None, "{}: {name} sets {}, too", subcommand.get_name(), arg.get_id());
+                }
+            }
+        }
+    }
+}

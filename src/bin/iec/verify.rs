@@ -12,7 +12,7 @@ use iec::iebin::tensor_map::differing_payloads;
 use iec::output::{self, Target};
 use iec::report::agreement;
 use iec::runtime::Precision;
-use iec::session::prompts;
+use iec::session::{Session, prompts};
 use iec::signature::{self, PublicKey};
 use iec::trial::agreement::{Agreement, AgreementOptions, CheckedHashes, Prompts, RunningPack};
 use iec::trial::{Again, Packs, Question};
@@ -134,16 +134,51 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     agreement::verdict(&found)
 }
 
-/// Compares a measured pack with its checkpoint: `iec bench --verify`. The result is a note, because stdout has the
-/// measurements.
+/// Reads the options of the comparison after a measurement, `iec bench --verify`, from their variables, and checks
+/// them before the measurement.
+///
+/// # Errors
+/// A variable has an invalid value, or the checkpoint cannot be read or is not one that the reference computes.
+pub fn before_bench(model: &ModelArgs, hf_dir: PathBuf) -> Result<AgreementOptions> {
+    let Command::Verify(args) = parse_line(["verify"].into_iter())?.command else { unreachable!("parsed as `verify`") };
+    let options = AgreementOptions {
+        hf_dir: Some(hf_dir),
+        adapters: model.lora.iter().map(|source| (source.dir.clone(), source.scale)).collect(),
+        ..args.options()?
+    };
+    options.check()?;
+    options.check_reference()?;
+    Ok(options)
+}
+
+/// Compares the texts of a measurement with the checkpoint. The result is a note, because stdout has the measurements.
 ///
 /// # Errors
 /// Something cannot be read or run, or the pack differs.
-pub fn after_bench(model: ModelArgs, hf_dir: PathBuf, prompts_file: Option<PathBuf>, global: &Global) -> Result<()> {
-    let Command::Verify(args) = parse_line(["verify"].into_iter())?.command else { unreachable!("parsed as `verify`") };
-    let found = compare(Args { model, hf_dir: Some(hf_dir), prompts_file, ..*args }, global)?;
+pub fn after_bench(session: &mut Session, options: &AgreementOptions, global: &Global) -> Result<()> {
+    let mut found = Agreement { hashes: recorded_hashes(&session.reader)?, ..Agreement::default() };
+    compare_texts(&mut found, session, options)?;
     global.note(agreement::text(&found).trim_end());
     agreement::verdict(&found)
+}
+
+fn compare_texts(found: &mut Agreement, session: &mut Session, options: &AgreementOptions) -> Result<()> {
+    session.tokenizer()?;
+    let tokenizer = session.tokenizer.as_ref().expect("just found");
+    let engine = &mut session.engine;
+    found.texts(&mut RunningPack { engine, tokenizer, reader: &session.reader, name: &session.name }, options)
+}
+
+/// Compares every tensor with its recorded hash: the compared tokens may not depend on a byte that was changed.
+/// `None` if the pack records none.
+fn recorded_hashes(reader: &IebinReader) -> Result<Option<CheckedHashes>> {
+    let recorded = reader.entries().iter().all(|entry| entry.sha256.is_some());
+    recorded.then(|| hashes(reader)).transpose()
+}
+
+fn hashes(reader: &IebinReader) -> Result<CheckedHashes> {
+    let differing = differing_payloads(reader)?.iter().map(ToString::to_string).collect();
+    Ok(CheckedHashes { tensors: reader.entries().len(), differing, added_template: reader.added_template() })
 }
 
 /// Runs the comparison of the arguments.
@@ -159,15 +194,14 @@ pub fn compare(args: Args, global: &Global) -> Result<Agreement> {
         return Err(Error::usage("--tokenizer-only: found no tokens to compare with")
             .help("name the original checkpoint with --hf-dir, or give --trace FILE"));
     }
-    if args.max_new == 0 || args.topk == 0 {
-        return Err(Error::usage("--max-new or --topk: found 0, expected at least 1"));
-    }
     if !args.model.lora.is_empty()
         && (args.tokenizer_only || args.gate || args.hf_dir.is_none() && args.trace.is_none())
     {
         return Err(Error::usage("--lora: found no comparison of texts, which adapters would change")
             .help("leave --lora out, or compare with --hf-dir or --trace, without --tokenizer-only and --gate"));
     }
+    let options = args.options()?;
+    options.check()?;
     let mut found = Agreement::default();
     if let Some(key) = &args.key {
         let (reader, key) = (args.model.open_reader()?, PublicKey::open(key)?);
@@ -177,13 +211,10 @@ pub fn compare(args: Args, global: &Global) -> Result<Agreement> {
     // With a checkpoint, hashes are checked, too: the compared tokens may not depend on a byte that was changed. A
     // signature says who made the pack; the weights may have been damaged before it was signed.
     let with_checkpoint = args.hf_dir.is_some() && !args.tokenizer_only && !args.gate;
-    let reader =
-        if args.hashes || with_checkpoint || args.key.is_some() { Some(args.model.open_reader()?) } else { None };
-    let recorded = |reader: &IebinReader| reader.entries().iter().all(|entry| entry.sha256.is_some());
-    if let Some(reader) = reader.filter(|reader| args.hashes || recorded(reader)) {
-        let differing = differing_payloads(&reader)?.iter().map(ToString::to_string).collect();
-        found.hashes =
-            Some(CheckedHashes { tensors: reader.entries().len(), differing, added_template: reader.added_template() });
+    if args.hashes {
+        found.hashes = Some(hashes(&args.model.open_reader()?)?);
+    } else if with_checkpoint || args.key.is_some() {
+        found.hashes = recorded_hashes(&args.model.open_reader()?)?;
     }
     match &args.hf_dir {
         hf_dir if args.tokenizer_only && (hf_dir.is_some() || args.trace.is_some()) => {
@@ -194,12 +225,8 @@ pub fn compare(args: Args, global: &Global) -> Result<Agreement> {
         Some(hf_dir) if args.gate => found.gate = Some(args.measure_again(hf_dir.clone(), global)?),
         None if args.trace.is_none() => (),
         _ => {
-            let mut model = args.model.open_preferring(Precision::Fp32, global)?;
-            model.tokenizer()?;
-            let tokenizer = model.tokenizer.as_ref().expect("just found");
-            let mut pack =
-                RunningPack { engine: &mut model.engine, tokenizer, reader: &model.reader, name: &model.name };
-            found.texts(&mut pack, &args.options()?)?;
+            options.check_reference()?;
+            compare_texts(&mut found, &mut args.model.open_preferring(Precision::Fp32, global)?, &options)?;
         }
     }
     Ok(found)
@@ -234,6 +261,7 @@ impl Args {
             logits_tol: self.logits_tol,
             ref_dtype: self.ref_dtype,
             trace: self.trace.clone(),
+            generated: Vec::new(),
             min_agreement: self.min_agreement,
             adapters: self.reference_adapters(),
         })

@@ -58,10 +58,11 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         (None, Some(problem)) => problem.clone(),
         (None, None) => "the checkpoint is incomplete".into(),
     };
-    Err(Error::refused(what).at(dir).help(
-        "delete the damaged files and download them again (`iec pull` or `hf download`); in the Hugging Face cache \
-         also delete the blobs that their links lead to, because a blob that exists is not downloaded again",
-    ))
+    let again = if cfg!(feature = "hub") { "`iec pull` or `hf download`" } else { "`hf download`" };
+    Err(Error::refused(what).at(dir).help(format!(
+        "delete the damaged files and download them again ({again}); in the Hugging Face cache also delete the blobs \
+         that their links lead to, because a blob that exists is not downloaded again"
+    )))
 }
 
 fn print(report: &Report, global: &Global) -> Result<()> {

@@ -42,7 +42,9 @@ impl<'a> Fields<'a> {
             None => "missing".to_string(),
             Some(value) => format!("{} is not supported", shortened(value)),
         };
-        Error::unsupported(format!("{found}; {supported}")).tensor(self.name(key))
+        Error::unsupported(format!("{found}; {supported}"))
+            .tensor(self.name(key))
+            .help("use a checkpoint without this feature; docs/guide/checkpoints.md lists what each family supports")
     }
 
     /// Returns the full name of a field, for messages.

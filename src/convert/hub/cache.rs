@@ -80,18 +80,11 @@ pub fn snapshot(root: &Path, spec: &RepoSpec) -> Result<PathBuf> {
 }
 
 fn get(spec: &RepoSpec) -> String {
-    let RepoSpec { id, revision } = spec;
-    format!(
-        "get it with `iec pull {spec}` or `hf download {id} --revision {revision}`, or name a directory with --hf-dir"
-    )
+    format!("get it with {}, or name a directory with --hf-dir", spec.download_commands())
 }
 
 fn choose(spec: &RepoSpec) -> String {
-    let RepoSpec { id, revision } = spec;
-    format!(
-        "name a revision of the cache as {id}@REVISION, or get this one with `iec pull {spec}` or \
-         `hf download {id} --revision {revision}`"
-    )
+    format!("name a revision of the cache as {}@REVISION, or get this one with {}", spec.id, spec.download_commands())
 }
 
 /// Joins names for an error message, at most 12 of them.

@@ -41,6 +41,16 @@ impl RepoSpec {
         format!("models--{}", self.id.replace('/', "--"))
     }
 
+    /// Returns the commands that download the repository: those that this build and the tool `hf` have.
+    pub fn download_commands(&self) -> String {
+        let revision = match self.revision.as_str() {
+            DEFAULT_REVISION => String::new(),
+            revision => format!(" --revision {revision}"),
+        };
+        let hf = format!("`hf download {}{revision}`", self.id);
+        if cfg!(feature = "hub") { format!("`iec pull {self}` or {hf}") } else { hf }
+    }
+
     /// Returns true when the revision is a full commit hash.
     fn is_commit(&self) -> bool {
         is_hex(&self.revision, 40)

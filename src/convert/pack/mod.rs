@@ -205,6 +205,12 @@ impl<'a> Inputs<'a> {
         };
         let checkpoint = Checkpoint::open_with(&options.hf_dir, source)?;
         let companions = collect(&checkpoint, options)?;
+        manifest.iter().for_each(Manifest::note_refusal);
+        if companions.tokenizer().is_none() {
+            progress::detail(0, || {
+                "note: the checkpoint has no tokenizer; `iec run` will need one (`pack --tokenizer FILE`)".into()
+            });
+        }
         Ok(Inputs { options, checkpoint, manifest, calibration, companions })
     }
 

@@ -133,8 +133,10 @@ impl<'a> Rewriting<'a> {
                 return Err(other_weights(&options.model_dir));
             }
         }
+        let selection = Selection::new(attention, None)?;
+        selection.note_lm_head(&weights.tensors());
         let mut quantized = HashMap::new();
-        for (tensor, quant) in selected(weights, &Selection::new(attention, None)?)? {
+        for (tensor, quant) in selected(weights, &selection)? {
             if options.hf_dir.is_none() && tensor.store == Store::Tiled(quant.spec) {
                 continue;
             }

@@ -7,6 +7,7 @@
 use super::weights::Tensor;
 use crate::error::{Error, Result};
 use crate::manifest::{Manifest, Rule, TensorEntry, compile_pattern, is_weight_matrix};
+use crate::progress;
 use crate::quant_spec::{Method, QuantFields, TensorQuant};
 use crate::role::Role;
 use crate::scheme::QuantSpec;
@@ -79,6 +80,34 @@ impl Selection {
             planned: None,
             options,
         })
+    }
+
+    /// Notes options that select none of the tensors of a model.
+    pub fn note_options_without_effect(&self, tensors: &[Tensor]) {
+        self.note_lm_head(tensors);
+        for (option, texts, patterns) in
+            [("--include", &self.options.include, &self.include), ("--exclude", &self.options.exclude, &self.exclude)]
+        {
+            for (text, pattern) in texts.iter().zip(patterns) {
+                if !tensors.iter().any(|tensor| pattern.is_match(&tensor.name)) {
+                    progress::detail(0, || format!("note: {option} {text} has no effect: no tensor has such a name"));
+                }
+            }
+        }
+    }
+
+    /// Notes that the output matrix is to be quantized where there is none.
+    pub fn note_lm_head(&self, tensors: &[Tensor]) {
+        let excluded = |name: &str| self.exclude.iter().any(|pattern| pattern.is_match(name));
+        let heads = || tensors.iter().filter(|tensor| tensor.role == Role::LmHead);
+        let why = match heads().next() {
+            None => "the output matrix is tied to the embedding",
+            Some(_) if heads().all(|head| excluded(&head.name)) => "--exclude names the output matrix",
+            Some(_) => return,
+        };
+        if self.options.lm_head == OuterStorage::LikeLayers {
+            progress::detail(0, || format!("note: --include-lm-head has no effect: {why}"));
+        }
     }
 
     /// Replaces all decisions by those of a plan, which was made for the tensors that

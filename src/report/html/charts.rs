@@ -248,8 +248,8 @@ pub fn overlay(limit: f64, bars: &[u64], outline: Option<&[u64]>) -> String {
 /// Quantity over time: the number of its color, its name, and its mean in each interval.
 pub type Curve<'a> = (usize, &'a str, Vec<f64>);
 
-/// Draws counts over time as lines from zero, with a legend. The numbers at the axis of counts are whole. An interval has
-/// `width` units of time.
+/// Draws counts over time as lines from zero, with a legend. The numbers at the axis of counts are whole. An interval
+/// has `width` units of time.
 pub fn lines(curves: &[Curve<'_>], width: f64, unit: &str) -> String {
     const BASE: f64 = 170.0;
     const TALLEST: f64 = 150.0;

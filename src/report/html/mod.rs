@@ -43,8 +43,8 @@ pub fn document(page: &Page<'_>) -> String {
     )
 }
 
-/// Returns a section of the page; an empty string if there is no content. Its charts have its title as their name. It can
-/// be focused, because it scrolls sideways if a table is wider than the window.
+/// Returns a section of the page; an empty string if there is no content. Its charts have its title as their name. It
+/// can be focused, because it scrolls sideways if a table is wider than the window.
 pub fn section(title: &str, content: &str) -> String {
     if content.is_empty() {
         return String::new();

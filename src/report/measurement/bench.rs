@@ -11,6 +11,7 @@ use crate::resources;
 use crate::rng::Rng;
 use crate::runtime::generate::{CachedPrefix, Request};
 use crate::session::{GenerateOptions, Generation, Session};
+use crate::trial::agreement::GeneratedText;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 use std::time::Instant;
@@ -154,10 +155,12 @@ pub fn bench(
     bench.warm_up(session)?;
     session.engine.profile(options.profile);
     let meta = Meta::new("bench", session, options.settings());
-    let mut measurement = Measurement { meta, records: Vec::new(), lines: Vec::new() };
+    let mut measurement = Measurement { meta, records: Vec::new(), lines: Vec::new(), texts: Vec::new() };
     let mut rounds = Vec::new();
     for run in 1..=options.runs {
-        rounds.extend(bench.measure(session)?);
+        let measured = bench.measure(session)?;
+        measured.iter().for_each(|round| bench.keep_texts(session, round, &prompts, &mut measurement.texts));
+        rounds.extend(measured);
         if !options.aggregate || run == options.runs {
             let measured = Measured {
                 session,
@@ -226,10 +229,33 @@ impl Bench<'_> {
         })
     }
 
+    /// Adds the texts of a round to `texts`, except those that an earlier round generated, too.
+    fn keep_texts(&self, session: &Session, round: &Generation, prompts: &[String], texts: &mut Vec<GeneratedText>) {
+        let is_text = matches!(self.options.prompts, BenchPrompts::Texts(_));
+        for (index, done) in round.outcome.completions.iter().enumerate() {
+            if !texts.iter().any(|text| text.index == index && text.generated == done.ids) {
+                let ids = [&self.before(session)[..], &self.ids[index]].concat();
+                let encoded_from = is_text.then_some(self.options.depth);
+                texts.push(GeneratedText {
+                    index,
+                    prompt: prompts[index].clone(),
+                    ids,
+                    encoded_from,
+                    generated: done.ids.clone(),
+                });
+            }
+        }
+    }
+
+    /// Returns the tokens of `depth`.
+    fn before(&self, session: &Session) -> Vec<u32> {
+        random_ids(session, self.options.depth, u64::MAX)
+    }
+
     /// Creates the requests of a round. The tokens of `depth` are read here, outside of the timed window, once for
     /// all requests.
     fn requests(&self, session: &mut Session) -> Result<Vec<Request>> {
-        let before = random_ids(session, self.options.depth, u64::MAX);
+        let before = self.before(session);
         let prefix = CachedPrefix::read(&mut session.engine, before.clone())?;
         let request = |ids: &Vec<u32>| Request {
             ids: [&before[..], ids].concat(),

@@ -8,6 +8,10 @@ use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
+/// Advice about the file.
+const FORMS: &str = "name a trace of `iec run --trace-ids`, or a JSON file with a list of ids per prompt or an object \
+     {\"prompt_id\": [ids]}";
+
 /// Forms that are one JSON value.
 #[derive(Deserialize)]
 #[serde(untagged)]
@@ -29,17 +33,14 @@ struct TraceLine {
 /// # Errors
 /// The file cannot be read or has none of the forms.
 pub fn read(path: &Path, prompts: &[String]) -> Result<Vec<Option<Vec<u32>>>> {
-    let text = files::read_text(path, TEXT_LIMIT)?;
+    let text = files::read_text(path, TEXT_LIMIT).help(FORMS)?;
     match serde_json::from_str::<Whole>(&text) {
         Ok(Whole::ByIndex(mut ids)) => {
             ids.resize(prompts.len(), None);
             Ok(ids)
         }
         Ok(Whole::ById(mut ids)) => Ok(prompts.iter().map(|prompt| ids.remove(&prompt_id(prompt))).collect()),
-        Err(_) => trace(&text, prompts.len()).at(path).help(
-            "name a trace of `iec run --trace-ids`, or a JSON file with a list of ids per prompt or an object \
-             {\"prompt_id\": [ids]}",
-        ),
+        Err(_) => trace(&text, prompts.len()).at(path).help(FORMS),
     }
 }
 

@@ -17,6 +17,7 @@ mod touch;
 use crate::error::Result;
 use crate::files;
 use crate::output::{Target, write_atomically};
+use crate::trial::agreement::GeneratedText;
 pub use line::{Line, Measured};
 use record::{Entry, Meta, Record};
 use std::path::{Path, PathBuf};
@@ -30,12 +31,14 @@ pub struct Measurement {
     pub records: Vec<Record>,
     /// One line per run.
     pub lines: Vec<Line>,
+    /// The different texts that were generated, for a comparison with the checkpoint; none for a single run.
+    pub texts: Vec<GeneratedText>,
 }
 
 impl Measurement {
     /// Creates a measurement of one run.
     pub fn of_run(meta: Meta, measured: &Measured<'_>) -> Measurement {
-        Measurement { meta, records: Record::all(measured), lines: vec![measured.line()] }
+        Measurement { meta, records: Record::all(measured), lines: vec![measured.line()], texts: Vec::new() }
     }
 
     /// Writes JSON lines, CSV and a page into `root`, with at most `tokens_max` token ids per text; returns the path

@@ -67,7 +67,11 @@ impl Setting {
 
     /// Returns the name of the environment variable: `IEC_MAX_SEQS`.
     pub fn variable(&self) -> String {
-        format!("IEC_{}", self.field.to_ascii_uppercase())
+        match self.field {
+            // All commands read IEC_LOG as the filter of their notes.
+            "log" => "IEC_LOG_FORMAT".into(),
+            field => format!("IEC_{}", field.to_ascii_uppercase()),
+        }
     }
 
     /// Returns the description.

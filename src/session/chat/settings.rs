@@ -6,9 +6,10 @@ use crate::runtime::sampler::Sampling;
 use std::str::FromStr;
 
 /// Display of reasoning.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Think {
     /// All of it, dimmed.
+    #[default]
     On,
     /// None of it.
     Off,
@@ -35,8 +36,8 @@ impl FromStr for Think {
     }
 }
 
-/// Settings of a conversation.
-#[derive(Debug, Clone, PartialEq)]
+/// Settings of a conversation; by default greedy answers without a limit of tokens.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Settings {
     /// Sampling; each answer draws from its seed plus the number of answers before.
     pub sampling: Sampling,
@@ -149,7 +150,7 @@ mod tests {
     use super::*;
 
     fn settings() -> Settings {
-        Settings { sampling: Sampling::default(), max_new: None, think: Think::On, stats: false }
+        Settings::default()
     }
 
     #[test]

@@ -4,11 +4,10 @@
 //! [`Cache`], and later calls use that pack as long as the files of the source are the same.
 //!
 //! ```no_run
-//! # use iec::session::models::{Places, resolve};
+//! # use iec::session::models::Places;
 //! # use iec::session::{Session, SessionOptions};
 //! let places = Places::of(&|name| std::env::var_os(name))?;
-//! let model = resolve("models/tinyllama".as_ref(), None, &places)?;
-//! let session = Session::open(&model.pack, &SessionOptions::default())?;
+//! let session = Session::open_model("models/tinyllama".as_ref(), &SessionOptions::default(), &places)?;
 //! # iec::Result::Ok(())
 //! ```
 
@@ -85,16 +84,15 @@ pub struct Resolved {
 }
 
 /// Finds the model that `spec` names, and packs it into the cache if it is no pack yet. `precision` is the one in which
-/// it will run: for a quantized one, a float checkpoint is quantized, with the defaults and the gate of `iec ptq`.
+/// it will run: for a quantized one, a model of floats is quantized, with the defaults and the gate of `iec ptq`.
 ///
 /// # Errors
 /// Nothing has this name, the model is not supported, it cannot be packed, or the gate refuses its quantization.
 pub fn resolve(spec: &Path, precision: Option<Precision>, places: &Places) -> Result<Resolved> {
     let source = Source::find(spec, places)?;
     match source.kind {
-        Kind::Pack => Ok(Resolved { pack: source.path, record: None, _lease: None }),
         Kind::Cached => from_cache(spec, precision, places),
-        Kind::Checkpoint | Kind::Gguf => from_source(&source, precision, places),
+        Kind::Pack | Kind::Checkpoint | Kind::Gguf => from_source(&source, precision, places),
     }
 }
 
@@ -129,19 +127,30 @@ fn from_cache(spec: &Path, precision: Option<Precision>, places: &Places) -> Res
     Ok(Resolved { pack: entry.dir.clone(), record: Some(record.clone()), _lease: lease })
 }
 
-/// Finds or makes the entry for a source, with the weights that the precision needs.
+/// Finds the pack of a source or makes its entry, with the weights that the precision needs.
 fn from_source(source: &Source, precision: Option<Precision>, places: &Places) -> Result<Resolved> {
-    let wanted = match source.kind {
-        Kind::Checkpoint => Wanted::of(precision),
-        _ => Wanted::Source,
-    };
-    if wanted == Wanted::Int4
-        && !Identity::of(source, wanted)?.is_made(&Cache::of(places)?)
-        && make::has_4_bit_weights(source)?
-    {
-        return packed(source, Wanted::Source, places);
+    let wanted = Wanted::of(precision);
+    let is_made = || Ok::<_, Error>(Identity::of(source, wanted)?.is_made(&Cache::of(places)?));
+    match source.kind {
+        _ if wanted == Wanted::Source => unchanged(source, places),
+        Kind::Checkpoint if wanted == Wanted::Int4 && !is_made()? && make::has_4_bit_weights(source)? => {
+            unchanged(source, places)
+        }
+        Kind::Checkpoint => packed(source, wanted, places),
+        Kind::Gguf if is_made()? => packed(source, wanted, places),
+        Kind::Pack | Kind::Cached | Kind::Gguf => {
+            let found = unchanged(source, places)?;
+            if make::has_only_floats(&found.pack) { packed(source, wanted, places) } else { Ok(found) }
+        }
     }
-    packed(source, wanted, places)
+}
+
+/// Finds or makes the pack with the weights of the source as they are.
+fn unchanged(source: &Source, places: &Places) -> Result<Resolved> {
+    match source.kind {
+        Kind::Pack | Kind::Cached => Ok(Resolved { pack: source.path.clone(), record: None, _lease: None }),
+        Kind::Checkpoint | Kind::Gguf => packed(source, Wanted::Source, places),
+    }
 }
 
 /// Identity of an entry: it follows from the source, the state of its files, and the wanted weights.
@@ -213,7 +222,7 @@ fn packed(source: &Source, wanted: Wanted, places: &Places) -> Result<Resolved> 
         if matches!(identity.record(&dir), Ok(Some(_))) {
             continue;
         }
-        make::make(source, wanted, &identity, &dir)?;
+        make::make(source, wanted, &identity, &dir, places)?;
         cache.remove_outdated(&Entry::read(identity.name.clone(), dir));
         cache.enforce_limit(&identity.name);
     }

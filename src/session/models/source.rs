@@ -132,7 +132,7 @@ impl Source {
         }
     }
 
-    /// Reads the state of the files of a checkpoint or GGUF file. Files of the directory that packing does not read
+    /// Reads the state of the files of a model. Files of the directory that packing does not read
     /// count, too, because which ones it reads depends on their contents.
     ///
     /// # Errors
@@ -160,8 +160,15 @@ impl Source {
 
     /// Lists the files in a fixed order.
     fn files(&self) -> Result<BTreeSet<PathBuf>> {
-        if self.kind != Kind::Checkpoint {
-            return Ok(BTreeSet::from_iter(parts_of(&self.path)));
+        match self.kind {
+            Kind::Checkpoint => {}
+            Kind::Gguf => return Ok(BTreeSet::from_iter(parts_of(&self.path))),
+            Kind::Pack | Kind::Cached => {
+                let dir = if files::is_dir(&self.path)? { &self.path } else { directory_of(&self.path) };
+                let named = [self.path.clone()].into_iter();
+                let read = [JSON_NAME, BIN_NAME].into_iter().chain(iebin::COMPANIONS);
+                return Ok(named.chain(read.map(|name| dir.join(name))).collect());
+            }
         }
         let layout = Layout::find(&self.path)?;
         let named = match &layout.weights {
@@ -313,7 +320,7 @@ fn missing(spec: &Path, repo: Option<&RepoSpec>) -> Error {
     let (found, help) = match repo {
         Some(repo) if repo.id.contains('/') => (
             "found no file or directory of this name, and no such model in the Hugging Face cache",
-            format!("check the path, or download the model: `iec pull {repo}` or `hf download {}`", repo.id),
+            format!("check the path, or download the model: {}", repo.download_commands()),
         ),
         _ => ("found no file or directory of this name, expected a model", NAME_A_MODEL.to_string()),
     };

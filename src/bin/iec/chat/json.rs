@@ -5,7 +5,7 @@
 //! answered by `error`, and the conversation goes on. SIGINT during an answer ends the answer.
 
 use super::talk::{Done, Question, Talk, goes_on};
-use crate::console;
+use crate::{advice, console};
 use iec::error::{Cause, Error, Result};
 use iec::files::Stream;
 use iec::interrupt;
@@ -203,7 +203,7 @@ fn failed(error: &Error) -> Result<()> {
     let object = json!({
         "kind": error.cause().kind(),
         "message": error.to_string(),
-        "help": error.help_text(),
+        "help": advice::of(error),
     });
     event("error", json!({"error": object}))
 }

@@ -10,6 +10,7 @@ mod terminal;
 
 use crate::global::Global;
 use crate::model::ModelArgs;
+use crate::names::offering;
 use crate::sampling::SamplingArgs;
 use editor::Editor;
 use iec::error::{Context, Error, Result};
@@ -74,7 +75,8 @@ pub struct ConversationArgs {
     #[arg(long, value_name = "FILE")]
     pub load: Option<PathBuf>,
     /// Display of reasoning (on: dimmed, off: hidden, fold: only its length) [default: on]
-    #[arg(long, value_name = "on|off|fold")]
+    #[arg(long, value_name = "on|off|fold", hide_possible_values = true)]
+    #[arg(value_parser = offering(&["on", "off", "fold"], str::parse::<Think>))]
     pub think: Option<Think>,
     /// Do not read or write the history of typed lines (iec/history in XDG_STATE_HOME or ~/.local/state)
     #[arg(long)]
@@ -135,11 +137,12 @@ pub fn start(start: Start<'_>, global: &Global) -> Result<()> {
     start.check()?;
     let loaded = start.conversation.load.as_deref().map(History::load).transpose()?;
     start.model.note_prompts_ahead(global);
-    let mut session = start.model.open_to_answer(global)?;
+    let (mut session, home) = start.model.open_to_answer(global)?;
     let adapters: Vec<(String, f32)> = session.adapters.names().into_iter().map(|name| (name, 1.0)).collect();
     session.use_adapters(&adapters)?;
     let interactive = std::io::stdin().is_terminal() && !start.json && start.prompt.is_none();
     let mut talk = Talk { adapters, ..start.talk(session, loaded, global)? };
+    drop(home);
     if !start.json && !interactive && talk.settings.sampling.temperature > 0.0 {
         global.note(format_args!("sampling: {}", talk.describe_sampling()));
     }

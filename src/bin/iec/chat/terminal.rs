@@ -3,8 +3,8 @@
 use super::editor::{Editor, Entry};
 use super::screen::AnswerView;
 use super::talk::{Done, Question, Talk, goes_on};
-use crate::console;
 use crate::global::Global;
+use crate::{advice, console};
 use iec::error::{Error, Result};
 use iec::interrupt;
 use iec::session::chat::command::{Input, parse};
@@ -89,7 +89,7 @@ fn report(error: Error, global: &Global) -> Result<()> {
     }
     let [red, cyan] = if global.colors() { [console::RED, console::CYAN] } else { [""; 2] };
     console::note_with_label(red, "error:", error.to_string());
-    if let Some(help) = error.help_text() {
+    if let Some(help) = advice::of(&error) {
         console::note_with_label(cyan, "help:", help);
     }
     Ok(())

@@ -132,7 +132,7 @@ fn generate(args: &Args, global: &Global) -> Result<()> {
     args.report.prepare()?;
     let trace = args.trace_target()?;
     let source = args.constraint.source()?;
-    let mut session = args.model.open_to_answer(global)?;
+    let (mut session, home) = args.model.open_to_answer(global)?;
     session.sampling = args.sampling.sampling(&session, Sampling::default())?;
     let requested = args.prompts()?;
     let prompts: Vec<String> = requested.iter().map(|request| request.shown().to_string()).collect();
@@ -186,6 +186,7 @@ fn generate(args: &Args, global: &Global) -> Result<()> {
     output::finish(&rounds[0], &session, args.max_new(), global)?;
     // The process ends now, and the system frees all memory at once; dropping the model buffer by buffer takes 5 ms.
     std::mem::forget(session);
+    drop(home);
     Ok(())
 }
 

@@ -81,6 +81,25 @@ pub struct ImportSummary {
     pub tokenizer: bool,
 }
 
+impl ImportSummary {
+    /// Says which tensors were decoded because packs do not have their types, what this costs, and what leads on to
+    /// fewer bits; `None` if there are none.
+    pub fn decoded(&self) -> Option<String> {
+        if self.decoded_tensors.is_empty() {
+            return None;
+        }
+        let kinds: Vec<String> = self.decoded_tensors.iter().map(|(kind, n)| format!("{n} {kind}")).collect();
+        let rounded = if self.rounded_tensors > 0 { "and rounded to the --dtype" } else { "exactly, to f32" };
+        let times = self.bytes as f64 / self.bytes_in.max(1) as f64;
+        Some(format!(
+            "tensors of types that packs do not have were decoded {rounded}: {}; the pack has {times:.1} times the \
+             bytes of the file, all of which are read for each token; `iec run FILE --precision int4` quantizes them \
+             to 4 bits",
+            kinds.join(", ")
+        ))
+    }
+}
+
 /// Imports a GGUF file as a pack, writes one part of the import, or merges its parts.
 ///
 /// # Errors

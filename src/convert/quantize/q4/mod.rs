@@ -157,7 +157,9 @@ impl<'a> Inputs<'a> {
             ..SelectionOptions::default()
         };
         let selection = Selection::new(selected, options.manifest.as_deref())?;
+        selection.manifest().into_iter().for_each(|manifest| manifest.note_refusal());
         let weights = Weights::open_checkpoint(&options.hf_dir, options.config.as_deref())?;
+        selection.note_options_without_effect(&weights.tensors());
         let layout = Q4Layout::new(&weights, &selection)?;
         let document = selection.manifest().map(|m| m.document());
         let calibration = guidance::open(document, options.calibration.as_deref())?;
