@@ -18,7 +18,7 @@ use iec::manifest::Manifest;
 use iec::runtime::constraint::{Constraint, ConstraintSource, Vocabulary};
 use iec::runtime::text::spelling::{Leading, Spelling};
 use iec::runtime::text::{ChatTemplate, Message, RenderOptions, Tokenizer};
-use iec::session::tools::{Format, OutputEvent, OutputParser};
+use iec::session::tools::{Format, OutputEvent, OutputParser, OutputStyle, Tool};
 use iec::sha256::{Digest, Sha256, hex};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
@@ -572,7 +572,9 @@ fn tool_output(data: &[u8]) {
     let format = Format::all().find(|format| format.name() == name);
     let tokenizer = &TOKENIZERS[usize::from(name != "harmony")];
     let divide = |by_letter: bool| {
-        let mut parser = OutputParser::new(format, tokenizer, &[], 1);
+        let tools = [Tool { name: "f".into(), description: None, parameters: None, strict: None }];
+        let mut parser =
+            OutputParser::new(&OutputStyle::without_template(tokenizer).with(format), &tools, tokenizer, &[], 1);
         let mut events = Vec::new();
         for word in words {
             match tokenizer.id(word).filter(|id| *id > 0) {
@@ -584,7 +586,7 @@ fn tool_output(data: &[u8]) {
                 None => parser.push(u32::MAX, word, &mut events),
             }
         }
-        parser.finish(&mut events);
+        parser.finish(true, &mut events);
         let begun = events.iter().filter(|event| matches!(event, OutputEvent::CallBegin { .. })).count();
         assert_eq!(begun, parser.calls());
         events

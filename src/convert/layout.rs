@@ -7,6 +7,7 @@
 use super::older_pack;
 use crate::error::{Cause, Context, Error, Result};
 use crate::files;
+use crate::iebin::{TOOL_TEMPLATE_NAME, TOOL_TEMPLATE_SOURCE};
 use std::path::{Path, PathBuf};
 
 const SAFETENSORS: &str = "model.safetensors";
@@ -98,6 +99,7 @@ impl Layout {
     /// The file is a symbolic link to a target outside the checkpoint or to none, or the system cannot tell whether it
     /// exists.
     pub fn companion(&self, name: &str) -> Result<Option<PathBuf>> {
+        let name = if name == TOOL_TEMPLATE_NAME { TOOL_TEMPLATE_SOURCE } else { name };
         let path = files::first(self.dirs.iter().map(|dir| dir.join(name)))?;
         path.map(|path| self.refuse_escape(&path).map(|()| path)).transpose()
     }

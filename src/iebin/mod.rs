@@ -37,13 +37,14 @@ pub const DEDUP_FORMAT: &str = "iec_dedup_v2";
 pub const DEDUP_FILE_NAMES: [&str; 3] =
     ["model.dedup.defaults.bin", "model.dedup.masks.bin", "model.dedup.exceptions.bin"];
 /// Files that a pack may copy from its checkpoint. The last ones are [`TOKENIZER_SOURCES`].
-pub const COMPANIONS: [&str; 13] = [
+pub const COMPANIONS: [&str; 14] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    TOOL_TEMPLATE_NAME,
     "tekken.json",
     "tokenizer.model",
     "tiktoken.model",
@@ -52,6 +53,10 @@ pub const COMPANIONS: [&str; 13] = [
     "merges.txt",
     "added_tokens.json",
 ];
+/// Name of the chat template for conversations with tools in a pack.
+pub const TOOL_TEMPLATE_NAME: &str = "chat_template.tool_use.jinja";
+/// Path of the same file in a checkpoint.
+pub const TOOL_TEMPLATE_SOURCE: &str = "additional_chat_templates/tool_use.jinja";
 /// Files from which a tokenizer.json is made for a checkpoint without one. A pack has those that were used.
 pub const TOKENIZER_SOURCES: [&str; 7] = {
     let [.., a, b, c, d, e, f, g] = COMPANIONS;

@@ -29,7 +29,7 @@ use crate::convert::gguf::Gguf;
 use crate::error::{Cause, Context, Error, Result};
 use crate::files;
 use crate::iebin::reader::{NAME_A_PACK, read_description};
-use crate::iebin::{IebinReader, JSON_NAME, tensor_map};
+use crate::iebin::{IebinReader, JSON_NAME, TOOL_TEMPLATE_NAME, tensor_map};
 use crate::output::swap;
 use crate::progress;
 use crate::runtime::constraint::{Constraint, ConstraintSource, Vocabulary};
@@ -274,7 +274,7 @@ impl Session {
     /// # Errors
     /// There is no template, or its file cannot be read.
     pub fn chat_template(&self) -> Result<ChatTemplate> {
-        [template_files::CONFIG_NAME, template_files::TEMPLATE_NAME]
+        [template_files::CONFIG_NAME, template_files::TEMPLATE_NAME, TOOL_TEMPLATE_NAME]
             .into_iter()
             .try_for_each(|name| self.reader.check_file(name))?;
         ChatTemplate::open(&self.reader.dir)

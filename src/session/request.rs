@@ -4,6 +4,7 @@ use super::adapters::Adapters;
 use super::ahead::{Ahead, Taken};
 use super::prompt_request::PromptRequest;
 use super::recent::Recent;
+use super::tools::{OutputStyle, answer_constraint};
 use super::{Encoder, GenerateOptions, Generation, Session};
 use crate::error::{Error, Result};
 use crate::runtime::constraint::{Constraint, ConstraintSource};
@@ -25,7 +26,9 @@ pub struct RunSettings<'a> {
     pub ends: &'a [String],
     /// System text before a prompt that the template renders.
     pub system: Option<&'a str>,
-    /// Request without a prompt: length, sampling, texts to stop at, constraint.
+    /// Constraint of all answers, if there is one. It begins behind the reasoning that a chat template allows.
+    pub constraint: Option<&'a ConstraintSource>,
+    /// Request without a prompt: length, sampling, texts to stop at.
     pub plain: Request,
 }
 
@@ -66,9 +69,10 @@ impl Session {
         progress: &mut dyn Progress,
     ) -> Result<(Generation, Duration)> {
         let pieces: Vec<&[PromptRequest]> = prompts.chunks(ahead.clamp(1, PIECE)).collect();
-        let encoding =
-            Encoding { run, constraints: Recent::default(), breakers: Recent::default(), time: Mutex::default() };
         let (parts, encoder) = self.parts();
+        let style = run.template.and_then(|template| Some(OutputStyle::of(template, encoder.tokenizer().ok()?)));
+        let (constraints, breakers) = (Recent::default(), Recent::default());
+        let encoding = Encoding { run, style, constraints, breakers, time: Mutex::default() };
         let first = pieces.first().map_or_else(Vec::new, |piece| encoding.encode(&encoder, piece));
         let later = pieces.get(1..).unwrap_or_default();
         // Half of the prompts ahead wait in the batch, where priorities order them.
@@ -149,6 +153,8 @@ impl Source for Encoded<'_, '_> {
 /// State of the threads that encode the prompts of a run.
 struct Encoding<'a> {
     run: &'a RunSettings<'a>,
+    /// Style of the answers to conversations, if a template renders them.
+    style: Option<OutputStyle>,
     constraints: Recent<ConstraintSource, Constraint>,
     breakers: Recent<Option<Vec<String>>, Breakers>,
     /// Time that all threads took.
@@ -224,10 +230,13 @@ impl Encoding<'_> {
 
     fn request(&self, encoder: &Encoder<'_>, prompt: &PromptRequest, ids: Vec<u32>) -> Result<Request> {
         let plain = self.run.plain.clone();
-        let constraint = match prompt.sources().next() {
-            None => plain.constraint,
-            Some(source) => Some(self.constraints.get(source, |source| encoder.constraint(source))?),
+        let source = prompt.sources().next().or_else(|| self.run.constraint.cloned());
+        let source = match (source, self.style.as_ref().filter(|_| !prompt.raw)) {
+            (Some(source), Some(style)) => Some(answer_constraint(style, encoder.tokenizer()?, &ids, &source)),
+            (source, _) => source,
         };
+        let constraint =
+            source.map(|source| self.constraints.get(source, |source| encoder.constraint(source))).transpose()?;
         let stop = prompt.stop.as_ref().unwrap_or(&plain.stop);
         let ends = if prompt.raw { &[] } else { self.run.ends };
         Ok(Request {

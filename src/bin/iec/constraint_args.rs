@@ -2,10 +2,9 @@
 
 use iec::error::{Context, Result};
 use iec::files;
-use iec::runtime::constraint::{Constraint, ConstraintSource};
+use iec::runtime::constraint::ConstraintSource;
 use iec::session::Session;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// Heading of these options in the help.
 const HEADING: &str = "Structured output (at most one of these options)";
@@ -52,13 +51,13 @@ impl ConstraintArgs {
         }))
     }
 
-    /// Compiles the constraint for a model, if there is one.
-    pub fn compile(&self, source: Option<&ConstraintSource>, session: &Session) -> Result<Option<Arc<Constraint>>> {
-        let compiled = source.map(|source| session.constraint(source)).transpose();
+    /// Checks the constraint, if there is one, before prompts are read.
+    pub fn check(&self, source: Option<&ConstraintSource>, session: &Session) -> Result<()> {
+        let checked = source.map_or(Ok(()), |source| session.constraint(source).map(drop));
         // An error in the content of a file gets the path of that file.
         match self.files().first() {
-            Some(file) => compiled.at(file),
-            None => compiled,
+            Some(file) => checked.at(file),
+            None => checked,
         }
     }
 }

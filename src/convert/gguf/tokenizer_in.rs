@@ -241,7 +241,13 @@ impl<'a> Vocabulary<'a> {
             }
         }
         if let Some(template) = self.meta.text_opt("tokenizer.chat_template")? {
-            config["chat_template"] = json!(template);
+            config["chat_template"] = match self.meta.text_opt("tokenizer.chat_template.tool_use")? {
+                None => json!(template),
+                Some(for_tools) => json!([
+                    {"name": "default", "template": template},
+                    {"name": "tool_use", "template": for_tools},
+                ]),
+            };
         }
         Ok(config)
     }

@@ -18,6 +18,8 @@ pub struct Source<'a> {
     pub config: &'a Value,
     /// Contents of `chat_template.jinja`, if the pack has that file.
     pub template: Option<&'a str>,
+    /// Contents of the template for conversations with tools, if the pack has that file.
+    pub tool_template: Option<&'a str>,
     /// Description of the model, which gives the vocabulary size and the special tokens.
     pub model: &'a ModelConfig,
     /// Name of the pre-tokenizer, instead of the name found from its rules.
@@ -57,8 +59,14 @@ pub fn tokenizer_keys(source: &Source<'_>) -> Result<Keys> {
         _ => byte_level(source, &tokens, &mut keys)?,
     }
     special_tokens(source, &tokens, &mut keys)?;
-    if let Some(template) = source.template.or_else(|| template_of(source.config)) {
+    if let Some(template) = source.template.or_else(|| template_of(source.config, "default")) {
         keys.entries.push(("tokenizer.chat_template".into(), Meta::String(template.into())));
+    }
+    let of_list = || template_of(source.config, "tool_use").filter(|_| source.template.is_none());
+    if let Some(template) = source.tool_template.or_else(of_list) {
+        let names = Meta::Strings(vec!["tool_use".into()]);
+        keys.entries.push(("tokenizer.chat_templates".into(), names));
+        keys.entries.push(("tokenizer.chat_template.tool_use".into(), Meta::String(template.into())));
     }
     Ok(keys)
 }
@@ -307,11 +315,11 @@ fn special_tokens(source: &Source, tokens: &Tokens, keys: &mut Keys) -> Result<(
     Ok(())
 }
 
-/// Returns the chat template of a tokenizer_config.json; of several templates, the one named `default`.
-fn template_of(config: &Value) -> Option<&str> {
+/// Returns the chat template of this name of a tokenizer_config.json; a single template is the one named `default`.
+fn template_of<'a>(config: &'a Value, name: &str) -> Option<&'a str> {
     match &config["chat_template"] {
-        Value::String(text) => Some(text),
-        Value::Array(list) => list.iter().find(|t| t["name"] == "default").and_then(|t| t["template"].as_str()),
+        Value::String(text) => Some(text.as_str()).filter(|_| name == "default"),
+        Value::Array(list) => list.iter().find(|t| t["name"] == name).and_then(|t| t["template"].as_str()),
         _ => None,
     }
 }

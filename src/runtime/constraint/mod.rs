@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::resources;
 pub use json::{Options as SchemaOptions, SchemaRules, rules as schema_rules};
 use llguidance::Matcher;
-use llguidance::api::TopLevelGrammar;
+use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use phases::{Compiled, Free, Progress};
 pub use phases::{Marker, Phase, Phases, Place};
 use std::fmt;
@@ -78,27 +78,18 @@ impl ConstraintSource {
         SchemaOptions { depth: json::DEPTH, lenient, closed }
     }
 
-    /// Checks the source against the limits and returns its phases, and the places of what they do not enforce.
-    fn compiled(&self, vocabulary: &Vocabulary) -> Result<(Vec<Compiled>, Vec<String>)> {
+    /// Checks the source against the limits and returns its grammar, and the places of what it does not enforce; `None`
+    /// for phases, which have several grammars.
+    fn grammar(&self) -> Result<Option<(TopLevelGrammar, Vec<String>)>> {
         let whole = match self {
             ConstraintSource::JsonSchema(text) | ConstraintSource::ClosedJsonSchema(text) => {
                 TopLevelGrammar::from_lark(schema_rules(&json::parsed(text)?, self.schema_options())?.lark)
             }
             ConstraintSource::JsonSchemaHint(text) => {
-                let schema = json::parsed(text)?;
-                let rules = schema_rules(&schema, self.schema_options()).and_then(|rules| {
-                    let initial = self.matcher(TopLevelGrammar::from_lark(rules.lark), vocabulary)?;
-                    Ok((initial, rules.ignored))
-                });
-                let (initial, ignored) = match rules {
-                    Ok(rules) => rules,
-                    // Nothing of it can be used.
-                    Err(_) => {
-                        let any = schema_rules(&true.into(), self.schema_options())?.lark;
-                        (self.matcher(TopLevelGrammar::from_lark(any), vocabulary)?, vec!["#".to_string()])
-                    }
+                let Ok(rules) = schema_rules(&json::parsed(text)?, self.schema_options()) else {
+                    return self.any_json().map(Some);
                 };
-                return Ok((vec![Compiled::Grammar { initial, exits: Vec::new() }], ignored));
+                return Ok(Some((TopLevelGrammar::from_lark(rules.lark), rules.ignored)));
             }
             ConstraintSource::Grammar(text) => TopLevelGrammar::from_lark(grammar::checked(text)?),
             ConstraintSource::Regex(text) => {
@@ -106,18 +97,55 @@ impl ConstraintSource {
                 TopLevelGrammar::from_regex(text)
             }
             ConstraintSource::Choice(texts) => TopLevelGrammar::from_regex(&pattern::of_choices(texts)?),
-            ConstraintSource::Phases(Phases(phases)) => {
-                let compile = |phase: &Phase| match phase {
-                    Phase::Free { ends, markers } => Ok(Compiled::Free(Free::new(*ends, markers, vocabulary))),
-                    Phase::Grammar { lark, exits } => {
-                        let initial = self.matcher(TopLevelGrammar::from_lark(lark.clone()), vocabulary)?;
-                        Ok(Compiled::Grammar { initial, exits: exits.clone() })
-                    }
-                };
-                return Ok((phases.iter().map(compile).collect::<Result<_>>()?, Vec::new()));
-            }
+            ConstraintSource::Phases(_) => return Ok(None),
         };
-        Ok((vec![Compiled::Grammar { initial: self.matcher(whole, vocabulary)?, exits: Vec::new() }], Vec::new()))
+        Ok(Some((whole, Vec::new())))
+    }
+
+    /// Returns the grammar in place of a hint of which nothing can be used.
+    fn any_json(&self) -> Result<(TopLevelGrammar, Vec<String>)> {
+        let any = schema_rules(&true.into(), self.schema_options())?.lark;
+        Ok((TopLevelGrammar::from_lark(any), vec!["#".to_string()]))
+    }
+
+    /// Returns the matcher at the beginning of a text of the source, behind what the grammar `before` allows, and the
+    /// places of what it does not enforce.
+    fn initial(&self, before: &str, vocabulary: &Vocabulary) -> Result<(Box<Mutex<Matcher>>, Vec<String>)> {
+        let Some((whole, ignored)) = self.grammar()? else {
+            return Err(refused(self.kind(), "found phases within a phase"));
+        };
+        match (self.matcher(behind(before, whole), vocabulary), self) {
+            (Err(_), ConstraintSource::JsonSchemaHint(_)) => {
+                let (any, ignored) = self.any_json()?;
+                Ok((self.matcher(behind(before, any), vocabulary)?, ignored))
+            }
+            (initial, _) => Ok((initial?, ignored)),
+        }
+    }
+
+    /// Returns the phases of the source, and the places of what they do not enforce.
+    fn compiled(&self, vocabulary: &Vocabulary) -> Result<(Vec<Compiled>, Vec<String>)> {
+        let ConstraintSource::Phases(Phases(phases)) = self else {
+            let (initial, ignored) = self.initial("", vocabulary)?;
+            return Ok((vec![Compiled::Grammar { initial, openings: Free::default(), exits: Vec::new() }], ignored));
+        };
+        let (mut compiled, mut ignored) = (Vec::with_capacity(phases.len()), Vec::new());
+        for phase in phases {
+            compiled.push(match phase {
+                Phase::Free { ends, markers } => Compiled::Free(Free::new(*ends, markers, vocabulary)),
+                Phase::Grammar { lark, exits } => {
+                    let initial = self.matcher(TopLevelGrammar::from_lark(lark.clone()), vocabulary)?;
+                    Compiled::Grammar { initial, openings: Free::default(), exits: exits.clone() }
+                }
+                Phase::Answer { source, before, openings } => {
+                    let openings = Free::new(false, openings, vocabulary);
+                    let (initial, places) = source.initial(before, vocabulary)?;
+                    ignored = places;
+                    Compiled::Grammar { initial, openings, exits: Vec::new() }
+                }
+            });
+        }
+        Ok((compiled, ignored))
     }
 
     /// Returns the matcher at the beginning of a text of a grammar.
@@ -127,6 +155,17 @@ impl ConstraintSource {
         matcher.compute_mask().map_err(|e| refused(self.kind(), &reason(&e.to_string())))?;
         Ok(Box::new(Mutex::new(matcher)))
     }
+}
+
+/// Returns a grammar with a part before its texts.
+fn behind(before: &str, mut whole: TopLevelGrammar) -> TopLevelGrammar {
+    if !before.is_empty() {
+        let outer = GrammarWithLexer::from_lark(format!("start: {before} @answer"));
+        let mut inner = std::mem::replace(&mut whole.grammars[0], outer);
+        inner.name = Some("answer".into());
+        whole.grammars.push(inner);
+    }
+    whole
 }
 
 /// A compiled constraint. It is compiled once and used for any number of texts.
@@ -197,9 +236,17 @@ pub struct ConstraintState {
 enum At {
     /// In a free phase, with the progress of its markers.
     Free(usize, Vec<Progress>),
-    /// In a phase with a grammar, with the last bytes of its text. The matcher is boxed, because a state moves between
-    /// threads for every token.
-    Grammar(usize, Box<Matcher>, Vec<u8>),
+    /// In a phase with a grammar.
+    Grammar {
+        phase: usize,
+        /// State of the grammar; `None` once the text can only be a marker of another phase. It is boxed, because a
+        /// state moves between threads for every token.
+        matcher: Option<Box<Matcher>>,
+        /// Progress of the markers that may stand at the beginning instead.
+        openings: Vec<Progress>,
+        /// Last bytes of the text.
+        tail: Vec<u8>,
+    },
     /// At the end.
     Complete,
 }
@@ -215,9 +262,10 @@ impl ConstraintState {
     fn enter(&mut self, phase: usize) {
         self.at = match self.phases.get(phase) {
             Some(Compiled::Free(free)) => At::Free(phase, free.start()),
-            Some(Compiled::Grammar { initial, .. }) => {
+            Some(Compiled::Grammar { initial, openings, .. }) => {
                 let initial = initial.lock().unwrap_or_else(PoisonError::into_inner);
-                At::Grammar(phase, Box::new(initial.deep_clone()), Vec::new())
+                let matcher = Some(Box::new(initial.deep_clone()));
+                At::Grammar { phase, matcher, openings: openings.start(), tail: Vec::new() }
             }
             None => At::Complete,
         };
@@ -237,7 +285,7 @@ impl ConstraintState {
     pub fn is_free(&self) -> bool {
         match (&self.at, self.phase()) {
             (At::Free(_, progress), Some(Compiled::Free(free))) => {
-                free.ends() && free.forbidden(progress).next().is_none()
+                free.ends() && free.forbidden(progress, &self.vocabulary).is_empty()
             }
             _ => false,
         }
@@ -245,7 +293,7 @@ impl ConstraintState {
 
     fn phase(&self) -> Option<&Compiled> {
         match &self.at {
-            At::Free(phase, _) | At::Grammar(phase, ..) => self.phases.get(*phase),
+            At::Free(phase, _) | At::Grammar { phase, .. } => self.phases.get(*phase),
             At::Complete => None,
         }
     }
@@ -257,13 +305,23 @@ impl ConstraintState {
     /// No token can continue the text, or the work for this token exceeds its limit.
     pub fn mask(&mut self) -> Result<TokenMask> {
         let phases = Arc::clone(&self.phases);
-        let matcher = match &mut self.at {
+        let (matcher, others) = match &mut self.at {
             At::Free(phase, progress) => {
                 let Some(Compiled::Free(free)) = phases.get(*phase) else { return Err(failed("it has no phase")) };
-                return Ok(self.vocabulary.all_but(free.forbidden(progress), free.ends()));
+                return Ok(self.vocabulary.all_but(free.forbidden(progress, &self.vocabulary), free.ends()));
             }
-            At::Grammar(_, matcher, _) => matcher,
+            At::Grammar { phase, matcher, openings: progress, .. } => {
+                let Some(Compiled::Grammar { openings, .. }) = phases.get(*phase) else {
+                    return Err(failed("it has no phase"));
+                };
+                (matcher, openings.continuing(progress, &self.vocabulary))
+            }
             At::Complete => return Ok(self.vocabulary.only_end()),
+        };
+        let Some(matcher) = matcher else {
+            let mut mask = self.vocabulary.only_end();
+            self.vocabulary.allow(&mut mask.words, others);
+            return Ok(TokenMask { ends: false, ..mask });
         };
         let set = matcher.compute_mask_or_eos().map_err(|e| failed(&reason(&e.to_string())))?;
         let mut words = set.as_slice().to_vec();
@@ -272,6 +330,7 @@ impl ConstraintState {
         if self.at_start {
             self.vocabulary.allow_spaced(&mut words);
         }
+        self.vocabulary.allow(&mut words, others);
         if !ends && words.iter().all(|word| *word == 0) {
             return Err(failed("no token of the vocabulary continues the text"));
         }
@@ -292,12 +351,24 @@ impl ConstraintState {
                     self.enter(next);
                 }
             }
-            At::Grammar(phase, matcher, tail) => {
-                let Some(Compiled::Grammar { exits, .. }) = phases.get(*phase) else {
+            At::Grammar { phase, matcher, openings: progress, tail } => {
+                let Some(Compiled::Grammar { openings, exits, .. }) = phases.get(*phase) else {
                     return Err(failed("it has no phase"));
                 };
                 let shown = if is_first { self.vocabulary.unspaced(id) } else { id };
-                matcher.consume_token(shown).map_err(|e| failed(&reason(&e.to_string())))?;
+                if let Some(next) = openings.read(progress, shown, self.vocabulary.bytes(shown)) {
+                    self.enter(next);
+                    return Ok(());
+                }
+                let fits = matcher.as_mut().map(|matcher| matcher.consume_token(shown));
+                match fits {
+                    Some(Err(e)) if progress.iter().all(|written| matches!(written, None | Some(0))) => {
+                        return Err(failed(&reason(&e.to_string())));
+                    }
+                    Some(Err(_)) | None => *matcher = None,
+                    Some(Ok(())) => {}
+                }
+                let Some(matcher) = matcher else { return Ok(()) };
                 let kept = phases::exit_bytes(exits);
                 tail.extend_from_slice(self.vocabulary.bytes(shown));
                 tail.drain(..tail.len().saturating_sub(kept));
@@ -315,7 +386,7 @@ impl ConstraintState {
     pub fn is_complete(&self) -> bool {
         match &self.at {
             At::Complete => true,
-            At::Grammar(_, matcher, _) => matcher.is_stopped(),
+            At::Grammar { matcher, .. } => matcher.as_ref().is_some_and(|matcher| matcher.is_stopped()),
             At::Free(..) => false,
         }
     }

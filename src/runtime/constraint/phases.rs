@@ -5,6 +5,7 @@
 //! mask, except where the next token could run beyond the end of a marker and so begin the following phase with a text
 //! that its grammar does not know. These tokens are not allowed; the marker can be completed by a shorter token.
 
+use super::ConstraintSource;
 use super::vocabulary::Vocabulary;
 use llguidance::Matcher;
 use std::sync::Mutex;
@@ -32,6 +33,30 @@ pub enum Phase {
         /// ends the text, or that has no marker. If there is none, the whole text is complete.
         exits: Vec<(Option<Marker>, usize)>,
     },
+    /// A text of another constraint, with which the whole text is complete.
+    Answer {
+        /// The constraint.
+        source: Box<ConstraintSource>,
+        /// Part of a grammar, in the same dialect, that may stand before the text of the constraint.
+        before: String,
+        /// Markers that may stand at the beginning instead, each with the number of the phase that follows it.
+        openings: Vec<(Marker, usize)>,
+    },
+}
+
+impl Phase {
+    /// Lets the phase lead to another one wherever it leads to `from`.
+    pub fn redirect(&mut self, from: usize, to: usize) {
+        let markers = match self {
+            Phase::Free { markers, .. } => markers,
+            Phase::Answer { openings, .. } => openings,
+            Phase::Grammar { exits, .. } => {
+                exits.iter_mut().filter(|(_, next)| *next == from).for_each(|(_, next)| *next = to);
+                return;
+            }
+        };
+        markers.iter_mut().filter(|(_, next)| *next == from).for_each(|(_, next)| *next = to);
+    }
 }
 
 /// A text or a token that ends a phase.
@@ -60,11 +85,14 @@ pub(super) enum Compiled {
     Grammar {
         /// Matcher at the beginning of the phase.
         initial: Box<Mutex<Matcher>>,
+        /// Markers that may begin the phase instead of a text of the grammar.
+        openings: Free,
         exits: Vec<(Option<Marker>, usize)>,
     },
 }
 
-/// A free phase.
+/// Markers, and whether the text may end: a free phase, or what may stand in place of a grammar.
+#[derive(Default)]
 pub(super) struct Free {
     ends: bool,
     markers: Vec<Reader>,
@@ -76,8 +104,9 @@ struct Reader {
     next: usize,
     /// Length of the longest prefix of the marker that is also a proper suffix of its first `n` bytes, for each `n`.
     borders: Vec<usize>,
-    /// For each number of bytes of the marker that were written: tokens that begin with the others, and are longer. For
-    /// 0 of a marker at any place: tokens that have the marker within.
+    /// For each number of bytes of a marker at any place that were written: tokens that begin with the others, and are
+    /// longer. For 0: tokens that have the marker within. Those of a marker at the beginning are searched when they are
+    /// needed, because there may be hundreds of such markers, which are out of the question after a few tokens.
     beyond: Vec<Vec<u32>>,
 }
 
@@ -110,8 +139,16 @@ impl Free {
     }
 
     /// Returns the tokens that are not allowed.
-    pub(super) fn forbidden(&self, progress: &[Progress]) -> impl Iterator<Item = u32> {
-        self.markers.iter().zip(progress).flat_map(|(reader, progress)| reader.beyond(*progress))
+    pub(super) fn forbidden(&self, progress: &[Progress], vocabulary: &Vocabulary) -> Vec<u32> {
+        let readers = self.markers.iter().zip(progress);
+        readers.flat_map(|(reader, progress)| reader.beyond(*progress, vocabulary)).collect()
+    }
+
+    /// Returns the tokens that begin or continue a marker at the beginning.
+    pub(super) fn continuing(&self, progress: &[Progress], vocabulary: &Vocabulary) -> Vec<u32> {
+        let readers = self.markers.iter().zip(progress);
+        let begun = readers.filter_map(|(reader, progress)| Some((reader, (*progress)?)));
+        begun.flat_map(|(reader, written)| reader.continuing(written, vocabulary)).collect()
     }
 
     /// Reads a token; returns the number of the next phase if the token ends with a marker.
@@ -141,28 +178,25 @@ impl Reader {
             }
             borders[n] = border + usize::from(text[border] == text[n - 1]);
         }
-        let states = text.len();
+        let states = if marker.place == Place::Anywhere { text.len() } else { 0 };
         let mut reader = Reader { marker, next, borders, beyond: vec![Vec::new(); states] };
-        for (id, bytes) in vocabulary.tokens() {
-            reader.add_beyond(id, bytes);
+        if states > 0 {
+            vocabulary.tokens().for_each(|(id, bytes)| reader.add_beyond(id, bytes));
         }
         reader
     }
 
-    /// Adds a token to the lists of those that run beyond the end of the marker.
+    /// Adds a token to the lists of those that run beyond the end of a marker at any place.
     fn add_beyond(&mut self, id: u32, bytes: &[u8]) {
-        let Some(first) = bytes.iter().find(|byte| !self.skips(**byte)) else { return };
-        for written in 0..self.beyond.len() {
-            // A token that continues the marker begins with its next byte.
-            let may_continue = *first == self.marker.text.as_bytes()[written];
-            let may_contain = written == 0 && self.marker.place == Place::Anywhere;
-            if !may_contain && !may_continue || bytes.len() + written <= self.marker.text.len() {
+        let text = self.marker.text.as_bytes();
+        let Some(first) = bytes.first() else { return };
+        for written in 0..text.len() {
+            if bytes.len() + written <= text.len() || written > 0 && *first != text[written] {
                 continue;
             }
-            let begins = may_contain || self.marker.place == Place::Start;
-            let is_beyond = match begins {
-                true => matches!(self.read(Some(written), bytes), Read::Beyond),
-                false => bytes.starts_with(&self.marker.text.as_bytes()[written..]),
+            let is_beyond = match written {
+                0 => matches!(self.read(Some(0), bytes), Read::Beyond),
+                _ => bytes.starts_with(&text[written..]),
             };
             if is_beyond {
                 self.beyond[written].push(id);
@@ -171,10 +205,52 @@ impl Reader {
     }
 
     /// Returns the tokens that run beyond the end of the marker.
-    fn beyond(&self, progress: Progress) -> impl Iterator<Item = u32> {
+    fn beyond(&self, progress: Progress, vocabulary: &Vocabulary) -> Vec<u32> {
+        let Some(written) = progress.filter(|_| !self.marker.text.is_empty()) else { return Vec::new() };
+        if self.marker.place == Place::Start {
+            return self.following(written, vocabulary).1;
+        }
         let longer = |written: &usize| (*written > 0).then(|| self.borders[*written]);
-        let states = std::iter::successors(progress, longer);
-        states.filter_map(|written| self.beyond.get(written)).flatten().copied()
+        let states = std::iter::successors(Some(written), longer);
+        states.filter_map(|written| self.beyond.get(written)).flatten().copied().collect()
+    }
+
+    /// Returns the tokens that continue a marker at the beginning, or are it.
+    fn continuing(&self, written: usize, vocabulary: &Vocabulary) -> Vec<u32> {
+        let mut ids = match self.marker.text.is_empty() {
+            true => Vec::new(),
+            false => self.following(written, vocabulary).0,
+        };
+        ids.extend(self.marker.token.filter(|_| written == 0));
+        ids
+    }
+
+    /// Searches the tokens that may follow when `written` bytes of a marker at the beginning were written: those that
+    /// continue or complete it, and those that run beyond its end. White space is skipped.
+    fn following(&self, written: usize, vocabulary: &Vocabulary) -> (Vec<u32>, Vec<u32>) {
+        let (mut within, mut beyond) = (Vec::new(), Vec::new());
+        // Tokens in the order of their bytes whose first `depth` bytes were read.
+        let mut open = vec![(vocabulary.sorted(), 0, written)];
+        while let Some((ids, depth, reached)) = open.pop() {
+            let ends = ids.partition_point(|id| vocabulary.bytes(*id).len() <= depth);
+            if reached > written {
+                within.extend(&ids[..ends]);
+            }
+            let longer = &ids[ends..];
+            let Some(next) = self.marker.text.as_bytes().get(reached) else {
+                beyond.extend(longer);
+                continue;
+            };
+            let spaces = b" \n\r\t\x0c".iter().filter(|space| self.skips(**space)).map(|space| (*space, reached));
+            for (byte, reached) in spaces.chain([(*next, reached + 1)]) {
+                let begin = longer.partition_point(|id| vocabulary.bytes(*id)[depth] < byte);
+                let end = longer.partition_point(|id| vocabulary.bytes(*id)[depth] <= byte);
+                if begin < end {
+                    open.push((&longer[begin..end], depth + 1, reached));
+                }
+            }
+        }
+        (within, beyond)
     }
 
     fn is_token(&self, progress: Progress, id: u32) -> bool {

@@ -28,6 +28,8 @@ pub struct Vocabulary {
     factory: ParserFactory,
     /// Id that stands for the end of a text; it equals the number of tokens.
     end: u32,
+    /// Tokens that have bytes, in the order of their bytes.
+    sorted: Vec<u32>,
     /// Tokens with a space that is not shown at the beginning of a text, and the token with the rest of their bytes, if
     /// there is one.
     spaced: Vec<(u32, Option<u32>)>,
@@ -48,6 +50,8 @@ impl Vocabulary {
         let Spelling { mut bytes, leading } = spelling;
         let end = bytes.len() as u32;
         let spaced = spaced(&bytes, leading);
+        let mut sorted: Vec<u32> = (0..end).filter(|id| !bytes[*id as usize].is_empty()).collect();
+        sorted.sort_by(|a, b| bytes[*a as usize].cmp(&bytes[*b as usize]));
         bytes.push(Vec::new());
         let built = catch_unwind(|| {
             let trie = TokTrie::from(&TokRxInfo::new(end + 1, end), &bytes);
@@ -59,7 +63,7 @@ impl Vocabulary {
         })?;
         factory.quiet();
         *factory.limits_mut() = LIMITS;
-        Ok(Vocabulary { factory, end, spaced })
+        Ok(Vocabulary { factory, end, sorted, spaced })
     }
 
     pub(super) fn factory(&self) -> &ParserFactory {
@@ -81,16 +85,26 @@ impl Vocabulary {
         (0..self.end).map(|id| (id, self.bytes(id)))
     }
 
+    /// Returns the tokens that have bytes, in the order of their bytes.
+    pub(super) fn sorted(&self) -> &[u32] {
+        &self.sorted
+    }
+
     /// Returns the mask of all tokens but some.
-    pub(super) fn all_but(&self, forbidden: impl Iterator<Item = u32>, ends: bool) -> TokenMask {
+    pub(super) fn all_but(&self, forbidden: Vec<u32>, ends: bool) -> TokenMask {
         let mut words = vec![u32::MAX; self.end.div_ceil(32) as usize];
-        forbidden.for_each(|id| set(&mut words, id, false));
+        forbidden.into_iter().for_each(|id| set(&mut words, id, false));
         TokenMask { words, ends }
     }
 
     /// Returns the mask of a text that is complete.
     pub(super) fn only_end(&self) -> TokenMask {
         TokenMask { words: vec![0; self.end.div_ceil(32) as usize], ends: true }
+    }
+
+    /// Adds tokens to a set.
+    pub(super) fn allow(&self, words: &mut [u32], ids: Vec<u32>) {
+        ids.into_iter().for_each(|id| set(words, id, true));
     }
 
     /// Removes [`Vocabulary::end`] from a set.

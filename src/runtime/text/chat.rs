@@ -8,10 +8,10 @@
 //! in a separate process with limited memory and time (`src/session/template.rs`).
 
 use super::jinja::{environment, plain_blocks};
-use super::message::{Message, View};
+use super::message::{Message, View, known_roles};
 use crate::error::{Context, Error, Result};
 use crate::files;
-use crate::iebin::JSON_NAME;
+use crate::iebin::{JSON_NAME, TOOL_TEMPLATE_NAME, TOOL_TEMPLATE_SOURCE};
 use crate::output::swap;
 use crate::strict_json;
 use minijinja::ErrorKind;
@@ -91,7 +91,9 @@ impl ChatTemplate {
         let own_path = member(dir, TEMPLATE_NAME);
         let own = read_text(&own_path)?;
         let named = |name| named_template(&config["chat_template"], name);
-        let tool_use = named("tool_use").filter(|_| own.is_none());
+        let file = [member(dir, TOOL_TEMPLATE_NAME), dir.join(TOOL_TEMPLATE_SOURCE)];
+        let file = file.iter().find_map(|path| read_text(path).transpose()).transpose()?;
+        let tool_use = file.or_else(|| named("tool_use").filter(|_| own.is_none()));
         let (source, path) = match (own, config["chat_template"].as_str().map(String::from).or(named("default"))) {
             (Some(source), _) => (source, own_path),
             (None, Some(source)) => (source, config_path),
@@ -234,6 +236,7 @@ impl ChatTemplate {
         let source = if options.tools.is_some() { self.tool_source() } else { &self.source };
         let mut environment = environment(now);
         environment.set_fuel(Some(steps));
+        let messages = &known_roles(messages, source)[..];
         let source = plain_blocks(source);
         let mut prompt = Prompt { text: Vec::new(), longest };
         let continued_messages = match options.ending {
@@ -463,8 +466,10 @@ mod tests {
 
     #[test]
     fn templates_get_tools_calls_and_their_results() {
-        let call =
-            Message { tool_calls: vec![ToolCall::new("c1", "f", r#"{"a": [1]}"#)], ..Message::new("assistant", "") };
+        let call = Message {
+            tool_calls: vec![ToolCall::new("c1", "f", serde_json::json!({"a": [1]}))],
+            ..Message::new("assistant", "")
+        };
         let result = Message { tool_call_id: Some("c1".into()), name: Some("f".into()), ..Message::new("tool", "7") };
         let source = "{{ tools | tojson }}{% for m in messages %}{% if m.tool_calls %}{% for c in m.tool_calls %}\
                       {{ c.id }}{{ c.type }}{{ c.function.arguments | tojson }}{{ c.function.arguments is mapping }}\

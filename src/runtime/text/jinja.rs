@@ -3,8 +3,8 @@
 
 use super::chat::STEPS;
 use super::datetime::strftime;
-use super::methods;
-use super::tojson::{number, tojson};
+use super::tojson::tojson;
+use super::{filters, methods, python};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, escape_formatter};
@@ -27,10 +27,13 @@ pub(super) fn environment(now: u64) -> Environment<'static> {
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     environment.set_syntax(syntax.expect("the usual delimiters"));
     environment.set_unknown_method_callback(method);
-    environment.set_formatter(|out, state, value| match value.is_number() && !value.is_integer() {
-        true => out.write_str(&number(value)).map_err(Error::from),
-        false => escape_formatter(out, state, value),
+    environment.set_formatter(|out, state, value| match value.kind() {
+        ValueKind::Number | ValueKind::Seq | ValueKind::Map | ValueKind::Iterable => {
+            out.write_str(&python::text(state, value)?).map_err(Error::from)
+        }
+        _ => escape_formatter(out, state, value),
     });
+    filters::add(&mut environment);
     environment.add_filter("tojson", tojson);
     environment.add_filter("e", escape);
     environment.add_filter("escape", escape);

@@ -6,11 +6,13 @@
 
 pub mod chat;
 mod datetime;
+mod filters;
 #[cfg(test)]
 mod golden_tests;
 mod jinja;
 mod message;
 mod methods;
+mod python;
 pub mod spelling;
 pub mod stop;
 pub mod stream;
@@ -20,7 +22,7 @@ mod unicode;
 
 pub use chat::{ChatTemplate, Ending, RenderOptions, Variables};
 pub use datetime::{strftime, strftime_now};
-pub use message::{FunctionCall, Message, ToolCall};
+pub use message::{FunctionCall, Message, ToolCall, arguments_object};
 pub use spelling::Spelling;
 pub use stop::StopMatcher;
 pub use stream::TextStream;

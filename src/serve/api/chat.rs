@@ -329,8 +329,11 @@ impl Form for Chat {
         if choice == 0 {
             self.usage.cached = completion.reused_tokens;
         }
-        let pieces = self.texts[choice].chat.finish();
+        let pieces = self.texts[choice].chat.finish(finish_reason(completion.finish) == "length");
         self.pieces(choice, pieces, events);
+        if self.settings.stream {
+            self.begin(choice, events);
+        }
         let text = &mut self.texts[choice];
         text.finish = Some(match finish_reason(completion.finish) {
             "stop" if !text.chat.calls.is_empty() => "tool_calls",
@@ -342,7 +345,6 @@ impl Form for Chat {
             last.logprobs.clear();
         }
         if self.settings.stream {
-            self.begin(choice, events);
             self.delta(choice, json!({}), last, events);
         } else {
             text.logprobs.append(&mut last.logprobs);

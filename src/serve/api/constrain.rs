@@ -8,7 +8,7 @@ use super::prepare::{Conversation, Plan, Source, no_template};
 use crate::error::Error;
 use crate::runtime::constraint::{Constraint, ConstraintSource};
 use crate::session::Encoder;
-use crate::session::tools::{self, CallConstraint, Enforced, ToolChoice};
+use crate::session::tools::{self, CallConstraint, Enforced, OutputStyle, ToolChoice, Wanted};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -43,26 +43,32 @@ fn uncounted(encoder: &Encoder<'_>, source: &Source, ids: &[u32], plan: &Plan) -
     let done = |constraint, ignored| {
         Ok(Constrained { constraint: Some(constraint), ignored: named(ignored), ..Constrained::default() })
     };
+    let of_answer = |constraint: &Constraint| -> Vec<String> {
+        constraint.ignored().iter().map(|pointer| path(settings.schema_field, pointer)).collect()
+    };
     let chat = match source {
         Source::Chat(chat) if !chat.tools.is_empty() && chat.choice != ToolChoice::None => Some(chat),
         _ => None,
     };
-    // Free text that is JSON cannot contain a call. An answer that must be a call has no text that could have a form.
-    if let Some(own) = &settings.constraint
-        && chat.is_none_or(|chat| chat.choice == ToolChoice::Auto)
-    {
+    let Source::Chat(conversation) = source else {
+        let Some(own) = &settings.constraint else { return Ok(Constrained::default()) };
         let constraint = compile(own.clone()).map_err(|e| ApiError::of_field("response_format", &e))?;
-        let ignored = constraint.ignored().iter().map(|pointer| path(settings.schema_field, pointer)).collect();
+        let ignored = of_answer(&constraint);
+        return done(constraint, ignored);
+    };
+    let (style, tokenizer) = (style_of(encoder, conversation, plan)?, encoder.tokenizer()?);
+    // An answer that must be a call has no text that could have a form.
+    let own = settings.constraint.as_ref().filter(|_| chat.is_none_or(|chat| chat.choice == ToolChoice::Auto));
+    if let Some(own) = own.filter(|_| chat.is_none() || style.format().is_none()) {
+        let source = tools::answer_constraint(&style, tokenizer, ids, own);
+        let constraint = compile(source).map_err(|e| ApiError::of_field("response_format", &e))?;
+        let ignored = of_answer(&constraint);
         return done(constraint, ignored);
     }
     let Some(chat) = chat else { return Ok(Constrained::default()) };
-    let format = format_of(encoder, chat, plan)?;
-    let format = format
-        .ok_or_else(|| ApiError::field("tools", "the chat template of the model has no known format of tool calls"))?;
-    let tokenizer = encoder.tokenizer()?;
     let calls = |enforced| {
-        tools::constraint(format, tokenizer, ids, &chat.tools, &chat.choice, chat.parallel, enforced)
-            .map_err(|e| of_tool(chat, &e))
+        let wanted = Wanted { choice: &chat.choice, parallel: chat.parallel, enforced, answer: own };
+        tools::constraint(&style, tokenizer, ids, &chat.tools, wanted).map_err(|e| of_tool(chat, &e))
     };
     let Some(CallConstraint { source, ignored }) = calls(Enforced::All)? else { return Ok(Constrained::default()) };
     let (compiled, ignored) = match compile(source) {
@@ -76,17 +82,18 @@ fn uncounted(encoder: &Encoder<'_>, source: &Source, ids: &[u32], plan: &Plan) -
         },
     };
     let field = |tool: usize| format!("tools[{tool}].{}", chat.schema_field);
-    let ignored = ignored.iter().map(|(tool, pointer)| path(&field(*tool), pointer)).collect();
+    let of_tools = ignored.iter().map(|(tool, pointer)| path(&field(*tool), pointer));
+    let ignored = of_answer(&compiled).into_iter().chain(of_tools).collect();
     done(compiled, ignored)
 }
 
-/// Returns the format of calls of the model, if it has one.
+/// Returns the style of the output of the model.
 ///
 /// # Errors
 /// The model has no chat template.
-pub fn format_of(encoder: &Encoder<'_>, chat: &Conversation, plan: &Plan) -> ApiResult<Option<tools::Format>> {
+pub fn style_of(encoder: &Encoder<'_>, chat: &Conversation, plan: &Plan) -> ApiResult<OutputStyle> {
     let template = plan.facts.template.as_ref().ok_or_else(|| no_template(chat))?;
-    Ok(tools::Format::of(&template.template.template, encoder.tokenizer()?))
+    Ok(OutputStyle::of(&template.template.template, encoder.tokenizer()?))
 }
 
 /// Converts an error about the schema of a tool.

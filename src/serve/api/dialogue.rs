@@ -2,6 +2,7 @@
 //! templates expect one message for each turn of the assistant, and the system message at the beginning.
 
 use crate::runtime::text::{Message, ToolCall};
+use serde_json::Value;
 use std::collections::HashMap;
 
 /// Text between two texts that become one system message.
@@ -28,14 +29,16 @@ impl Dialogue {
         Dialogue { joins: true, ..Dialogue::default() }
     }
 
-    /// Adds instructions. Those before all other messages become one message, because templates read the first only.
-    pub fn system(&mut self, text: String) {
+    /// Adds instructions of the role `system` or `developer`. Those before all other messages become one message,
+    /// because
+    /// templates read the first only.
+    pub fn instructions(&mut self, role: &str, text: String) {
         match &mut self.messages[..] {
-            [only] if only.role == "system" => {
+            [only] if only.role == "system" || only.role == "developer" => {
                 only.content += PARAGRAPH;
                 only.content += &text;
             }
-            _ => self.messages.push(Message::new("system", text)),
+            _ => self.messages.push(Message::new(role, text)),
         }
     }
 
@@ -66,7 +69,7 @@ impl Dialogue {
     }
 
     /// Adds a call of the assistant.
-    pub fn call(&mut self, id: &str, name: &str, arguments: &str) {
+    pub fn call(&mut self, id: &str, name: &str, arguments: Value) {
         self.functions.insert(id.into(), name.into());
         self.assistant(|_| true).tool_calls.push(ToolCall::new(id, name, arguments));
     }
@@ -111,16 +114,16 @@ mod tests {
     #[test]
     fn parts_of_a_turn_are_one_message() {
         let mut dialogue = Dialogue::new();
-        dialogue.system("s".into());
-        dialogue.system("t".into());
+        dialogue.instructions("system", "s".into());
+        dialogue.instructions("developer", "t".into());
         dialogue.user("u".into());
         dialogue.user("v".into());
         dialogue.reasoning("r");
         dialogue.answer("a");
-        dialogue.call("1", "f", "{}");
-        dialogue.call("2", "g", "{}");
+        dialogue.call("1", "f", serde_json::json!({}));
+        dialogue.call("2", "g", serde_json::json!({}));
         dialogue.result("2".into(), "5".into());
-        dialogue.system("later".into());
+        dialogue.instructions("system", "later".into());
         dialogue.reasoning("lost");
         let messages = dialogue.finish();
         let roles: Vec<&str> = messages.iter().map(|message| message.role.as_str()).collect();
@@ -137,9 +140,9 @@ mod tests {
         dialogue.answer("a");
         dialogue.answer("b");
         dialogue.reasoning("r");
-        dialogue.call("1", "f", "{}");
+        dialogue.call("1", "f", serde_json::json!({}));
         dialogue.reasoning("s");
-        dialogue.call("2", "f", "{}");
+        dialogue.call("2", "f", serde_json::json!({}));
         let messages = dialogue.finish();
         assert_eq!(messages.iter().map(|message| message.content.as_str()).collect::<Vec<_>>(), ["a", "b", "", ""]);
         assert_eq!(messages[3].reasoning_content.as_deref(), Some("s"));

@@ -2,7 +2,7 @@
 
 use super::body::expected;
 use super::error::{ApiError, ApiResult};
-use crate::runtime::text::{Message, ToolCall};
+use crate::runtime::text::{Message, ToolCall, arguments_object};
 use serde_json::{Map, Value};
 
 /// Largest number of messages of a request.
@@ -24,15 +24,16 @@ pub fn read(value: Value) -> ApiResult<Vec<Message>> {
 fn message(value: Value, place: &str) -> ApiResult<Message> {
     let Value::Object(mut members) = value else { return Err(expected(place, "an object", &value)) };
     let role = text(&mut members, "role", place)?.unwrap_or_default();
-    if !["system", "developer", "user", "assistant", "tool"].contains(&role.as_str()) {
-        let found = "expected the role system, developer, user, assistant or tool";
+    if !["system", "developer", "user", "assistant", "tool", "function"].contains(&role.as_str()) {
+        let found = "expected the role system, developer, user, assistant, tool or function";
         return Err(ApiError::field(&format!("{place}.role"), found));
     }
+    let refusal = text(&mut members, "refusal", place)?;
     let content = match members.shift_remove("content") {
-        None | Some(Value::Null) if role != "assistant" => {
+        None | Some(Value::Null) if matches!(role.as_str(), "system" | "developer" | "user") => {
             return Err(ApiError::field(&format!("{place}.content"), "found none, expected a text"));
         }
-        None | Some(Value::Null) => String::new(),
+        None | Some(Value::Null) => refusal.unwrap_or_default(),
         Some(content) => content_text(content, &format!("{place}.content"))?,
     };
     let reasoning = text(&mut members, "reasoning_content", place)?;
@@ -91,14 +92,21 @@ fn read_calls(calls: Value, place: &str) -> ApiResult<Vec<ToolCall>> {
     let Value::Array(list) = calls else { return Err(expected(place, "a list of calls", &calls)) };
     let call = |(i, call): (usize, &Value)| {
         let function = &call["function"];
-        match (function["name"].as_str(), function["arguments"].as_str()) {
-            (Some(name), Some(arguments)) => {
-                Ok(ToolCall::new(call["id"].as_str().unwrap_or_default(), name, arguments))
-            }
-            _ => Err(expected(&format!("{place}[{i}]"), "a function with a name and arguments (a text)", call)),
-        }
+        let Some(name) = function["name"].as_str() else {
+            return Err(expected(&format!("{place}[{i}]"), "a function with a name and arguments", call));
+        };
+        let arguments = arguments(&function["arguments"], &format!("{place}[{i}].function.arguments"))?;
+        Ok(ToolCall::new(call["id"].as_str().unwrap_or_default(), name, arguments))
     };
     list.iter().enumerate().map(call).collect()
+}
+
+/// Reads the arguments of an earlier call, which chat templates expect as an object.
+///
+/// # Errors
+/// They are something else than an object, the text of one, or nothing.
+pub fn arguments(value: &Value, place: &str) -> ApiResult<Value> {
+    arguments_object(value).ok_or_else(|| expected(place, "a JSON object, or its text", value))
 }
 
 fn text(members: &mut Map<String, Value>, name: &str, place: &str) -> ApiResult<Option<String>> {
@@ -142,9 +150,48 @@ mod tests {
             (json!([{"role": "user", "content": "x", "tool_calls": [{}]}]), "messages[0].tool_calls[0]"),
             (json!([{"role": "user", "content": "x", "tool_call_id": "1"}]), "messages[0].tool_call_id"),
             (json!([{"role": "user", "content": "x", "name": 1}]), "messages[0].name"),
+            (json!([{"role": "developer", "content": null}]), "messages[0].content"),
         ];
         for (value, place) in cases {
             assert_eq!(read(value.clone()).unwrap_err().param.as_deref(), Some(place), "{value}");
         }
+    }
+
+    #[test]
+    fn arguments_of_earlier_calls_are_objects_or_errors_that_name_them() {
+        let with = |arguments: Value| {
+            let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}});
+            read(
+                json!([{"role": "user", "content": "x"}, {"role": "assistant", "content": null, "tool_calls": [call]}]),
+            )
+        };
+        for (arguments, expected) in [
+            (json!(""), json!({})),
+            (json!(" "), json!({})),
+            (json!("null"), json!({})),
+            (json!(null), json!({})),
+            (json!("{\"a\": 1}"), json!({"a": 1})),
+            (json!({"a": 1}), json!({"a": 1})),
+        ] {
+            let messages = with(arguments.clone()).unwrap();
+            assert_eq!(messages[1].tool_calls[0].function.arguments, expected, "{arguments}");
+        }
+        for arguments in [json!("{\"a\": "), json!("[1]"), json!([1]), json!("3"), json!(3), json!("x")] {
+            let error = with(arguments.clone()).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some("messages[1].tool_calls[0].function.arguments"), "{arguments}");
+        }
+    }
+
+    #[test]
+    fn other_names_of_roles_and_refusals_are_read() {
+        let messages = read(json!([
+            {"role": "developer", "content": "d"},
+            {"role": "assistant", "content": null, "refusal": "no"},
+            {"role": "function", "name": "f", "content": null},
+        ]));
+        let messages = messages.unwrap();
+        let shown: Vec<(&str, &str)> =
+            messages.iter().map(|message| (message.role.as_str(), message.content.as_str())).collect();
+        assert_eq!(shown, [("developer", "d"), ("assistant", "no"), ("function", "")]);
     }
 }

@@ -86,11 +86,11 @@ impl Parts {
         self.apply(pieces)
     }
 
-    /// Ends the output.
-    pub fn finish(&mut self) -> Vec<Change> {
+    /// Ends the output. `is_cut` if the model did not end it.
+    pub fn finish(&mut self, is_cut: bool) -> Vec<Change> {
         let mut pieces = Vec::new();
         if let Some(parser) = &mut self.parser {
-            parser.finish(&mut pieces);
+            parser.finish(is_cut, &mut pieces);
         }
         let mut changes = self.apply(pieces);
         self.close(&mut changes);

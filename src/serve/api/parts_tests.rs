@@ -64,7 +64,7 @@ fn neighbouring_pieces_of_a_kind_are_one_part() {
     let mut changes = parts.apply(vec![Piece::Reasoning("r".into()), text("a")]);
     changes.extend(parts.apply(vec![text("b"), Piece::CallBegin { index: 0, id: "1".into(), name: "f".into() }]));
     changes.extend(parts.apply(vec![Piece::CallArguments { index: 0, text: "{}".into() }]));
-    changes.extend(parts.finish());
+    changes.extend(parts.finish(false));
     let texts: Vec<&str> = parts.list().iter().map(|part| part.text.as_str()).collect();
     assert_eq!(texts, ["r", "ab", "{}"]);
     assert!(parts.has_calls());
@@ -95,7 +95,7 @@ proptest! {
     fn changes_rebuild_the_list(batches in any_pieces()) {
         let mut parts = Parts::new(None);
         let mut changes: Vec<Change> = batches.into_iter().flat_map(|batch| parts.apply(batch)).collect();
-        changes.extend(parts.finish());
+        changes.extend(parts.finish(false));
         let (mut texts, mut open) = (Vec::<String>::new(), None);
         for change in changes {
             match change {

@@ -178,9 +178,10 @@ pub fn prepare(encoder: &Encoder<'_>, sources: &[Source], plan: &Plan) -> MaybeP
             prepared.choices.push(request);
             if let Source::Chat(chat) = source {
                 let tokenizer = encoder.tokenizer()?;
-                let calls = !chat.tools.is_empty() && chat.choice != ToolChoice::None;
-                let format = constrain::format_of(encoder, chat, plan)?.filter(|_| calls);
-                prepared.parsers.push(OutputParser::new(format, tokenizer, &ids, seed));
+                let tools = if chat.choice == ToolChoice::None { &[] } else { &chat.tools[..] };
+                let style = constrain::style_of(encoder, chat, plan)?;
+                let parser = OutputParser::new(&style, tools, tokenizer, &ids, seed);
+                prepared.parsers.push(if plan.settings.stream { parser } else { parser.not_streamed() });
             }
         }
         if plan.echo {

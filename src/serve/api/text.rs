@@ -48,10 +48,10 @@ impl ChatText {
         pieces
     }
 
-    /// Ends the answer, and returns what was held back.
-    pub fn finish(&mut self) -> Vec<Piece> {
+    /// Ends the answer, and returns what was held back. `is_cut` if the model did not end it.
+    pub fn finish(&mut self, is_cut: bool) -> Vec<Piece> {
         let mut pieces = Vec::new();
-        self.parser.finish(&mut pieces);
+        self.parser.finish(is_cut, &mut pieces);
         self.add(&pieces);
         pieces
     }

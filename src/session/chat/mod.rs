@@ -10,7 +10,7 @@ pub mod history;
 pub mod settings;
 pub mod templates;
 
-use super::tools::{OutputEvent, OutputParser};
+use super::tools::{OutputEvent, OutputParser, OutputStyle};
 use super::{GenerateOptions, Session};
 use crate::error::{Error, Result};
 use crate::runtime::generate::{CachedPrefix, Completion, Finish, Request};
@@ -105,7 +105,8 @@ impl Conversation {
     /// fails, or is interrupted before the first text, the history stays as it was.
     ///
     /// # Errors
-    /// The message does not fit the context, and the errors of [`Encoder::encode_chats`](super::Encoder::encode_chats) and [`Session::generate`].
+    /// The message does not fit the context, and the errors of
+    /// [`Encoder::encode_chats`](super::Encoder::encode_chats) and [`Session::generate`].
     pub fn answer(
         &mut self,
         message: impl Into<String>,
@@ -190,7 +191,8 @@ impl Conversation {
             show_special: options.show_special,
             ..GenerateOptions::default()
         };
-        let mut division = Division { parser: OutputParser::new(None, session.tokenizer()?, &ids, 0), shown: 0 };
+        let style = OutputStyle::of(&self.template.template, session.tokenizer()?);
+        let mut division = Division { parser: OutputParser::new(&style, &[], session.tokenizer()?, &ids, 0), shown: 0 };
         let mut answer = Answer::default();
         let mut keep = |events: Vec<OutputEvent>| answer.add(events, &mut sink);
         let max_new = settings.max_new.unwrap_or(usize::MAX);
@@ -304,7 +306,7 @@ impl Division {
     fn finish(&mut self, whole: &str) -> Vec<OutputEvent> {
         let held = whole.get(self.shown..).unwrap_or_default();
         let mut events = if held.is_empty() { Vec::new() } else { self.push(u32::MAX, held) };
-        self.parser.finish(&mut events);
+        self.parser.finish(false, &mut events);
         events
     }
 }

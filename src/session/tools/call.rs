@@ -10,6 +10,8 @@ const HELD: usize = 64 << 10;
 /// State after the first characters of a call.
 #[derive(Debug)]
 pub(super) struct CallScanner {
+    /// True if the object may be ordinary text: it must name an offered function and have arguments.
+    doubtful: bool,
     at: At,
     /// Text of the call as long as it may still be something else.
     raw: String,
@@ -29,6 +31,8 @@ enum At {
     Colon(Member),
     Value(Member),
     InText(Member, Text),
+    /// Within `null` in place of arguments, with the letters that are missing.
+    Null(&'static str),
     InObject(ObjectScanner),
     CommaOrEnd,
 }
@@ -38,7 +42,7 @@ enum At {
 enum Member {
     Name,
     Arguments,
-    /// `type` and `id`, which are ignored.
+    /// `type` and ids, which are ignored.
     Other,
 }
 
@@ -67,8 +71,22 @@ impl Text {
 
 impl CallScanner {
     /// Begins a call before its opening brace.
-    pub(super) fn new() -> CallScanner {
-        CallScanner { at: At::Open, raw: String::new(), name: None, early: None, begun: false }
+    pub(super) fn new(doubtful: bool) -> CallScanner {
+        CallScanner { doubtful, at: At::Open, raw: String::new(), name: None, early: None, begun: false }
+    }
+
+    /// Returns true if the call was given to the sink.
+    pub(super) fn begun(&self) -> bool {
+        self.begun
+    }
+
+    /// Completes the arguments of a call whose text ends here, or whose rest cannot be read.
+    pub(super) fn complete(&mut self, sink: &mut Sink<'_>) {
+        if let At::InObject(scanner) = &self.at
+            && self.begun
+        {
+            sink.arguments(&scanner.missing());
+        }
     }
 
     /// Returns the text of a call that was not given to the sink.
@@ -84,13 +102,7 @@ impl CallScanner {
         let at = std::mem::replace(&mut self.at, At::Open);
         match self.next(at, c, sink) {
             None => Step::Fault,
-            Some(At::Open) if c == '}' => {
-                if self.begun {
-                    Step::End
-                } else {
-                    Step::Fault
-                }
-            }
+            Some(At::Open) if c == '}' => self.end(sink),
             Some(at) => {
                 self.at = at;
                 if !self.begun {
@@ -113,12 +125,16 @@ impl CallScanner {
                 false => Some(At::InText(member, text)),
             },
             At::InObject(scanner) => self.arguments(scanner, c, sink),
+            At::Null(rest) => match rest.strip_prefix(c)? {
+                "" => self.text(Member::Arguments, "{}", sink),
+                rest => Some(At::Null(rest)),
+            },
             at if matches!(c, ' ' | '\n' | '\r' | '\t') => Some(at),
             At::Open => (c == '{').then_some(At::KeyOrEnd),
             At::KeyOrEnd | At::Key => (c == '"').then(|| At::InKey(Text::default())),
             At::Colon(member) => (c == ':').then_some(At::Value(member)),
             At::Value(Member::Arguments) if c == '{' => self.arguments(ObjectScanner::new(), c, sink),
-            At::Value(Member::Arguments) => None,
+            At::Value(Member::Arguments) if c == 'n' => Some(At::Null("ull")),
             At::Value(member) => (c == '"').then(|| At::InText(member, Text::default())),
             At::CommaOrEnd if c == ',' => Some(At::Key),
             At::CommaOrEnd => (c == '}').then_some(At::Open),
@@ -127,30 +143,59 @@ impl CallScanner {
 
     fn member(&self, key: &str) -> Option<Member> {
         match key {
-            "name" if self.name.is_none() => Some(Member::Name),
+            "name" | "tool_name" if self.name.is_none() => Some(Member::Name),
             "arguments" | "parameters" if !self.begun && self.early.is_none() => Some(Member::Arguments),
-            "type" | "id" => Some(Member::Other),
+            "type" | "id" | "tool_call_id" => Some(Member::Other),
             _ => None,
         }
     }
 
     fn text(&mut self, member: Member, value: &str, sink: &mut Sink<'_>) -> Option<At> {
-        if member == Member::Name {
-            if !is_name(value) {
-                return None;
+        match member {
+            Member::Name => {
+                if !is_name(value) || self.doubtful && !sink.offers(value) {
+                    return None;
+                }
+                self.name = Some(value.into());
+                if let Some(early) = self.early.take() {
+                    self.begin(sink);
+                    sink.arguments(&early);
+                }
             }
-            self.name = Some(value.into());
-            if let Some(early) = self.early.take() {
-                self.begin(sink);
-                sink.arguments(&early);
+            // Some models write the object as a text.
+            Member::Arguments => {
+                let value = if value.trim().is_empty() { "{}" } else { value };
+                serde_json::from_str::<serde_json::Map<_, _>>(value).ok()?;
+                match self.name {
+                    Some(_) => {
+                        self.begin(sink);
+                        sink.arguments(value.trim());
+                    }
+                    None => self.early = Some(value.trim().into()),
+                }
             }
+            Member::Other => {}
         }
         Some(At::CommaOrEnd)
+    }
+
+    /// Ends the object: without arguments, it is the call of a function that has none.
+    fn end(&mut self, sink: &mut Sink<'_>) -> Step {
+        if !self.begun {
+            if self.name.is_none() || self.doubtful {
+                return Step::Fault;
+            }
+            self.begin(sink);
+            sink.arguments("{}");
+        }
+        Step::End
     }
 
     fn arguments(&mut self, mut scanner: ObjectScanner, c: char, sink: &mut Sink<'_>) -> Option<At> {
         let step = scanner.push(c);
         if step == Step::Fault {
+            // The caller completes what was begun.
+            self.at = At::InObject(scanner);
             return None;
         }
         match self.name {

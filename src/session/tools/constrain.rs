@@ -1,14 +1,15 @@
 //! Constraints under which a model writes calls that its tools accept.
 //!
 //! Free text costs nothing. From the marker of a call on, the name is that of a tool and the arguments
-//! follow its schema. A required call may be preceded by reasoning only.
+//! follow its schema. A required call may be preceded by reasoning only, and so may an answer that follows a
+//! constraint.
 //!
 //! A schema that is not `strict` describes the arguments for the model; the client did not ask that it is
 //! enforced. What can be enforced is, and the rest is left out by name, up to the whole schema.
 
-use super::format::Format;
-use super::reasoning;
-use super::rules::CallRules;
+use super::harmony;
+use super::rules::{CallRules, TextCalls};
+use super::style::OutputStyle;
 use super::tool::{Tool, ToolChoice};
 use crate::error::{Error, Result};
 use crate::runtime::constraint::{ConstraintSource, SchemaOptions, SchemaRules, schema_rules};
@@ -40,40 +41,77 @@ pub enum Enforced {
     Strict,
 }
 
-/// Returns the constraint of an output in this format that follows `prompt`; `None` if no call is allowed. With
-/// `parallel`, the model may call several functions, unless one is named.
+/// Parts that an output may or must have.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted<'a> {
+    /// Whether functions are called.
+    pub choice: &'a ToolChoice,
+    /// Whether the model may call several functions, unless one is named.
+    pub parallel: bool,
+    /// Schemas to which calls are held.
+    pub enforced: Enforced,
+    /// Constraint of an answer without calls.
+    pub answer: Option<&'a ConstraintSource>,
+}
+
+/// Returns the constraint of an output in this style that follows `prompt`; `None` if everything is allowed.
 ///
 /// # Errors
-/// The schema of a strict tool is not supported or too large; the place of the error names the tool, as `tools[0]`.
+/// The style has no format of calls; or the schema of a strict tool is not supported or too large, and the place of the
+/// error names the tool, as `tools[0]`.
 pub fn constraint(
-    format: Format,
+    style: &OutputStyle,
     tokenizer: &Tokenizer,
     prompt: &[u32],
     tools: &[Tool],
-    choice: &ToolChoice,
-    parallel: bool,
-    enforced: Enforced,
+    wanted: Wanted<'_>,
 ) -> Result<Option<CallConstraint>> {
-    let is_chosen = |tool: &Tool| match choice {
+    let is_chosen = |tool: &Tool| match wanted.choice {
         ToolChoice::None => false,
         ToolChoice::Auto | ToolChoice::Required => true,
         ToolChoice::Named(name) => tool.name == *name,
     };
     let numbered: Vec<(usize, &Tool)> = tools.iter().enumerate().filter(|(_, tool)| is_chosen(tool)).collect();
     if numbered.is_empty() {
-        return Ok(None);
+        let answer = wanted.answer.map(|answer| answer_constraint(style, tokenizer, prompt, answer));
+        return Ok(answer.map(|source| CallConstraint { source, ignored: Vec::new() }));
     }
-    let (schemas, ignored) = schemas(&numbered, enforced)?;
+    let Some(format) = style.format else {
+        return Err(Error::unsupported("the chat template of the model has no known format of tool calls"));
+    };
+    let (schemas, ignored) = schemas(&numbered, wanted.enforced)?;
+    let forced = *wanted.choice != ToolChoice::Auto;
     let rules = CallRules {
         tokenizer,
+        prompt,
+        tags: &style.tags,
         schemas,
         tools: numbered.into_iter().map(|(_, tool)| tool).collect(),
-        forced: *choice != ToolChoice::Auto,
-        parallel: parallel && !matches!(choice, ToolChoice::Named(_)),
-        in_reasoning: reasoning::is_open(tokenizer, prompt),
-        reasoned: !format.reasons() || reasoning::is_over(tokenizer, prompt),
+        forced,
+        parallel: wanted.parallel && !matches!(wanted.choice, ToolChoice::Named(_)),
+        answer: wanted.answer.filter(|_| !forced),
     };
     Ok(Some(CallConstraint { source: ConstraintSource::Phases((format.row().phases)(&rules)), ignored }))
+}
+
+/// Returns the constraint of an output in this style that follows `prompt`, and whose answer follows a constraint: the
+/// answer begins behind the reasoning of the model, or in the channel for the user.
+pub fn answer_constraint(
+    style: &OutputStyle,
+    tokenizer: &Tokenizer,
+    prompt: &[u32],
+    answer: &ConstraintSource,
+) -> ConstraintSource {
+    if let Some(phases) = harmony::answer_phases(tokenizer, prompt, answer, None) {
+        return ConstraintSource::Phases(phases);
+    }
+    if !style.tags.reasons() {
+        return answer.clone();
+    }
+    let (tools, schemas) = (Vec::new(), Vec::new());
+    let (tags, answer) = (&style.tags, Some(answer));
+    let rules = CallRules { tokenizer, prompt, tags, tools, schemas, forced: false, parallel: false, answer };
+    ConstraintSource::Phases(rules.text_phases(TextCalls::default()))
 }
 
 /// Parts of a grammar, one for each tool, and what they do not enforce.
@@ -147,4 +185,18 @@ fn arguments_schema(parameters: Option<&Value>) -> Result<Value> {
     }
     schema.insert("type".into(), "object".into());
     Ok(Value::Object(schema))
+}
+
+/// Returns the schema of an argument as a part of a grammar, as far as it can be enforced; `root` is the schema of all
+/// arguments.
+pub(super) fn value_schema(schema: &Value, root: &Value) -> String {
+    let mut whole = schema.clone();
+    for name in ["$defs", "definitions"] {
+        if let (Some(object), Some(definitions)) = (whole.as_object_mut(), root.get(name)) {
+            object.entry(name).or_insert_with(|| definitions.clone());
+        }
+    }
+    let options = SchemaOptions { depth: DEPTH, lenient: true, closed: false };
+    let any = || schema_rules(&true.into(), options).expect("a plain schema");
+    schema_rules(&whole, options).unwrap_or_else(|_| any()).embedded()
 }

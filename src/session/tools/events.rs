@@ -1,5 +1,8 @@
 //! Pieces of the output of a model, and the receiver to which the readers of an output write them.
 
+use super::tool::Tool;
+use super::types::Types;
+use super::xml::types_of;
 use crate::rng::Rng;
 
 /// A piece of the output of a model.
@@ -29,14 +32,15 @@ pub enum OutputEvent {
 
 /// Form of the ids of calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct IdForm {
-    pub(super) prefix: &'static str,
-    /// Number of random letters and digits.
-    pub(super) random: usize,
+pub(super) enum IdForm {
+    /// A prefix, and a number of random letters and digits.
+    Random(&'static str, usize),
+    /// `functions.NAME:N`, where the calls of a conversation are numbered. The text before each call counts them.
+    Numbered(&'static str),
 }
 
 /// Form of OpenAI's ids.
-pub(super) const LONG_IDS: IdForm = IdForm { prefix: "call_", random: 24 };
+pub(super) const LONG_IDS: IdForm = IdForm::Random("call_", 24);
 
 /// Calls of an output.
 #[derive(Debug)]
@@ -44,11 +48,15 @@ pub(super) struct Calls {
     begun: usize,
     rng: Rng,
     form: IdForm,
+    /// Number of calls in the prompt.
+    earlier: usize,
+    /// Functions that the model may call.
+    tools: Vec<Tool>,
 }
 
 impl Calls {
-    pub(super) fn new(seed: u64, form: IdForm) -> Calls {
-        Calls { begun: 0, rng: Rng::new(seed), form }
+    pub(super) fn new(seed: u64, form: IdForm, earlier: usize, tools: &[Tool]) -> Calls {
+        Calls { begun: 0, rng: Rng::new(seed), form, earlier, tools: tools.to_vec() }
     }
 
     /// Returns the number of calls that were begun.
@@ -56,10 +64,15 @@ impl Calls {
         self.begun
     }
 
-    fn id(&mut self) -> String {
+    fn id(&mut self, name: &str) -> String {
         const ALPHABET: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
-        let random = (0..self.form.random).map(|_| char::from(ALPHABET[(self.rng.next_u64() % 62) as usize]));
-        self.form.prefix.chars().chain(random).collect()
+        match self.form {
+            IdForm::Random(prefix, count) => {
+                let random = (0..count).map(|_| char::from(ALPHABET[(self.rng.next_u64() % 62) as usize]));
+                prefix.chars().chain(random).collect()
+            }
+            IdForm::Numbered(_) => format!("functions.{name}:{}", self.earlier + self.begun),
+        }
     }
 }
 
@@ -90,9 +103,25 @@ impl<'a> Sink<'a> {
         }
     }
 
+    /// Returns true if there is a function of this name.
+    pub(super) fn offers(&self, name: &str) -> bool {
+        self.calls.tools.iter().any(|tool| tool.name == name)
+    }
+
+    /// Returns true if the name of a function begins with this text and character.
+    pub(super) fn offers_beginning(&self, text: &str, c: char) -> bool {
+        self.calls.tools.iter().any(|tool| tool.name.strip_prefix(text).is_some_and(|rest| rest.starts_with(c)))
+    }
+
+    /// Returns the types that an argument of a function may have.
+    pub(super) fn types(&self, name: &str, argument: &str) -> Types {
+        let tool = self.calls.tools.iter().find(|tool| tool.name == name);
+        types_of(tool.and_then(|tool| tool.parameters.as_ref()), argument)
+    }
+
     /// Begins a call.
     pub(super) fn begin(&mut self, name: &str) {
-        let (index, id) = (self.calls.begun, self.calls.id());
+        let (index, id) = (self.calls.begun, self.calls.id(name));
         self.calls.begun += 1;
         self.events.push(OutputEvent::CallBegin { index, id, name: name.into() });
     }
@@ -100,6 +129,9 @@ impl<'a> Sink<'a> {
     /// Adds to the arguments of the call that was begun last.
     pub(super) fn arguments(&mut self, piece: &str) {
         let begun = self.calls.begun.saturating_sub(1);
+        if piece.is_empty() {
+            return;
+        }
         match self.events.last_mut() {
             Some(OutputEvent::CallArguments { index, text }) if *index == begun => text.push_str(piece),
             _ => self.events.push(OutputEvent::CallArguments { index: begun, text: piece.into() }),

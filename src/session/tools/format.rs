@@ -1,19 +1,38 @@
 //! The table of formats in which models write calls.
 
 use super::row::Row;
-use super::{harmony, hermes, llama3, mistral, reasoning};
+use super::{functionary, harmony, hermes, lists, literals, llama3, mistral, sections, tagged};
 use crate::runtime::text::{ChatTemplate, Tokenizer};
 use std::fmt;
 
-/// All formats, in the order in which they are tried.
-pub(super) const FORMATS: &[Row] = &[harmony::ROW, mistral::ROW, hermes::ROW, llama3::ROW];
+/// All formats, in the order in which they are tried: those with the more peculiar marks come first.
+pub(super) const FORMATS: &[Row] = &[
+    harmony::ROW,
+    literals::GEMMA_4,
+    literals::FUNCTIONGEMMA,
+    mistral::ROW,
+    sections::DEEPSEEK_V3,
+    sections::DEEPSEEK_V3_1,
+    sections::KIMI,
+    lists::GRANITE,
+    lists::COMMAND,
+    tagged::MINIMAX_M2,
+    tagged::GLM4,
+    tagged::SEED_OSS,
+    tagged::QWEN3_CODER,
+    literals::LFM,
+    literals::OLMO3,
+    functionary::FUNCTIONARY_3_1,
+    functionary::FUNCTIONARY_3_2,
+    hermes::ROW,
+    literals::LLAMA_4,
+    llama3::ROW,
+];
 
 /// Format in which a model writes calls: a row of the table of formats.
 #[derive(Clone, Copy)]
 pub struct Format {
     row: &'static Row,
-    /// Whether the template knows the tags between which a model reasons.
-    reasons: bool,
 }
 
 impl fmt::Debug for Format {
@@ -39,26 +58,20 @@ impl Format {
             return None;
         }
         let source = template.tool_source();
-        let reasons = source.contains(reasoning::OPENING) || source.contains(reasoning::CLOSING);
-        FORMATS.iter().find(|row| (row.detect)(source, tokenizer)).map(|row| Format { row, reasons })
+        FORMATS.iter().find(|row| (row.detect)(source, tokenizer)).map(|row| Format { row })
     }
 
     /// Returns all formats.
     pub fn all() -> impl Iterator<Item = Format> {
-        FORMATS.iter().map(|row| Format { row, reasons: true })
+        FORMATS.iter().map(|row| Format { row })
     }
 
-    /// Returns the name of the format: `harmony`, `hermes`, `llama3` or `mistral`.
+    /// Returns the name of the format, such as `hermes`.
     pub fn name(self) -> &'static str {
         self.row.name
     }
 
     pub(super) fn row(self) -> &'static Row {
         self.row
-    }
-
-    /// Returns whether a model may reason before a call that it must make.
-    pub(super) fn reasons(self) -> bool {
-        self.reasons
     }
 }

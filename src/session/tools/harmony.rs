@@ -1,16 +1,16 @@
 //! The format of gpt-oss: messages with a header, between control tokens.
 //!
 //! `<|start|>assistant<|channel|>analysis<|message|>…<|end|>` is reasoning, and the channel `final` is for the user. A
-//! call is a message to a function, `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>`;
-//! the recipient may also stand before the channel. Other messages of the channel `commentary` are content. The output
-//! of a model begins behind `<|start|>assistant`.
+//! call is a message to a function, `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>`.
+//! Models also write calls in other channels, the recipient before the channel, or another type of content. Other
+//! messages of the channel `commentary` are content. The output of a model begins behind `<|start|>assistant`.
 
 use super::events::{Calls, LONG_IDS, Sink};
 use super::object::{ObjectScanner, Step};
 use super::row::Row;
 use super::rules::{CallRules, token};
 use super::tool::is_name;
-use crate::runtime::constraint::{Marker, Phase, Phases, Place};
+use crate::runtime::constraint::{ConstraintSource, Marker, Phase, Phases, Place};
 use crate::runtime::text::Tokenizer;
 
 /// The row of the table of formats.
@@ -101,7 +101,7 @@ impl Harmony {
         let last = |token: u32| tail.iter().rposition(|id| *id == token);
         // A prompt may end within a header, or within a message that the model continues.
         let Some(first) = last(tokens.start).or(last(tokens.channel)) else { return Some(harmony) };
-        let (mut dropped, mut calls) = (Vec::new(), Calls::new(0, LONG_IDS));
+        let (mut dropped, mut calls) = (Vec::new(), Calls::new(0, LONG_IDS, 0, &[]));
         for id in &tail[first..] {
             let text = tokenizer.decode(&[*id], false).unwrap_or_default();
             harmony.push(*id, &text, &mut Sink::new(&mut dropped, &mut calls));
@@ -133,6 +133,13 @@ impl Harmony {
                 at => at,
             };
         } else if Some(id) != tokens.constrain {
+            if let At::Call(name) = &self.at
+                && Some(id) == tokens.stops[0]
+            {
+                // A call of a function that has no arguments.
+                sink.begin(name);
+                sink.arguments("{}");
+            }
             self.end(sink);
             self.at = At::Between(String::new());
         } else if let At::Header(header) = &mut self.at {
@@ -252,35 +259,127 @@ const BODY: usize = 1;
 const ENDED: usize = 2;
 const STARTED: usize = 3;
 const CHANNEL: usize = 4;
+const FINAL: usize = 5;
 
-/// Returns the phases of an output: headers are those of known channels and of the tools, and arguments follow their
-/// schemas. A call ends the output, as the model was trained.
+/// Returns the phases of an output whose calls are those of the tools, with arguments that follow their schemas. A call
+/// ends the output, as the model was trained.
 fn phases(rules: &CallRules<'_>) -> Phases {
-    let tokens = Tokens::of(rules.tokenizer).expect("a format that was detected");
-    let marker = |id: u32| Marker { text: String::new(), token: Some(id), place: Place::Anywhere };
-    let [start, channel, message] = [tokens.start, tokens.channel, tokens.message].map(token);
-    let json = tokens.constrain.map_or_else(String::new, |id| format!("({} \"json\")?", token(id)));
-    let end = format!("\" \"? {json} {message}");
-    let in_channel = |name: &str| format!("\"commentary to={FUNCTIONS}{name}\" {end}");
-    let in_role = |name: &str| format!("\" to={FUNCTIONS}{name}\" {channel} \"commentary\" {end}");
-    let last = if rules.forced { "" } else { " | \"final\"" };
-    let in_channel =
-        format!("start: (\"analysis\" | \"commentary\"{last}) {end} | call\n{}", rules.calls_behind(in_channel, ""));
-    let in_role = format!("start: {channel} | call\n{}", rules.calls_behind(in_role, ""));
-    let next = if rules.forced { "" } else { "?" };
-    let grammar = |lark: String, exits| Phase::Grammar { lark, exits };
-    Phases(vec![
-        grammar(in_role, vec![(Some(marker(tokens.channel)), CHANNEL)]),
-        Phase::Free {
-            ends: !rules.forced,
+    let answered = rules.answer.and_then(|answer| answer_phases(rules.tokenizer, rules.prompt, answer, Some(rules)));
+    answered.unwrap_or_else(|| {
+        let tokens = Tokens::of(rules.tokenizer).expect("a format that was detected");
+        Messages { tokens, rules: Some(rules) }.phases(ROLE, None)
+    })
+}
+
+/// Returns the phases of an output in whose channel `final` an answer follows a constraint; `None` if the tokenizer has
+/// no such control tokens, or the prompt ends within the answer. With `rules`, the output may have a call instead.
+pub(super) fn answer_phases(
+    tokenizer: &Tokenizer,
+    prompt: &[u32],
+    answer: &ConstraintSource,
+    rules: Option<&CallRules<'_>>,
+) -> Option<Phases> {
+    let tokens = Tokens::of(tokenizer)?;
+    let begin = match Harmony::new(tokenizer, prompt, false)?.at {
+        At::Reasoning => BODY,
+        At::Header(header) if header.is_empty() => CHANNEL,
+        At::Role(_) => ROLE,
+        _ => return None,
+    };
+    Some(Messages { tokens, rules }.phases(begin, Some(answer)))
+}
+
+/// Rules for the headers of messages.
+struct Messages<'a> {
+    tokens: Tokens,
+    /// Tools with their schemas, if calls are allowed.
+    rules: Option<&'a CallRules<'a>>,
+}
+
+impl Messages<'_> {
+    /// Returns the phases of an output that begins with one of them. The answer follows a constraint, if there is one.
+    fn phases(&self, begin: usize, answer: Option<&ConstraintSource>) -> Phases {
+        let tokens = self.tokens;
+        let marker = |id: u32| Marker { text: String::new(), token: Some(id), place: Place::Anywhere };
+        let forced = self.rules.is_some_and(|rules| rules.forced);
+        let must_go_on = forced || answer.is_some();
+        let [start, channel] = [tokens.start, tokens.channel].map(token);
+        let next = if must_go_on { "" } else { "?" };
+        let grammar = |lark: String, exits| Phase::Grammar { lark, exits };
+        let free = |ends| Phase::Free {
+            ends,
             markers: vec![
                 (marker(tokens.end), ENDED),
                 (marker(tokens.start), STARTED),
                 (marker(tokens.channel), CHANNEL),
             ],
-        },
-        grammar(format!("start: {start}{next}"), vec![(Some(marker(tokens.start)), STARTED)]),
-        grammar("start: \"assistant\"".into(), vec![(None, ROLE)]),
-        grammar(in_channel, vec![(Some(marker(tokens.message)), BODY)]),
-    ])
+        };
+        let mut in_channel = vec![(Some(marker(tokens.message)), BODY)];
+        let mut phases = vec![
+            grammar(self.role(&channel), vec![(Some(marker(tokens.channel)), CHANNEL)]),
+            free(!must_go_on),
+            grammar(format!("start: {start}{next}"), vec![(Some(marker(tokens.start)), STARTED)]),
+            grammar("start: \"assistant\"".into(), vec![(None, ROLE)]),
+        ];
+        if answer.is_some() {
+            // The name of the channel shows which phase follows; the rest of the header is read there.
+            in_channel.insert(0, (Some(Marker { text: "final".into(), token: None, place: Place::Anywhere }), FINAL));
+        }
+        phases.push(grammar(self.channel(forced, answer.is_some()), in_channel));
+        if let Some(answer) = answer {
+            let source = Box::new(answer.clone());
+            phases.push(Phase::Answer { source, before: self.end_of_header(), openings: Vec::new() });
+        }
+        if begin != ROLE {
+            // A text begins with phase 0. What only the first phase leads to is needed no more.
+            let last = phases.len();
+            phases.push(phases[ROLE].clone());
+            phases[ROLE] = phases[begin].clone();
+            for phase in &mut phases {
+                phase.redirect(ROLE, last);
+            }
+        }
+        Phases(phases)
+    }
+
+    /// Returns the part of a header behind its channel and recipient: the type of the content.
+    fn end_of_header(&self) -> String {
+        let constrain = self.tokens.constrain.map_or_else(String::new, |id| format!("{}?", token(id)));
+        format!("(\" \"? {constrain} /[a-z]+/)? \" \"? {}", token(self.tokens.message))
+    }
+
+    /// Returns the grammar of a header behind the role: a recipient may stand before the channel.
+    fn role(&self, channel: &str) -> String {
+        let end = self.end_of_header();
+        let call = |name: &str| format!("\" to={FUNCTIONS}{name}\" \" \"? {channel} channel {end}");
+        self.with_calls(channel, true, call)
+    }
+
+    /// Returns the grammar of a header behind the token of the channel.
+    fn channel(&self, forced: bool, answers: bool) -> String {
+        let end = self.end_of_header();
+        let last = match (forced, answers) {
+            (true, _) => String::new(),
+            (false, true) => " | \"final\"".into(),
+            (false, false) => format!(" | \"final\" {end}"),
+        };
+        // Models address tools of their own, too, such as `python`.
+        let other = "(\" to=\" /(python|browser|container|assistant|user|all)(\\.[a-z_]+)?/)?";
+        let free = format!("(\"analysis\" | \"commentary\") {other} {end}{last}");
+        self.with_calls(&free, !answers, |name| format!("channel \" to={FUNCTIONS}{name}\" {end}"))
+    }
+
+    /// Returns a grammar of a header, or of a header of a call with the call. With `in_final`, the call may stand in
+    /// the
+    /// channel for the user.
+    fn with_calls(&self, header: &str, in_final: bool, call: impl Fn(&str) -> String) -> String {
+        match self.rules {
+            Some(rules) => {
+                let last = if in_final { " | \"final\"" } else { "" };
+                let channel = format!("channel: \"analysis\" | \"commentary\"{last}\n");
+                format!("start: {header} | call\n{}{channel}", rules.calls_behind(call))
+            }
+            None => format!("start: {header}\n"),
+        }
+    }
 }

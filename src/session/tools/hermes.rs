@@ -1,37 +1,33 @@
-//! The format of Hermes, Qwen2.5 and Qwen3: `<tool_call>\n{"name": "f", "arguments": {…}}\n</tool_call>`, once per
-//! call.
+//! The format of Hermes, Qwen2.5, Qwen3, Granite 4 and others:
+//! `<tool_call>\n{"name": "f", "arguments": {…}}\n</tool_call>`, once per call.
 
 use super::events::LONG_IDS;
-use super::reader::Notation;
+use super::reader::{Notation, OBJECTS};
 use super::row::Row;
-use super::rules::{CallRules, TextCalls, marker, spelled};
+use super::rules::{CallRules, SPACE, TextCalls, marker, spelled};
 use crate::runtime::constraint::{Phases, Place};
 
 const OPENING: &str = "<tool_call>";
 const CLOSING: &str = "</tool_call>";
 
-/// The row of the table of formats. Other models write the same tags around XML, which is another format.
+/// The row of the table of formats. Other models write the same tags around other notations, whose rows come before.
 pub(super) const ROW: Row = Row {
     name: "hermes",
-    detect: |source, _| {
-        let is_xml = ["<function=", "<arg_key>", "<parameter="].iter().any(|tag| source.contains(tag));
-        source.contains(OPENING) && source.contains("arguments") && !is_xml
-    },
-    notation: Some(Notation { openings: &[OPENING], others: &[CLOSING], bare: false, between: "", named: false }),
+    detect: |source, _| source.contains(OPENING) && source.contains("arguments"),
+    notation: Some(Notation { openings: &[OPENING], others: &[CLOSING], several: true, ..OBJECTS }),
     ids: LONG_IDS,
     phases,
 };
 
 fn phases(rules: &CallRules<'_>) -> Phases {
     let tokenizer = rules.tokenizer;
-    let calls = rules.calls(|name| format!("{{\"name\": \"{name}\", \"arguments\": "), "\"}\"");
-    let open = marker(tokenizer, OPENING, Place::Anywhere);
+    let calls = rules.objects("name", &["arguments", "parameters"], "id");
+    let open = vec![(marker(tokenizer, OPENING, Place::Anywhere), 0)];
     rules.text_phases(TextCalls {
-        first: vec![open.clone()],
-        later: vec![open],
+        first: open.clone(),
+        later: open,
         open: spelled(tokenizer, OPENING),
-        body: format!("start: \"\\n\"? call \"\\n\"? {}\n{calls}", spelled(tokenizer, CLOSING)),
-        body_is_last: false,
-        tag: None,
+        bodies: vec![format!("start: {SPACE} call {SPACE} {}\n{calls}", spelled(tokenizer, CLOSING))],
+        ..TextCalls::default()
     })
 }

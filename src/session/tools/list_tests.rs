@@ -1,7 +1,7 @@
 //! Lists of tools as servers and generators write them: every list has a constraint, and a call of each tool with
 //! arguments that are valid against its schema is allowed as it is.
 
-use super::tests::{format, tokenizer_of, tokenizer_rows};
+use super::tests::{hermes, tokenizer_of, tokenizer_rows};
 use super::*;
 use crate::runtime::constraint::{Constraint, Vocabulary};
 use crate::runtime::text::Tokenizer;
@@ -129,7 +129,7 @@ fn lists_of_tools_of_servers_and_generators_have_calls() {
     let vocabulary = Arc::new(Vocabulary::new(tokenizer.spelling(tokenizer_rows(&tokenizer)).unwrap()).unwrap());
     let mut failures = Vec::new();
     for (list, tools) in lists {
-        let made = constraint(format("hermes"), &tokenizer, &[], &tools, &ToolChoice::Auto, true, Enforced::All);
+        let made = hermes(&tokenizer, &tools, &ToolChoice::Auto, Enforced::All);
         let made = made.unwrap().unwrap();
         let expected = LEFT_OUT.iter().find(|(name, _)| *name == list).map_or(&[][..], |(_, places)| places);
         let expected: Vec<(usize, String)> = expected.iter().map(|(tool, place)| (*tool, place.to_string())).collect();

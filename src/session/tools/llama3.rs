@@ -1,44 +1,64 @@
 //! The format of Llama 3.1 to 3.3: the output is a call, `{"name": "f", "parameters": {…}}`, perhaps behind
 //! `<|python_tag|>`; `;` stands between several calls.
+//!
+//! An answer may be such an object, too: it is a call once it has the name of a tool and the key of its arguments.
 
 use super::events::LONG_IDS;
-use super::reader::Notation;
+use super::reader::{Notation, OBJECTS};
 use super::row::Row;
-use super::rules::{CallRules, TextCalls, marker};
-use crate::runtime::constraint::{Phases, Place};
+use super::rules::{CallRules, SPACE, TextCalls, marker};
+use crate::runtime::constraint::{Marker, Phases, Place};
 
 const TAG: &str = "<|python_tag|>";
-/// Beginnings of a call, without white space.
+/// Beginnings of a call before the name, without white space.
 const FIRST: [&str; 2] = ["{\"name\":\"", "{\"type\":\"function\",\"name\":\""];
-/// Beginning of a call behind another one.
-const LATER: &str = ";{\"name\":\"";
+/// Keys of the arguments.
+const KEYS: [&str; 2] = ["parameters", "arguments"];
 
 /// The row of the table of formats.
 pub(super) const ROW: Row = Row {
     name: "llama3",
     detect: |source, _| source.contains("ipython") && source.contains("parameters"),
-    notation: Some(Notation { openings: &[TAG], others: &[], bare: true, between: ";,", named: false }),
+    notation: Some(Notation {
+        openings: &[TAG],
+        others: &["<|python_start|>", "<|python_end|>"],
+        bare: true,
+        between: ";,",
+        several: true,
+        ..OBJECTS
+    }),
     ids: LONG_IDS,
     phases,
 };
 
 fn phases(rules: &CallRules<'_>) -> Phases {
     let tokenizer = rules.tokenizer;
-    // The marker ends within the quotation marks of the name.
-    let calls = rules.calls(|name| format!("{name}\", \"parameters\": "), "\"}\"");
-    let open = "\"{\\\"name\\\": \\\"\"";
-    let first = FIRST.map(|text| marker(tokenizer, text, Place::Start));
-    let later = first.iter().cloned().chain([marker(tokenizer, LATER, Place::Start)]);
+    // A call that must come, or that stands behind the tag, is a call from its first character on.
+    let calls = rules.objects("name", &KEYS, "id");
+    // A call that was required is followed by nothing but others.
+    let more = match rules.forced && rules.parallel {
+        true => format!("({SPACE} /[;,]/ {SPACE} call)*"),
+        false => String::new(),
+    };
+    let mut bodies = vec![format!("start: {SPACE} call {more}\n{calls}")];
+    let mut first = Vec::new();
+    for (i, tool) in rules.tools.iter().enumerate() {
+        bodies.push(format!("start: {SPACE} arguments {SPACE} \"}}\"\narguments: {}\n", rules.schemas[i]));
+        for (begin, key) in FIRST.iter().flat_map(|begin| KEYS.map(|key| (begin, key))) {
+            first.push((marker(tokenizer, &format!("{begin}{}\",\"{key}\":", tool.name), Place::Start), i + 1));
+        }
+    }
+    let later = first.iter().map(|(marker, body)| {
+        let text = format!(";{}", marker.text);
+        (Marker { text, ..marker.clone() }, *body)
+    });
     rules.text_phases(TextCalls {
-        later: later.collect(),
-        first: first.into(),
-        open: open.into(),
-        // A call that was required is followed by nothing but others.
-        body: match rules.forced && rules.parallel {
-            true => format!("start: call (/[ \\n]{{0,2}}[;,][ \\n]{{0,2}}/ {open} call)*\n{calls}"),
-            false => format!("start: call\n{calls}"),
-        },
+        later: first.iter().cloned().chain(later).collect(),
+        first: first.clone(),
+        ordinary: true,
         body_is_last: rules.forced,
+        bodies,
         tag: Some(marker(tokenizer, TAG, Place::Anywhere)),
+        ..TextCalls::default()
     })
 }

@@ -2,13 +2,16 @@
 //! `[TOOL_CALLS]f[ARGS]{…}` with a marker per call, for tokenizers that have `[ARGS]`.
 
 use super::events::IdForm;
-use super::reader::Notation;
+use super::named::Named;
+use super::reader::{Notation, OBJECTS, Style};
 use super::row::Row;
-use super::rules::{CallRules, TextCalls, marker, spelled};
+use super::rules::{CallRules, TextCalls, marker, quoted, spelled};
 use crate::runtime::constraint::{Phases, Place};
 
 const OPENING: &str = "[TOOL_CALLS]";
 const ARGUMENTS: &str = "[ARGS]";
+/// An id may stand between the name and the arguments: `f[CALL_ID]x[ARGS]{…}`.
+const NAMED: Named = Named { prefix: "", numbered: '[', around: &[], end: "" };
 
 /// The row of the table of formats. Templates refuse ids of calls that have not nine letters and digits.
 pub(super) const ROW: Row = Row {
@@ -17,32 +20,32 @@ pub(super) const ROW: Row = Row {
     notation: Some(Notation {
         openings: &[OPENING],
         others: &[ARGUMENTS, "[CALL_ID]"],
-        bare: false,
         between: ",[]",
-        named: true,
+        several: true,
+        style: Style::Named(&NAMED),
+        ..OBJECTS
     }),
-    ids: IdForm { prefix: "", random: 9 },
+    ids: IdForm::Random("", 9),
     phases,
 };
 
 fn phases(rules: &CallRules<'_>) -> Phases {
     let tokenizer = rules.tokenizer;
     let has_names = tokenizer.id(ARGUMENTS).is_some();
-    let body = if has_names {
-        let named = |name: &str| format!("\"{name}\" {}", spelled(tokenizer, ARGUMENTS));
-        format!("start: call\n{}", rules.calls_behind(named, ""))
-    } else {
-        let calls = rules.calls(|name| format!("{{\"name\": \"{name}\", \"arguments\": "), "\"}\"");
-        let more = if rules.parallel { " (\", \" call)*" } else { "" };
-        format!("start: \" \"? \"[\" call{more} \"]\"\n{calls}")
+    let body = match has_names {
+        true => {
+            let named = |name: &str| format!("{} {}", quoted(name), spelled(tokenizer, ARGUMENTS));
+            format!("start: call\n{}", rules.calls_behind(named))
+        }
+        false => super::lists::list(rules, &rules.objects("name", &["arguments", "parameters"], "id"), ""),
     };
-    let open = marker(tokenizer, OPENING, Place::Anywhere);
+    let open = vec![(marker(tokenizer, OPENING, Place::Anywhere), 0)];
     rules.text_phases(TextCalls {
-        first: vec![open.clone()],
-        later: vec![open],
+        first: open.clone(),
+        later: open,
         open: spelled(tokenizer, OPENING),
-        body,
+        bodies: vec![body],
         body_is_last: !has_names,
-        tag: None,
+        ..TextCalls::default()
     })
 }

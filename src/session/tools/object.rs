@@ -85,6 +85,17 @@ impl ObjectScanner {
         }
     }
 
+    /// Returns the brackets that are missing, if the object can end here.
+    pub(super) fn missing(&self) -> String {
+        let ends = match self.at {
+            At::CommaOrEnd | At::KeyOrEnd | At::ValueOrEnd => true,
+            At::Number(number) => number.may_end(),
+            _ => false,
+        };
+        let brackets = self.open.iter().rev().map(|is_object| if *is_object { '}' } else { ']' });
+        brackets.filter(|_| ends).collect()
+    }
+
     fn next(&mut self, c: char) -> Option<At> {
         let is_space = matches!(c, ' ' | '\n' | '\r' | '\t');
         match self.at {

@@ -1,10 +1,12 @@
-//! Finds calls in text, for formats whose calls are JSON behind a marker.
+//! Finds calls in text, for formats whose calls stand behind a marker.
 
 use super::call::CallScanner;
 use super::events::Sink;
-use super::object::{ObjectScanner, Step};
+use super::literal::{Dialect, LiteralScanner};
+use super::named::{Named, NamedScanner};
+use super::object::Step;
 use super::reasoning::begun;
-use super::tool::is_name;
+use super::xml::{Xml, XmlScanner};
 
 /// Notation of calls in text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,17 +15,44 @@ pub(super) struct Notation {
     pub(super) openings: &'static [&'static str],
     /// Further markers, which have no meaning outside of a call.
     pub(super) others: &'static [&'static str],
-    /// True if a call may stand at the beginning of an output without a marker.
+    /// True if a call may stand at the beginning of an output without a marker. Such a call must be complete up to its
+    /// arguments and name an offered function before it counts, because the same text may be an answer.
     pub(super) bare: bool,
-    /// Characters besides white space that may stand between a marker and a call, and between calls; empty if each call
-    /// has its own marker.
+    /// True if the markers may be ordinary text, so that the same holds for all calls.
+    pub(super) ordinary: bool,
+    /// Characters besides white space that may stand between a marker and a call, and between calls.
     pub(super) between: &'static str,
-    /// True if the name of a function may stand before its arguments, instead of an object with both.
-    pub(super) named: bool,
+    /// True if several calls may follow one marker.
+    pub(super) several: bool,
+    /// Text in place of a name with which the answer for the user begins.
+    pub(super) user: &'static str,
+    pub(super) style: Style,
 }
 
-/// Largest number of bytes between a marker and the arguments of a named call.
-const NAME_BYTES: usize = 160;
+/// Form of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Style {
+    /// An object with a name and arguments.
+    Object,
+    /// Such an object, or a name before its arguments.
+    Named(&'static Named),
+    /// Arguments between tags.
+    Xml(&'static Xml),
+    /// Arguments as literals of another language.
+    Literal(&'static Dialect),
+}
+
+/// A notation of objects behind markers; the rows of the table of formats change what differs.
+pub(super) const OBJECTS: Notation = Notation {
+    openings: &[],
+    others: &[],
+    bare: false,
+    ordinary: false,
+    between: "",
+    several: false,
+    user: "",
+    style: Style::Object,
+};
 
 /// Reads an output without its reasoning.
 #[derive(Debug)]
@@ -34,6 +63,10 @@ pub(super) struct Reader {
     space: String,
     /// True if nothing but white space has followed a call.
     after_call: bool,
+    /// Text before the call that is read, which becomes content if it is none.
+    before: String,
+    /// True if the call that is read may be ordinary text.
+    doubtful: bool,
 }
 
 #[derive(Debug)]
@@ -44,17 +77,62 @@ enum At {
     Open(String),
     /// Behind a marker or at the beginning of an output, where a call may begin, with the text since then.
     Marked(String),
-    Call(CallScanner),
-    /// In the name of a function before its arguments.
-    Name(String),
-    Arguments(ObjectScanner),
+    Call(Box<Scanner>),
+}
+
+/// State of a call.
+#[derive(Debug)]
+enum Scanner {
+    Object(CallScanner),
+    Named(NamedScanner),
+    Xml(XmlScanner),
+    Literal(LiteralScanner),
+}
+
+impl Scanner {
+    fn push(&mut self, c: char, sink: &mut Sink<'_>) -> Step {
+        match self {
+            Scanner::Object(scanner) => scanner.push(c, sink),
+            Scanner::Named(scanner) => scanner.push(c, sink),
+            Scanner::Xml(scanner) => scanner.push(c, sink),
+            Scanner::Literal(scanner) => scanner.push(c, sink),
+        }
+    }
+
+    fn begun(&self) -> bool {
+        match self {
+            Scanner::Object(scanner) => scanner.begun(),
+            Scanner::Named(scanner) => scanner.begun(),
+            Scanner::Xml(scanner) => scanner.begun(),
+            Scanner::Literal(scanner) => scanner.begun(),
+        }
+    }
+
+    fn complete(&mut self, sink: &mut Sink<'_>) {
+        match self {
+            Scanner::Object(scanner) => scanner.complete(sink),
+            Scanner::Named(scanner) => scanner.complete(sink),
+            Scanner::Xml(scanner) => scanner.complete(sink),
+            Scanner::Literal(scanner) => scanner.complete(sink),
+        }
+    }
+
+    fn into_raw(self: Box<Scanner>) -> String {
+        match *self {
+            Scanner::Object(scanner) => scanner.into_raw(),
+            Scanner::Named(scanner) => scanner.into_raw(),
+            Scanner::Xml(scanner) => scanner.into_raw(),
+            Scanner::Literal(scanner) => scanner.into_raw(),
+        }
+    }
 }
 
 impl Reader {
     /// Begins an output.
     pub(super) fn new(notation: Notation) -> Reader {
         let at = if notation.bare { At::Marked(String::new()) } else { At::Text(String::new()) };
-        Reader { notation, at, space: String::new(), after_call: false }
+        let (space, before) = (String::new(), String::new());
+        Reader { notation, at, space, after_call: false, before, doubtful: notation.bare || notation.ordinary }
     }
 
     /// Reads a piece of text.
@@ -65,17 +143,29 @@ impl Reader {
         }
     }
 
-    /// Ends the output: text that was held back becomes content.
-    pub(super) fn finish(&mut self, sink: &mut Sink<'_>) {
+    /// Ends the output: text that was held back becomes content. Calls are completed unless the output `is_cut`.
+    pub(super) fn finish(&mut self, is_cut: bool, sink: &mut Sink<'_>) {
         loop {
             match std::mem::replace(&mut self.at, At::Text(String::new())) {
                 At::Text(held) => {
                     self.content(&held, sink);
                     break;
                 }
-                At::Marked(held) | At::Name(held) => self.push_text(held, sink),
-                At::Call(scanner) => self.push_text(scanner.into_raw(), sink),
-                At::Open(_) | At::Arguments(_) => {}
+                At::Marked(held) => {
+                    let before = std::mem::take(&mut self.before);
+                    self.push_text(before, held, sink);
+                }
+                At::Call(mut scanner) => {
+                    if !is_cut {
+                        scanner.complete(sink);
+                    }
+                    let before = std::mem::take(&mut self.before);
+                    match scanner.begun() {
+                        true => self.after_call = true,
+                        false => self.push_text(before, scanner.into_raw(), sink),
+                    }
+                }
+                At::Open(_) => {}
             }
         }
         let space = std::mem::take(&mut self.space);
@@ -84,8 +174,9 @@ impl Reader {
         }
     }
 
-    /// Reads text after a call turned out to be none.
-    fn push_text(&mut self, text: String, sink: &mut Sink<'_>) {
+    /// Reads text after a call turned out to be none. `before` may have a marker that means nothing.
+    fn push_text(&mut self, before: String, text: String, sink: &mut Sink<'_>) {
+        self.content(&before, sink);
         self.at = At::Text(String::new());
         let rest = self.text(String::new(), text, sink);
         self.push(&rest, sink);
@@ -95,11 +186,9 @@ impl Reader {
     fn step(&mut self, text: String, sink: &mut Sink<'_>) -> String {
         match std::mem::replace(&mut self.at, At::Text(String::new())) {
             At::Text(held) => self.text(held, text, sink),
-            At::Open(held) => self.open(held, text, false),
-            At::Marked(held) => self.open(held, text, true),
+            At::Open(held) => self.open(held, text, false, sink),
+            At::Marked(held) => self.open(held, text, true, sink),
             At::Call(scanner) => self.call(scanner, text, sink),
-            At::Name(held) => self.name(held, text, sink),
-            At::Arguments(scanner) => self.arguments(scanner, text, sink),
         }
     }
 
@@ -110,7 +199,11 @@ impl Reader {
         if let Some((at, marker, opens)) = found.min_by_key(|(at, marker, _)| (*at, usize::MAX - marker.len())) {
             self.content(&text[..at], sink);
             if opens {
-                self.space.clear();
+                self.doubtful = self.notation.ordinary;
+                match self.doubtful {
+                    true => self.before = std::mem::take(&mut self.space) + marker,
+                    false => self.space.clear(),
+                }
                 self.at = At::Marked(String::new());
             }
             return text[at + marker.len()..].to_string();
@@ -128,7 +221,7 @@ impl Reader {
     }
 
     /// Skips what may stand before a call. `is_marked` unless only another call is before it.
-    fn open(&mut self, mut held: String, text: String, is_marked: bool) -> String {
+    fn open(&mut self, mut held: String, text: String, is_marked: bool, sink: &mut Sink<'_>) -> String {
         let skipped = text.find(|c: char| !c.is_whitespace() && !self.notation.between.contains(c));
         let (before, rest) = text.split_at(skipped.unwrap_or(text.len()));
         held += before;
@@ -136,18 +229,30 @@ impl Reader {
             self.at = if is_marked { At::Marked(held) } else { At::Open(held) };
             return String::new();
         };
-        if first == '{' {
-            self.at = At::Call(CallScanner::new());
+        let user = self.notation.user;
+        if is_marked && !user.is_empty() && user.starts_with(rest) && rest != user {
+            self.at = At::Marked(held + rest);
+            return String::new();
+        }
+        if let Some(answer) = rest.strip_prefix(user).filter(|_| is_marked && !user.is_empty()) {
+            self.before.clear();
+            return answer.to_string();
+        }
+        if let Some(scanner) = self.scanner(first, is_marked, &held) {
+            if is_marked {
+                self.before += &held;
+            }
+            self.at = At::Call(Box::new(scanner));
             return rest.to_string();
         }
-        let is_empty = held.trim().is_empty();
-        if self.notation.named && is_marked && is_empty && (first.is_ascii_alphanumeric() || "_-.".contains(first)) {
-            self.at = At::Name(String::new());
-            return rest.to_string();
+        if is_marked {
+            let before = std::mem::take(&mut self.before);
+            self.content(&before, sink);
+            return held + rest;
         }
         let text = held.clone() + rest;
         let seen = held.len() + first.len_utf8();
-        match held.rfind(|c| self.notation.between.contains(c)).filter(|_| !is_marked) {
+        match held.rfind(|c| self.notation.between.contains(c)) {
             // The last character that may stand between calls may also begin a marker. Only the next character decides:
             // the result must not depend on how much text has come.
             Some(last) if self.markers().any(|(marker, _)| marker.starts_with(&text[last..seen])) => {
@@ -158,7 +263,25 @@ impl Reader {
         }
     }
 
-    fn call(&mut self, mut scanner: CallScanner, text: String, sink: &mut Sink<'_>) -> String {
+    /// Begins a call with this character, if one can begin so.
+    fn scanner(&self, first: char, is_marked: bool, held: &str) -> Option<Scanner> {
+        let doubtful = self.doubtful;
+        let names = first.is_ascii_alphanumeric() || "_-.".contains(first);
+        match self.notation.style {
+            Style::Object | Style::Named(_) if first == '{' => Some(Scanner::Object(CallScanner::new(doubtful))),
+            Style::Named(named) if names && is_marked && held.trim().is_empty() => {
+                Some(Scanner::Named(NamedScanner::new(named, doubtful)))
+            }
+            // Without a marker, calls stand between brackets.
+            Style::Literal(dialect) if names && (!doubtful || !is_marked || held.contains('[')) => {
+                Some(Scanner::Literal(LiteralScanner::new(dialect, doubtful)))
+            }
+            Style::Xml(xml) if is_marked && first != '<' => Some(Scanner::Xml(XmlScanner::new(xml))),
+            _ => None,
+        }
+    }
+
+    fn call(&mut self, mut scanner: Box<Scanner>, text: String, sink: &mut Sink<'_>) -> String {
         for (at, c) in text.char_indices() {
             match scanner.push(c, sink) {
                 Step::More => {}
@@ -166,7 +289,15 @@ impl Reader {
                     self.ended();
                     return text[at + c.len_utf8()..].to_string();
                 }
+                Step::Fault if scanner.begun() => {
+                    scanner.complete(sink);
+                    self.ended();
+                    self.at = At::Text(String::new());
+                    return text[at..].to_string();
+                }
                 Step::Fault => {
+                    let before = std::mem::take(&mut self.before);
+                    self.content(&before, sink);
                     let rest = scanner.into_raw() + &text[at..];
                     return self.text(String::new(), rest, sink);
                 }
@@ -176,45 +307,11 @@ impl Reader {
         String::new()
     }
 
-    /// Reads a name up to its arguments. The markers of ids and arguments that may stand behind it are dropped.
-    fn name(&mut self, mut held: String, text: String, sink: &mut Sink<'_>) -> String {
-        let end = text.find(|c: char| !c.is_ascii_graphic() || c == '{').unwrap_or(text.len());
-        held += &text[..end];
-        let rest = &text[end..];
-        if held.len() <= NAME_BYTES && rest.is_empty() {
-            self.at = At::Name(held);
-            return String::new();
-        }
-        let first = self.notation.others.iter().filter_map(|marker| held.find(marker)).min();
-        let name = &held[..first.unwrap_or(held.len())];
-        if rest.starts_with('{') && is_name(name) && held.len() <= NAME_BYTES {
-            sink.begin(name);
-            self.at = At::Arguments(ObjectScanner::new());
-            return rest.to_string();
-        }
-        self.text(String::new(), held + rest, sink)
-    }
-
-    fn arguments(&mut self, mut scanner: ObjectScanner, text: String, sink: &mut Sink<'_>) -> String {
-        for (at, c) in text.char_indices() {
-            let step = scanner.push(c);
-            if step == Step::Fault {
-                return self.text(String::new(), text[at..].to_string(), sink);
-            }
-            sink.arguments(c.encode_utf8(&mut [0; 4]));
-            if step == Step::End {
-                self.ended();
-                return text[at + c.len_utf8()..].to_string();
-            }
-        }
-        self.at = At::Arguments(scanner);
-        String::new()
-    }
-
     fn ended(&mut self) {
         self.after_call = true;
-        let several = !self.notation.between.is_empty();
-        self.at = if several { At::Open(String::new()) } else { At::Text(String::new()) };
+        self.before.clear();
+        self.space.clear();
+        self.at = if self.notation.several { At::Open(String::new()) } else { At::Text(String::new()) };
     }
 
     /// Writes content; white space at its end is held back.

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Returns the tokenizer of a fixture with further tokens, special or not.
-fn tokenizer(special: &[&str], plain: &[&str]) -> Tokenizer {
+pub(super) fn tokenizer(special: &[&str], plain: &[&str]) -> Tokenizer {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama3-rope-tied/tokenizer.json");
     let mut file: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     let added = file["added_tokens"].as_array_mut().unwrap();
@@ -55,7 +55,10 @@ fn shown(events: &[OutputEvent]) -> Vec<String> {
             OutputEvent::Reasoning(text) => ("r:", text.clone()),
             OutputEvent::CallBegin { index, id, name } => {
                 assert_eq!(*index, calls);
-                assert!(ids.insert(id.clone()) && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_'));
+                assert!(
+                    ids.insert(id.clone())
+                        && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.:-".contains(&byte))
+                );
                 calls += 1;
                 shown.push(format!("f {name} "));
                 continue;
@@ -73,14 +76,22 @@ fn shown(events: &[OutputEvent]) -> Vec<String> {
     shown
 }
 
+/// Returns functions of these names.
+fn functions(names: &[&str]) -> Vec<Tool> {
+    let tool = |name: &&str| Tool { name: name.to_string(), description: None, parameters: None, strict: None };
+    names.iter().map(tool).collect()
+}
+
 /// Divides an output that is given as pieces with their tokens.
 fn divided(format: Option<Format>, tokenizer: &Tokenizer, prompt: &[u32], pieces: &[(u32, &str)]) -> Vec<String> {
-    let mut parser = OutputParser::new(format, tokenizer, prompt, 5);
+    let style = OutputStyle::without_template(tokenizer).with(format);
+    let tools = if format.is_some() { functions(&["f", "g", "a", "b.c-d"]) } else { Vec::new() };
+    let mut parser = OutputParser::new(&style, &tools, tokenizer, prompt, 5);
     let mut events = Vec::new();
     for (id, text) in pieces {
         parser.push(*id, text, &mut events);
     }
-    parser.finish(&mut events);
+    parser.finish(true, &mut events);
     assert_eq!(parser.calls(), events.iter().filter(|event| matches!(event, OutputEvent::CallBegin { .. })).count());
     shown(&events)
 }
@@ -134,7 +145,19 @@ fn outputs_of_all_formats_are_divided_in_pieces_of_any_size() {
             "<tool_call>{\"name\": \"f g\", \"arguments\": {}}</tool_call>",
             &["c:{\"name\": \"f g\", \"arguments\": {}}"],
         ),
-        ("hermes", "<tool_call>{\"name\": \"f\"}</tool_call>", &["c:{\"name\": \"f\"}"]),
+        ("hermes", "<tool_call>{\"name\": \"f\"}</tool_call>", &["f f {}"]),
+        ("hermes", "<tool_call>{\"name\": \"f\", \"arguments\": null}</tool_call>", &["f f {}"]),
+        ("hermes", "<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": 1}\"}</tool_call>", &["f f {\"a\": 1}"]),
+        (
+            "hermes",
+            "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": [1}</tool_call> So",
+            &["f f {\"a\": [1", "c:}</tool_call> So"],
+        ),
+        (
+            "hermes",
+            "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}</tool_call> So",
+            &["f f {\"a\": 1}", "c: So"],
+        ),
         ("hermes", "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": x}}", &["f f {\"a\": ", "c:x}}"]),
         ("hermes", "<tool_ca", &["c:<tool_ca"]),
         ("hermes", "a < b <tool> \n", &["c:a < b <tool> \n"]),
@@ -260,7 +283,8 @@ fn a_message_of_the_prompt_is_continued() {
 fn ids_of_calls_have_the_form_that_templates_accept() {
     let id = |name: &str, text: &str, seed| {
         let tokenizer = tokenizer_of(name);
-        let mut parser = OutputParser::new(Some(format(name)), &tokenizer, &[], seed);
+        let style = OutputStyle::without_template(&tokenizer).with(Some(format(name)));
+        let mut parser = OutputParser::new(&style, &functions(&["f"]), &tokenizer, &[], seed);
         let mut events = Vec::new();
         parser.push(u32::MAX, text, &mut events);
         let OutputEvent::CallBegin { id, .. } = &events[0] else { panic!("{events:?}") };
@@ -285,7 +309,8 @@ fn formats_are_found_by_the_template_and_the_tokenizer() {
     let hermes = format!("{reads}<tool_call>{{\"name\": <name>, \"arguments\": <json>}}</tool_call>");
     assert_eq!(found(&hermes, &plain), Some("hermes"));
     assert_eq!(found(&hermes.replace(reads, ""), &plain), None, "it has no place for tools");
-    assert_eq!(found(&format!("{hermes}<function=f>"), &plain), None, "it is XML");
+    assert_eq!(found(&format!("{hermes}<function=f>"), &plain), Some("functionary-3.1"));
+    assert_eq!(found(&format!("{hermes}<function=f><parameter=a>"), &plain), Some("qwen3-coder"));
     let llama = format!("{reads}Environment: ipython {{\"name\": name, \"parameters\": values}}");
     assert_eq!(found(&llama, &plain), Some("llama3"));
     assert_eq!(found(&format!("{reads}[TOOL_CALLS]"), &plain), Some("mistral"));
@@ -337,6 +362,17 @@ fn two_tools() -> Vec<Tool> {
     vec![tool("weather", Some(city)), tool("weather_now", None)]
 }
 
+/// Returns the constraint of an output in the format of Hermes.
+pub(super) fn hermes(
+    tokenizer: &Tokenizer,
+    tools: &[Tool],
+    choice: &ToolChoice,
+    enforced: Enforced,
+) -> crate::error::Result<Option<CallConstraint>> {
+    let style = OutputStyle::without_template(tokenizer).with(Some(format("hermes")));
+    constraint(&style, tokenizer, &[], tools, Wanted { choice, parallel: true, answer: None, enforced })
+}
+
 /// A constraint with its tokenizer.
 struct Constrained {
     tokenizer: Tokenizer,
@@ -350,7 +386,9 @@ impl Constrained {
         let tokenizer = tokenizer_of(name);
         let prompt = tokenizer.encode_plain(prompt).unwrap();
         let format = format(name);
-        let calls = constraint(format, &tokenizer, &prompt, &two_tools(), choice, parallel, Enforced::All);
+        let style = OutputStyle::without_template(&tokenizer).with(Some(format));
+        let wanted = Wanted { choice, parallel, answer: None, enforced: Enforced::All };
+        let calls = constraint(&style, &tokenizer, &prompt, &two_tools(), wanted);
         let source = calls.unwrap().unwrap().source;
         let vocabulary = Arc::new(Vocabulary::new(tokenizer.spelling(tokenizer_rows(&tokenizer)).unwrap()).unwrap());
         let constraint = Constraint::compile(&source, &vocabulary).unwrap();
@@ -399,6 +437,8 @@ fn calls_that_a_model_decides_on_follow_the_schemas_of_the_tools() {
             "{\"name\": \"weather\", \"parameters\": {\"city\": \"Rome\"}}; {\"name\": \"weather_now\", \"pa\
              rameters\": {}}",
         ),
+        ("llama3", "{\"name\": \"Bob\", \"age\": 3}"),
+        ("llama3", "{\"name\": \"weather_no"),
         ("llama3", "{\"city\": \"Paris\"} <|python_tag|>{\"name\": \"weather_now\", \"parameters\": {}}"),
         (
             "mistral",
@@ -422,7 +462,6 @@ fn calls_that_a_model_decides_on_follow_the_schemas_of_the_tools() {
         ("hermes", "So <tool_call>\n{\"name\": \"", "other"),
         ("hermes", "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"", "Paris"),
         ("hermes", "<tool_call>\n{\"name\": \"weather_now\", \"arguments\": {", "\"a\": 1}"),
-        ("llama3", "{ \"name\": \"", "other"),
         ("llama3", "{\"name\":\"weather_now\", \"parameters\": {", "\"a\""),
         ("llama3", "x <|python_tag|>", "print"),
         ("mistral", "[TOOL_CALLS][{\"name\": \"", "x"),
@@ -497,8 +536,8 @@ fn random_tokens_under_a_constraint_are_calls_that_the_parser_finds() {
         let mut calls = 0;
         for _ in 0..40 {
             let (mut state, mut stream) = (constrained.constraint.start(), TextStream::new(true));
-            let mut parser =
-                OutputParser::new(Some(constrained.format), &constrained.tokenizer, &constrained.prompt, 1);
+            let style = OutputStyle::without_template(&constrained.tokenizer).with(Some(constrained.format));
+            let mut parser = OutputParser::new(&style, &two_tools(), &constrained.tokenizer, &constrained.prompt, 1);
             let mut events = Vec::new();
             for _ in 0..200 {
                 let mask = state.mask().unwrap();
@@ -510,7 +549,7 @@ fn random_tokens_under_a_constraint_are_calls_that_the_parser_finds() {
                     break;
                 }
             }
-            parser.finish(&mut events);
+            parser.finish(false, &mut events);
             if !state.is_complete() {
                 continue;
             }
@@ -561,7 +600,7 @@ fn schemas_that_cannot_be_enforced_are_left_out_or_refused_by_the_name_of_the_to
         let made = |strict| {
             let tool = |name: &str, parameters| Tool { name: name.into(), description: None, parameters, strict };
             let tools = [tool("other", None), tool("f", Some(parameters.clone()))];
-            constraint(format("hermes"), &tokenizer, &[], &tools, &ToolChoice::Auto, true, Enforced::All)
+            hermes(&tokenizer, &tools, &ToolChoice::Auto, Enforced::All)
         };
         let error = made(Some(true)).unwrap_err();
         assert_eq!(error.tensor_name(), Some("tools[1]"));
@@ -572,8 +611,7 @@ fn schemas_that_cannot_be_enforced_are_left_out_or_refused_by_the_name_of_the_to
             assert!(place.starts_with(left_out), "{place}");
         }
     }
-    let made =
-        |choice| constraint(format("hermes"), &tokenizer, &[], &two_tools(), &choice, true, Enforced::All).unwrap();
+    let made = |choice| hermes(&tokenizer, &two_tools(), &choice, Enforced::All).unwrap();
     assert_eq!(made(ToolChoice::None), None);
     let auto = made(ToolChoice::Auto).unwrap();
     assert!(matches!(auto.source, ConstraintSource::Phases(_)) && auto.ignored.is_empty());
@@ -592,9 +630,7 @@ fn long_lists_of_tools_lose_the_largest_schemas_that_are_not_strict() {
         Tool { name: format!("f{i}"), description: None, parameters, strict: Some(i == 14) }
     };
     let tools: Vec<Tool> = (0..16).map(tool).collect();
-    let made = |tools: &[Tool], enforced| {
-        constraint(format("hermes"), &tokenizer, &[], tools, &ToolChoice::Auto, true, enforced)
-    };
+    let made = |tools: &[Tool], enforced| hermes(&tokenizer, tools, &ToolChoice::Auto, enforced);
     let ignored = made(&tools, Enforced::All).unwrap().unwrap().ignored;
     assert!(ignored.iter().any(|(tool, _)| *tool == 15) && !ignored.iter().any(|(tool, _)| *tool == 14 || *tool < 8));
     let free = made(&tools, Enforced::Strict).unwrap().unwrap().ignored;

@@ -12,6 +12,7 @@ mod keys;
 mod known;
 mod life;
 mod logs;
+mod notations;
 mod probabilities;
 mod rights;
 mod said;

@@ -139,13 +139,14 @@ fn generate(args: &Args, global: &Global) -> Result<()> {
     let conversation = &args.conversation;
     let open = |choice| conversation.open_template(choice, &session);
     let template = conversation.chat_template.as_ref().map(open).transpose()?;
-    let constraint = args.constraint.compile(source.as_ref(), &session)?;
+    args.constraint.check(source.as_ref(), &session)?;
     let (stop_tokens, ends) = template.as_ref().map_or(Ok(Default::default()), |template| template.ends(&session))?;
     let settings = RunSettings {
         template: template.as_ref().map(|template| &template.template),
         ends: &ends,
         system: args.conversation.system.as_deref(),
-        plain: Request { constraint, ..args.request(&session) },
+        constraint: source.as_ref(),
+        plain: args.request(&session),
     };
     let options =
         GenerateOptions { batch: args.batch, stop_tokens, skip_invalid: prompts.len() > 1, ..args.generate_options() };

@@ -20,7 +20,7 @@ use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::files;
 use crate::iebin::reader::plain_file_name;
-use crate::iebin::{self, IebinReader, JSON_NAME};
+use crate::iebin::{self, IebinReader, JSON_NAME, TOOL_TEMPLATE_NAME};
 use crate::interrupt;
 use crate::job::{self, Command, DataFile, Fingerprint, Output, RunOptions, dir_of_file};
 use crate::model_config::ModelConfig;
@@ -223,12 +223,16 @@ fn tokenizer(reader: &IebinReader, config: &ModelConfig, options: &ExportOptions
     let tokenizer: Value = read_json(&path)?;
     let optional = |name: &str| files::first([reader.path(name)]);
     let settings: Value = optional("tokenizer_config.json")?.map_or(Ok(Value::Null), |path| read_json(&path))?;
-    let template = optional("chat_template.jinja")?.map(|path| read_limited(&path)).transpose()?;
-    let template = template.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    let template = |name: &str| -> Result<Option<String>> {
+        let bytes = optional(name)?.map(|path| read_limited(&path)).transpose()?;
+        Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+    };
+    let (template, tool_template) = (template("chat_template.jinja")?, template(TOOL_TEMPLATE_NAME)?);
     let source = tokenizer_out::Source {
         tokenizer: &tokenizer,
         config: &settings,
         template: template.as_deref(),
+        tool_template: tool_template.as_deref(),
         model: config,
         pre: options.pre.as_deref(),
     };

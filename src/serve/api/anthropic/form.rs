@@ -135,7 +135,7 @@ impl Form for AnthropicMessage {
             return Err(error);
         }
         self.begin(events);
-        let changes = self.parts.finish();
+        let changes = self.parts.finish(finish_reason(completion.finish) == "length");
         self.changes(changes, events);
         self.usage.cached = completion.reused_tokens;
         self.stop_sequence = completion.stopped_by.filter(|stop| self.stops.contains(stop));

@@ -4,7 +4,7 @@ use crate::runtime::text::{Ending, Message};
 use crate::serve::api::body::expected;
 use crate::serve::api::dialogue::Dialogue;
 use crate::serve::api::error::{ApiError, ApiResult};
-use crate::serve::api::messages_in::MOST_MESSAGES;
+use crate::serve::api::messages_in::{MOST_MESSAGES, arguments};
 use crate::serve::api::object::{Object, list};
 use serde_json::{Value, json};
 
@@ -20,7 +20,7 @@ pub fn read(system: Option<Value>, messages: Option<Value>) -> ApiResult<(Vec<Me
     let mut dialogue = Dialogue::joining();
     for text in system.map(|system| texts(system, "system")).transpose()?.unwrap_or_default() {
         if !text.starts_with(BILLING) {
-            dialogue.system(text);
+            dialogue.instructions("system", text);
         }
     }
     let messages = messages.ok_or_else(|| ApiError::field("messages", "found none, expected a list of messages"))?;
@@ -55,7 +55,7 @@ fn message(mut message: Object, dialogue: &mut Dialogue) -> ApiResult<()> {
         "user" => user(blocks(content, &place)?, dialogue),
         "assistant" => blocks(content, &place)?.into_iter().try_for_each(|block| assistant(block, dialogue)),
         "system" => {
-            dialogue.system(texts(content, &place)?.join("\n"));
+            dialogue.instructions("system", texts(content, &place)?.join("\n"));
             Ok(())
         }
         _ => Err(ApiError::field(&message.place("role"), "expected the role user or assistant")),
@@ -124,11 +124,8 @@ fn assistant(mut block: Object, dialogue: &mut Dialogue) -> ApiResult<()> {
         "redacted_thinking" => {}
         "tool_use" => {
             let (id, name) = (block.required("id")?, block.required("name")?);
-            let input = block.take("input").unwrap_or_else(|| json!({}));
-            if !input.is_object() {
-                return Err(expected(&block.place("input"), "an object", &input));
-            }
-            dialogue.call(&id, &name, &input.to_string());
+            let input = block.take("input").unwrap_or_default();
+            dialogue.call(&id, &name, arguments(&input, &block.place("input"))?);
         }
         kind => return Err(no_text(&block, kind)),
     }
@@ -217,7 +214,7 @@ mod tests {
             (of("assistant", json!({"type": "server_tool_use"})), "messages[0].content[0].type"),
             (of("assistant", json!({"type": "tool_use", "id": "1"})), "messages[0].content[0].name"),
             (
-                of("assistant", json!({"type": "tool_use", "id": "1", "name": "f", "input": "{}"})),
+                of("assistant", json!({"type": "tool_use", "id": "1", "name": "f", "input": "{"})),
                 "messages[0].content[0].input",
             ),
             (of("assistant", json!({"type": "thinking"})), "messages[0].content[0].thinking"),

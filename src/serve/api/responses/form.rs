@@ -326,7 +326,7 @@ impl Form for Responses {
             self.probabilities.waiting.clear();
         }
         self.finish = Some(finish_reason(done.completion.finish));
-        let changes = self.parts.finish();
+        let changes = self.parts.finish(self.finish == Some("length"));
         self.changes(changes, events);
         Ok(())
     }

@@ -4,7 +4,7 @@ use crate::runtime::text::Message;
 use crate::serve::api::body::expected;
 use crate::serve::api::dialogue::Dialogue;
 use crate::serve::api::error::{ApiError, ApiResult};
-use crate::serve::api::messages_in::{MOST_MESSAGES, content_text};
+use crate::serve::api::messages_in::{MOST_MESSAGES, arguments, content_text};
 use crate::serve::api::object::{Object, list};
 use serde_json::Value;
 
@@ -18,7 +18,7 @@ const STORED: [&str; 2] = ["item_reference", "compaction"];
 pub fn read(instructions: Option<String>, input: Option<Value>) -> ApiResult<Vec<Message>> {
     let mut dialogue = Dialogue::new();
     if let Some(text) = instructions {
-        dialogue.system(text);
+        dialogue.instructions("system", text);
     }
     match input {
         None => return Err(ApiError::field("input", "found none, expected a text or a list of items")),
@@ -44,8 +44,10 @@ fn item(mut item: Object, dialogue: &mut Dialogue) -> ApiResult<()> {
         "message" => message(item, dialogue)?,
         "reasoning" => dialogue.reasoning(&reasoning(item)?),
         "function_call" => {
-            let (name, arguments) = (item.required("name")?, item.required("arguments")?);
-            dialogue.call(&item.required("call_id")?, &name, &arguments);
+            let name = item.required("name")?;
+            let place = item.place("arguments");
+            let given = item.take("arguments").unwrap_or_default();
+            dialogue.call(&item.required("call_id")?, &name, arguments(&given, &place)?);
         }
         "function_call_output" => {
             let id = item.required("call_id")?;
@@ -63,8 +65,7 @@ fn message(mut item: Object, dialogue: &mut Dialogue) -> ApiResult<()> {
     let role = item.required("role")?;
     let text = content(&mut item, "content")?;
     match role.as_str() {
-        // Few templates know the newer name of the role.
-        "system" | "developer" => dialogue.system(text),
+        "system" | "developer" => dialogue.instructions(&role, text),
         "user" => dialogue.user(text),
         "assistant" => dialogue.answer(&text),
         _ => {
@@ -142,7 +143,7 @@ mod tests {
             (json!([{"role": "user"}]), "input[0].content"),
             (image, "input[0].content[0]"),
             (json!([{"type": "function_call", "name": "f", "arguments": "{}"}]), "input[0].call_id"),
-            (json!([{"type": "function_call", "name": "f", "arguments": {}}]), "input[0].arguments"),
+            (json!([{"type": "function_call", "call_id": "1", "name": "f", "arguments": "[1]"}]), "input[0].arguments"),
             (json!([{"type": "function_call_output", "call_id": "c"}]), "input[0].output"),
             (json!([{"type": "reasoning", "content": [{"text": 1}]}]), "input[0].content[0].text"),
             (json!([{"type": "reasoning", "summary": []}]), "input"),
