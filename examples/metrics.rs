@@ -3,6 +3,7 @@
 //! Each scrape adds the events of a moment, so that all rates and quantiles of `dashboards/iec.json` have values.
 //! `scripts/check-dashboard.sh http://127.0.0.1:9200/metrics` runs the queries of the dashboard on it.
 
+use iec::runtime::generate::DraftCounts;
 use iec::runtime::{Stage, Stages};
 use iec::serve::metrics::{
     CONTENT_TYPE, DiskPages, FinishedReason, Metrics, ModelInfo, ModelMetrics, Phase, Rejection, RequestTimes,
@@ -62,6 +63,7 @@ fn record(model: &ModelMetrics, moment: usize) {
     model.request_finished(&times, reason, TokenCounts { prompt: 300, generated: 64 });
     model.lora(16, &["sql", "poems"], &["sql"]);
     model.disk_pages(DiskPages::Hit, 2);
+    model.drafts(DraftCounts { drafts: 9, tokens: 40, accepted: 25 });
     if moment.is_multiple_of(5) {
         model.rejected(Rejection::QueueLength);
         model.cancelled(Phase::Decode);

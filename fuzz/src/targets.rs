@@ -527,7 +527,7 @@ fn api_messages(data: &[u8]) {
 fn body(data: &[u8], read: iec::serve::api::job::ReadJob) {
     use iec::serve::api::body::Body;
     use iec::serve::api::settings::Limits;
-    let limits = Limits { max_n: 16, max_logprobs: 20, strict_fields: false };
+    let limits = Limits { max_n: 16, max_logprobs: 20, strict_fields: false, unloads: true };
     let Ok(mut body) = Body::parse(data) else { return };
     let Ok(job) = read(&mut body, &limits) else { return };
     assert!(job.texts >= 1 && job.texts <= limits.max_n);

@@ -72,6 +72,7 @@ pub async fn unload(app: &App, name: &str) -> ApiResult<()> {
     let unknown = || unknown(name);
     let number = app.adapters().get(name).ok_or_else(unknown)?.model;
     let model = app.models.get(number).ok_or_else(unknown)?;
+    let _lease = app.lease(model).await?;
     let removed = name.to_string();
     let remove = move |encoder: &Encoder<'_>| match encoder.adapters().has(&removed) {
         true => encoder.adapters().remove(&removed),
@@ -220,12 +221,28 @@ pub async fn restore(app: &Arc<App>) {
                 if app.adapters().contains_key(&name) {
                     continue;
                 }
-                if let Err(e) = load(app, model, &name, &dir, false).await {
+                let listed = match model.is_on_request() {
+                    true => list_remembered(app, model, name.clone(), &dir),
+                    false => load(app, model, &name, &dir, false).await,
+                };
+                if let Err(e) = listed {
                     (app.log)(&format!("adapter `{name}` of an earlier run was not loaded: {}", e.message));
                 }
             }
         }
     }
+}
+
+/// Lists an adapter of an earlier run, which is loaded together with its model.
+///
+/// # Errors
+/// Its directory does not lie in that for adapters any more.
+fn list_remembered(app: &App, model: &Model, name: String, path: &str) -> ApiResult<()> {
+    let (root, dir) = allowed_dir(app, path)?;
+    let source = Source { name: name.clone(), dir, scale: 1.0, root: Some(root) };
+    app.adapters().insert(name, Adapter { model: model.number, source, created: now() });
+    app.keep_adapters(model);
+    Ok(())
 }
 
 /// Replaces the adapters of the settings: loads new ones, then unloads those that are not listed any more and that no
@@ -236,6 +253,11 @@ pub async fn restore(app: &Arc<App>) {
 pub async fn replace(app: &App, loras: Vec<Source>) -> std::result::Result<(), String> {
     let _one = app.adapter_loads.lock().await;
     let model = &app.models[0];
+    let is_same = loras == *app.listed();
+    let _lease = match is_same {
+        true => None,
+        false => Some(app.lease(model).await.map_err(|e| e.message)?),
+    };
     let known = |source: &Source| app.adapters().values().any(|adapter| adapter.source == *source);
     let new: Vec<Source> = loras.iter().filter(|source| !known(source)).cloned().collect();
     for (at, source) in new.iter().enumerate() {

@@ -9,7 +9,9 @@ use super::log_line::LogLine;
 use super::metrics::Metrics;
 use super::model::{Command, Facts, Model};
 use super::origin::HostPolicy;
+use super::residency::{Lease, Residency};
 use super::usage_log::UsageLog;
+use crate::resources::memory_left;
 use crate::sched::KeyId;
 use crate::session::adapters::Source;
 use axum::http::StatusCode;
@@ -39,6 +41,8 @@ pub struct App {
     /// Tracer of requests, if there is a collector.
     #[cfg(feature = "otel")]
     pub tracer: Option<super::trace::Tracer>,
+    /// Rules for the memory of all models.
+    pub residency: Residency,
     /// Held while an adapter is loaded.
     pub adapter_loads: tokio::sync::Mutex<()>,
     tenants: RwLock<Arc<Tenants>>,
@@ -98,6 +102,8 @@ pub struct Target {
     pub adapters: Vec<(String, f32)>,
     /// Name as the client wrote it.
     pub shown: String,
+    /// Keeps the model loaded.
+    pub lease: Lease,
 }
 
 impl App {
@@ -118,6 +124,7 @@ impl App {
             max_n: settings.max_n,
             max_logprobs: settings.max_logprobs,
             strict_fields: settings.strict_fields,
+            unloads: settings.idle_unload.is_some(),
         };
         App {
             hosts: HostPolicy::of(&settings, !tenants.keys.is_open()),
@@ -129,6 +136,7 @@ impl App {
             log,
             #[cfg(feature = "otel")]
             tracer: None,
+            residency: Residency::new(settings.max_queue, memory_left()),
             adapter_loads: tokio::sync::Mutex::default(),
             tenants: RwLock::new(Arc::new(tenants)),
             key_ids: Mutex::new(key_ids),
@@ -195,9 +203,10 @@ impl App {
         self.phase.fetch_max(phase as u8, Ordering::Relaxed);
     }
 
-    /// Returns true if all models answer requests.
+    /// Returns true if all models answer requests, or are loaded on request.
     pub fn is_ready(&self) -> bool {
-        self.phase() == Phase::Running && self.models.iter().all(|model| model.is_ready())
+        let answers = |model: &Arc<Model>| model.is_ready() || model.is_on_request();
+        self.phase() == Phase::Running && self.models.iter().all(answers)
     }
 
     /// Returns the error of a request that the engine did not take or finish. During the shutdown, another server can

@@ -12,10 +12,13 @@ mod adapters;
 pub mod api;
 mod app;
 mod bodies;
+mod caller;
 pub mod config;
+mod details;
 mod engine;
 mod http;
 pub mod keys;
+mod loading;
 mod log;
 mod log_line;
 pub mod metrics;
@@ -24,6 +27,7 @@ mod notify;
 pub mod origin;
 pub mod page;
 mod reply;
+mod residency;
 mod rights;
 mod state;
 mod token_text;
@@ -46,8 +50,9 @@ use http::Listeners;
 use keys::Keys;
 pub use log_line::LogLine;
 use metrics::Metrics;
-pub use model::Open;
 use model::{Command, Model, Status};
+pub use model::{Open, Served};
+pub use residency::{Plan, Planned};
 use state::{StateLock, set_aside};
 use std::ffi::OsString;
 use std::path::Path;
@@ -86,8 +91,8 @@ pub type Announce = Box<dyn Fn(&Address) -> Result<()> + Send + Sync>;
 pub struct Server {
     /// Settings.
     pub settings: ServeSettings,
-    /// Models by name.
-    pub models: Vec<(String, Open)>,
+    /// Models.
+    pub models: Vec<Served>,
     /// Keys.
     pub keys: Keys,
     /// Reads keys and adapters again.
@@ -173,7 +178,7 @@ pub fn run(server: Server) -> Result<Ended> {
     let (models, commands): (Vec<_>, Vec<_>) = models
         .into_iter()
         .enumerate()
-        .map(|(number, (name, open))| Model::new(number, name, open))
+        .map(|(number, served)| Model::new(number, served, settings.idle_unload.is_some()))
         .map(|(model, commands)| (Arc::new(model), commands))
         .unzip();
     let app = App::new(settings, models, keys, metrics, usage_log, log);
@@ -210,6 +215,9 @@ fn start(
             model.set_status(Status::Failed);
             Err(Error::engine("the thread of the model panicked"))
         });
+        if result.is_ok() {
+            model.set_status(Status::Unloaded);
+        }
         let _ = ends.send(EngineEnd { model: model.number, result, usage });
     })
     .map(drop)
@@ -308,6 +316,7 @@ impl Life {
         let mut look = tokio::time::interval(Duration::from_millis(50));
         let mut save = tokio::time::interval(usage::SAVE_INTERVAL);
         save.tick().await;
+        let mut idle = tokio::time::interval(self.app.settings.idle_unload.map_or(Duration::from_secs(1), idle_look));
         while running > 0 {
             tokio::select! {
                 end = self.ends.recv() => {
@@ -319,6 +328,7 @@ impl Life {
                     if let Some(e) = unsaved {
                         (self.app.log)(&format!("not all pages of the prefix cache were saved: {e}"));
                     }
+                    self.stop_loading();
                 }
                 signal = self.signals.recv() => match signal {
                     Some(ServerSignal::Reload) => self.reload().await,
@@ -327,6 +337,7 @@ impl Life {
                     None => {}
                 },
                 _ = look.tick(), if !self.ready => self.look().await,
+                _ = idle.tick() => loading::unload_idle(&self.app),
                 // An engine answers after its step; signals do not wait for it.
                 _ = save.tick() => drop(tokio::spawn(save_usage(self.app.clone()))),
             }
@@ -371,11 +382,8 @@ impl Life {
 
     /// Ends the server: after `delay` no more requests are taken, and those that are left are finished.
     fn leave(&self, delay: Duration) {
-        if !self.app.models.iter().any(|model| matches!(model.status(), Status::Ready(_))) {
-            // Nothing is computed. A model that is being packed stops where it leaves nothing half-written.
-            interrupt::request(Signal::Terminate);
-        }
         self.app.set_phase(Phase::Leaving);
+        self.stop_loading();
         self.tell("STOPPING=1");
         let app = self.app.clone();
         tokio::spawn(async move {
@@ -386,6 +394,16 @@ impl Life {
         });
     }
 
+    /// Ends the loading of models once the server ends and none computes any more.
+    fn stop_loading(&self) {
+        let is = |wanted: fn(&Status) -> bool| self.app.models.iter().any(|model| wanted(&model.status()));
+        let computes = is(|status| matches!(status, Status::Ready(_) | Status::Unloading));
+        if self.app.phase() != Phase::Running && !computes && is(|status| matches!(status, Status::Loading)) {
+            // A model that is being packed stops where it leaves nothing half-written.
+            interrupt::request(Signal::Terminate);
+        }
+    }
+
     fn tell(&self, message: &str) {
         if let Some(socket) = &self.notify
             && let Err(e) = notify::notify(socket, message)
@@ -393,6 +411,11 @@ impl Life {
             (self.app.log)(&format!("systemd does not receive {message}: {e}"));
         }
     }
+}
+
+/// Returns the time between two looks for idle models.
+fn idle_look(time: Duration) -> Duration {
+    (time / 4).clamp(Duration::from_millis(20), Duration::from_secs(1))
 }
 
 /// Saves the use of the keys, if there is a directory for it.

@@ -3,13 +3,15 @@
 use super::engine::UsageOf;
 use super::keys::KeyChange;
 use super::reply::{Inlet, Outlet, channel};
+use super::residency::{Lease, Plan, Uses};
 use crate::error::Result;
 use crate::runtime::constraint::{Constraint, ConstraintSource};
 use crate::runtime::generate::Request;
 use crate::runtime::sampler::{Breakers, Sampling};
 use crate::sched::KeyId;
 use crate::session::adapters::{Adapters, Source};
-use crate::session::chat::Template;
+use crate::session::chat::{Template, TemplateChoice};
+use crate::session::infill::Infill;
 use crate::session::recent::Recent;
 use crate::session::{Encoder, Session};
 use std::collections::VecDeque;
@@ -17,12 +19,26 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel as commands};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 /// Opens a model. It may be called again, after a failure.
 pub type Open = Box<dyn Fn() -> Result<Session> + Send + Sync>;
+
+/// A model to serve.
+pub struct Served {
+    /// Name by which requests refer to it.
+    pub name: String,
+    /// Opens the model.
+    pub open: Open,
+    /// Chat template.
+    pub template: TemplateChoice,
+    /// Plans the memory, where that is possible.
+    pub plan: Option<Plan>,
+    /// Whether the model is loaded when a request names it, not at the start.
+    pub on_request: bool,
+}
 
 /// Properties of a model that is loaded.
 #[derive(Debug)]
@@ -41,8 +57,12 @@ pub struct Facts {
     pub note: Option<String>,
     /// Chat template, with the tokens and texts that end a turn; `None` if the model has none.
     pub template: Option<ChatFormat>,
+    /// Form of prompts for fill-in-the-middle; `None` if the tokenizer has no tokens for it.
+    pub infill: Option<Infill>,
     /// Path of the model.
     pub root: PathBuf,
+    /// Family, size and abilities.
+    pub details: super::details::Details,
     /// Text of each token.
     pub tokens: super::token_text::TokenTexts,
     /// Constraints of the last requests.
@@ -71,8 +91,24 @@ pub enum Status {
     Loading,
     /// It answers requests.
     Ready(Arc<Facts>),
+    /// It is being removed from memory.
+    Unloading,
+    /// It is loaded when a request names it.
+    Unloaded,
     /// It cannot be opened.
     Failed,
+}
+
+impl Status {
+    /// Returns the name in lists of models.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Status::Loading => "loading",
+            Status::Ready(_) => "loaded",
+            Status::Unloading | Status::Unloaded => "unloaded",
+            Status::Failed => "failed",
+        }
+    }
 }
 
 /// A model of the server.
@@ -85,9 +121,19 @@ pub struct Model {
     pub created: u64,
     /// Opens the model.
     pub open: Open,
+    /// Chat template.
+    pub template: TemplateChoice,
+    /// Plans the memory, where that is possible.
+    pub plan: Option<Plan>,
+    /// Uses of the model.
+    pub uses: Mutex<Uses>,
     /// Texts to encode and other work that needs no engine.
     pub jobs: Jobs,
-    status: RwLock<Status>,
+    status: watch::Sender<Status>,
+    /// Whether requests wait until the model is loaded.
+    on_request: AtomicBool,
+    /// Whether it may be unloaded.
+    may_unload: bool,
     /// Adapters once clients or a reload changed them; `None` = those with which the model is opened.
     adapters: Mutex<Option<Vec<Source>>>,
     commands: Sender<Command>,
@@ -118,13 +164,32 @@ pub enum Command {
     Cancel(u64),
     /// Changes keys.
     Keys(Vec<KeyChange>),
+    /// Asks for the requests that are computed.
+    Slots(oneshot::Sender<Vec<Slot>>),
     /// Asks for the use of all keys, in the order of their numbers.
     Usage(Sender<UsageOf>),
+    /// Loads the model.
+    Load,
+    /// Removes the model from memory once its batch is empty.
+    Unload,
     /// Ends when all requests have ended, at the latest after this time.
     Drain(Duration),
     /// Makes the next step panic.
     #[cfg(test)]
     Panic,
+}
+
+/// A choice that is computed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Slot {
+    /// Number of the choice among all so far.
+    pub task: usize,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens of the answer so far.
+    pub generated: usize,
+    /// Largest number of tokens of the answer.
+    pub most: usize,
 }
 
 /// A request for the thread that computes.
@@ -155,6 +220,8 @@ pub struct Ticket {
     commands: Sender<Command>,
     /// Messages about the request.
     pub inlet: Inlet,
+    /// Keeps the model loaded.
+    pub lease: Option<Lease>,
 }
 
 impl Drop for Ticket {
@@ -164,8 +231,9 @@ impl Drop for Ticket {
 }
 
 impl Model {
-    /// Creates a model that is loading, with the queue that its engine reads.
-    pub fn new(number: usize, name: String, open: Open) -> (Model, Receiver<Command>) {
+    /// Creates a model with the queue that its engine reads. `unloads` allows to unload it when it is idle.
+    pub fn new(number: usize, served: Served, unloads: bool) -> (Model, Receiver<Command>) {
+        let Served { name, open, template, plan, on_request } = served;
         let (sender, receiver) = commands();
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let model = Model {
@@ -173,8 +241,13 @@ impl Model {
             number,
             created,
             open,
+            template,
+            plan,
+            uses: Mutex::default(),
             jobs: Jobs::default(),
-            status: RwLock::new(Status::Loading),
+            status: watch::Sender::new(if on_request { Status::Unloaded } else { Status::Loading }),
+            on_request: AtomicBool::new(on_request),
+            may_unload: on_request || unloads,
             adapters: Mutex::default(),
             commands: sender,
             tickets: AtomicU64::new(0),
@@ -189,12 +262,32 @@ impl Model {
 
     /// Returns the state.
     pub fn status(&self) -> Status {
-        self.status.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.status.borrow().clone()
     }
 
     /// Sets the state.
     pub fn set_status(&self, status: Status) {
-        *self.status.write().unwrap_or_else(PoisonError::into_inner) = status;
+        // A model that was unloaded once is loaded again by the next request.
+        if matches!(status, Status::Unloaded) {
+            self.on_request.store(true, Ordering::Relaxed);
+        }
+        self.status.send_replace(status);
+    }
+
+    /// Waits until the state changes.
+    pub async fn change(&self) {
+        let _ = self.status.subscribe().changed().await;
+    }
+
+    /// Returns true if requests wait until the model is loaded. Others find it loaded, or are refused while the server
+    /// starts.
+    pub fn is_on_request(&self) -> bool {
+        self.on_request.load(Ordering::Relaxed)
+    }
+
+    /// Returns true if the model may be unloaded when it is idle.
+    pub fn may_unload(&self) -> bool {
+        self.may_unload
     }
 
     /// Returns true if requests are answered.
@@ -267,7 +360,7 @@ impl Model {
         let number = self.tickets.fetch_add(1, Ordering::Relaxed);
         let (outlet, inlet) = channel();
         self.send(Command::Arrive(arrival(number, outlet)));
-        Ticket { number, commands: self.commands.clone(), inlet }
+        Ticket { number, commands: self.commands.clone(), inlet, lease: None }
     }
 
     /// Runs `work` on a thread that encodes texts, and waits for its result; `None` if the engine ends meanwhile.

@@ -10,9 +10,10 @@
 //! * A request without a name gets the only model that the key may use. If it may use none, it gets the only adapter.
 
 use super::api::error::{ApiError, ApiResult};
-use super::app::{Adapter, App, Phase, Target, unavailable};
+use super::app::{Adapter, App, Target};
 use super::keys::Key;
-use super::model::{Facts, Model, Status};
+use super::model::Model;
+use super::residency::Lease;
 use axum::http::StatusCode;
 use std::sync::Arc;
 
@@ -67,25 +68,33 @@ impl App {
     /// Finds what a request names in its field `model`, with the adapters of its field `adapters`.
     ///
     /// # Errors
-    /// There is no such model or adapter, the key may not use it, or the model is not ready.
-    pub fn target(&self, key: &Key, name: Option<&str>, adapters: &[(String, f32)]) -> ApiResult<Target> {
-        let Usable { name, model, adapter } = match name.filter(|name| !name.is_empty()) {
-            Some(name) => self.usable_as(key, name).ok_or_else(|| unknown_model("model", name))?,
+    /// There is no such model or adapter, the key may not use it, or the model does not become ready.
+    pub async fn target(&self, key: &Key, name: Option<&str>, adapters: &[(String, f32)]) -> ApiResult<Target> {
+        let given = name.filter(|name| !name.is_empty());
+        // Clients of ollama add the tag to names without one.
+        let tagged = |name: &str| self.usable_as(key, name.strip_suffix(":latest")?);
+        let Usable { name, model, adapter } = match given {
+            Some(name) => {
+                let found = self.usable_as(key, name).or_else(|| tagged(name));
+                found.ok_or_else(|| unknown_model("model", name))?
+            }
             None => self.only(key, "model")?,
         };
         for (name, scale) in adapters {
             self.check_adapter(key, &model, name, *scale)?;
         }
-        let facts = self.ready_facts(&model)?;
+        let (facts, lease) = self.lease(&model).await?;
         let own = adapter.map(|_| (name.clone(), 1.0));
-        Ok(Target { model, facts, adapters: own.into_iter().chain(adapters.iter().cloned()).collect(), shown: name })
+        let shown = given.map_or(name, String::from);
+        let adapters = own.into_iter().chain(adapters.iter().cloned()).collect();
+        Ok(Target { model, facts, adapters, shown, lease })
     }
 
     /// Finds the model for which a request loads the adapter `adapter`.
     ///
     /// # Errors
     /// There is no such model, the key may not use it or the name of the adapter, or the model is not ready.
-    pub fn adapter_target(&self, key: &Key, base: Option<&str>, adapter: &str) -> ApiResult<Arc<Model>> {
+    pub async fn adapter_target(&self, key: &Key, base: Option<&str>, adapter: &str) -> ApiResult<(Arc<Model>, Lease)> {
         let field = "base_model_name";
         let usable = match base.filter(|base| !base.is_empty()) {
             Some(base) => self.usable_as(key, base).ok_or_else(|| unknown_model(field, base))?,
@@ -99,8 +108,8 @@ impl App {
             let error = ApiError::field("lora_name", message);
             return Err(ApiError { status: StatusCode::FORBIDDEN, ..error }.code("insufficient_scope"));
         }
-        self.ready_facts(&usable.model)?;
-        Ok(usable.model)
+        let (_, lease) = self.lease(&usable.model).await?;
+        Ok((usable.model, lease))
     }
 
     /// Returns what a request without a name gets; `field` is the field that would have had it.
@@ -125,18 +134,6 @@ impl App {
         match scale >= 0.0 || key.may_use_model(&model.name) {
             true => Ok(()),
             false => Err(ApiError::field("adapters", "the API key may use scales of at least 0 only")),
-        }
-    }
-
-    fn ready_facts(&self, model: &Model) -> ApiResult<Arc<Facts>> {
-        match (self.phase(), model.status()) {
-            (Phase::Draining, _) => Err(unavailable("the server is shutting down", "draining", 30)),
-            _ if model.is_damaged() => {
-                Err(unavailable("the weights of the model differ from their recorded hashes", "damaged", 30))
-            }
-            (_, Status::Ready(facts)) => Ok(facts),
-            (_, Status::Loading) => Err(unavailable("the model is loading", "loading", 2)),
-            (_, Status::Failed) => Err(unavailable("the model cannot be used; see the log", "failed", 30)),
         }
     }
 }

@@ -10,6 +10,7 @@ pub mod chat;
 pub mod dedup;
 pub mod embedded;
 mod encoder;
+pub mod infill;
 pub mod kv_gate;
 mod memory;
 pub mod metrics;
@@ -513,7 +514,7 @@ impl SessionOptions {
 }
 
 /// Returns the digest of a pack's description, which contains the hashes of all tensors.
-fn pack_digest(reader: &IebinReader) -> String {
+pub fn pack_digest(reader: &IebinReader) -> String {
     let description = &reader.description;
     description.sha256.clone().unwrap_or_else(|| hex(Sha256::new_with_prefix(description.to_text())))
 }

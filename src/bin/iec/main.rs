@@ -28,6 +28,7 @@ mod list;
 mod man;
 mod merge;
 mod model;
+mod models_dir;
 mod names;
 mod pack;
 mod pack_arg;

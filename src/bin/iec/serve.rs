@@ -3,6 +3,7 @@
 use crate::console::{self, LogForm};
 use crate::global::{Global, listen_for_hang_up, non_empty_variable};
 use crate::model::ModelArgs;
+use crate::models_dir::{self, Found};
 use crate::names::offering;
 use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches};
 use iec::error::{Cause, Error, Result, Signal};
@@ -10,8 +11,9 @@ use iec::interrupt;
 use iec::resources::memory_left;
 use iec::serve::config::{Given, LogFormat, ModelSource, SETTINGS, ServeSettings, Setting, Size};
 use iec::serve::keys::Keys;
-use iec::serve::{self, Address, LogLine, Open, Reload, Reloaded, Server, ServerSignal};
-use iec::session::models::{Places, Resolved, resolve};
+use iec::serve::{self, Address, LogLine, Planned, Reload, Reloaded, Server, ServerSignal};
+use iec::session::chat::TemplateChoice;
+use iec::session::models::{Description, Kind, Places, Resolved, resolve};
 use iec::session::plan::MemoryPlan;
 use iec::session::{Session, SessionOptions, Speculation, embedded};
 use serde_json::json;
@@ -26,6 +28,8 @@ use tempfile::TempDir;
 const HEADING: &str = "Server";
 /// Settings that options of the model have, too.
 const OF_MODEL: [&str; 4] = ["ctx", "kv", "kv-memory", "lora-memory"];
+/// Divisor of the free memory that gives the default of --kv-memory for a model that is loaded on request.
+const ON_REQUEST_SHARE: u64 = 8;
 /// Smallest default of --kv-memory in bytes.
 const LEAST_KV: u64 = 64 << 20;
 
@@ -175,7 +179,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         reload: args.reload(),
         log: log_line(global),
         announce: Box::new(announce),
-        models: models.into_iter().map(|model| (model.name.clone(), model.opener())).collect(),
+        models: models.into_iter().map(|model| model.served(settings.max_seqs)).collect(),
         keys,
         settings,
         notify: non_empty_variable("NOTIFY_SOCKET"),
@@ -228,12 +232,15 @@ fn read_keys(settings: &ServeSettings, global: &Global) -> Result<Keys> {
 /// Prints settings and memory.
 fn check(settings: &ServeSettings, models: &[Served]) -> Result<()> {
     let mut plans = Vec::new();
-    for model in models {
+    let (at_start, on_request): (Vec<&Served>, Vec<&Served>) = models.iter().partition(|model| !model.on_request);
+    for model in at_start {
         plans.push((model.name.as_str(), model.plan(settings.max_seqs)?));
     }
     let needed: u64 = plans.iter().map(|(_, plan)| plan.total_bytes).sum();
     let left = memory_left();
-    let listed: Vec<_> = plans.iter().map(|(name, plan)| json!({"name": name, "plan": plan})).collect();
+    let listed = plans.iter().map(|(name, plan)| json!({"name": name, "plan": plan}));
+    let listed: Vec<_> =
+        listed.chain(on_request.iter().map(|model| json!({"name": model.name, "plan": null}))).collect();
     let fits = left.is_none_or(|left| needed <= left);
     let mut object = settings.to_json();
     object["models"] = json!(listed);
@@ -257,6 +264,9 @@ struct Served {
     spec: Option<PathBuf>,
     places: Places,
     options: SessionOptions,
+    template: TemplateChoice,
+    /// Whether it is loaded when a request names it.
+    on_request: bool,
     /// Keeps the pack from being removed while it is served.
     held: Mutex<Held>,
 }
@@ -271,9 +281,33 @@ struct Held {
 }
 
 impl Served {
-    /// Returns the function that opens the model.
-    fn opener(self) -> Open {
-        Box::new(move || Session::open(&self.pack()?, &self.options))
+    /// Returns the model with the function that opens it.
+    fn served(self, sequences: usize) -> serve::Served {
+        let model = Arc::new(self);
+        let (name, template, on_request) = (model.name.clone(), model.template.clone(), model.on_request);
+        let planned = model.clone();
+        serve::Served {
+            name,
+            template,
+            on_request,
+            plan: Some(Box::new(move || planned.planned(sequences))),
+            open: Box::new(move || Session::open(&model.pack()?, &model.options)),
+        }
+    }
+
+    /// Returns the memory that the model needs; `None` if it must be packed first, or runs on a GPU.
+    fn planned(&self, sequences: usize) -> Option<Planned> {
+        let path = match &self.spec {
+            Some(spec) => {
+                let found = Description::of(spec, &self.places).ok()?;
+                let is_packed = found.kind == Kind::Pack || found.entry.is_some();
+                is_packed.then_some(found.path)?
+            }
+            None => self.pack().ok()?,
+        };
+        let plan = self.options.plan(&path, sequences).ok()?;
+        let bytes = plan.total_bytes.saturating_sub(plan.process_bytes);
+        Some(Planned { bytes, without_weights: bytes.saturating_sub(plan.weights_mapped_bytes) })
     }
 
     /// Finds or makes the pack.
@@ -337,45 +371,78 @@ impl Args {
     /// Returns the models to serve.
     fn models(&self, settings: &ServeSettings, global: &Global) -> Result<Vec<Served>> {
         let places = Places::of(&non_empty_variable)?;
-        let mut named: Vec<(String, Option<PathBuf>)> = Vec::new();
-        for source in &settings.models {
-            named.push((source.name.clone().unwrap_or_else(|| name_of(&source.path)), Some(source.path.clone())));
-        }
-        if named.is_empty() {
-            named.push(match self.model.is_named()? {
-                true => self.model.named().map(|spec| (name_of(&spec), Some(spec)))?,
-                false => {
-                    global.note("note: no model named; serving the embedded one, which tells stories");
-                    (embedded::NAME.rsplit(':').next().unwrap_or_default().into(), None)
-                }
-            });
-        }
+        let named = self.named(settings, &places, global)?;
         if named.len() > 1 && !settings.loras.is_empty() {
             return Err(Error::usage("found --lora with several models, expected one")
                 .help("load adapters with POST /v1/load_lora_adapter and its field base_model_name"));
         }
         let options = self.model.options_to_serve(global, Speculation::Off)?;
-        let free = memory_left().unwrap_or(0) / 2 / named.len() as u64;
-        let kv_memory = settings.kv_memory.map_or(free.max(LEAST_KV), |size| size.0);
-        let options = |name: &str| {
+        let served = |named: Named| {
             let mut options =
-                SessionOptions { name: Some(name.into()), adapters: settings.loras.clone(), ..options.clone() };
+                SessionOptions { name: Some(named.name.clone()), adapters: settings.loras.clone(), ..options.clone() };
             options.adapter_memory = Some(settings.lora_memory.0);
             options.engine.context = settings.ctx;
             options.engine.kv = settings.kv;
-            options.engine.kv_memory = Some(kv_memory);
+            options.engine.kv_memory = Some(settings.kv_memory.map_or(named.kv_memory, |size| size.0));
             options.engine.prefill_chunk = settings.max_step_tokens as usize;
-            options
-        };
-        let served = |(name, spec): (String, Option<PathBuf>)| Served {
-            options: options(&name),
-            name,
-            spec,
-            places: places.clone(),
-            held: Mutex::default(),
+            Served {
+                options,
+                name: named.name,
+                spec: named.spec,
+                template: named.template.or_else(|| settings.chat_template.clone()).unwrap_or_default(),
+                on_request: named.on_request,
+                places: places.clone(),
+                held: Mutex::default(),
+            }
         };
         Ok(named.into_iter().map(served).collect())
     }
+
+    /// Returns the names and places of the models to serve: those of the settings and of --models-dir, otherwise the
+    /// one of the command line, otherwise the embedded one.
+    fn named(&self, settings: &ServeSettings, places: &Places, global: &Global) -> Result<Vec<Named>> {
+        let mut named: Vec<Named> = Vec::new();
+        for ModelSource { name, path, chat_template } in settings.models.clone() {
+            let name = name.unwrap_or_else(|| name_of(&path));
+            named.push(Named { name, spec: Some(path), template: chat_template, ..Named::default() });
+        }
+        if named.is_empty() && self.model.is_named()? {
+            let spec = self.model.named()?;
+            named.push(Named { name: name_of(&spec), spec: Some(spec), ..Named::default() });
+        }
+        if named.is_empty() && settings.models_dir.is_none() {
+            global.note("note: no model named; serving the embedded one, which tells stories");
+            let name = embedded::NAME.rsplit(':').next().unwrap_or_default().into();
+            named.push(Named { name, ..Named::default() });
+        }
+        let free = memory_left().unwrap_or(0);
+        let at_start = named.len().max(1) as u64;
+        named.iter_mut().for_each(|model| model.kv_memory = (free / 2 / at_start).max(LEAST_KV));
+        if let Some(dir) = &settings.models_dir {
+            for Found { name, path } in models_dir::scan(dir, places, |line| global.note(format!("note: {line}")))? {
+                if named.iter().any(|model| model.name == name) {
+                    return Err(Error::usage(format!("model `{name}`: found the name twice, expected it once")).at(dir));
+                }
+                // Several of them shall fit into memory at the same time.
+                let kv_memory = (free / ON_REQUEST_SHARE).max(LEAST_KV);
+                named.push(Named { name, spec: Some(path), template: None, on_request: true, kv_memory });
+            }
+        }
+        Ok(named)
+    }
+}
+
+/// Name and place of a model to serve.
+#[derive(Debug, Default)]
+struct Named {
+    name: String,
+    /// Path or name of the model; `None` = the embedded one.
+    spec: Option<PathBuf>,
+    template: Option<TemplateChoice>,
+    /// Whether it is loaded when a request names it.
+    on_request: bool,
+    /// Default of --kv-memory in bytes.
+    kv_memory: u64,
 }
 
 /// Returns the name by which requests refer to a model: the last part of its path, without the end of a GGUF file, or

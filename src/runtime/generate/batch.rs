@@ -68,6 +68,19 @@ pub struct StepReport {
     pub ended: Vec<(RequestId, Completion)>,
     /// Changes of requests in their order.
     pub events: Vec<sched::Event>,
+    /// Draft tokens that the step verified.
+    pub drafts: DraftCounts,
+}
+
+/// Numbers of draft tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DraftCounts {
+    /// Drafts, each of one or more tokens.
+    pub drafts: usize,
+    /// Tokens of the drafts.
+    pub tokens: usize,
+    /// Tokens that were accepted.
+    pub accepted: usize,
 }
 
 impl Batch {
@@ -278,7 +291,7 @@ impl Batch {
         }
         let done = self.compute(engine, speculator, &mut active, options, sink);
         let outcomes: HashMap<RequestId, Outcome> = match &done {
-            Ok((_, outcomes)) => active.iter().map(|(work, _)| work.id).zip(outcomes.iter().copied()).collect(),
+            Ok((_, outcomes, _)) => active.iter().map(|(work, _)| work.id).zip(outcomes.iter().copied()).collect(),
             Err(_) => HashMap::new(),
         };
         for (work, slot) in active {
@@ -287,7 +300,8 @@ impl Batch {
             }
             self.slots.insert(work.id, slot);
         }
-        let rows = done?.0;
+        let (rows, _, drafts) = done?;
+        report.drafts = drafts;
         for work in &report.work {
             let spent = self.slots.get_mut(&work.id).map_or(Duration::ZERO, Slot::take_mask_time);
             self.scheduler.charge_time(work.id, micros(spent));
@@ -404,7 +418,7 @@ impl Batch {
         made.map_err(|error| Box::new(Completion::without_text(index, prompt, Finish::Failed, Some(error))))
     }
 
-    /// Computes the work of a step, and returns the number of rows and the outcomes.
+    /// Computes the work of a step, and returns the number of rows, the outcomes and the numbers of draft tokens.
     fn compute(
         &mut self,
         engine: &mut Engine,
@@ -412,7 +426,7 @@ impl Batch {
         active: &mut [(Work, Slot)],
         options: &Options<'_>,
         sink: &mut dyn FnMut(&Event<'_>) -> Result<()>,
-    ) -> Result<(usize, Vec<Outcome>)> {
+    ) -> Result<(usize, Vec<Outcome>, DraftCounts)> {
         let drafts = draft(engine, speculator, active)?;
         engine.lap(Stage::Other);
         let begin = Instant::now();
@@ -428,7 +442,7 @@ impl Batch {
         }
         self.advance_bar(active);
         let (mut outcomes, mut taken) = (Vec::with_capacity(active.len()), 0);
-        let mut computed = 0;
+        let (mut computed, mut counts) = (0, DraftCounts::default());
         for (i, ((work, slot), draft)) in active.iter_mut().zip(&drafts).enumerate() {
             computed += work.tokens as usize + draft.len();
             if let Some(error) = errors.remove(&i) {
@@ -446,9 +460,13 @@ impl Batch {
                     self.choices.rows_from(taken - count, count)
                 }
             };
+            let before = slot.accepted();
             outcomes.push(take(slot, work, rows, draft, engine, options, sink)?);
+            counts.drafts += usize::from(!draft.is_empty());
+            counts.tokens += draft.len();
+            counts.accepted += slot.accepted() - before;
         }
-        Ok((computed, outcomes))
+        Ok((computed, outcomes, counts))
     }
 
     /// Runs the engine for all texts but those of [`Choices::score_prompts`]. If that fails for another reason than an

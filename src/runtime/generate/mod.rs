@@ -15,7 +15,7 @@ mod texts;
 mod waits;
 mod written;
 
-pub use batch::{Batch, StepReport, Terms};
+pub use batch::{Batch, DraftCounts, StepReport, Terms};
 
 use super::adapters::AdapterSet;
 use super::constraint::Constraint;

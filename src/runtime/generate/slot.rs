@@ -248,6 +248,11 @@ impl Slot {
         Ok(())
     }
 
+    /// Returns the number of draft tokens that were accepted so far.
+    pub(super) fn accepted(&self) -> usize {
+        self.memory.accepted
+    }
+
     pub(super) fn take_token(
         &mut self,
         likely: Likely<'_>,

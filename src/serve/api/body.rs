@@ -89,6 +89,16 @@ impl Body {
         self.fields.shift_remove(name).filter(|value| !value.is_null())
     }
 
+    /// Returns a field without taking it.
+    pub fn get(&self, name: &str) -> Option<&Value> {
+        self.fields.get(name)
+    }
+
+    /// Sets a field, in place of one of another API.
+    pub fn set(&mut self, name: &str, value: Value) {
+        self.fields.insert(name.into(), value);
+    }
+
     /// Takes the field `prompt`.
     ///
     /// # Errors

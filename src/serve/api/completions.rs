@@ -11,6 +11,7 @@ use super::settings::{Limits, Settings};
 use crate::runtime::generate::Likelihood;
 use crate::serve::model::Facts;
 use crate::serve::reply::{Done, Token};
+use crate::session::infill::Gap;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -49,6 +50,12 @@ impl CompletionRequest {
             Some(Prompts::Ids(lists)) => lists.into_iter().map(Source::Ids).collect::<Vec<_>>(),
         };
         let echo = body.flag("echo", false)?;
+        let suffix = body.text("suffix")?.filter(|text| !text.is_empty());
+        let sources = match suffix {
+            Some(_) if echo => return Err(ApiError::field("suffix", "found it together with `echo`")),
+            Some(suffix) => gaps(sources, &suffix)?,
+            None => sources,
+        };
         let max_tokens = body.count("max_tokens", 0, usize::MAX)?.unwrap_or(MAX_TOKENS);
         let logprobs = body.count("logprobs", 0, limits.max_logprobs)?;
         let best_of = body.count("best_of", 1, limits.max_n)?.unwrap_or(settings.n);
@@ -72,6 +79,17 @@ impl CompletionRequest {
         let scored = if self.echo { self.logprobs } else { None };
         scored.or((self.max_tokens == 0).then_some(0))
     }
+}
+
+/// Returns gaps between texts and a suffix.
+fn gaps(sources: Vec<Source>, suffix: &str) -> ApiResult<Vec<Source>> {
+    let gap = |source| match source {
+        Source::Text(prefix, _) => {
+            Ok(Source::Gap(Box::new(Gap { prefix, suffix: suffix.to_string(), ..Gap::default() })))
+        }
+        _ => Err(ApiError::field("suffix", "the prompt must be a text with it")),
+    };
+    sources.into_iter().map(gap).collect()
 }
 
 /// A text that is generated.

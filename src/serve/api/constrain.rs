@@ -46,11 +46,9 @@ fn uncounted(encoder: &Encoder<'_>, source: &Source, ids: &[u32], plan: &Plan) -
     let of_answer = |constraint: &Constraint| -> Vec<String> {
         constraint.ignored().iter().map(|pointer| path(settings.schema_field, pointer)).collect()
     };
-    let chat = match source {
-        Source::Chat(chat) if !chat.tools.is_empty() && chat.choice != ToolChoice::None => Some(chat),
-        _ => None,
-    };
-    let Source::Chat(conversation) = source else {
+    let conversation = source.chat(&plan.facts);
+    let chat = conversation.filter(|chat| !chat.tools.is_empty() && chat.choice != ToolChoice::None);
+    let Some(conversation) = conversation else {
         let Some(own) = &settings.constraint else { return Ok(Constrained::default()) };
         let constraint = compile(own.clone()).map_err(|e| ApiError::of_field("response_format", &e))?;
         let ignored = of_answer(&constraint);

@@ -5,7 +5,35 @@ use super::error::{ApiError, ApiResult};
 use crate::serve::reply::{Done, Token};
 use serde_json::Value;
 
-/// Events of a stream of server-sent events, as text.
+/// Way in which the events of a stream follow one another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Framing {
+    /// Server-sent events.
+    Events,
+    /// Lines of JSON.
+    Lines,
+}
+
+impl Framing {
+    /// Returns the media type of a stream.
+    pub fn media_type(self) -> &'static str {
+        match self {
+            Framing::Events => "text/event-stream; charset=utf-8",
+            Framing::Lines => "application/x-ndjson",
+        }
+    }
+
+    /// Returns the text that keeps a connection alive on which nothing happens; `None` if readers would take any text
+    /// for an event.
+    pub fn keep_alive(self) -> Option<&'static str> {
+        match self {
+            Framing::Events => Some(": keep-alive\n\n"),
+            Framing::Lines => None,
+        }
+    }
+}
+
+/// Events of a stream, as text.
 #[derive(Debug)]
 pub struct Events {
     text: String,
@@ -23,6 +51,13 @@ impl Events {
     pub fn data(&mut self, value: impl FnOnce() -> Value) {
         if self.is_stream {
             self.text += &format!("data: {}\n\n", value());
+        }
+    }
+
+    /// Adds a line with a JSON object.
+    pub fn line(&mut self, value: impl FnOnce() -> Value) {
+        if self.is_stream {
+            self.text += &format!("{}\n", value());
         }
     }
 
@@ -48,6 +83,11 @@ impl Events {
 
 /// Form of the answer of an endpoint.
 pub trait Form: Send {
+    /// Returns the way in which the events of the stream follow one another.
+    fn framing(&self) -> Framing {
+        Framing::Events
+    }
+
     /// Takes a token.
     fn token(&mut self, token: Token, events: &mut Events);
 

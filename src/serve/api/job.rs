@@ -7,6 +7,7 @@ use super::error::{ApiError, ApiResult};
 use super::form::Form;
 use super::prepare::{Plan, Prepared, Source};
 use super::settings::{Limits, Settings};
+use std::time::Duration;
 
 /// Names in an answer.
 #[derive(Debug, Clone)]
@@ -38,6 +39,8 @@ pub struct Job {
     pub echo: bool,
     /// Number of texts that are generated for each prompt.
     pub texts: usize,
+    /// Idle time after which the model is unloaded; the inner `None` = never, the outer one = that of the settings.
+    pub keep_alive: Option<Option<Duration>>,
     /// Beginning of the id of the answer.
     pub id: &'static str,
     /// Builds the form of the answer.
@@ -81,6 +84,7 @@ pub fn completions(body: &mut Body, limits: &Limits) -> ApiResult<Job> {
         score,
         echo: request.echo,
         texts: request.best_of,
+        keep_alive: None,
         id: "cmpl-",
         form: Box::new(move |named, plan, prepared| Box::new(Completions::new(named, &request, plan, prepared))),
     })
@@ -101,6 +105,7 @@ pub fn chat(body: &mut Body, limits: &Limits) -> ApiResult<Job> {
         logprobs,
         score: None,
         echo: false,
+        keep_alive: None,
         id: "chatcmpl-",
         form: Box::new(move |named, plan, prepared| Box::new(Chat::new(named, &form, plan, prepared))),
     })

@@ -11,6 +11,7 @@ use crate::runtime::text::chat::check_variables;
 use crate::runtime::text::{Message, RenderOptions, TextStream};
 use crate::serve::model::Facts;
 use crate::session::Encoder;
+use crate::session::infill::{Gap, Infill};
 use crate::session::prompt_request::PromptRequest;
 use crate::session::tools::{OutputParser, Tool, ToolChoice};
 use std::borrow::Cow;
@@ -26,14 +27,27 @@ pub enum Source {
     Ids(Vec<u32>),
     /// A conversation.
     Chat(Box<Conversation>),
+    /// A text, which is a conversation if the model has a chat template.
+    TextOrChat(String, Box<Conversation>),
+    /// A gap to fill between two texts.
+    Gap(Box<Gap>),
 }
 
 impl Source {
     /// Returns the name of the field that errors name.
     fn field(&self) -> &'static str {
         match self {
-            Source::Text(..) | Source::Ids(_) => "prompt",
-            Source::Chat(chat) => chat.field,
+            Source::Text(..) | Source::Ids(_) | Source::Gap(_) => "prompt",
+            Source::Chat(chat) | Source::TextOrChat(_, chat) => chat.field,
+        }
+    }
+
+    /// Returns the conversation; `None` for a text.
+    pub fn chat(&self, facts: &Facts) -> Option<&Conversation> {
+        match self {
+            Source::Chat(chat) => Some(chat),
+            Source::TextOrChat(_, chat) => Some(chat).filter(|_| facts.template.is_some()).map(Box::as_ref),
+            Source::Text(..) | Source::Ids(_) | Source::Gap(_) => None,
         }
     }
 }
@@ -160,6 +174,7 @@ pub fn prepare(encoder: &Encoder<'_>, sources: &[Source], plan: &Plan) -> MaybeP
         check_length(source.field(), &ids, plan)?;
         tokens += ids.len() * plan.texts;
         check_size(source.field(), tokens, sources.len(), plan)?;
+        let chat = source.chat(&plan.facts);
         let Constrained { constraint, ignored, spent } = constrain::constraint(encoder, source, &ids, plan)?;
         if prepared.prompts.is_empty() {
             prepared.ignored = ignored;
@@ -168,7 +183,7 @@ pub fn prepare(encoder: &Encoder<'_>, sources: &[Source], plan: &Plan) -> MaybeP
             let seed = plan.seed.wrapping_add((prepared.prompts.len() * plan.texts + text) as u64);
             let request = Request {
                 // A constraint describes the text without a space before its first word.
-                continues: constraint.is_none() && !matches!(source, Source::Chat(_)),
+                continues: constraint.is_none() && chat.is_none(),
                 constraint: constraint.clone(),
                 spent: if text == 0 { spent } else { Duration::ZERO },
                 adapters: Some(adapters.clone()),
@@ -176,7 +191,7 @@ pub fn prepare(encoder: &Encoder<'_>, sources: &[Source], plan: &Plan) -> MaybeP
             };
             encoder.check(&request).map_err(|e| ApiError::of_field(source.field(), &e))?;
             prepared.choices.push(request);
-            if let Source::Chat(chat) = source {
+            if let Some(chat) = chat {
                 let tokenizer = encoder.tokenizer()?;
                 let tools = if chat.choice == ToolChoice::None { &[] } else { &chat.tools[..] };
                 let style = constrain::style_of(encoder, chat, plan)?;
@@ -206,10 +221,13 @@ fn truncate(ids: &mut Vec<u32>, truncation: Truncation, plan: &Plan) {
 fn request(ids: Vec<u32>, sampling: Sampling, seed: u64, source: &Source, plan: &Plan) -> Request {
     let (settings, facts) = (&plan.settings, &plan.facts);
     let (mut stop, mut tokens) = (settings.stop.clone(), settings.stop_tokens.clone());
-    let chat = matches!(source, Source::Chat(_)) && !settings.ignore_eos;
-    if let Some(format) = facts.template.as_ref().filter(|_| chat) {
+    let is_chat = source.chat(facts).is_some();
+    if let Some(format) = facts.template.as_ref().filter(|_| is_chat && !settings.ignore_eos) {
         stop.extend(format.end_texts.iter().cloned());
         tokens.extend(&format.end_tokens);
+    }
+    if let (Source::Gap(_), Some(infill), false) = (source, &facts.infill, settings.ignore_eos) {
+        tokens.extend(&infill.ends);
     }
     let rest = facts.context.saturating_sub(ids.len());
     Request {
@@ -241,13 +259,16 @@ fn salt(plan: &Plan) -> Vec<u8> {
 }
 
 fn encode(encoder: &Encoder<'_>, source: &Source, plan: &Plan) -> ApiResult<Vec<u32>> {
-    match source {
-        Source::Ids(ids) => Ok(ids.clone()),
-        Source::Text(text, add_special_tokens) => {
+    let plain = |text: &str| encoder.encode(text, true).map_err(|e| encode_error(source.field(), &e));
+    match (source, source.chat(&plan.facts)) {
+        (Source::Ids(ids), _) => Ok(ids.clone()),
+        (Source::Text(text, add_special_tokens), _) => {
             let text = normalized(text, plan)?;
             encoder.encode(&text, *add_special_tokens).map_err(|e| encode_error(source.field(), &e))
         }
-        Source::Chat(chat) => {
+        (Source::Gap(gap), _) => plain(&infill(plan)?.prompt(gap)),
+        (Source::TextOrChat(text, _), None) => plain(&normalized(text, plan)?),
+        (Source::TextOrChat(_, chat) | Source::Chat(chat), _) => {
             let mut messages = Cow::Borrowed(&chat.messages[..]);
             if plan.settings.sampling.normalize.is_some() {
                 for message in messages.to_mut() {
@@ -298,6 +319,15 @@ fn normalized<'a>(text: &'a str, plan: &Plan) -> ApiResult<Cow<'a, str>> {
         None => Ok(Cow::Borrowed(text)),
         Some(form) => Ok(Cow::Owned(form.of(text).map_err(|e| ApiError::of_field("normalize", &e))?)),
     }
+}
+
+/// Returns the form of prompts for fill-in-the-middle.
+fn infill(plan: &Plan) -> ApiResult<&Infill> {
+    plan.facts.infill.as_ref().ok_or_else(|| {
+        let message = "the tokenizer of the model has no tokens for fill-in-the-middle; use a model that was trained \
+                       for it, such as Qwen2.5-Coder";
+        ApiError::field("suffix", message).code("unsupported_parameter")
+    })
 }
 
 /// Builds the error for a conversation with a model that has no chat template.

@@ -16,6 +16,8 @@ pub struct Limits {
     pub max_logprobs: usize,
     /// Whether unknown fields are refused.
     pub strict_fields: bool,
+    /// Whether idle models are unloaded.
+    pub unloads: bool,
 }
 
 /// Largest number of stop texts of a request.
@@ -353,7 +355,7 @@ mod tests {
     use super::*;
     use crate::serve::api::other_fields::Api;
 
-    const LIMITS: Limits = Limits { max_n: 4, max_logprobs: 20, strict_fields: true };
+    const LIMITS: Limits = Limits { max_n: 4, max_logprobs: 20, strict_fields: true, unloads: true };
 
     fn settings(text: &str) -> ApiResult<Settings> {
         let mut body = Body::parse(text.as_bytes())?;

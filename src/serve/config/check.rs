@@ -35,6 +35,11 @@ impl ServeSettings {
             let (least, most) = (Size(*BODIES.start()), Size(*BODIES.end()));
             return Err(Error::usage(format!("max-body: found {}, expected {least} to {most}", self.max_body)));
         }
+        if self.idle_unload.is_some_and(|time| time.is_zero()) {
+            return Err(
+                Error::usage("idle-unload: found 0, expected a longer time").help("leave it out to keep models loaded")
+            );
+        }
         self.check_hosts()?;
         self.check_otlp()?;
         self.check_names()?;

@@ -15,6 +15,7 @@
 //! [[model]]
 //! name = "tiny"
 //! path = "packs/tiny"
+//! chat-template = "chatml"
 //!
 //! [[lora]]
 //! name = "poems"
@@ -27,7 +28,7 @@
 mod check;
 mod value;
 
-pub use value::{LogFormat, ModelSource, Size};
+pub use value::{LogFormat, ModelSource, Size, model_name};
 
 use crate::error::{Context, Error, Result};
 use crate::files;
@@ -35,11 +36,12 @@ use crate::runtime::KvType;
 use crate::sched;
 use crate::serve::toml_text::{Document, Field, Table};
 use crate::session::adapters::Source;
+use crate::session::chat::TemplateChoice;
 use serde_json::{Map, Value as Json, json};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use value::{Value, model_name};
+use value::Value;
 
 /// Largest accepted file in bytes.
 const FILE_LIMIT: u64 = 1 << 20;
@@ -224,6 +226,9 @@ settings! {
     ctx: usize;
     /// Type of the KV cache [default: that of the precision]
     kv: KvType;
+    /// Chat template of models that name none: auto (that of the model), a built-in one such as chatml, or the path of
+    /// a file [default: auto]
+    chat_template: TemplateChoice;
     /// Memory for the KV cache [default: half of the free memory]
     kv_memory: Size;
     /// Reuse keys and values of equal beginnings of prompts
@@ -243,6 +248,10 @@ settings! {
     lora_memory: Size = Size(1 << 30);
     /// Largest rank of an adapter
     max_lora_rank: usize = 128;
+    /// Directory of which each pack, checkpoint and GGUF file becomes a model, which is loaded when a request names it
+    models_dir: PathBuf;
+    /// Time after which a model that no request uses is unloaded; the next request loads it again [default: never]
+    idle_unload: Duration;
     /// Largest body of a request
     max_body: Size = Size(8 << 20);
     /// Largest number of answers of a request
@@ -359,16 +368,17 @@ fn parse_all<'a, T>(field: &Field<'a>, parse: impl Fn(Table<'a>) -> Result<T>) -
 }
 
 fn parse_model(table: Table<'_>) -> Result<ModelSource> {
-    let (mut name, mut path) = (None, None);
+    let (mut name, mut path, mut chat_template) = (None, None, None);
     for field in table.fields() {
         match field.name {
             "name" => name = Some(model_name(field.string()?).map_err(|message| field.error(&message))?),
             "path" => path = Some(PathBuf::from_field(&field)?),
-            _ => return Err(field.unknown(&["name", "path"])),
+            "chat-template" => chat_template = Some(TemplateChoice::from_field(&field)?),
+            _ => return Err(field.unknown(&["name", "path", "chat-template"])),
         }
     }
     match path {
-        Some(path) => Ok(ModelSource { name, path }),
+        Some(path) => Ok(ModelSource { name, path, chat_template }),
         None => Err(table.error("this model has no `path`")),
     }
 }
@@ -421,7 +431,10 @@ impl ServeSettings {
     /// Returns the settings as JSON, with sizes in bytes and durations as texts. They contain no keys.
     pub fn to_json(&self) -> Json {
         let mut object = self.fields_json();
-        let models = self.models.iter().map(|model| json!({"name": model.name, "path": model.path.to_json()}));
+        let models = self.models.iter().map(|model| {
+            let template = model.chat_template.as_ref().map(Value::to_json);
+            json!({"name": model.name, "path": model.path.to_json(), "chat_template": template})
+        });
         let lora = |lora: &Source| json!({"name": lora.name, "dir": lora.dir.to_json(), "scale": lora.scale});
         object.insert("models".into(), models.collect());
         object.insert("loras".into(), self.loras.iter().map(lora).collect());

@@ -34,6 +34,7 @@ fn the_defaults_are_those_of_the_contract() {
         ("aging", "10s"),
         ("ctx", ""),
         ("kv", ""),
+        ("chat-template", ""),
         ("kv-memory", ""),
         ("prefix-cache", "on"),
         ("state-dir", ""),
@@ -42,6 +43,8 @@ fn the_defaults_are_those_of_the_contract() {
         ("max-adapters", "16"),
         ("lora-memory", "1G"),
         ("max-lora-rank", "128"),
+        ("models-dir", ""),
+        ("idle-unload", ""),
         ("max-body", "8M"),
         ("max-n", "16"),
         ("max-logprobs", "20"),
@@ -77,6 +80,7 @@ fn every_setting_of_the_file_and_of_options_has_the_same_effect() {
         ("aging", "\"0\"", "0"),
         ("ctx", "\"4k\"", "4096"),
         ("kv", "\"int8\"", "int8"),
+        ("chat-template", "\"chatml\"", "ChatML"),
         ("kv-memory", "\"2G\"", "2147483648"),
         ("prefix-cache", "false", "off"),
         ("state-dir", "\"state\"", "state"),
@@ -85,6 +89,8 @@ fn every_setting_of_the_file_and_of_options_has_the_same_effect() {
         ("max-adapters", "3", "3"),
         ("lora-memory", "\"100MB\"", "100000000"),
         ("max-lora-rank", "64", "64"),
+        ("models-dir", "\"models\"", "models"),
+        ("idle-unload", "\"5m\"", "300s"),
         ("max-body", "\"1M\"", "1024K"),
         ("max-n", "1", "1"),
         ("max-logprobs", "0", "0"),
@@ -128,12 +134,12 @@ fn options_win_over_variables_these_over_the_file_and_the_file_over_defaults() {
     assert_eq!(settings.cors_origin, ["*"]);
     let models = [("a", "x"), ("", "y")].map(|(name, path)| {
         let name = Some(name.to_string()).filter(|name| !name.is_empty());
-        ModelSource { name, path: path.into() }
+        ModelSource { name, path: path.into(), chat_template: None }
     });
     assert_eq!(settings.models, models);
     assert_eq!(settings.loras, [Source { name: "l".into(), dir: "d".into(), scale: 0.5, root: None }]);
     let json = settings.to_json();
-    assert_eq!(json["models"][1], json!({"name": null, "path": "y"}));
+    assert_eq!(json["models"][1], json!({"name": null, "path": "y", "chat_template": null}));
     assert_eq!(json["loras"], json!([{"name": "l", "dir": "d", "scale": 0.5}]));
     assert_eq!((&json["state_disk"], &json["queue_timeout"]), (&json!(8u64 << 30), &json!("1m")));
 }

@@ -3,6 +3,7 @@
 use crate::error::Result;
 use crate::runtime::KvType;
 use crate::serve::toml_text::Field;
+use crate::session::chat::TemplateChoice;
 use crate::units::{duration_text, parse_count, parse_duration, parse_size};
 use serde_json::{Value as Json, json};
 use std::fmt;
@@ -77,6 +78,8 @@ pub struct ModelSource {
     pub name: Option<String>,
     /// Pack, or anything else that names a model.
     pub path: PathBuf,
+    /// Chat template; `None`: that of the settings.
+    pub chat_template: Option<TemplateChoice>,
 }
 
 impl FromStr for ModelSource {
@@ -88,12 +91,15 @@ impl FromStr for ModelSource {
             return Err(format!("found `{text}`, expected NAME=DIR or DIR"));
         }
         let name = name.map(model_name).transpose()?;
-        Ok(ModelSource { name, path: PathBuf::from(path) })
+        Ok(ModelSource { name, path: PathBuf::from(path), chat_template: None })
     }
 }
 
 /// Checks the name of a model.
-pub(super) fn model_name(text: &str) -> std::result::Result<String, String> {
+///
+/// # Errors
+/// It is empty, too long, or has other characters than letters, digits and `._:/-`.
+pub fn model_name(text: &str) -> std::result::Result<String, String> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "._:/-".contains(c);
     match (1..=LONGEST_NAME).contains(&text.len()) && text.chars().all(allowed) {
         true => Ok(text.to_string()),
@@ -283,6 +289,22 @@ impl Value for KvType {
     }
 }
 
+impl Value for TemplateChoice {
+    const NAME: Option<&'static str> = Some("auto|NAME|FILE");
+
+    fn from_text(text: &str) -> std::result::Result<TemplateChoice, String> {
+        text.parse()
+    }
+
+    fn to_json(&self) -> Json {
+        json!(self.to_string())
+    }
+
+    fn to_text(&self) -> String {
+        self.to_string()
+    }
+}
+
 impl Value for LogFormat {
     const NAME: Option<&'static str> = Some("FORMAT");
 
@@ -342,8 +364,9 @@ mod tests {
 
     #[test]
     fn models_have_a_name_or_their_own() {
-        let model =
-            |name: Option<&str>, path: &str| Ok(ModelSource { name: name.map(String::from), path: path.into() });
+        let model = |name: Option<&str>, path: &str| {
+            Ok(ModelSource { name: name.map(String::from), path: path.into(), chat_template: None })
+        };
         assert_eq!("tiny=packs/tiny".parse::<ModelSource>(), model(Some("tiny"), "packs/tiny"));
         assert_eq!("org/name:tag=a=b".parse::<ModelSource>(), model(Some("org/name:tag"), "a=b"));
         assert_eq!("packs/tiny".parse::<ModelSource>(), model(None, "packs/tiny"));

@@ -27,6 +27,10 @@ pub(super) struct Live {
     pub arrived: Instant,
     /// Time at which the choice first entered the batch.
     pub admitted: Option<Instant>,
+    /// Tokens so far.
+    pub generated: Cell<usize>,
+    /// Largest number of tokens.
+    pub most: usize,
     /// Time of the last token.
     pub last_token: Cell<Option<Instant>>,
     /// Time since which the text pauses because its reader is slow.

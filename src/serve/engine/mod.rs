@@ -4,16 +4,19 @@ mod live;
 mod run;
 #[cfg(test)]
 mod tests;
+mod unloaded;
 mod weights;
 
+use super::details::Details;
 use super::keys::KeyChange;
 use super::log_line::LogLine;
 use super::metrics::{Metrics, ModelInfo};
 use super::model::{ChatFormat, Command, Facts, Model, Status};
+use super::residency::lock;
 use super::token_text::TokenTexts;
 use super::turns::Turns;
 use super::usage_log::UsageLog;
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::files;
 use crate::iebin::JSON_NAME;
 use crate::output::swap;
@@ -25,6 +28,7 @@ use crate::sched::{self, KeyUsage};
 use crate::session::Session;
 use crate::session::chat::TemplateChoice;
 use crate::session::chat::defaults::DefaultSampling;
+use crate::session::infill::Infill;
 use crate::session::recent::Recent;
 use run::{End, Run};
 use std::path::PathBuf;
@@ -81,37 +85,80 @@ pub struct Drained {
 /// The model cannot be opened, or the engine failed repeatedly.
 pub fn work(model: &Arc<Model>, commands: &Receiver<Command>, shared: &Shared, usage: &mut UsageOf) -> Result<Drained> {
     let (mut failures, mut changes) = (Vec::new(), Vec::new());
+    let mut waits = model.is_on_request();
     loop {
-        model.set_status(Status::Loading);
-        let opened = (model.open)().and_then(|session| Ok((facts(&session)?, session)));
-        let (facts, mut session) = match opened {
-            Ok(opened) => opened,
-            Err(e) => {
-                model.set_status(Status::Failed);
-                model.jobs.clear();
-                return Err(e);
+        if std::mem::take(&mut waits) && !unloaded::wait(commands, &mut changes, usage) {
+            return Ok(Drained { cut: false, unsaved: None });
+        }
+        match load(model, commands, shared, &mut changes, usage) {
+            Ok((End::Drained { cut }, unsaved)) => return Ok(Drained { cut, unsaved }),
+            Ok((End::Unloaded, unsaved)) => {
+                if let Some(e) = unsaved {
+                    (shared.log)(&format!("not all pages of the prefix cache were saved: {e}"));
+                }
+                failures.clear();
+                waits = true;
             }
-        };
-        let end = compute(model, commands, shared, &mut session, facts, &mut changes, usage)?;
-        model.jobs.clear();
-        match end {
-            End::Drained { cut } => {
-                // The process ends soon, and the system frees all memory at once.
-                let unsaved = session.engine.save_prefixes().err();
-                std::mem::forget(session);
-                return Ok(Drained { cut, unsaved });
-            }
-            End::Failed(why) => {
+            Ok((End::Failed(why), _)) => {
                 failures.retain(|time: &Instant| time.elapsed() < FAILURES_WITHIN);
                 failures.push(Instant::now());
                 if failures.len() >= MOST_FAILURES {
-                    model.set_status(Status::Failed);
                     let failed = std::io::Error::other(format!("the engine failed {MOST_FAILURES} times: {why}"));
-                    return Err(failed.into());
+                    fail(model, shared, failed.into())?;
+                    failures.clear();
+                    waits = true;
                 }
+            }
+            Err(e) => {
+                fail(model, shared, e)?;
+                waits = true;
             }
         }
     }
+}
+
+/// Opens a model, and computes until it is removed from memory or the engine fails. Returns what ended it, and the
+/// reason why pages of the prefix cache were not written to disk.
+fn load(
+    model: &Arc<Model>,
+    commands: &Receiver<Command>,
+    shared: &Shared,
+    changes: &mut Vec<KeyChange>,
+    usage: &mut UsageOf,
+) -> Result<(End, Option<Error>)> {
+    model.set_status(Status::Loading);
+    let mut session = (model.open)()?;
+    let facts = facts(&session, &model.template)?;
+    let end = compute(model, commands, shared, &mut session, facts, changes, usage)?;
+    model.jobs.clear();
+    if matches!(end, End::Failed(_)) {
+        return Ok((end, None));
+    }
+    let unsaved = session.engine.save_prefixes().err();
+    match end {
+        // The process ends soon, and the system frees all memory at once.
+        End::Drained { .. } => std::mem::forget(session),
+        _ => {
+            drop(session);
+            model.set_status(Status::Unloaded);
+        }
+    }
+    Ok((end, unsaved))
+}
+
+/// Records that a model cannot be used. Requests that wait for it are refused; the next one tries again.
+///
+/// # Errors
+/// The error itself, if the model is one of those that are loaded at the start.
+fn fail(model: &Model, shared: &Shared, error: Error) -> Result<()> {
+    lock(&model.uses).failed = Some(Instant::now());
+    model.set_status(Status::Failed);
+    model.jobs.clear();
+    if !model.is_on_request() {
+        return Err(error);
+    }
+    (shared.log)(&format!("model {} cannot be loaded: {error}", model.name));
+    Ok(())
 }
 
 /// Computes with an open session until the server ends or the engine fails.
@@ -149,6 +196,7 @@ fn compute(
         for _ in 0..ENCODERS {
             spawn_scoped(scope, "iec-encode", || model.jobs.work(group, &encoder))?;
         }
+        lock(&model.uses).last = Instant::now();
         model.set_status(Status::Ready(Arc::new(facts)));
         model.beat();
         let mut run = Run::new(model, shared, &metrics, parts, &encoder, &eos);
@@ -156,23 +204,26 @@ fn compute(
         let end = run.steps(commands, changes);
         *usage = run.usage();
         run.finish(matches!(end, End::Failed(_)));
-        model.set_status(Status::Loading);
+        if !matches!(end, End::Unloaded) {
+            model.set_status(Status::Loading);
+        }
         Ok(end)
     })
 }
 
 /// Collects the properties of an open model.
-fn facts(session: &Session) -> Result<Facts> {
+fn facts(session: &Session, choice: &TemplateChoice) -> Result<Facts> {
     let tokenizer = session.tokenizer()?;
     let vocab = session.engine.config().vocab;
-    let template = match TemplateChoice::Auto.open(session) {
+    let template = match choice.open(session) {
         Ok(template) => {
             let (end_tokens, end_texts) = template.ends(session)?;
             Some(ChatFormat { template, end_tokens, end_texts })
         }
-        Err(e) if matches!(e.cause(), crate::error::Cause::Unsupported(_)) => None,
+        Err(e) if *choice == TemplateChoice::Auto && matches!(e.cause(), Cause::Unsupported(_)) => None,
         Err(e) => return Err(e),
     };
+    let details = Details::of(session, template.as_ref().map(|format: &ChatFormat| &format.template))?;
     let recommended = DefaultSampling::of(session)?;
     let sampling = match recommended.is_of_model() {
         true => recommended.sampling.clone(),
@@ -194,6 +245,8 @@ fn facts(session: &Session) -> Result<Facts> {
         sampling,
         note: recommended.note(),
         template,
+        details,
+        infill: Infill::of(tokenizer),
         root: session.reader.dir.clone(),
         tokens: TokenTexts::new(tokenizer, vocab),
         constraints: Recent::default(),

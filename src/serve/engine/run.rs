@@ -11,7 +11,7 @@ use crate::serve::keys::KeyChange;
 use crate::serve::metrics::{
     self, DiskPages, FinishedReason, ModelMetrics, RequestTimes, StepRecord, TokenCounts, TokenKind,
 };
-use crate::serve::model::{Arrival, Command, Model};
+use crate::serve::model::{Arrival, Command, Model, Slot};
 use crate::serve::reply::{Done, Refusal, Reply, Token};
 use crate::session::{Encoder, Parts};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -36,6 +36,8 @@ const QUEUE_SECONDS: f64 = 60.0;
 pub(super) enum End {
     /// The server ends. `cut` is true if requests were ended for it.
     Drained { cut: bool },
+    /// The model is removed from memory.
+    Unloaded,
     /// The engine failed, and must be opened again.
     Failed(String),
 }
@@ -64,6 +66,8 @@ pub(super) struct Run<'a> {
     /// Time at which requests that are left are cut.
     drain: Option<Instant>,
     cut: bool,
+    /// Whether the model is to be removed from memory.
+    unloads: bool,
     /// Prompt tokens per second.
     prefill_rate: f64,
     /// Whether the last step had work.
@@ -107,6 +111,7 @@ impl<'a> Run<'a> {
             disk: DiskCounts::default(),
             drain: None,
             cut: false,
+            unloads: false,
             prefill_rate: 0.0,
             worked: false,
             unsaved: None,
@@ -141,6 +146,9 @@ impl<'a> Run<'a> {
                 if self.batch.is_empty() {
                     return End::Drained { cut: self.cut };
                 }
+            }
+            if self.unloads && self.batch.is_empty() {
+                return End::Unloaded;
             }
             self.model.beat();
             let turn = self.shared.turns.take(self.model.number);
@@ -180,7 +188,7 @@ impl<'a> Run<'a> {
     /// Takes all commands that wait. While there is nothing to compute, waits for one. Returns false if no more can
     /// come.
     fn take_commands(&mut self, commands: &Receiver<Command>, changes: &mut Vec<KeyChange>) -> bool {
-        let idle = self.batch.is_empty() || !self.worked;
+        let idle = (self.batch.is_empty() && !self.unloads) || !self.worked;
         if idle && self.drain.is_none_or(|_| !self.batch.is_empty()) {
             match commands.recv_timeout(self.patience()) {
                 Ok(command) => self.obey(command, changes),
@@ -237,13 +245,31 @@ impl<'a> Run<'a> {
                 new.iter().for_each(|change| self.change(change));
                 changes.extend(new);
             }
+            Command::Slots(answer) => _ = answer.send(self.slots()),
             Command::Usage(answer) => _ = answer.send(self.usage()),
+            Command::Load => {}
+            Command::Unload => self.unloads = true,
             Command::Drain(timeout) => self.drain = Some(Instant::now() + timeout),
             #[cfg(test)]
             Command::Panic => self.panics = true,
         }
         // A step applies it: a request that was cancelled leaves the batch.
         self.worked = true;
+    }
+
+    /// Returns the choices in the batch, in their order.
+    fn slots(&self) -> Vec<Slot> {
+        let admitted = self.lives.all.iter().filter(|(_, live)| live.admitted.is_some());
+        let mut slots: Vec<Slot> = admitted
+            .map(|(task, live)| Slot {
+                task: *task,
+                prompt_tokens: live.prompt_tokens,
+                generated: live.generated.get(),
+                most: live.most,
+            })
+            .collect();
+        slots.sort_unstable_by_key(|slot| slot.task);
+        slots
     }
 
     fn change(&mut self, change: &KeyChange) {
@@ -270,7 +296,7 @@ impl<'a> Run<'a> {
         let adapters: std::sync::Arc<[String]> = adapters.into();
         for (choice, request) in choices.into_iter().enumerate() {
             let terms = Terms { key, priority: request.priority, deadline, further: choice > 0 };
-            let (index, prompt_tokens, now) = (self.count, request.ids.len(), self.now());
+            let (index, prompt_tokens, most, now) = (self.count, request.ids.len(), request.max_new, self.now());
             self.count += 1;
             match self.batch.arrive(self.engine, now, index, request, terms) {
                 Ok(id) => self.lives.add(
@@ -286,6 +312,8 @@ impl<'a> Run<'a> {
                         prompt_tokens,
                         arrived,
                         admitted: None,
+                        generated: Default::default(),
+                        most,
                         last_token: Default::default(),
                         paused: None,
                     },
@@ -361,6 +389,7 @@ impl<'a> Run<'a> {
         let mut sink = |event: &Event<'_>| {
             if let Some(live) = lives.all.get(&event.request) {
                 let time = Instant::now();
+                live.generated.set(live.generated.get() + 1);
                 match live.last_token.replace(Some(time)) {
                     None => metrics.first_token(time - live.arrived),
                     Some(last) => metrics.token(time - last),
@@ -413,6 +442,7 @@ impl<'a> Run<'a> {
         for (_, completion) in report.ended {
             self.end(completion);
         }
+        self.metrics.drafts(report.drafts);
         let pages = self.batch.pages();
         self.metrics.pages(pages.free as usize, pages.used as usize, pages.cached as usize);
         self.metrics.queue(self.batch.running(), self.batch.waiting());

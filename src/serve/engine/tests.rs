@@ -3,7 +3,7 @@
 use super::*;
 use crate::runtime::generate::Request;
 use crate::sched::KeyLimits;
-use crate::serve::model::{Arrival, Ticket};
+use crate::serve::model::{Arrival, Served, Ticket};
 use crate::serve::reply::{Refusal, Reply};
 use crate::serve::turns::Turns;
 use crate::session::{SessionOptions, embedded};
@@ -59,7 +59,11 @@ fn a_panic_ends_the_requests_of_a_step_and_the_model_is_opened_again() {
     let home = tempfile::tempdir().unwrap();
     let pack = embedded::pack_into(home.path()).unwrap();
     let open: crate::serve::model::Open = Box::new(move || Session::open(&pack, &SessionOptions::default()));
-    let (model, commands) = Model::new(0, "embedded".into(), open);
+    let (model, commands) = Model::new(
+        0,
+        Served { name: "embedded".into(), open, template: TemplateChoice::Auto, plan: None, on_request: false },
+        false,
+    );
     let model = Arc::new(model);
     let (sender, ended) = channel();
     let thread = {

@@ -1,12 +1,12 @@
 //! Endpoints that load and unload adapters while the server runs.
 
 use super::body::read_body;
-use super::check::Caller;
 use super::respond::{self, Ignored};
 use crate::serve::adapters;
 use crate::serve::api::body::Body;
 use crate::serve::api::error::{ApiError, ApiResult};
 use crate::serve::app::App;
+use crate::serve::caller::Caller;
 use crate::serve::rights::Usable;
 use axum::Extension;
 use axum::extract::{Request, State};
@@ -30,7 +30,7 @@ pub async fn load(
         return Err(ApiError::field("model", "found another name than in `base_model_name`, expected one of them"));
     }
     let ignored = Ignored::read(&app, body)?;
-    let model = app.adapter_target(caller.key().0, base.or(model).as_deref(), &name)?;
+    let (model, _lease) = app.adapter_target(caller.key().0, base.or(model).as_deref(), &name).await?;
     adapters::load(&app, &model, &name, &path, in_place).await?;
     Ok(ignored.shown_in(format!("Success: LoRA adapter '{name}' added successfully.").into_response()))
 }

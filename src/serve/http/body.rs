@@ -1,9 +1,9 @@
 //! Reading the body of a request: within a time, at a least rate, and within the room for all bodies.
 
-use super::check::Caller;
 use crate::serve::api::error::{ApiError, ApiResult};
 use crate::serve::app::{App, unavailable};
 use crate::serve::bodies::{BodyRoom, Taken};
+use crate::serve::caller::Caller;
 use axum::extract::Request;
 use axum::http::StatusCode;
 use http_body::Body as _;

@@ -1,94 +1,67 @@
 //! Checks of every request before its endpoint sees it: host, origin, key.
 
-use super::respond::{self, Style};
-use crate::sched::KeyId;
+use super::cors::Page;
+use super::respond;
 use crate::serve::api::error::ApiError;
+use crate::serve::api::openapi::Access;
+use crate::serve::api::style::Style;
 use crate::serve::app::{App, Tenants};
-use crate::serve::keys::{self, Key, Scope};
-use crate::serve::origin::cors_allowed;
+use crate::serve::caller::Caller;
+use crate::serve::keys;
 use axum::extract::{Request, State};
-use axum::http::header::{
-    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
-    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, AUTHORIZATION, HOST, ORIGIN, VARY,
-};
+use axum::http::header::{AUTHORIZATION, HOST, ORIGIN};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Version};
 use axum::middleware::Next;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
 
 /// Longest `x-request-id` that is taken over.
 const LONGEST_ID: usize = 128;
 
-/// The sender of a request.
-#[derive(Debug, Clone)]
-pub struct Caller {
-    /// Keys at the time of the request; they may change while it is served.
-    tenants: Arc<Tenants>,
-    /// Index of the key.
-    index: usize,
-    /// Name of the request.
-    pub id: String,
+/// State and rules for the checks of an endpoint.
+#[derive(Clone)]
+pub struct Gate {
+    /// State of the server.
+    pub app: Arc<App>,
+    /// Permission that requests need.
+    pub access: Access,
+    /// API that errors follow.
+    pub style: Style,
 }
 
-impl Caller {
-    /// Returns the key, and its number in the schedulers.
-    pub fn key(&self) -> (&Key, KeyId) {
-        self.tenants.key(self.index)
-    }
-}
-
-/// Checks a request, and passes it on.
-pub async fn check(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+/// Checks a request to an endpoint, and passes it on.
+pub async fn check(State(gate): State<Gate>, mut request: Request, next: Next) -> Response {
+    let Gate { app, access, style } = gate;
     let id = request.headers().get("x-request-id").and_then(|id| id.to_str().ok());
     let id = match id.filter(|id| !id.is_empty() && id.len() <= LONGEST_ID) {
         Some(id) => id.to_string(),
         None => app.new_id("req_"),
     };
-    let origin = request.headers().get(ORIGIN).cloned();
-    let style = Style::of(request.uri().path());
+    let style = style.of(request.headers());
+    let page = Page::of(&app, request.headers());
     let tenants = app.tenants();
-    let mut response = match admit(&app, &tenants, &request) {
-        _ if request.method() == Method::OPTIONS && origin.is_some() => preflight(),
-        Err(error) => respond::error(&error, style),
+    let mut response = match admit(&app, &tenants, access, &page, &request) {
+        _ if request.method() == Method::OPTIONS && request.headers().contains_key(ORIGIN) => {
+            page.preflight(request.headers())
+        }
+        Err(error) => error.into_response(),
         Ok(index) => {
             request.extensions_mut().insert(Caller { tenants, index, id: id.clone() });
             next.run(request).await
         }
     };
+    respond::restyle(&mut response, style);
     respond::set(&mut response, "x-request-id", &id);
     if style == Style::Anthropic {
         respond::set(&mut response, "request-id", &id);
     }
-    if let Some(origin) = origin.filter(|origin| is_allowed(&app, origin)) {
-        let headers = response.headers_mut();
-        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-        headers.insert(VARY, HeaderValue::from_static("Origin"));
-        let shown = HeaderValue::from_static("x-request-id, x-iec-seed, x-iec-ignored, retry-after");
-        headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, shown);
-    }
-    response
-}
-
-fn is_allowed(app: &App, origin: &HeaderValue) -> bool {
-    origin.to_str().is_ok_and(|origin| cors_allowed(origin, &app.settings.cors_origin))
-}
-
-/// Answers the question of a browser whether a page of another origin may send a request. Without the headers of
-/// [`check`], the answer is no.
-fn preflight() -> Response {
-    let mut response = Response::new(axum::body::Body::empty());
-    *response.status_mut() = StatusCode::NO_CONTENT;
-    let headers = response.headers_mut();
-    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, OPTIONS"));
-    let named = "authorization, content-type, x-api-key, x-request-id, x-iec-deadline-ms, anthropic-version";
-    headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static(named));
-    headers.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
+    page.show(&mut response);
     response
 }
 
 /// Returns the index of the key of a request that may be served.
-fn admit(app: &App, tenants: &Tenants, request: &Request) -> Result<usize, ApiError> {
+fn admit(app: &App, tenants: &Tenants, access: Access, page: &Page, request: &Request) -> Result<usize, ApiError> {
     let headers = request.headers();
     check_single(headers)?;
     if headers.get(HOST).is_none() && request.version() == Version::HTTP_11 {
@@ -98,9 +71,9 @@ fn admit(app: &App, tenants: &Tenants, request: &Request) -> Result<usize, ApiEr
     if named.is_some_and(|named| headers.get(HOST).is_none_or(|host| host.as_bytes() != named.as_bytes())) {
         return Err(ApiError::invalid("found another host in the request line than in the header `host`"));
     }
-    let path = request.uri().path();
-    // Probes come from the machine itself and from load balancers, by any name.
-    let Some(scope) = scope_of(path) else { return Ok(0) };
+    if access == Access::Probe {
+        return Ok(0);
+    }
     let host = headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     if !app.hosts.allows(host) {
         let message = format!(
@@ -109,20 +82,17 @@ fn admit(app: &App, tenants: &Tenants, request: &Request) -> Result<usize, ApiEr
         return Err(ApiError::new(StatusCode::FORBIDDEN, message).code("unknown_host"));
     }
     if let Some(origin) = headers.get(ORIGIN)
-        && !is_allowed(app, origin)
+        && !page.is_allowed()
         && !is_own(origin, host)
     {
         let message = "requests from pages of other origins are off; allow one with --cors-origin";
         return Err(ApiError::new(StatusCode::FORBIDDEN, message).code("unknown_origin"));
     }
-    if scope == Needed::Nothing {
-        return Ok(0);
-    }
+    let Access::Key(scope) = access else { return Ok(0) };
     let Some(key) = tenants.keys.authorize(presented(headers)) else {
         let message = "expected a valid API key in `Authorization: Bearer KEY` or `x-api-key: KEY`";
         return Err(ApiError::new(StatusCode::UNAUTHORIZED, message).code("invalid_api_key"));
     };
-    let Needed::Scope(scope) = scope else { return Ok(key) };
     match tenants.key(key).0.may(scope) {
         true => Ok(key),
         false => {
@@ -150,24 +120,4 @@ fn presented(headers: &HeaderMap) -> Option<&str> {
 fn is_own(origin: &HeaderValue, host: &str) -> bool {
     let origin = origin.to_str().unwrap_or_default();
     origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://")).is_some_and(|own| own == host)
-}
-
-/// Permission that a request needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Needed {
-    /// No key.
-    Nothing,
-    /// A key that may use the endpoint.
-    Scope(Scope),
-}
-
-/// Returns what a path needs; `None` for probes.
-fn scope_of(path: &str) -> Option<Needed> {
-    Some(match path {
-        "/livez" | "/readyz" | "/health" => return None,
-        "/" | "/version" | "/openapi.json" => Needed::Nothing,
-        "/metrics" | "/load" => Needed::Scope(Scope::Metrics),
-        "/v1/load_lora_adapter" | "/v1/unload_lora_adapter" | "/v1/lora_adapters" => Needed::Scope(Scope::Admin),
-        _ => Needed::Scope(Scope::Infer),
-    })
 }

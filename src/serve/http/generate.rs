@@ -1,8 +1,7 @@
 //! Endpoints that generate text.
 
 use super::body::read_body;
-use super::check::Caller;
-use super::respond::{self, Ignored, Style};
+use super::respond::{self, Ignored};
 use super::stream::StreamBody;
 use crate::serve::api::body::{Body, FieldNames};
 use crate::serve::api::error::{ApiError, ApiResult};
@@ -10,6 +9,7 @@ use crate::serve::api::form::{Events, Form};
 use crate::serve::api::job::{Job, Named, ReadJob};
 use crate::serve::api::prepare::{self, Plan, Prepared};
 use crate::serve::app::{App, Target, random};
+use crate::serve::caller::Caller;
 use crate::serve::log::Record;
 use crate::serve::model::{Arrival, Ticket};
 use crate::serve::reply::Reply;
@@ -17,7 +17,7 @@ use axum::Extension;
 use axum::extract::{Request, State};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -36,32 +36,15 @@ const LONGEST_DEADLINE: Duration = Duration::from_secs(24 * 3600);
 /// Handler of an endpoint.
 type Handler = Pin<Box<dyn Future<Output = Response> + Send>>;
 
-/// Returns the handler of an endpoint whose requests `read` reads, in the style of OpenAI.
+/// Returns the handler of an endpoint whose requests `read` reads.
 pub fn endpoint(
     read: ReadJob,
-) -> impl Fn(State<Arc<App>>, Extension<Caller>, Request) -> Handler + Clone + Send + Sync + 'static {
-    styled(read, Style::OpenAi)
-}
-
-/// Returns the handler of an endpoint.
-pub fn styled(
-    read: ReadJob,
-    style: Style,
 ) -> impl Fn(State<Arc<App>>, Extension<Caller>, Request) -> Handler + Clone + Send + Sync + 'static {
     move |State(app), Extension(caller), request| {
         Box::pin(async move {
             let mut record = Record::new(&app, &caller, &request);
-            match answer(&app, &caller, request, read, &mut record).await {
-                Ok(response) => response,
-                Err(error) => {
-                    record.fail(&error);
-                    let mut response = respond::error(&error, style);
-                    if error.code == Some("draining") {
-                        response.headers_mut().insert("connection", HeaderValue::from_static("close"));
-                    }
-                    response
-                }
-            }
+            let answered = answer(&app, &caller, request, read, &mut record).await;
+            answered.inspect_err(|error| record.fail(error)).into_response()
         })
     }
 }
@@ -126,8 +109,11 @@ async fn start(
     let mut ignored = Ignored::read(app, body).map_err(|e| names.shown(e))?;
     let (key, key_id) = caller.key();
     let named = job.settings.sampling.adapters.clone().unwrap_or_default();
-    let target = app.target(key, model.as_deref(), &named)?;
+    let target = app.target(key, model.as_deref(), &named).await?;
     record.model(&target);
+    if let Some(time) = job.keep_alive {
+        target.lease.keep(time);
+    }
     let (own_seed, is_stream) = (job.settings.seed, job.settings.stream);
     let seed = own_seed.unwrap_or_else(|| random() >> UNNEEDED_SEED_BITS);
     let owner = key.cache_owner().map(String::from);
@@ -142,7 +128,7 @@ async fn start(
     let adapters = target.adapters.into_iter().map(|(name, _)| name).collect();
     let key_name = key.name.as_str().into();
     let choices = prepared.choices;
-    let ticket = target.model.submit(|ticket, outlet| Arrival {
+    let mut ticket = target.model.submit(|ticket, outlet| Arrival {
         ticket,
         choices,
         key: key_id,
@@ -152,6 +138,7 @@ async fn start(
         arrived,
         outlet,
     });
+    ticket.lease = Some(target.lease);
     Ok(Started { ticket, form, texts, is_stream, seed: own_seed.is_none().then_some(seed), ignored, names })
 }
 
@@ -160,7 +147,7 @@ type Ready = (Prepared, Plan, &'static str, crate::serve::api::job::MakeForm);
 
 /// Encodes the prompts of a request on another thread. Waits if there is no room for its adapters.
 async fn prepare_job(app: &App, job: Job, target: &Target, seed: u64, owner: Option<String>) -> ApiResult<Ready> {
-    let Job { sources, settings, max_tokens, logprobs, score, echo, texts, id, form } = job;
+    let Job { sources, settings, max_tokens, logprobs, score, echo, texts, id, form, .. } = job;
     let facts = target.facts.clone();
     let adapters = target.adapters.clone();
     let plan = Plan { settings, facts, max_tokens, logprobs, score, echo, texts, adapters, owner, seed };
@@ -228,10 +215,11 @@ async fn collect(
 }
 
 fn stream(ticket: Ticket, form: Box<dyn Form>, texts: usize, record: Record) -> Response {
+    let media_type = HeaderValue::from_static(form.framing().media_type());
     let body = axum::body::Body::new(StreamBody::new(ticket, form, texts, record));
     let mut response = Response::new(body);
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(CONTENT_TYPE, media_type);
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // Proxies that collect a response would hold a stream back.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));

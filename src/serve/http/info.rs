@@ -1,20 +1,18 @@
 //! Endpoints that tell about the server.
 
-use super::check::Caller;
-use super::respond::{self, Style};
-use crate::serve::api::error::{ApiError, ApiResult};
+use super::{respond, routes};
+use crate::serve::api::error::ApiError;
 use crate::serve::api::openapi;
 use crate::serve::app::App;
-use crate::serve::keys::Key;
-use crate::serve::metrics;
 use crate::serve::model::Status;
-use crate::serve::rights::Usable;
-use axum::Extension;
-use axum::extract::{Path, State};
-use axum::http::header::CONTENT_TYPE;
+use crate::serve::{metrics, page};
+use axum::extract::State;
+use axum::http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+};
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -57,52 +55,7 @@ pub async fn metrics(State(app): State<Arc<App>>) -> Response {
 
 /// Describes the API.
 pub async fn openapi() -> Response {
-    respond::json(StatusCode::OK, &openapi::document())
-}
-
-/// Lists models and adapters.
-pub async fn models(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Response {
-    let (key, _) = caller.key();
-    let all: Vec<Value> = app.usable(key).iter().map(|usable| object(usable, key)).collect();
-    respond::json(StatusCode::OK, &json!({"object": "list", "data": all}))
-}
-
-/// Shows a model or an adapter.
-pub async fn model(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
-) -> ApiResult<Response> {
-    let (key, _) = caller.key();
-    match app.usable_as(key, &id) {
-        Some(usable) => Ok(respond::json(StatusCode::OK, &object(&usable, key))),
-        None => {
-            let error = ApiError::new(StatusCode::NOT_FOUND, format!("there is no model `{id}`"));
-            Err(error.code("model_not_found"))
-        }
-    }
-}
-
-/// Describes a model or an adapter. Of its path, only the last name is shown: the directories are the operator's.
-fn object(usable: &Usable, key: &Key) -> Value {
-    let facts = match usable.model.status() {
-        Status::Ready(facts) => Some(facts),
-        _ => None,
-    };
-    let last_name = |path: &std::path::Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
-    let root = match &usable.adapter {
-        Some(adapter) => last_name(&adapter.source.dir),
-        None => facts.as_ref().and_then(|facts| last_name(&facts.root)),
-    };
-    json!({
-        "id": usable.name,
-        "object": "model",
-        "created": usable.adapter.as_ref().map_or(usable.model.created, |adapter| adapter.created),
-        "owned_by": "iec",
-        "root": root,
-        "parent": usable.parent(key),
-        "max_model_len": facts.map(|facts| facts.context),
-    })
+    respond::json(StatusCode::OK, &openapi::document(routes::endpoints()))
 }
 
 /// Refuses embeddings.
@@ -111,15 +64,26 @@ pub async fn embeddings() -> ApiError {
     ApiError::new(StatusCode::NOT_IMPLEMENTED, message).code("not_implemented")
 }
 
+/// Shows the page for people.
+pub async fn page() -> Response {
+    let headers = [
+        (CONTENT_TYPE, "text/html; charset=utf-8"),
+        (CONTENT_SECURITY_POLICY, page::csp()),
+        (REFERRER_POLICY, "no-referrer"),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (CACHE_CONTROL, "no-cache"),
+    ];
+    (headers, page::HTML).into_response()
+}
+
 /// Answers for paths without an endpoint.
-pub async fn unknown(method: Method, uri: Uri) -> Response {
+pub async fn unknown(method: Method, uri: Uri) -> ApiError {
     let message = format!("there is no endpoint {method} {}", uri.path());
-    respond::error(&ApiError::new(StatusCode::NOT_FOUND, message).code("not_found"), Style::of(uri.path()))
+    ApiError::new(StatusCode::NOT_FOUND, message).code("not_found")
 }
 
 /// Answers for endpoints that are called with another method.
-pub async fn wrong_method(method: Method, uri: Uri) -> Response {
+pub async fn wrong_method(method: Method, uri: Uri) -> ApiError {
     let message = format!("{} has no method {method}", uri.path());
-    let error = ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message).code("method_not_allowed");
-    respond::error(&error, Style::of(uri.path()))
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message).code("method_not_allowed")
 }

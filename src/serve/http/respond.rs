@@ -2,32 +2,19 @@
 
 use crate::serve::api::body::Body as RequestBody;
 use crate::serve::api::error::{ApiError, ApiResult};
+use crate::serve::api::style::Style;
 use crate::serve::app::App;
 use axum::body::Body;
-use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use axum::http::header::{CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 
 /// Header that tells clients of OpenAI whether to repeat a request.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
-
-/// API whose objects describe errors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Style {
-    /// That of OpenAI.
-    OpenAi,
-    /// That of Anthropic.
-    Anthropic,
-}
-
-impl Style {
-    /// Returns the style of the endpoint with this path.
-    pub fn of(path: &str) -> Style {
-        let is_anthropic = path == "/v1/messages" || path.starts_with("/v1/messages/");
-        if is_anthropic { Style::Anthropic } else { Style::OpenAi }
-    }
-}
+/// Names of the headers of answers that pages of other origins may read.
+pub const SHOWN: &str =
+    "x-request-id, request-id, x-iec-seed, x-iec-ignored, retry-after, x-should-retry, www-authenticate";
 
 /// Builds a response with a JSON object.
 pub fn json(status: StatusCode, value: &Value) -> Response {
@@ -37,29 +24,32 @@ pub fn json(status: StatusCode, value: &Value) -> Response {
     response
 }
 
-/// Builds the response for an error.
-pub fn error(error: &ApiError, style: Style) -> Response {
-    let object = match style {
-        Style::OpenAi => error.to_json(),
-        Style::Anthropic => error.to_anthropic(),
-    };
-    let mut response = json(error.status, &object);
-    let headers = response.headers_mut();
-    if let Some(seconds) = error.retry_after {
-        headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
-    }
-    if error.final_refusal {
-        headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
-    }
-    if error.status == StatusCode::UNAUTHORIZED {
-        headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-    }
-    response
-}
-
+/// Builds the response for an error. [`restyle`] puts it into the form of another API than that of OpenAI.
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        error(&self, Style::OpenAi)
+        let mut response = json(self.status, &Style::OpenAi.error(&self));
+        let headers = response.headers_mut();
+        if let Some(seconds) = self.retry_after {
+            headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.final_refusal {
+            headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if self.code == Some("draining") {
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+/// Puts the error of a response into the form of an API.
+pub fn restyle(response: &mut Response, style: Style) {
+    if let Some(error) = response.extensions_mut().remove::<ApiError>() {
+        *response.body_mut() = Body::from(style.error(&error).to_string());
     }
 }
 

@@ -1,4 +1,4 @@
-//! Body of a streamed answer: server-sent events, built when the connection can take them.
+//! Body of a streamed answer: events, built when the connection can take them.
 
 use crate::serve::api::error::ApiError;
 use crate::serve::api::form::{Events, Form};
@@ -35,7 +35,11 @@ impl StreamBody {
     /// Creates the body of an answer of `texts` texts.
     pub fn new(ticket: Ticket, form: Box<dyn Form>, texts: usize, record: Record) -> StreamBody {
         let timer = Box::pin(tokio::time::sleep(KEEP_ALIVE));
-        StreamBody { ticket, form, texts, events: Events::new(true), record, timer, is_over: false }
+        let mut body = StreamBody { ticket, form, texts, events: Events::new(true), record, timer, is_over: false };
+        if texts == 0 {
+            body.end();
+        }
+        body
     }
 
     fn take(&mut self, reply: Option<Reply>) {
@@ -60,13 +64,15 @@ impl StreamBody {
                 self.record.fail(&error);
                 self.is_over = true;
             }
-            None if self.texts == 0 => {
-                self.form.end(&mut self.events);
-                self.record.finish(self.form.as_ref());
-                self.is_over = true;
-            }
+            None if self.texts == 0 => self.end(),
             None => {}
         }
+    }
+
+    fn end(&mut self) {
+        self.form.end(&mut self.events);
+        self.record.finish(self.form.as_ref());
+        self.is_over = true;
     }
 }
 
@@ -79,7 +85,7 @@ impl http_body::Body for StreamBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let body = &mut *self;
-        let mut text = String::new();
+        let mut text = body.events.take();
         while !body.is_over && text.len() < PIECE {
             match body.ticket.inlet.poll(context) {
                 Poll::Ready(reply) => {
@@ -96,8 +102,9 @@ impl http_body::Body for StreamBody {
         if body.is_over {
             return Poll::Ready(None);
         }
+        let Some(comment) = body.form.framing().keep_alive() else { return Poll::Pending };
         ready!(body.timer.as_mut().poll(context));
         body.timer.as_mut().reset(Instant::now() + KEEP_ALIVE);
-        Poll::Ready(Some(Ok(Frame::data(": keep-alive\n\n".into()))))
+        Poll::Ready(Some(Ok(Frame::data(comment.into()))))
     }
 }

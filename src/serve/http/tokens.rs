@@ -1,15 +1,15 @@
 //! Endpoints of the tokenizer.
 
 use super::body::read_body;
-use super::check::Caller;
-use super::respond::{self, Ignored, Style};
+use super::respond::{self, Ignored};
 use crate::serve::api::body::{Body, Prompts};
 use crate::serve::api::chat::ChatRequest;
 use crate::serve::api::error::{ApiError, ApiResult};
-use crate::serve::api::prepare::{Source, encode_chat, encode_error};
+use crate::serve::api::prepare::{Source, encode_chat, encode_error, no_template};
 use crate::serve::api::settings::Limits;
 use crate::serve::api::{anthropic, responses};
 use crate::serve::app::{App, Target};
+use crate::serve::caller::Caller;
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
@@ -22,7 +22,7 @@ async fn read(app: &App, caller: &Caller, request: Request) -> ApiResult<(Body, 
     let (bytes, _room) = read_body(app, caller, request).await?;
     let mut body = Body::parse(&bytes)?;
     let model = body.text("model")?;
-    let target = app.target(caller.key().0, model.as_deref(), &[])?;
+    let target = app.target(caller.key().0, model.as_deref(), &[]).await?;
     Ok((body, target))
 }
 
@@ -48,12 +48,34 @@ pub async fn tokenize(
     Ok(ignored.shown_in(respond::json(StatusCode::OK, &object)))
 }
 
+/// Renders a conversation as the prompt that the model gets.
+pub async fn apply_template(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> ApiResult<Response> {
+    let (mut body, target) = read(&app, &caller, request).await?;
+    let source = ChatRequest::take(&mut body, &app.limits)?.source;
+    let ignored = Ignored::read(&app, body)?;
+    let facts = target.facts.clone();
+    let rendered = target.model.encode(move |encoder| -> ApiResult<String> {
+        let Source::Chat(chat) = &source else { return Ok(String::new()) };
+        let template = facts.template.as_ref().ok_or_else(|| no_template(chat))?;
+        let rendered = encoder.render_chat(&template.template.template, &chat.messages, &chat.options);
+        rendered.map_err(|e| encode_error(chat.field, &e))
+    });
+    let prompt = rendered.await.unwrap_or_else(|| Err(app.engine_ended()))?;
+    Ok(ignored.shown_in(respond::json(StatusCode::OK, &json!({"prompt": prompt}))))
+}
+
 /// Counts the tokens of a conversation in the form of Anthropic's API.
-pub async fn count(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>, request: Request) -> Response {
-    match count_source(&app, &caller, request, anthropic::read_count).await {
-        Ok((tokens, ignored)) => ignored.shown_in(respond::json(StatusCode::OK, &json!({"input_tokens": tokens}))),
-        Err(error) => respond::error(&error, Style::Anthropic),
-    }
+pub async fn count(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> ApiResult<Response> {
+    let (tokens, ignored) = count_source(&app, &caller, request, anthropic::read_count).await?;
+    Ok(ignored.shown_in(respond::json(StatusCode::OK, &json!({"input_tokens": tokens}))))
 }
 
 /// Counts the tokens of a conversation in the form of the Responses API.
@@ -92,7 +114,9 @@ pub async fn ids_of(app: &App, target: &Target, source: Source) -> ApiResult<Vec
         match &source {
             Source::Ids(ids) => Ok(ids.clone()),
             Source::Text(text, special) => encoder.encode(text, *special).map_err(|e| encode_error("prompt", &e)),
-            Source::Chat(chat) => encode_chat(encoder, &facts, chat, &chat.messages),
+            // Requests for tokens have no gaps.
+            Source::Gap(gap) => encoder.encode(&gap.prefix, true).map_err(|e| encode_error("prompt", &e)),
+            Source::Chat(chat) | Source::TextOrChat(_, chat) => encode_chat(encoder, &facts, chat, &chat.messages),
         }
     });
     encoded.await.unwrap_or_else(|| Err(app.engine_ended()))
@@ -121,7 +145,7 @@ pub async fn detokenize(
 
 /// Shows the configuration of the tokenizer, with tokens as texts and with the chat template.
 pub async fn info(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> ApiResult<Response> {
-    let target = app.target(caller.key().0, None, &[])?;
+    let target = app.target(caller.key().0, None, &[]).await?;
     let facts = &target.facts;
     let mut object = facts.tokenizer_config.as_object().cloned().unwrap_or_default();
     for (name, value) in &mut object {

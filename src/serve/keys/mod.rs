@@ -58,6 +58,13 @@ pub enum Scope {
 /// Names of scopes in the key file.
 const SCOPES: [(&str, Scope); 3] = [("infer", Scope::Infer), ("admin", Scope::Admin), ("metrics", Scope::Metrics)];
 
+impl Scope {
+    /// Returns the name in the key file.
+    pub fn name(self) -> &'static str {
+        SCOPES.iter().find(|(_, scope)| *scope == self).map_or("", |(name, _)| name)
+    }
+}
+
 /// Set of scopes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scopes {

@@ -87,6 +87,15 @@ pub(super) const FAMILIES: &[Family] = &[
     row("vllm:num_preemptions_total", Counter, "Requests that gave up their pages and waited again.", |m, out| {
         out.count(&m.preemptions);
     }),
+    row("vllm:spec_decode_num_drafts_total", Counter, "Drafts of one or more tokens that were verified.", |m, out| {
+        out.count(&m.drafts[0]);
+    }),
+    row("vllm:spec_decode_num_draft_tokens_total", Counter, "Tokens of these drafts.", |m, out| {
+        out.count(&m.drafts[1]);
+    }),
+    row("vllm:spec_decode_num_accepted_tokens_total", Counter, "Draft tokens that were accepted.", |m, out| {
+        out.count(&m.drafts[2]);
+    }),
     row("vllm:request_success_total", Counter, "Requests that ended, by reason.", |m, out| {
         out.counts("finished_reason", FinishedReason::ALL.iter().map(|reason| reason.name()).zip(&m.finished));
     }),

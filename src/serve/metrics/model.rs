@@ -8,6 +8,7 @@ use super::events::{DiskPages, FinishedReason, Phase, Rejection, RequestTimes, S
 use super::histogram::Histogram;
 use crate::runtime::Stage;
 use crate::runtime::cpu::counters::Counts as Events;
+use crate::runtime::generate::DraftCounts;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -74,6 +75,8 @@ pub struct ModelMetrics {
     pub(super) prefix_queries: AtomicU64,
     pub(super) prefix_hits: AtomicU64,
     pub(super) preemptions: AtomicU64,
+    /// Drafts, their tokens, and those of them that were accepted.
+    pub(super) drafts: Counts<3>,
     pub(super) finished: Counts<{ FinishedReason::ALL.len() }>,
     pub(super) rejections: Counts<{ Rejection::ALL.len() }>,
     pub(super) cancelled: Counts<{ Phase::ALL.len() }>,
@@ -118,6 +121,7 @@ impl ModelMetrics {
             prefix_queries: AtomicU64::default(),
             prefix_hits: AtomicU64::default(),
             preemptions: AtomicU64::default(),
+            drafts: Default::default(),
             finished: Default::default(),
             rejections: Default::default(),
             cancelled: Default::default(),
@@ -231,6 +235,12 @@ impl ModelMetrics {
     /// Counts a preemption: a sequence gave up its pages and waits again.
     pub fn preempted(&self) {
         add(&self.preemptions, 1);
+    }
+
+    /// Counts drafts of a step, and what became of their tokens.
+    pub fn drafts(&self, counts: DraftCounts) {
+        let counts = [counts.drafts, counts.tokens, counts.accepted];
+        self.drafts.iter().zip(counts).for_each(|(sum, count)| add(sum, count));
     }
 
     /// Counts pages of the prefix cache on disk.

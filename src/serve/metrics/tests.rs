@@ -3,6 +3,7 @@
 use super::text::{Kind, Text};
 use super::*;
 use crate::runtime::cpu::counters::Counts;
+use crate::runtime::generate::DraftCounts;
 use crate::runtime::{Stage, Stages};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -182,6 +183,7 @@ fn busy() -> Metrics {
     Rejection::ALL.iter().for_each(|reason| model.rejected(*reason));
     model.cancelled(Phase::Decode);
     model.preempted();
+    model.drafts(DraftCounts { drafts: 2, tokens: 7, accepted: 5 });
     model.disk_pages(DiskPages::Hit, 5);
     model.checked_tensor(true);
     model.lora(16, &["sql", "poems"], &["sql"]);
@@ -238,6 +240,9 @@ fn every_event_changes_its_series() {
         ("iec_cancelled_total", "", &[("phase", "queued")], 0.0),
         ("iec_disk_pages_total", "", &[("result", "hit")], 5.0),
         ("iec_checked_tensors_total", "", &[("result", "same")], 1.0),
+        ("vllm:spec_decode_num_drafts_total", "", &[], 2.0),
+        ("vllm:spec_decode_num_draft_tokens_total", "", &[], 7.0),
+        ("vllm:spec_decode_num_accepted_tokens_total", "", &[], 5.0),
     ];
     for (name, suffix, labels, expected) in cases {
         let found = value(&families, name, suffix, &[&model[..], labels].concat());

@@ -6,6 +6,7 @@
 use crate::error::{Cause, Error, Result};
 use crate::runtime::text::ChatTemplate;
 use crate::session::Session;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -63,6 +64,16 @@ pub enum TemplateChoice {
     BuiltIn(&'static BuiltIn),
     /// A template in a file.
     File(PathBuf),
+}
+
+impl fmt::Display for TemplateChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TemplateChoice::Auto => f.write_str("auto"),
+            TemplateChoice::BuiltIn(row) => f.write_str(row.name),
+            TemplateChoice::File(path) => path.display().fmt(f),
+        }
+    }
 }
 
 impl FromStr for TemplateChoice {

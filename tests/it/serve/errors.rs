@@ -88,7 +88,7 @@ fn pages_of_other_sites_cannot_use_the_server() {
     let asked = server.send("OPTIONS", "/v1/completions", &[("Origin", "https://evil.example")], "");
     assert_eq!(asked.header("access-control-allow-origin"), None);
     let asked = server.send("OPTIONS", "/v1/completions", &[("Origin", "https://chat.example")], "");
-    assert_eq!((asked.status, asked.header("access-control-allow-methods")), (204, Some("GET, POST, OPTIONS")));
+    assert_eq!((asked.status, asked.header("access-control-allow-methods")), (204, Some("GET, HEAD, POST, OPTIONS")));
 }
 
 #[test]

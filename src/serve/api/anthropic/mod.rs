@@ -29,6 +29,7 @@ pub fn read(body: &mut Body, limits: &Limits) -> ApiResult<Job> {
         score: None,
         echo: false,
         texts: 1,
+        keep_alive: None,
         id: "msg_",
         form: Box::new(|named, plan, prepared| Box::new(AnthropicMessage::of(named, plan, prepared))),
     })

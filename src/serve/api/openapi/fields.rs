@@ -128,6 +128,7 @@ pub const SETTINGS: &[Field] = &[
 pub const COMPLETION: &[Field] = &[
     field("prompt", Kind::Schema("Prompt"), "Texts or token ids to continue, at most 64."),
     field("max_tokens", Kind::Whole(0, None), "Largest number of tokens of an answer; default 16."),
+    field("suffix", Kind::Text, "Text behind the answer, for models with tokens for fill-in-the-middle."),
     field("echo", Kind::Flag, "Begin the answer with the prompt."),
     field("logprobs", Kind::Whole(0, None), "Number of most likely tokens that are reported with each token."),
     field("best_of", Kind::Whole(1, None), "Number of texts of which the `n` most likely are returned; not streamed."),
@@ -161,6 +162,17 @@ pub const TOKENIZE: &[Field] = &[
     field("return_token_strs", Kind::Flag, "Report the tokens as texts, too."),
 ];
 
+/// Fields of `/infill`.
+pub const INFILL: &[Field] = &[
+    field("input_prefix", Kind::Text, "Text before the answer."),
+    field("input_suffix", Kind::Text, "Text behind the answer."),
+    field("input_extra", Kind::Objects("InfillContext"), "Other texts that the answer may refer to."),
+    field("prompt", Kind::Text, "Beginning of the answer."),
+    field("n_predict", Kind::Whole(-1, None), "Largest number of tokens of the answer; -1 = no limit."),
+    field("repeat_penalty", Kind::Positive(None), "The same as `repetition_penalty`."),
+    field("cache_prompt", Kind::Flag, "No effect: the prefix cache works by itself."),
+];
+
 /// Fields of `/detokenize`.
 pub const DETOKENIZE: &[Field] = &[
     field("tokens", Kind::Ids(None), "Tokens to decode."),
@@ -191,6 +203,7 @@ pub const REQUESTS: &[Fields] = &[
     ("CompletionRequest", &[MODEL, COMPLETION, SAMPLING, SETTINGS], &["prompt"], Some(Api::Completions)),
     ("ChatRequest", &[MODEL, CHAT, SAMPLING, SETTINGS], &["messages"], Some(Api::Chat)),
     ("TokenizeRequest", &[MODEL, TOKENIZE, CHAT, SAMPLING, SETTINGS], &[], Some(Api::Chat)),
+    ("InfillRequest", &[MODEL, INFILL, SAMPLING, SETTINGS], &["input_prefix", "input_suffix"], None),
     ("DetokenizeRequest", &[MODEL, DETOKENIZE], &["tokens"], None),
     ("LoadAdapterRequest", &[LOAD_ADAPTER], &["lora_name", "lora_path"], None),
     ("UnloadAdapterRequest", &[UNLOAD_ADAPTER], &["lora_name"], None),

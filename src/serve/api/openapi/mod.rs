@@ -1,8 +1,8 @@
 //! Description of the API in the format of OpenAPI 3.1, as `/openapi.json` shows it.
 //!
-//! `fields` has the fields of requests, one row for each; `endpoints` has the endpoints, one row for each; `schemas`
-//! has the objects that both refer to. This file turns the rows into the document. Tests compare the rows with the
-//! routes of the server and with the functions that read requests.
+//! `fields` has the fields of requests, one row for each; the table of routes of the server has the endpoints;
+//! `schemas` has the objects that both refer to. This file turns the rows into the document. Tests compare the rows
+//! with the functions that read requests.
 
 mod endpoints;
 mod fields;
@@ -10,13 +10,14 @@ mod schemas;
 #[cfg(test)]
 mod tests;
 
-use endpoints::{Answer, ENDPOINTS, Endpoint, Style};
+use crate::serve::api::style::Style;
+pub use endpoints::{Access, Answer, Endpoint};
 use serde_json::{Map, Value, json};
 
-/// Returns the description.
-pub fn document() -> Value {
+/// Returns the description of these endpoints.
+pub fn document(endpoints: impl Iterator<Item = &'static Endpoint>) -> Value {
     let mut paths = Map::new();
-    for endpoint in ENDPOINTS {
+    for endpoint in endpoints {
         let path = paths.entry(endpoint.path).or_insert(json!({}));
         path[endpoint.method] = operation(endpoint);
     }
@@ -48,9 +49,8 @@ pub fn document() -> Value {
 fn operation(endpoint: &Endpoint) -> Value {
     let mut responses = Map::new();
     responses.insert("200".into(), answer(endpoint));
-    let errors = if endpoint.path.starts_with("/v1/messages") { Style::Anthropic } else { Style::OpenAi };
     for status in endpoint.errors {
-        responses.insert(status.to_string(), reference("responses", &errors.response(*status)));
+        responses.insert(status.to_string(), reference("responses", &endpoint.style.response(*status)));
     }
     if matches!(endpoint.answer, Answer::Probe) {
         responses.insert("503".into(), json!({"description": "Requests are not served now."}));
@@ -69,9 +69,9 @@ fn operation(endpoint: &Endpoint) -> Value {
         "parameters": parameters,
         "responses": responses,
     });
-    match endpoint.scope {
-        None => object["security"] = json!([]),
-        Some(scope) => object["description"] = json!(format!("A key needs the scope `{scope}`.")),
+    match endpoint.access {
+        Access::Probe | Access::Open => object["security"] = json!([]),
+        Access::Key(scope) => object["description"] = json!(format!("A key needs the scope `{}`.", scope.name())),
     }
     if let Some(body) = endpoint.body {
         let content = json!({"application/json": {"schema": reference("schemas", body)}});
@@ -89,6 +89,10 @@ fn answer(endpoint: &Endpoint) -> Value {
         Answer::Probe | Answer::Empty => Map::new(),
         Answer::Json(schema) => Map::from_iter([content("application/json", reference("schemas", schema))]),
         Answer::Text(kind) => Map::from_iter([content(kind, text())]),
+        Answer::Lines(schema) => Map::from_iter([
+            content("application/json", reference("schemas", schema)),
+            content("application/x-ndjson", reference("schemas", schema)),
+        ]),
         Answer::Generated(whole, event) => Map::from_iter([
             content("application/json", reference("schemas", whole)),
             ("text/event-stream".into(), json!({"schema": reference("schemas", event)})),
@@ -107,10 +111,10 @@ fn answer(endpoint: &Endpoint) -> Value {
     object
 }
 
-/// Builds the responses with errors in both styles.
+/// Builds the responses with errors in all styles.
 fn responses() -> Value {
     let mut all = Map::new();
-    for style in [Style::OpenAi, Style::Anthropic] {
+    for style in [Style::OpenAi, Style::Anthropic, Style::Ollama] {
         for (status, about) in endpoints::ERRORS {
             let mut object = json!({
                 "description": about,

@@ -269,7 +269,7 @@ fn chat_answers() -> Value {
     })
 }
 
-/// Returns the schemas of the Responses API and of Anthropic's API, whose documentation has the details.
+/// Returns the schemas of the Responses API, of Anthropic's API and of ollama's, whose documentation has the details.
 fn other_apis() -> Value {
     let described = |text: &str| json!({"type": "object", "description": text});
     json!({
@@ -282,6 +282,13 @@ fn other_apis() -> Value {
         "CountTokensRequest": described("As `POST /v1/messages/count_tokens` of Anthropic's API takes it."),
         "TokenCount": object(json!({"input_tokens": whole()})),
         "InputTokens": object(json!({"object": {"const": "response.input_tokens"}, "input_tokens": whole()})),
+        "OllamaChatRequest": described("As `POST /api/chat` of ollama's API takes it."),
+        "OllamaGenerateRequest": described("As `POST /api/generate` of ollama's API takes it."),
+        "OllamaShowRequest": described("As `POST /api/show` of ollama's API takes it."),
+        "OllamaChat": described("As ollama's API returns it."),
+        "OllamaText": described("As ollama's API returns it."),
+        "OllamaModel": described("As ollama's API returns it."),
+        "OllamaModels": object(json!({"models": list(any_object())})),
     })
 }
 
@@ -297,6 +304,7 @@ fn errors() -> Value {
             "type": {"const": "error"},
             "error": object(json!({"type": {"type": "string"}, "message": {"type": "string", "minLength": 1}})),
         })),
+        "OllamaError": object(json!({"error": {"type": "string", "minLength": 1}})),
     })
 }
 
@@ -306,7 +314,8 @@ fn models() -> Value {
             "id": {"type": "string"}, "object": {"const": "model"}, "created": whole(), "owned_by": {"type": "string"},
             "root": text_or_null(),
             "parent": {"type": ["string", "null"], "description": "Model of an adapter."},
-            "max_model_len": {"type": ["integer", "null"], "description": "Tokens of the context; null while loading."},
+            "max_model_len": {"type": ["integer", "null"], "description": "Tokens of the context; null unless loaded."},
+            "state": {"enum": ["loading", "loaded", "unloaded", "failed"]},
         })),
         "Models": object(json!({"object": {"const": "list"}, "data": list(to("Model"))})),
         "Adapters": object(json!({
@@ -330,6 +339,15 @@ fn server() -> Value {
             "max_chars_per_token": whole(),
             "chat_template": {"type": "string"},
         }},
+        "InfillContext": {"type": "object", "required": ["text"], "properties": {
+            "filename": {"type": "string"}, "text": {"type": "string"},
+        }},
+        "InfillAnswer": {"type": "object", "required": ["content", "stop"], "properties": {
+            "content": {"type": "string"}, "stop": {"type": "boolean"},
+            "stop_type": {"enum": ["none", "eos", "limit", "word"]},
+        }},
+        "Props": any_object(),
+        "Slots": list(object(json!({"id": whole(), "is_processing": {"type": "boolean"}, "n_ctx": whole()}))),
         "Version": object(json!({"version": {"type": "string"}})),
         "Load": object(json!({"server_load": whole()})),
         "Document": {"type": "object", "description": "A description in the format of OpenAPI 3.1."},

@@ -1,6 +1,5 @@
-//! Compares the description with the routes of the server and with the functions that read requests.
+//! Compares the description with the functions that read requests.
 
-use super::endpoints::ENDPOINTS;
 use super::fields::{self, Field, Kind};
 use super::*;
 use crate::serve::api::body::Body;
@@ -9,10 +8,11 @@ use crate::serve::api::completions::CompletionRequest;
 use crate::serve::api::error::ApiResult;
 use crate::serve::api::other_fields::{OTHER_FIELDS, Treatment};
 use crate::serve::api::settings::Limits;
+use crate::serve::http::endpoints;
 use regex::Regex;
 use std::collections::BTreeSet;
 
-const LIMITS: Limits = Limits { max_n: 16, max_logprobs: 20, strict_fields: true };
+const LIMITS: Limits = Limits { max_n: 16, max_logprobs: 20, strict_fields: true, unloads: true };
 
 /// Reads the fields of a request.
 type Read = fn(&mut Body) -> ApiResult<()>;
@@ -79,17 +79,6 @@ fn names(lists: &[&[Field]]) -> BTreeSet<String> {
 }
 
 #[test]
-fn every_route_is_described_and_every_described_path_has_a_route() {
-    let route = Regex::new(r#"\.route\("([^"]+)", (get|post)\("#).unwrap();
-    let source = include_str!("../../http/mod.rs");
-    let routes: BTreeSet<(String, String)> =
-        route.captures_iter(source).map(|found| (found[1].replace("{*", "{"), found[2].to_string())).collect();
-    assert_eq!(routes.len(), source.matches(".route(").count(), "each route has a form that this test reads");
-    let described = |endpoint: &Endpoint| (endpoint.path.to_string(), endpoint.method.to_string());
-    assert_eq!(routes, ENDPOINTS.iter().map(described).collect());
-}
-
-#[test]
 fn every_described_field_is_one_that_the_endpoint_takes() {
     let completion: Read = |body| CompletionRequest::take(body, &LIMITS).map(drop);
     let chat: Read = |body| ChatRequest::take(body, &LIMITS).map(drop);
@@ -129,6 +118,10 @@ fn every_field_that_an_endpoint_takes_is_described() {
     assert_eq!(crate::serve::api::settings::SAMPLING.map(String::from), *names_in_order(fields::SAMPLING));
     assert_eq!(taken(include_str!("../completions.rs")), names(&[fields::COMPLETION]));
     assert_eq!(taken(include_str!("../chat.rs")), names(&[fields::CHAT]));
+    let infill = taken(include_str!("../infill.rs"));
+    let infill: BTreeSet<String> = infill.into_iter().filter(|name| name != "samplers").collect();
+    let prefix_and_suffix = ["input_prefix", "input_suffix"].map(String::from);
+    assert_eq!(infill.into_iter().chain(prefix_and_suffix).collect::<BTreeSet<_>>(), names(&[fields::INFILL]));
     let tokens = names(&[fields::MODEL, fields::TOKENIZE, fields::DETOKENIZE]);
     assert_eq!(taken(include_str!("../../http/tokens.rs")), tokens);
     let adapters = names(&[fields::LOAD_ADAPTER, fields::UNLOAD_ADAPTER]);
@@ -173,7 +166,7 @@ fn every_reference_has_its_target() {
             _ => {}
         }
     }
-    let document = document();
+    let document = document(endpoints());
     let mut found = BTreeSet::new();
     walk(&document, &mut found);
     for reference in &found {
@@ -183,6 +176,6 @@ fn every_reference_has_its_target() {
     for name in schemas.keys() {
         assert!(found.contains(&format!("#/components/schemas/{name}")), "nothing refers to the schema {name}");
     }
-    let ids: BTreeSet<String> = ENDPOINTS.iter().map(Endpoint::id).collect();
-    assert_eq!(ids.len(), ENDPOINTS.len(), "names of operations are unique");
+    let ids: BTreeSet<String> = endpoints().map(Endpoint::id).collect();
+    assert_eq!(ids.len(), endpoints().count(), "names of operations are unique");
 }

@@ -26,6 +26,7 @@ pub fn read(body: &mut Body, limits: &Limits) -> ApiResult<Job> {
         score: None,
         echo: false,
         texts: 1,
+        keep_alive: None,
         id: "resp_",
         form: Box::new(move |named, plan, prepared| Box::new(Responses::of(named, echo, plan, prepared))),
     })

@@ -4,7 +4,7 @@ use super::*;
 use crate::runtime::constraint::ConstraintSource;
 use proptest::prelude::*;
 
-const LIMITS: Limits = Limits { max_n: 4, max_logprobs: 20, strict_fields: true };
+const LIMITS: Limits = Limits { max_n: 4, max_logprobs: 20, strict_fields: true, unloads: true };
 
 fn request(text: &str) -> ApiResult<ResponsesRequest> {
     let mut body = Body::parse(text.as_bytes())?;

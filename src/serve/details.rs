@@ -1,0 +1,99 @@
+//! Description of a loaded model for clients that choose a model by its family, size and abilities.
+
+use crate::session::chat::Template;
+use crate::session::tools::Format;
+use crate::session::{Session, pack_digest};
+
+/// Words in a chat template that has a place for reasoning.
+const THINKING: [&str; 4] = ["enable_thinking", "reasoning_effort", "<think>", "thinking"];
+
+/// Description of a model.
+#[derive(Debug, Clone)]
+pub struct Details {
+    /// Family in lower case, such as `llama`.
+    pub family: String,
+    /// Number of parameters.
+    pub parameters: u64,
+    /// Size of the weights in bytes.
+    pub bytes: u64,
+    /// SHA-256 of the description of the pack, which has the hashes of all tensors.
+    pub digest: String,
+    /// Type of most weights.
+    pub quantization: String,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Number of layers.
+    pub layers: usize,
+    /// Number of query heads, and of heads of keys and values.
+    pub heads: (usize, usize),
+    /// Whether the chat template has a known form of calls.
+    pub has_tools: bool,
+    /// Whether the chat template has a place for reasoning.
+    pub thinks: bool,
+}
+
+impl Details {
+    /// Describes the model of a session.
+    ///
+    /// # Errors
+    /// The pack has no tokenizer.
+    pub fn of(session: &Session, template: Option<&Template>) -> crate::Result<Details> {
+        let (config, description) = (session.engine.config(), &session.reader.description);
+        let tokenizer = session.tokenizer()?;
+        let family = config.architecture.to_ascii_lowercase();
+        let family = ["forcausallm", "forconditionalgeneration"].iter().find_map(|end| family.strip_suffix(end));
+        let source = template.map(|template| template.template.source());
+        Ok(Details {
+            family: family.map_or_else(|| config.architecture.to_ascii_lowercase(), String::from),
+            parameters: session.reader.entries().iter().map(|entry| entry.elements() as u64).sum(),
+            bytes: session.reader.total_bytes(),
+            digest: pack_digest(&session.reader),
+            quantization: description.dtype.clone().unwrap_or_default(),
+            hidden: config.hidden,
+            layers: config.n_layers,
+            heads: (config.n_heads, config.n_kv_heads),
+            has_tools: template.is_some_and(|template| Format::of(&template.template, tokenizer).is_some()),
+            thinks: source.is_some_and(|source| THINKING.iter().any(|word| source.contains(word))),
+        })
+    }
+
+    /// Returns the number of parameters as people write it: `260K`, `1.1B`.
+    pub fn parameter_size(&self) -> String {
+        let units = [("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)];
+        let count = self.parameters as f64;
+        match units.iter().find(|(_, unit)| count >= *unit) {
+            Some((name, unit)) if count / unit < 10.0 => format!("{:.1}{name}", count / unit),
+            Some((name, unit)) => format!("{:.0}{name}", count / unit),
+            None => self.parameters.to_string(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_are_counted_in_units() {
+        let size = |parameters| {
+            let (family, digest, quantization) = Default::default();
+            let details = Details {
+                family,
+                parameters,
+                bytes: 0,
+                digest,
+                quantization,
+                hidden: 0,
+                layers: 0,
+                heads: (0, 0),
+                has_tools: false,
+                thinks: false,
+            };
+            details.parameter_size()
+        };
+        let cases = [(999, "999"), (1000, "1.0K"), (260_032, "260K"), (1_100_048_384, "1.1B"), (70_000_000_000, "70B")];
+        for (parameters, text) in cases {
+            assert_eq!(size(parameters), text, "{parameters}");
+        }
+    }
+}
