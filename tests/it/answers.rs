@@ -110,7 +110,7 @@ fn evidence_can_be_measured_again(pack: &Path) {
     assert!(code == Some(1) && words.contains("without scored tokens"), "{code:?} {words}");
     let shown = iec().arg("inspect").arg(pack).output().unwrap();
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
-    assert!(shown.contains("1.000e300") && shown.lines().all(|line| line.len() < 200), "{shown}");
+    assert!(shown.contains("1.000e300") && shown.lines().all(|line| line.chars().count() < 200), "{shown}");
     // The recorded figures are true but fail a stricter gate.
     let mut strict: Value = serde_json::from_str(&told).unwrap();
     strict["quality"]["gate"]["kl"] = 0.0001.into();

@@ -32,7 +32,11 @@ pub(super) fn add(environment: &mut Environment<'static>) {
     });
     environment.add_function("cycler", |items: Rest<Value>| globals::cycler(items.0));
     environment.add_function("joiner", globals::joiner);
-    environment.add_test("callable", |value: &Value| matches!(value.kind(), ValueKind::Plain));
+    environment.add_test("callable", |value: &Value| {
+        // A macro is a map of its properties for the engine.
+        matches!(value.kind(), ValueKind::Plain)
+            || value.as_object().is_some() && value.to_string().starts_with("<macro ")
+    });
 }
 
 /// Shortens a text that is more than `leeway` characters too long, between words unless `killwords` is set.

@@ -46,6 +46,11 @@ fn templates_render_as_transformers_renders_them() {
             let has_thought = |message: &Value| {
                 !message["reasoning_content"].is_null() && !message["tool_calls"].is_null() && message["content"] != ""
             };
+            // The role `developer` becomes `system` for templates that do not know it.
+            let is_developer = |message: &Value| message["role"] == "developer";
+            if case["messages"].as_array().unwrap().iter().any(is_developer) && !source.contains("developer") {
+                continue;
+            }
             // Two cases differ on purpose. Tools without a place in the template are an error here; transformers leaves
             // them out. Templates of harmony refuse a call with both a content and a thought; here they get no thought.
             let expected = match expected {

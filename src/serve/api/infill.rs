@@ -225,7 +225,8 @@ mod tests {
             "samplers": ["top_k", "top_p", "infill"], "cache_prompt": true, "t_max_prompt_ms": 500,
             "repeat_penalty": 1.1, "response_fields": ["content"],
         });
-        let (job, ignored) = job(&body).unwrap();
+        let (job, mut ignored) = job(&body).unwrap();
+        ignored.sort();
         let expected =
             Gap { prefix: "a".into(), suffix: "b".into(), context: vec![("f".into(), "x".into())], begun: "c".into() };
         assert!(matches!(&job.sources[..], [Source::Gap(gap)] if **gap == expected), "{:?}", job.sources);

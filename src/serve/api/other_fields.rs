@@ -97,7 +97,7 @@ pub const OTHER_FIELDS: &[OtherField] = &[
     means("max_output_tokens", TEXTS, "max_tokens"),
     means("n_probs", &[Api::Completions], "logprobs"),
     // Parts of the answer that this server does not make.
-    refused("suffix", ALL, &[], &[""], NOT_SUPPORTED),
+    refused("suffix", &[Api::Chat, Api::Responses, Api::Messages], &[], &[""], "use it with /v1/completions"),
     absent("audio", &[]),
     refused("modalities", ALL, &[], &["text"], "this server answers with text only"),
     absent("web_search_options", &[]),

@@ -344,8 +344,10 @@ impl Messages<'_> {
 
     /// Returns the part of a header behind its channel and recipient: the type of the content.
     fn end_of_header(&self) -> String {
-        let constrain = self.tokens.constrain.map_or_else(String::new, |id| format!("{}?", token(id)));
-        format!("(\" \"? {constrain} /[a-z]+/)? \" \"? {}", token(self.tokens.message))
+        // Without its token, only a space divides the type from the name before it.
+        let constrained =
+            self.tokens.constrain.map_or_else(String::new, |id| format!("\" \"? {} /[a-z]+/ | ", token(id)));
+        format!("({constrained}\" \" /[a-z]+/)? \" \"? {}", token(self.tokens.message))
     }
 
     /// Returns the grammar of a header behind the role: a recipient may stand before the channel.
@@ -366,7 +368,7 @@ impl Messages<'_> {
         // Models address tools of their own, too, such as `python`.
         let other = "(\" to=\" /(python|browser|container|assistant|user|all)(\\.[a-z_]+)?/)?";
         let free = format!("(\"analysis\" | \"commentary\") {other} {end}{last}");
-        self.with_calls(&free, !answers, |name| format!("channel \" to={FUNCTIONS}{name}\" {end}"))
+        self.with_calls(&free, !answers && !forced, |name| format!("channel \" to={FUNCTIONS}{name}\" {end}"))
     }
 
     /// Returns a grammar of a header, or of a header of a call with the call. With `in_final`, the call may stand in

@@ -225,32 +225,37 @@ impl Reader {
         let skipped = text.find(|c: char| !c.is_whitespace() && !self.notation.between.contains(c));
         let (before, rest) = text.split_at(skipped.unwrap_or(text.len()));
         held += before;
+        let (user, mut rest) = (self.notation.user, rest.to_string());
+        if is_marked && !user.is_empty() {
+            // A beginning of the text in place of a name is held, too.
+            let begun = held.split_off(held.len() - held.trim_start().len());
+            rest.insert_str(0, &begun);
+            if let Some(answer) = rest.strip_prefix(user) {
+                self.before.clear();
+                return answer.to_string();
+            }
+            if user.starts_with(&rest) {
+                self.at = At::Marked(held + &rest);
+                return String::new();
+            }
+        }
         let Some(first) = rest.chars().next() else {
             self.at = if is_marked { At::Marked(held) } else { At::Open(held) };
             return String::new();
         };
-        let user = self.notation.user;
-        if is_marked && !user.is_empty() && user.starts_with(rest) && rest != user {
-            self.at = At::Marked(held + rest);
-            return String::new();
-        }
-        if let Some(answer) = rest.strip_prefix(user).filter(|_| is_marked && !user.is_empty()) {
-            self.before.clear();
-            return answer.to_string();
-        }
         if let Some(scanner) = self.scanner(first, is_marked, &held) {
             if is_marked {
                 self.before += &held;
             }
             self.at = At::Call(Box::new(scanner));
-            return rest.to_string();
+            return rest;
         }
         if is_marked {
             let before = std::mem::take(&mut self.before);
             self.content(&before, sink);
-            return held + rest;
+            return held + &rest;
         }
-        let text = held.clone() + rest;
+        let text = held.clone() + &rest;
         let seen = held.len() + first.len_utf8();
         match held.rfind(|c| self.notation.between.contains(c)) {
             // The last character that may stand between calls may also begin a marker. Only the next character decides:
