@@ -268,7 +268,7 @@ impl Model {
     /// Sets the state.
     pub fn set_status(&self, status: Status) {
         // A model that was unloaded once is loaded again by the next request.
-        if matches!(status, Status::Unloaded) {
+        if matches!(status, Status::Unloading | Status::Unloaded) {
             self.on_request.store(true, Ordering::Relaxed);
         }
         self.status.send_replace(status);

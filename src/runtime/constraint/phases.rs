@@ -75,7 +75,7 @@ pub struct Marker {
 pub enum Place {
     /// Any place.
     Anywhere,
-    /// The beginning of the phase. White space before and within the marker is ignored.
+    /// The beginning of the phase. White space before the marker, and within one of JSON, is ignored.
     Start,
 }
 
@@ -241,7 +241,8 @@ impl Reader {
                 beyond.extend(longer);
                 continue;
             };
-            let spaces = b" \n\r\t\x0c".iter().filter(|space| self.skips(**space)).map(|space| (*space, reached));
+            let spaces =
+                b" \n\r\t\x0c".iter().filter(|space| self.skips(**space, reached)).map(|space| (*space, reached));
             for (byte, reached) in spaces.chain([(*next, reached + 1)]) {
                 let begin = longer.partition_point(|id| vocabulary.bytes(*id)[depth] < byte);
                 let end = longer.partition_point(|id| vocabulary.bytes(*id)[depth] <= byte);
@@ -257,15 +258,17 @@ impl Reader {
         self.marker.token == Some(id) && (self.marker.place == Place::Anywhere || progress == Some(0))
     }
 
-    fn skips(&self, byte: u8) -> bool {
-        self.marker.place == Place::Start && byte.is_ascii_whitespace()
+    /// Returns true for white space that does not count: before a marker at the beginning, and within JSON.
+    fn skips(&self, byte: u8, written: usize) -> bool {
+        let within = written == 0 || self.marker.text.starts_with(['{', ';']);
+        self.marker.place == Place::Start && within && byte.is_ascii_whitespace()
     }
 
     fn read(&self, progress: Progress, bytes: &[u8]) -> Read {
         let text = self.marker.text.as_bytes();
         let Some(mut written) = progress.filter(|_| !text.is_empty()) else { return Read::Progress(progress) };
         for (i, byte) in bytes.iter().enumerate() {
-            if self.skips(*byte) {
+            if self.skips(*byte, written) {
                 continue;
             }
             while written > 0 && text[written] != *byte && self.marker.place == Place::Anywhere {

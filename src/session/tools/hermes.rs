@@ -4,7 +4,7 @@
 use super::events::LONG_IDS;
 use super::reader::{Notation, OBJECTS};
 use super::row::Row;
-use super::rules::{CallRules, SPACE, TextCalls, marker, spelled};
+use super::rules::{CallRules, TextCalls, marker, spelled};
 use crate::runtime::constraint::{Phases, Place};
 
 const OPENING: &str = "<tool_call>";
@@ -21,13 +21,14 @@ pub(super) const ROW: Row = Row {
 
 fn phases(rules: &CallRules<'_>) -> Phases {
     let tokenizer = rules.tokenizer;
+    let space = rules.space();
     let calls = rules.objects("name", &["arguments", "parameters"], "id");
     let open = vec![(marker(tokenizer, OPENING, Place::Anywhere), 0)];
     rules.text_phases(TextCalls {
         first: open.clone(),
         later: open,
         open: spelled(tokenizer, OPENING),
-        bodies: vec![format!("start: {SPACE} call {SPACE} {}\n{calls}", spelled(tokenizer, CLOSING))],
+        bodies: vec![format!("start: {space} call {space} {}\n{calls}", spelled(tokenizer, CLOSING))],
         ..TextCalls::default()
     })
 }

@@ -4,7 +4,7 @@
 use super::events::LONG_IDS;
 use super::reader::{Notation, OBJECTS};
 use super::row::Row;
-use super::rules::{CallRules, SPACE, TextCalls, marker, spelled};
+use super::rules::{CallRules, TextCalls, marker, spelled};
 use crate::runtime::constraint::{Phases, Place};
 
 const GRANITE_OPENING: &str = "<|tool_call|>";
@@ -48,8 +48,9 @@ pub(super) const COMMAND: Row = Row {
 
 /// Returns the grammar of a list of calls and of what follows it.
 pub(super) fn list(rules: &CallRules<'_>, calls: &str, end: &str) -> String {
-    let more = if rules.parallel { format!(" ({SPACE} \",\" {SPACE} call)*") } else { String::new() };
-    format!("start: {SPACE} \"[\" {SPACE} call{more} {SPACE} \"]\" {end}\n{calls}")
+    let space = rules.space();
+    let more = if rules.parallel { format!(" ({space} \",\" {space} call)*") } else { String::new() };
+    format!("start: {space} \"[\" {space} call{more} {space} \"]\" {end}\n{calls}")
 }
 
 fn phases(rules: &CallRules<'_>, opening: &str, body: String) -> Phases {

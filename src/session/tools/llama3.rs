@@ -6,7 +6,7 @@
 use super::events::LONG_IDS;
 use super::reader::{Notation, OBJECTS};
 use super::row::Row;
-use super::rules::{CallRules, SPACE, TextCalls, marker};
+use super::rules::{CallRules, TextCalls, marker};
 use crate::runtime::constraint::{Marker, Phases, Place};
 
 const TAG: &str = "<|python_tag|>";
@@ -33,17 +33,18 @@ pub(super) const ROW: Row = Row {
 
 fn phases(rules: &CallRules<'_>) -> Phases {
     let tokenizer = rules.tokenizer;
+    let space = rules.space();
     // A call that must come, or that stands behind the tag, is a call from its first character on.
     let calls = rules.objects("name", &KEYS, "id");
     // A call that was required is followed by nothing but others.
     let more = match rules.forced && rules.parallel {
-        true => format!("({SPACE} /[;,]/ {SPACE} call)*"),
+        true => format!("({space} /[;,]/ {space} call)*"),
         false => String::new(),
     };
-    let mut bodies = vec![format!("start: {SPACE} call {more}\n{calls}")];
+    let mut bodies = vec![format!("start: {space} call {more}\n{calls}")];
     let mut first = Vec::new();
     for (i, tool) in rules.tools.iter().enumerate() {
-        bodies.push(format!("start: {SPACE} arguments {SPACE} \"}}\"\narguments: {}\n", rules.schemas[i]));
+        bodies.push(format!("start: {space} arguments {space} \"}}\"\narguments: {}\n", rules.schemas[i]));
         for (begin, key) in FIRST.iter().flat_map(|begin| KEYS.map(|key| (begin, key))) {
             first.push((marker(tokenizer, &format!("{begin}{}\",\"{key}\":", tool.name), Place::Start), i + 1));
         }

@@ -79,15 +79,17 @@ impl CallRules<'_> {
         self.calls(|_, name, arguments| format!("{} {arguments}", before(name)))
     }
 
-    /// Returns the rule `call` of a grammar for objects with a name and arguments, in any order and with any spaces.
+    /// Returns the rule `call` of a grammar for objects with a name and arguments, in any order and with any
+    /// spaces; a call that must come has the name first and nothing else.
     pub(super) fn objects(&self, name_key: &str, arguments_keys: &[&str], id_key: &str) -> String {
+        let space = self.space();
         let member =
-            |key: &str, value: &str| format!("{} {SPACE} \":\" {SPACE} {value}", quoted(&format!("\"{key}\"")));
+            |key: &str, value: &str| format!("{} {space} \":\" {space} {value}", quoted(&format!("\"{key}\"")));
         let keys = |value: &str| {
             let members: Vec<String> = arguments_keys.iter().map(|key| member(key, value)).collect();
             format!("({})", members.join(" | "))
         };
-        let comma = format!("{SPACE} \",\" {SPACE}");
+        let comma = format!("{space} \",\" {space}");
         let other = format!(
             "({} {comma})? ({} {comma})?",
             member("type", &quoted("\"function\"")),
@@ -95,8 +97,20 @@ impl CallRules<'_> {
         );
         self.calls(|_, name, arguments| {
             let (name, arguments) = (member(name_key, &quoted(&format!("\"{name}\""))), keys(arguments));
-            format!("\"{{\" {SPACE} {other} ({name} {comma} {arguments} | {arguments} {comma} {name}) {SPACE} \"}}\"")
+            match self.forced {
+                true => format!("\"{{\" {space} {name} {comma} {arguments} {space} \"}}\""),
+                false => {
+                    let members = format!("{name} {comma} {arguments} | {arguments} {comma} {name}");
+                    format!("\"{{\" {space} {other} ({members}) {space} \"}}\"")
+                }
+            }
         })
+    }
+
+    /// Returns the white space between the parts of a call, as a part of a grammar: what models write if they decide on
+    /// the call, and little if they must write it, because a model that would not call writes blanks without end.
+    pub(super) fn space(&self) -> &'static str {
+        if self.forced { r"(/[ \n]/)?" } else { SPACE }
     }
 
     /// Returns where the output begins.

@@ -92,7 +92,7 @@ pub(super) const MINIMAX_M2: Row = Row {
 };
 
 fn phases(rules: &CallRules<'_>, xml: &Xml) -> Phases {
-    let tokenizer = rules.tokenizer;
+    let (tokenizer, space) = (rules.tokenizer, rules.space());
     let tag = |text: &str| spelled(tokenizer, text);
     let valued = tag(xml.valued);
     let text = match valued.starts_with('<') {
@@ -103,13 +103,13 @@ fn phases(rules: &CallRules<'_>, xml: &Xml) -> Phases {
     let member = |key: Option<&str>, schema: &Value, root: &Value| {
         let name = key.map_or_else(|| r#"/[^<>"\n]{1,64}/"#.into(), quoted);
         let head = format!("{} {name} {}", tag(xml.key), tag(xml.keyed));
-        let between = if xml.value.is_empty() { String::new() } else { format!("{SPACE} {}", tag(xml.value)) };
+        let between = if xml.value.is_empty() { String::new() } else { format!("{space} {}", tag(xml.value)) };
         format!("{head} {between} {}", value(schema, root, &valued))
     };
-    let members = Members { separator: SPACE, member: &member };
-    let end = if xml.called.is_empty() { String::new() } else { format!("{SPACE} {}", tag(xml.called)) };
+    let members = Members { separator: space, member: &member };
+    let end = if xml.called.is_empty() { String::new() } else { format!("{space} {}", tag(xml.called)) };
     let calls = rules.calls_with_members(&members, |name, members| {
-        format!("{} {SPACE} {members} {end}", quoted(&format!("{name}{}", xml.named)))
+        format!("{} {space} {members} {end}", quoted(&format!("{name}{}", xml.named)))
     });
     let function = if xml.function.is_empty() { String::new() } else { tag(xml.function) };
     let [opening, closing] = [xml.opening, xml.closing].map(tag);
@@ -117,11 +117,11 @@ fn phases(rules: &CallRules<'_>, xml: &Xml) -> Phases {
     let mut markers = vec![(at(xml.opening), 0)];
     // Calls within one pair of tags follow one another if the tags are those of a section.
     let more =
-        if rules.parallel && !function.is_empty() { format!("({SPACE} {function} call)*") } else { String::new() };
-    let mut bodies = vec![format!("start: {SPACE} {function} call {more} {SPACE} {closing}\n{calls}{text}")];
+        if rules.parallel && !function.is_empty() { format!("({space} {function} call)*") } else { String::new() };
+    let mut bodies = vec![format!("start: {space} {function} call {more} {space} {closing}\n{calls}{text}")];
     if !function.is_empty() {
         markers.push((at(xml.function), 1));
-        bodies.push(format!("start: call {more} {SPACE} {closing}\n{calls}{text}"));
+        bodies.push(format!("start: call {more} {space} {closing}\n{calls}{text}"));
     }
     rules.text_phases(TextCalls {
         first: markers.clone(),

@@ -11,11 +11,9 @@ fn text(object: &Value) -> &str {
 #[test]
 fn the_embedded_model_answers_as_run_does() {
     let server = Server::start(&[]);
-    let ran = iec().args(["run", "--prompt", "Once upon a time", "-n", "24", "--json"]).output().unwrap();
     let home = story_pack(512);
     let pack = home.path().join("pack");
     let ran_pack = iec().arg("run").arg(&pack).args(["-p", "Once upon a time", "-n", "24"]).output().unwrap();
-    assert!(!ran.status.success(), "`iec run` needs a model");
     let answer = server.ask(
         "/v1/completions",
         &json!({"prompt": "Once upon a time", "max_tokens": 24, "temperature": 0, "model": "stories260k"}),

@@ -48,7 +48,9 @@ fn bodies_that_do_not_come_keep_no_request_waiting() {
             assert_eq!(answer.status, 200, "{options:?} {key}: {}", answer.body);
         }
         let waiting = open.iter().filter(|stream| is_waiting(stream)).count();
-        assert!(waiting > 250, "{options:?}: the answers came while {waiting} requests were open");
+        // A quarter of them needs a scope that the key has not.
+        let expected = if options.is_empty() { 250 } else { 186 };
+        assert!(waiting > expected, "{options:?}: the answers came while {waiting} requests were open");
     }
 }
 

@@ -1,11 +1,14 @@
 //! Requests that are refused: status, field and name of the error.
 
 use super::client::{Server, story_pack};
+use crate::common::packed;
 use serde_json::{Value, json};
 
 #[test]
 fn wrong_requests_are_refused_by_the_name_of_their_field() {
-    let server = Server::start(&["--max-body", "64K"]);
+    let home = packed("stories260k");
+    let pack = home.path().display().to_string();
+    let server = Server::start(&[&pack, "--max-body", "64K"]);
     let ids: Vec<u32> = vec![1; 600];
     let cases: Vec<(&str, Value, u16, Value, Value)> = vec![
         ("completions", json!({"prompt": "x", "temperature": -1}), 400, json!("temperature"), Value::Null),

@@ -162,7 +162,7 @@ fn fields_of_one_endpoint_are_named_as_it_names_them() {
         (
             "/v1/responses",
             json!({"input": "x", "text": {"format": {"type": "json_schema", "name": "n",
-          "schema": {"type": "nothing"}}}}),
+          "strict": true, "schema": {"type": "nothing"}}}}),
             "text.format",
         ),
         ("/tokenize", json!({"messages": chat}), "messages"),
@@ -247,7 +247,7 @@ fn names_of_other_servers_have_the_effect_of_the_fields_here() {
             let text = ["/choices/0/text", "/choices/0/message/content", "/output/0/content/0/text", "/content/0/text"];
             let text = text.iter().find_map(|pointer| answer.pointer(pointer)?.as_str());
             let value: Option<Value> = text.and_then(|text| serde_json::from_str(text).ok());
-            assert_eq!(value, Some(json!({"a": 1})), "{path} {fields}: {answer}");
+            assert_eq!(value.and_then(|value| value["a"].as_f64()), Some(1.0), "{path} {fields}: {answer}");
         }
     }
 }

@@ -20,7 +20,7 @@ fn every_line_of_the_log_has_a_time_and_is_json_on_request() {
         server.wait("the line of the request", || server.log().contains("/v1/completions"));
         let log = server.log();
         let lines: Vec<&str> = log.lines().collect();
-        assert!(lines.len() > 2, "{log}");
+        assert!(lines.len() > 1, "{log}");
         for line in lines {
             if form == "text" {
                 assert!(begins_with_time(line), "{line}");
@@ -30,7 +30,7 @@ fn every_line_of_the_log_has_a_time_and_is_json_on_request() {
             assert!(object["time"].as_str().is_some_and(|time| begins_with_time(&format!("{time} "))), "{line}");
             assert!(object["event"] == "note" || object["event"] == "request", "{line}");
         }
-        assert!(log.contains("no model named") && log.contains("ready"), "{log}");
+        assert!(log.contains("no model named") && log.contains("/v1/completions"), "{log}");
     }
 }
 

@@ -151,7 +151,12 @@ fn rows() -> Vec<Row> {
         row("mistral-think", "[THINK]add[/THINK]{\"a\": 1}", format_json(), json_text().reasoning("add")),
         row("harmony", channels, format_json(), json_text().reasoning("add")),
         row("harmony", channels, both.clone(), json_text().reasoning("add")),
-        row("harmony", "<|channel|>final <|constrain|>json<|message|>{\"a\": 1}<|return|>", format_json(), json_text()),
+        row(
+            "harmony",
+            "<|channel|>final¦ ¦<|constrain|>json<|message|>{\"a\": ¦1}<|return|>",
+            format_json(),
+            json_text(),
+        ),
         row(
             "harmony",
             "<|channel|>analysis to=functions.f code<|message|>{\"s\": \"x y\"}<|call|>",
@@ -252,7 +257,7 @@ fn rows() -> Vec<Row> {
             format_json(),
             json_text().reasoning("add"),
         ),
-        row("functionary", "<function=f>{\"s\": \"x y\"}</function>", with_tools(), call()),
+        row("functionary", "<function=¦f¦>¦{\"s\": ¦\"x y\"¦}¦</function>", with_tools(), call()),
     ]
 }
 

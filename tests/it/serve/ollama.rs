@@ -1,6 +1,7 @@
 //! The API of ollama.
 
 use super::client::{Response, Server, story_pack};
+use crate::common::packed;
 use serde_json::{Value, json};
 
 /// Returns the objects of a stream of lines.
@@ -44,16 +45,20 @@ fn clients_of_ollama_chat_and_generate() {
     let pieces = lines(&server.post("/api/generate", &json!({"prompt": "Once upon a time", "options": options})));
     let joined: String = pieces.iter().map(|line| line["response"].as_str().unwrap()).collect();
     assert_eq!(joined, text);
-    let json = of(json!({"format": {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"],
-                                    "additionalProperties": false}}));
-    assert_eq!(serde_json::from_str::<Value>(json.as_str().unwrap()).unwrap(), json!({"a": 1}));
+    let json = of(
+        json!({"options": {"temperature": 0, "num_predict": 60}, "format": {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"],
+                                    "additionalProperties": false}}),
+    );
+    let object: Value = serde_json::from_str(json.as_str().unwrap()).unwrap();
+    assert_eq!(object["a"].as_f64(), Some(1.0));
     let loaded = lines(&server.post("/api/generate", &json!({"model": "pack", "keep_alive": "5m"})));
     assert_eq!((loaded.len(), &loaded[0]["done_reason"]), (1, &json!("load")));
 }
 
 #[test]
 fn a_model_without_a_template_continues_texts() {
-    let server = Server::start(&[]);
+    let home = packed("stories260k");
+    let server = Server::start(&[&home.path().display().to_string()]);
     let body = json!({"prompt": "Once upon a time", "options": {"temperature": 0, "num_predict": 8}, "stream": false});
     let own = server.ask("/v1/completions", &json!({"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}));
     assert_eq!(server.ask("/api/generate", &body)["response"], own["choices"][0]["text"]);
