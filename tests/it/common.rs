@@ -144,3 +144,10 @@ pub fn golden(name: &str) -> serde_json::Value {
     let text = std::fs::read_to_string(fixture(name).join("golden.json")).expect("fixtures have golden values");
     serde_json::from_str(&text).expect("golden values are JSON")
 }
+
+/// Returns the command with which errors advise to download a model of the Hub: a build without downloads cannot do it
+/// itself.
+pub fn download_of(model: &str) -> String {
+    let program = if cfg!(feature = "hub") { "iec pull" } else { "hf download" };
+    format!("{program} {model}")
+}

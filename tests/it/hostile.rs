@@ -56,7 +56,7 @@ fn a_header_longer_than_the_file_is_refused() {
     let mut bytes = std::fs::read(&path).unwrap();
     bytes[..8].copy_from_slice(&90_000_000u64.to_le_bytes());
     std::fs::write(&path, &bytes).unwrap();
-    refused(&dir, &["model.safetensors", "90000000", "longer than the file"]);
+    refused(&dir, &["model.safetensors", "longer than the file"]);
     bytes[..8].copy_from_slice(&u64::MAX.to_le_bytes());
     std::fs::write(&path, &bytes).unwrap();
     refused(&dir, &["model.safetensors", "expected at most 100000000"]);

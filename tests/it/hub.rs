@@ -139,7 +139,10 @@ fn what_is_not_in_the_cache_is_named_with_what_is() {
     let cache = Cache::of("stories260k");
     let other = "f".repeat(40);
     for (repo, messages) in [
-        ("tests/other", &["tests/other", "which has tests/model", "iec pull tests/other"][..]),
+        (
+            "tests/other",
+            &["tests/other", "which has tests/model", crate::common::download_of("tests/other").as_str()][..],
+        ),
         ("tests/model@v2", &["v2", "the cache has", COMMIT, "main", "@REVISION"]),
         (&format!("tests/model@{other}"), &["no snapshot of this commit", COMMIT]),
     ] {

@@ -169,7 +169,7 @@ fn a_model_of_the_hugging_face_cache_is_found_by_its_name() {
     assert!(list[0]["name"].as_str().unwrap().starts_with("model-"));
     let missing = run("tests/other");
     assert_eq!(missing.code, 3);
-    assert!(missing.err.contains("`iec pull tests/other`"), "{}", missing.err);
+    assert!(missing.err.contains(&format!("`{}`", crate::common::download_of("tests/other"))), "{}", missing.err);
     assert_eq!(run("tests/model@old").code, 3);
     // A model that is not in the cache of the Hub any more is still known by its name.
     std::fs::remove_dir_all(&repo).unwrap();
@@ -455,7 +455,11 @@ fn a_wrong_kind_of_model_is_named_with_the_way_on() {
         (empty.clone(), "found no model in this directory", "name a pack"),
         (source.join("config.json"), "found the configuration of a checkpoint", "name its directory"),
         (pack.path().join("model.ie.bin"), "found the weights of a pack", "name its directory"),
-        (PathBuf::from("no/model"), "found no file or directory of this name", "iec pull no/model"),
+        (
+            PathBuf::from("no/model"),
+            "found no file or directory of this name",
+            crate::common::download_of("no/model").as_str(),
+        ),
         (PathBuf::from("./no/such/model"), "found no file or directory of this name", "iec list"),
     ] {
         let said = cache.run(&model, &[]);
