@@ -33,16 +33,12 @@ macro_rules! recipe {
 /// All recipes. The first one with a number of bits is the recipe that this number stands for.
 pub static RECIPES: [Recipe; 12] = [
     recipe!("int4", 4, "q4_0 for all matrices of the layers; embedding and output matrix in int8"),
-    recipe!(
-        "int4-head8",
-        4,
-        "q4_0 for the layers, int8 with a scale per row for the output matrix; embedding as it is"
-    ),
+    recipe!("int4-head8", 4, "q4_0; output matrix in int8 with a scale per row; embedding as it is"),
     recipe!("nl4", 4, "IQ4_NL instead of q4_0: the size of int4, smaller error"),
     recipe!("nl4-mixed", 4, "nl4; down projections in int5, v_proj, embedding and output matrix in int6"),
-    recipe!("int5", 5, "int5 with a scale per 32 weights for the layers, int8 for embedding and output matrix"),
-    recipe!("int6", 6, "int6 with a scale per 32 weights for the layers, int8 for embedding and output matrix"),
-    recipe!("int8", 8, "int8: a scale per row for the layers, per 32 weights for embedding and output matrix"),
+    recipe!("int5", 5, "int5 with a scale per 32 weights; embedding and output matrix in int8"),
+    recipe!("int6", 6, "int6 with a scale per 32 weights; embedding and output matrix in int8"),
+    recipe!("int8", 8, "int8 with a scale per row; embedding and output matrix per 32 weights"),
     recipe!("tinyllama-1.1b", 4, "TinyLlama: int4, and the output matrix in int8"),
     recipe!("llama-3", 4, "Llama 3: int4; first down projections in int8, v_proj and embedding in int6"),
     recipe!("qwen", 4, "Qwen2 and Qwen3: int4; k_proj and v_proj in int8, embedding in int6"),

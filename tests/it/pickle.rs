@@ -320,7 +320,7 @@ fn containers_that_lie_are_refused() {
         (zip(&[entry("m/data.pkl", &pickle), entry("m/data.pkl", &pickle)]), "two entries named"),
         (past, "reach past"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:12\n".to_vec(), "Git LFS pointer"),
-        (b"hello, this is no file of weights at all".to_vec(), "header of"),
+        (b"hello, this is no file of weights at all".to_vec(), "length of the header"),
     ] {
         let error = refusal(&bytes);
         assert!(error.to_string().contains(message) && error.help_text().is_some(), "{error}, expected {message}");

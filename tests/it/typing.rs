@@ -97,7 +97,7 @@ fn tips_for_names_of_similar_programs_are_commands_and_options_that_exist() {
         ("quantize", "use `iec pack CHECKPOINT --bits 4 --out-dir PACK`"),
         ("ps", "no model stays in memory"),
         ("create", "use `iec pack CHECKPOINT --out-dir PACK`"),
-        ("download", "use `iec pull ORG/NAME`"),
+        ("download", &format!("use `{}`", crate::common::download_of("ORG/NAME"))),
         ("perplexity", "use `iec eval PACK --text FILE`"),
         ("run PACK --file x", "use `--prompts-file FILE`"),
         ("run PACK -hf a/b", "`iec pack ORG/NAME --out-dir PACK`"),

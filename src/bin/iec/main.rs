@@ -28,6 +28,7 @@ mod list;
 mod man;
 mod merge;
 mod model;
+#[cfg(feature = "serve")]
 mod models_dir;
 mod names;
 mod pack;
