@@ -28,7 +28,11 @@ impl Pickle {
 
     /// Appends an integer as LONG1, which holds any size.
     pub fn int(&mut self, n: i64) -> &mut Pickle {
-        self.op(&[0x8a, 8]).op(&n.to_le_bytes())
+        // As Python writes integers: in 32 bits if they fit.
+        match i32::try_from(n) {
+            Ok(n) => self.op(b"J").op(&n.to_le_bytes()),
+            Err(_) => self.op(&[0x8a, 8]).op(&n.to_le_bytes()),
+        }
     }
 
     pub fn ints(&mut self, numbers: &[i64]) -> &mut Pickle {
@@ -52,6 +56,7 @@ impl Pickle {
     }
 
     /// Appends a tensor as PyTorch wrote it before 1.6, where a storage has a sixth field.
+    #[cfg(feature = "reference")]
     fn legacy_tensor(&mut self, class: &str, key: &str, elements: i64, parts: Parts) -> &mut Pickle {
         self.global("torch._utils", "_rebuild_tensor_v2").op(b"((").storage(class, key, elements, b"NtQ");
         self.int(parts.0).ints(parts.1).ints(parts.2).op(b"\x89");
@@ -86,6 +91,7 @@ pub fn state_dict(tensors: &BTreeMap<String, Tensor>) -> Vec<u8> {
 }
 
 /// Builds a state dict as [`state_dict`] does, in the container of PyTorch before 1.6.
+#[cfg(feature = "reference")]
 pub fn legacy(tensors: &BTreeMap<String, Tensor>) -> Vec<u8> {
     let (pickle, storages) = dict_of(tensors, Pickle::legacy_tensor);
     let mut out = vec![0x80, 2, 0x8a, 10, 0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19, b'.'];

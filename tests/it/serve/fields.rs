@@ -243,7 +243,7 @@ fn names_of_other_servers_have_the_effect_of_the_fields_here() {
     ] {
         for (path, body) in endpoints() {
             let most = if path == "/v1/responses" { "max_output_tokens" } else { "max_tokens" };
-            let answer = server.ask(path, &with(&with(&body, &json!({ (most): 40 })), &fields));
+            let answer = server.ask(path, &with(&with(&body, &json!({ (most): 200, "temperature": 0 })), &fields));
             // The model may reason before its answer, and this one does so without an end now and then.
             let reasons =
                 |pointer: &str| answer.pointer(pointer).is_some_and(|kind| kind == "reasoning" || kind == "thinking");
