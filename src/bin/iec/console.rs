@@ -85,6 +85,8 @@ pub fn print_json(object: &impl Serialize) -> Result<()> {
 
 /// Form of the lines of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+// Only the server uses it.
+#[cfg_attr(not(feature = "serve"), allow(dead_code))]
 pub enum LogForm {
     /// The time and the text.
     Text,
@@ -96,6 +98,8 @@ pub enum LogForm {
 static LOG: OnceLock<LogForm> = OnceLock::new();
 
 /// Makes all further notes of the process lines of a log, with the time at which they are printed.
+// Only the server uses it.
+#[cfg_attr(not(feature = "serve"), allow(dead_code))]
 pub fn log_notes(form: LogForm) {
     let _ = LOG.set(form);
 }

@@ -181,6 +181,8 @@ static SIGNALS: OnceLock<Handle> = OnceLock::new();
 
 /// Handles SIGHUP also if the process was started with it ignored, as by `nohup`: a server reads its settings again and
 /// does not end. Call it after [`interrupt::handle`].
+// Only the server uses it.
+#[cfg_attr(not(feature = "serve"), allow(dead_code))]
 pub fn listen_for_hang_up() {
     // The system takes every signal but SIGKILL and SIGSTOP.
     let _ = SIGNALS.get().map(|handle| handle.add_signal(SIGHUP));
