@@ -11,6 +11,10 @@ use std::collections::BTreeMap;
 const LONGEST: usize = 64 << 10;
 /// Deepest nesting of groups, and of rules that name rules.
 const DEEPEST: usize = 64;
+/// Deepest nesting of the groups of all rules together.
+const DEEPEST_OF_ALL: usize = 256;
+/// Largest number of repetitions directly behind one another, such as `"a"*?`.
+const MOST_REPEATED: usize = 4;
 /// Name of the rule that describes the whole text.
 const ROOT: &str = "root";
 
@@ -26,7 +30,7 @@ pub fn is_gbnf(text: &str) -> bool {
 pub fn to_regex(text: &str) -> Result<String, String> {
     let rules = Parser { text, at: 0, depth: 0 }.rules()?;
     let mut out = String::new();
-    Writer { rules: &rules, open: Vec::new(), out: &mut out }.rule(ROOT)?;
+    Writer { rules: &rules, open: Vec::new(), depth: 0, out: &mut out }.rule(ROOT)?;
     Ok(out)
 }
 
@@ -123,11 +127,24 @@ impl Parser<'_> {
         Ok(inner)
     }
 
-    fn repeated(&mut self, node: Node) -> Result<Node, String> {
-        let mark = match self.peek() {
+    /// Reads the repetitions behind a node. A second one, as in `"a"**`, repeats the repetition.
+    fn repeated(&mut self, mut node: Node) -> Result<Node, String> {
+        let mut marks = 0;
+        while let Some(mark) = self.repetition()? {
+            marks += 1;
+            if marks > MOST_REPEATED {
+                return Err(format!("found more than {MOST_REPEATED} repetitions behind one another"));
+            }
+            node = Node::Repeated(Box::new(node), mark);
+        }
+        Ok(node)
+    }
+
+    fn repetition(&mut self) -> Result<Option<String>, String> {
+        match self.peek() {
             Some(c @ ('*' | '+' | '?')) => {
                 self.at += 1;
-                c.to_string()
+                Ok(Some(c.to_string()))
             }
             Some('{') => {
                 let end = self.text[self.at..].find('}').ok_or_else(|| self.fault("`}`"))?;
@@ -138,13 +155,10 @@ impl Parser<'_> {
                     return Err(self.fault("`{m}`, `{m,}` or `{m,n}`"));
                 }
                 self.at += end + 1;
-                format!("{{{counts}}}")
+                Ok(Some(format!("{{{counts}}}")))
             }
-            _ => return Ok(node),
-        };
-        let node = Node::Repeated(Box::new(node), mark);
-        // A second repetition, such as `"a"**`, repeats the repetition.
-        self.repeated(node)
+            _ => Ok(None),
+        }
     }
 
     fn literal(&mut self) -> Result<Node, String> {
@@ -281,6 +295,8 @@ struct Writer<'a> {
     rules: &'a Rules,
     /// Rules around the current place.
     open: Vec<&'a str>,
+    /// Groups around the current place.
+    depth: usize,
     out: &'a mut String,
 }
 
@@ -304,9 +320,14 @@ impl<'a> Writer<'a> {
     }
 
     fn grouped(&mut self, node: &'a Node) -> Result<(), String> {
+        self.depth += 1;
+        if self.depth > DEEPEST_OF_ALL {
+            return Err(format!("found groups and rules more than {DEEPEST_OF_ALL} deep"));
+        }
         self.out.push_str("(?:");
         self.node(node)?;
         self.out.push(')');
+        self.depth -= 1;
         match self.out.len() > LONGEST {
             true => Err(format!("the GBNF grammar needs a regular expression of more than {LONGEST} bytes")),
             false => Ok(()),
@@ -320,7 +341,7 @@ impl<'a> Writer<'a> {
             Node::Sequence(all) => {
                 for one in all {
                     match one {
-                        Node::Choice(_) => self.grouped(one)?,
+                        Node::Choice(_) | Node::Sequence(_) => self.grouped(one)?,
                         _ => self.node(one)?,
                     }
                 }
@@ -394,6 +415,11 @@ mod tests {
     #[test]
     fn grammars_that_are_not_regular_or_not_valid_are_refused() {
         let deep = format!("root ::= {}\"a\"{}", "(".repeat(99), ")".repeat(99));
+        let repeated = format!("root ::= \"a\"{}", "*".repeat(1 << 20));
+        // Each rule has some groups, and leads to the next one.
+        let (open, close) = ("(".repeat(40), ")".repeat(40));
+        let rules: String = (0..40).map(|i| format!("r{i} ::= {open}r{}{close}\n", i + 1)).collect();
+        let nested = format!("root ::= r0\n{rules}r40 ::= \"a\"");
         let large: String = (0..20).map(|i| format!("r{i} ::= r{} r{}\n", i + 1, i + 1)).collect();
         let large = format!("root ::= r0\n{large}r20 ::= \"a\"");
         let cases = [
@@ -412,11 +438,14 @@ mod tests {
             ("root = \"a\"\nx ::= \"b\"", "`::=`"),
             ("root ::= \"a\"\nroot ::= \"b\"", "twice"),
             (&deep, "deep"),
+            (&nested, "deep"),
+            (&repeated, "behind one another"),
             (&large, "more than"),
         ];
         for (grammar, said) in cases {
             let error = to_regex(grammar).unwrap_err();
-            assert!(error.contains(said), "{grammar}: {error}");
+            let begin: String = grammar.chars().take(80).collect();
+            assert!(error.contains(said), "{begin}: {error}");
         }
     }
 
