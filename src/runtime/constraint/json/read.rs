@@ -20,8 +20,10 @@ pub(super) type Members = Map<String, Value>;
 pub(super) struct Reader<'a> {
     root: &'a Value,
     pub(super) options: Options,
-    /// Places of what is left out.
+    /// Places of what is left out, each once.
     pub(super) ignored: Vec<String>,
+    /// The same places, to find them.
+    noted: HashSet<String>,
     /// Numbers of the references that were followed, and what they lead to. `None` while it is read.
     refs: HashMap<String, usize>,
     pub(super) defs: Vec<Option<Node>>,
@@ -37,6 +39,7 @@ impl<'a> Reader<'a> {
             root,
             options,
             ignored: Vec::new(),
+            noted: HashSet::new(),
             refs: HashMap::new(),
             defs: Vec::new(),
             schemas: 0,
@@ -53,7 +56,7 @@ impl<'a> Reader<'a> {
         let root = self.root;
         let node = self.schema(root, "#", 0)?;
         for number in 0..self.defs.len() {
-            if self.begins_with(number, &Node::Ref(number), &mut HashSet::new()) {
+            if self.begins_with_itself(number) {
                 self.cannot("#/$ref", "a schema that refers to itself without any content")?;
                 self.defs[number] = Some(Node::Any);
             }
@@ -67,16 +70,19 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Returns true if a value of this node can begin with a value of the reference of this number.
-    fn begins_with(&self, number: usize, node: &Node, seen: &mut HashSet<usize>) -> bool {
-        match node {
-            Node::Union(options) => options.iter().any(|option| self.begins_with(number, option, seen)),
-            Node::Ref(next) if !seen.insert(*next) => *next == number,
-            Node::Ref(next) => {
-                self.defs.get(*next).cloned().flatten().is_some_and(|node| self.begins_with(number, &node, seen))
+    /// Returns true if a value of the reference of this number can begin with a value of the same reference.
+    fn begins_with_itself(&self, number: usize) -> bool {
+        let reference = Node::Ref(number);
+        let (mut seen, mut open) = (HashSet::new(), vec![&reference]);
+        while let Some(node) = open.pop() {
+            match node {
+                Node::Union(options) => open.extend(options.iter()),
+                Node::Ref(next) if seen.insert(*next) => open.extend(self.defs.get(*next).and_then(Option::as_ref)),
+                Node::Ref(next) if *next == number => return true,
+                _ => {}
             }
-            _ => false,
         }
+        false
     }
 
     /// Returns true if a node allows nothing.
@@ -93,7 +99,7 @@ impl<'a> Reader<'a> {
     /// Everything must be enforced.
     pub(super) fn cannot(&mut self, place: &str, what: impl Into<String>) -> Result<()> {
         if self.options.lenient {
-            if !self.ignored.iter().any(|known| known == place) {
+            if self.noted.insert(place.to_string()) {
                 self.ignored.push(place.to_string());
             }
             return Ok(());

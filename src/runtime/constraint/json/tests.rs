@@ -560,8 +560,8 @@ fn hint(schema: &Value) -> SchemaRules {
     rules(schema, Options { depth: 64, lenient: true, closed: false }).unwrap()
 }
 
-/// What generators and servers of tools write, with a document that must be allowed, one that must not, and the places
-/// of what is left out.
+/// Follows keywords that generators and servers of tools write: each has a document that must be allowed, one that must
+/// not, and the places of what is left out.
 #[test]
 fn hints_are_followed_as_far_as_possible_and_the_rest_is_named() {
     struct Hint(Value, &'static str, &'static str, &'static [&'static str]);
