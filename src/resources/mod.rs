@@ -17,6 +17,7 @@ use std::collections::TryReserveError;
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
+use std::time::Duration;
 
 /// True once the system has refused a thread.
 static THREAD_REFUSED: AtomicBool = AtomicBool::new(false);
@@ -55,6 +56,14 @@ pub fn is_left(bytes: usize) -> bool {
 /// Returns true if the allocation that this thread makes now may fail, because its caller reports the refusal.
 pub fn refusal_is_handled() -> bool {
     HANDLED.get()
+}
+
+/// Returns the processor time that this thread has used. Unlike elapsed time, it does not grow while the system runs
+/// other threads.
+pub fn thread_time() -> Duration {
+    use rustix::time::{ClockId, clock_gettime};
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
 }
 
 /// Starts a thread.

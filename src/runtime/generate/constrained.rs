@@ -12,11 +12,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, TryRecvError, channel, sync_channel};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Time of a mask for which a step can wait.
+/// Processor time of a mask for which a step can wait.
 const QUICK: Duration = Duration::from_millis(2);
-/// Time of a mask with which a text ends. The work behind it grows with every token.
+/// Processor time of a mask with which a text ends. The work behind it grows with every token.
 const LONGEST: Duration = Duration::from_millis(200);
 /// Rest behind a slow mask while other texts are computed, as a multiple of the time that the mask took.
 const REST: u32 = 3;
@@ -36,7 +36,7 @@ struct Job {
     done: SyncSender<Computed>,
 }
 
-/// A state with its mask, and the time that the mask took.
+/// A state with its mask, and the processor time that the mask took.
 type Computed = (ConstraintState, Result<TokenMask>, Duration);
 
 /// Constraint of a text during generation.
@@ -95,9 +95,9 @@ fn thread_of(jobs: &mut Option<Sender<Job>>, name: &str, others: Option<&Arc<Ato
 /// Computes masks until no text can send a state. Rests after each one as long as there are `others`.
 fn compute(jobs: &Receiver<Job>, others: Option<&AtomicBool>) {
     for Job { mut state, done } in jobs {
-        let begin = Instant::now();
+        let begin = resources::thread_time();
         let mask = state.mask();
-        let time = begin.elapsed();
+        let time = resources::thread_time().saturating_sub(begin);
         if time > QUICK {
             state.set_slow();
         }
@@ -158,7 +158,7 @@ impl Constrained {
         self.next = match mask {
             Ok(_) if time > LONGEST => {
                 let found = format!(
-                    "constraint: the next token took {} ms, expected at most {}",
+                    "constraint: the next token took {} ms of processor time, expected at most {} ms",
                     time.as_millis(),
                     LONGEST.as_millis()
                 );
@@ -270,7 +270,7 @@ mod tests {
         let Next::Ready(state, mask) = std::mem::replace(&mut text.next, Next::Ended) else { panic!("it is ready") };
         text.receive((state, Ok(mask), LONGEST + QUICK));
         let error = text.mask(&[0.0; 256], &[]).unwrap_err();
-        assert!(error.to_string().contains("202 ms"), "{error}");
+        assert!(error.to_string().contains("202 ms of processor time"), "{error}");
         assert!(text.mask(&[0.0; 256], &[]).is_err());
     }
 }
