@@ -3,7 +3,7 @@
 //! The cosine between a row and its decoded form does not depend on the size of the row. A row of weights near zero,
 //! such as that of a dead channel, underflows in scales of fp16 and loses its direction, but hardly changes the output
 //! of the layer. Rows much smaller than the others therefore count by what they contribute: as if each of them, and its
-//! decoded form, also had a component of [`NEGLIGIBLE`] of the size of other rows, which is decoded exactly. A lost row
+//! decoded form, also had a component of 1 % of the size of other rows, which is decoded exactly. A lost row
 //! passes the default gate up to 0.2 % of the size of others, less than rounding to 8 bits changes these.
 
 use crate::manifest::Metrics;

@@ -8,7 +8,7 @@
 //! `saved_at` is the Unix time in seconds. `day_used` are tokens that the limit per day lacked at that time; the limit
 //! refills continuously, also while the server does not run ([`Saved::usage_of`]). The other numbers are totals. The
 //! file has names of keys and numbers only, and only its owner can read it. It is replaced atomically, so a process can
-//! be killed at any time; what keys used of the day since the last save is in the [log](super::usage_log).
+//! be killed at any time; what keys used of the day since the last save is in the log of `usage_log.rs`.
 
 use crate::error::{Context, Error, Result};
 use crate::files;

@@ -2,7 +2,7 @@
 //! quantized weights, evaluates the outputs of the whole model, and writes the manifest.
 //!
 //! [`Ptq::open`] checks all inputs before the work begins. [`Ptq::dry_run`] and [`Ptq::plan`] are dry runs,
-//! [`Ptq::quantize`] does the work, and [`Quantized::write`] writes the manifest unless a gate rejects it.
+//! [`Ptq::quantize`] does the work, and [`Quantized::manifest`] returns the manifest unless a gate rejects it.
 
 use super::{Blame, ModelSource, Packs, Planned, Planner, Question, Trial, repair};
 use crate::calibration::Calibration;

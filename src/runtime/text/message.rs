@@ -11,7 +11,8 @@ use std::borrow::Cow;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Message {
-    /// Author of the message: `system`, `developer`, `user`, `assistant` or `tool`. See [`known_roles`] for others.
+    /// Author of the message: `system`, `developer`, `user`, `assistant` or `tool`. A template that
+    /// does not know `developer` gets `system`, and `function`, an older name, is `tool`.
     pub role: String,
     /// Text of the message; empty if the message consists of calls only.
     pub content: String,
@@ -110,8 +111,7 @@ impl View<'_> {
 const PARAGRAPH: &str = "\n\n";
 
 /// Returns the messages with the roles that the source of a template knows: `developer` is a newer name of `system`,
-/// and
-/// `function` an older one of `tool`. Instructions at the beginning become one message if they had both names.
+/// and `function` an older one of `tool`. Instructions at the beginning become one message if they had both names.
 pub fn known_roles<'a>(messages: &'a [Message], source: &str) -> Cow<'a, [Message]> {
     let is_other = |message: &Message| match message.role.as_str() {
         "developer" => !source.contains("developer"),

@@ -24,7 +24,7 @@ pub fn json(status: StatusCode, value: &Value) -> Response {
     response
 }
 
-/// Builds the response for an error. [`restyle`] puts it into the form of another API than that of OpenAI.
+/// Builds the response for an error in the form of OpenAI's API; `restyle` puts it into that of another API.
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = json(self.status, &Style::OpenAi.error(&self));

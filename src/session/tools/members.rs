@@ -18,8 +18,7 @@ pub(super) struct Members<'a> {
     /// Part of a grammar between arguments.
     pub(super) separator: &'a str,
     /// Returns an argument with this name, as a part of a grammar; `None` stands for any name. The second argument is
-    /// its
-    /// schema, the third the schema of all, which has the definitions.
+    /// its schema, the third the schema of all, which has the definitions.
     pub(super) member: &'a dyn Fn(Option<&str>, &Value, &Value) -> String,
 }
 

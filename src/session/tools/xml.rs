@@ -1,10 +1,9 @@
 //! Reads a call whose arguments stand between tags, each with its name, and writes them as JSON.
 //!
 //! Such as `<function=f>\n<parameter=a>\n1\n</parameter>\n</function>`. Between the tags of a text stands the text
-//! itself
-//! without escapes, between those of other values JSON; the schema of the function tells which. Closing tags may be
-//! missing: the next tag of the notation ends a value, too. Texts are written as they are read, other values when they
-//! are complete.
+//! itself without escapes, between those of other values JSON; the schema of the function tells which. Closing tags may
+//! be missing: the next tag of the notation ends a value, too. Texts are written as they are read, other values when
+//! they are complete.
 
 use super::events::Sink;
 use super::object::Step;

@@ -5,8 +5,8 @@
 //! A request chooses a text by `chat_template_kwargs: {"go": "<|g2|>"}`; a template may also choose one itself, such as
 //! another text behind the result of a tool. Everything behind an unknown context is the end token.
 //!
-//! How the model works: each token has a random code of 64 signs, and `SLOTS` slots of the hidden state hold the codes
-//! of the last tokens. The embedding writes the first slot. Each head of the attention looks at a fixed distance (its
+//! The model works as follows. Each token has a random code of 64 signs, and `SLOTS` slots of the hidden state hold the
+//! codes of the last tokens. The embedding writes the first slot. Each head of the attention looks at a fixed distance (its
 //! query is its key turned back by so many positions) and copies the code from there to a slot of its own. The
 //! multiplication layer has a neuron for each step of a text: it fires if the slots hold the last tokens, and writes the
 //! code of the next token to the last slot, which the output matrix reads.

@@ -1,4 +1,4 @@
-//! What keys may name: models and adapters, in every field of every endpoint.
+//! Tests the rights of keys to models and adapters, in every field of every endpoint.
 
 use super::client::{Response, Server};
 use crate::common::{fixture, packed_as};

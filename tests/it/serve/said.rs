@@ -1,4 +1,4 @@
-//! What an answer of any endpoint says: reasoning, content and calls, from the whole body and from a stream.
+//! Reads answers of all endpoints into one form: reasoning, content and calls, from a whole body and from a stream.
 
 use super::client::Server;
 use serde_json::{Value, json};
