@@ -212,7 +212,7 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("sign into the pack", "sign --model-dir pack --key key.pem", &[PACK_ASIDE]),
     scenario("sign --new-key", "sign --new-key new.pem", &[]),
     scenario("eval --details", "eval --model-dir pack --choices questions --details answers", &[PACK_ASIDE]),
-    scenario("eval --kv-gate", "eval --model-dir pack --text text --kv int8 --kv-gate", &[PACK_ASIDE]),
+    scenario("eval --kv-gate", "eval --model-dir pack --text text --ctx 64 --kv int8 --kv-gate", &[PACK_ASIDE]),
     scenario("man", "man --out-dir pages", &[]),
     scenario("man --overwrite", "man --out-dir pages --overwrite", &["man --out-dir pages"]),
 ];
