@@ -93,6 +93,66 @@ fn a_conversation_looks_as_documented_in_80_and_40_columns() {
 }
 
 #[test]
+fn answers_break_between_words() {
+    let home = home(512);
+    let mut terminal = Terminal::start(iec(home.path(), "chat --greedy --max-new 120 --no-history"), 60, 40);
+    terminal.wait_for_prompt();
+    enter(&mut terminal, "Once upon a time");
+    let screen = terminal.screen();
+    enter(&mut terminal, "/save talk.json");
+    leave(terminal);
+    let saved: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(home.path().join("talk.json")).unwrap()).unwrap();
+    let answer = saved["messages"][1]["content"].as_str().unwrap();
+    let words: Vec<&str> = answer.split_whitespace().collect();
+    let shown: Vec<&str> = screen.split_whitespace().collect();
+    assert!(words.len() > 40 && shown.windows(words.len()).any(|part| part == words), "{screen}\n{answer}");
+}
+
+#[test]
+fn another_model_goes_on_with_the_conversation() {
+    let (home, other) = (home(512), home(256));
+    let other = other.path().join("pack").display().to_string();
+    let mut terminal = chat(home.path(), "--no-history", 40, 100);
+    enter(&mut terminal, "/system Be brief.");
+    enter(&mut terminal, "/set max_new 3");
+    enter(&mut terminal, "Once upon a time");
+    for wrong in ["/load nope.json", "/load nowhere"] {
+        enter(&mut terminal, wrong);
+    }
+    terminal.wait_for("name a file that /save wrote");
+    terminal.wait_for("nowhere: found no file or directory of this name");
+    terminal.type_keys(&format!("/load {other}\r"));
+    terminal.wait_for("pack: fp32, context 256");
+    terminal.wait_for_prompt();
+    enter(&mut terminal, "/show history");
+    terminal.wait("the messages", |screen| screen.contains("system: Be brief.") && screen.contains("user: Once upon"));
+    enter(&mut terminal, "The dog");
+    terminal.wait_for("cut at max_new, after 3 tokens");
+    leave(terminal);
+}
+
+#[test]
+fn a_message_can_be_written_in_an_editor() {
+    let home = home(512);
+    let script = home.path().join("editor.sh");
+    std::fs::write(&script, "#!/bin/sh\nprintf '%s\\nsecond line\\n' \"$(cat \"$2\") ($1)\" > \"$2\"\n").unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = iec(home.path(), "chat --greedy --max-new 3 --no-history");
+    command.env("EDITOR", format!("{} --wait", script.display()));
+    let mut terminal = Terminal::start(command, 24, 80);
+    terminal.wait_for_prompt();
+    enter(&mut terminal, "/edit Hello");
+    enter(&mut terminal, "/show history");
+    terminal.wait("the message", |screen| screen.contains("user: Hello (--wait)\nsecond line"));
+    leave(terminal);
+    let mut terminal = chat(home.path(), "--no-history", 24, 80);
+    enter(&mut terminal, "/edit");
+    terminal.wait_for("found neither VISUAL nor EDITOR");
+    leave(terminal);
+}
+
+#[test]
 fn help_lists_every_command() {
     let home = home(512);
     let mut terminal = chat(home.path(), "--no-history", 40, 100);

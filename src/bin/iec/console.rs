@@ -30,6 +30,60 @@ const PLAIN: &str = "\x1b[0m";
 /// End of a style and of the line.
 pub const PLAIN_LINE: &str = "\x1b[0m\n";
 
+/// Style that begins or ends inside a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Style {
+    Bold,
+    BoldEnd,
+    Code,
+    CodeEnd,
+}
+
+impl Style {
+    /// Returns the sequence that a terminal takes.
+    pub const fn sequence(self) -> &'static str {
+        match self {
+            Style::Bold => "\x1b[1m",
+            Style::BoldEnd => "\x1b[22m",
+            Style::Code => CYAN,
+            Style::CodeEnd => "\x1b[39m",
+        }
+    }
+}
+
+/// Text with styles, which has no other control characters than line breaks and tabs.
+#[derive(Debug, Default)]
+pub struct Styled(String);
+
+impl Styled {
+    /// Adds a character.
+    pub fn push(&mut self, c: char) {
+        let shown = matches!(c, '\n' | '\t') || !c.is_control();
+        self.0.push(if shown { c } else { char::REPLACEMENT_CHARACTER });
+    }
+
+    /// Begins or ends a style.
+    pub fn style(&mut self, style: Style) {
+        self.0.push_str(style.sequence());
+    }
+
+    /// Moves all of `other` behind this text.
+    pub fn append(&mut self, other: &mut Styled) {
+        self.0.push_str(&std::mem::take(&mut other.0));
+    }
+
+    /// Returns true if there is neither a character nor a style.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns the text with the sequences of its styles.
+    #[cfg(test)]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
 /// Version of the names and meanings of fields in the JSON output of all commands.
 const SCHEMA_VERSION: u32 = 1;
 /// Text of the field of that version in an object, up to the number.
@@ -57,6 +111,14 @@ pub fn print_data(text: impl Display) -> Result<()> {
         None => text,
     };
     Ok(Stdout.write_all(shown.as_bytes())?)
+}
+
+/// Prints a text with styles on stdout, which is a terminal, at once.
+///
+/// # Errors
+/// Stdout is closed or cannot be written to.
+pub fn print_styled(text: &Styled) -> Result<()> {
+    Ok(Stdout.write_all(text.0.as_bytes())?)
 }
 
 /// Prints `text` and a line end on stdout, at once.
@@ -129,6 +191,11 @@ pub fn note(text: impl Display) {
 /// Prints `text` on stderr, if it can be written to.
 pub fn note_part(text: impl Display) {
     write_note(&harmless(&text.to_string()));
+}
+
+/// Prints a text with styles on stderr, which is a terminal.
+pub fn note_styled(text: &Styled) {
+    write_note(&text.0);
 }
 
 /// Prints a line on stderr that begins with a word in a color: `error:`, `help:`. `color` is empty for none.

@@ -143,8 +143,17 @@ impl ModelArgs {
 
     /// Returns the files and packs that the command reads, which outputs must not replace.
     pub fn inputs(&self) -> Inputs {
+        self.inputs_of(self.named().ok())
+    }
+
+    /// Returns the files of [`ModelArgs::inputs`] and those of another model.
+    pub fn inputs_with(&self, other: &Path) -> Inputs {
+        self.inputs_of(self.named().ok().into_iter().chain([other.to_path_buf()]))
+    }
+
+    fn inputs_of(&self, models: impl IntoIterator<Item = PathBuf>) -> Inputs {
         let named = [&self.model_json, &self.model_bin, &self.tokenizer].into_iter().flatten();
-        let models = self.named().into_iter().chain(self.draft_model_dir.clone());
+        let models = models.into_iter().chain(self.draft_model_dir.clone());
         let places = Places::of(&non_empty_variable);
         // A model that cannot be found is reported when it is opened.
         models.fold(Inputs::default().files(named), |inputs, model| {
@@ -197,6 +206,20 @@ impl ModelArgs {
         let options = self.options(global, Speculation::Off)?;
         let engine = EngineOptions { kv: None, ..options.engine };
         self.open_with(&SessionOptions { engine, ..options }, global)
+    }
+
+    /// Opens another model with these options, except those that belong to the model that they name.
+    pub fn open_other(&self, model: &Path, global: &Global) -> Result<Session> {
+        let found = resolve(model, self.precision.and_then(|asked| asked.0), &Places::of(&non_empty_variable)?)?;
+        let options = self.options(global, Speculation::Ngram)?;
+        let speculation = match options.speculation {
+            Speculation::Draft(_) => Speculation::Ngram,
+            other => other,
+        };
+        let name = found.record.as_ref().map(|record| record.shown_source().to_string());
+        let (weights, tokenizer, adapters) = (None, None, Vec::new());
+        let options = SessionOptions { weights, tokenizer, name, speculation, adapters, ..options };
+        self.noted(Session::open(&found.pack, &options)?, global)
     }
 
     /// Opens the model to measure the effect of --kv, even if it was found to be worse.

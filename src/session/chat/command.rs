@@ -31,8 +31,10 @@ pub enum Command {
         /// Replace a file that exists.
         overwrite: bool,
     },
-    /// Continues the conversation of a file.
+    /// Continues the conversation of a file, or goes on with another model.
     Load(PathBuf),
+    /// Writes a message in the editor of the user, beginning with a text.
+    Edit(Option<String>),
     /// Answers the last message again.
     Regenerate,
     /// Removes the last message and its answer.
@@ -74,7 +76,18 @@ pub const COMMANDS: &[Row] = &[
         make: |text| Ok(Command::Show(some(text))),
     },
     Row { names: &["save"], arguments: "[--overwrite] [FILE]", about: "write the conversation to a file", make: save },
-    Row { names: &["load"], arguments: "FILE", about: "continue the conversation of a file", make: load },
+    Row {
+        names: &["load"],
+        arguments: "FILE|MODEL",
+        about: "continue the conversation of a file, or go on with another model",
+        make: load,
+    },
+    Row {
+        names: &["edit"],
+        arguments: "[TEXT]",
+        about: "write a message in the editor of VISUAL or EDITOR",
+        make: |text| Ok(Command::Edit(some(text))),
+    },
     Row {
         names: &["regen", "regenerate", "retry"],
         arguments: "",
@@ -190,7 +203,7 @@ fn save(text: &str) -> Result<Command> {
 fn load(text: &str) -> Result<Command> {
     match some(text) {
         Some(path) => Ok(Command::Load(path.into())),
-        None => Err(Error::usage("/load: found no file name, expected one").help("write /load FILE")),
+        None => Err(Error::usage("/load: found no file name, expected one").help("write /load FILE or /load MODEL")),
     }
 }
 

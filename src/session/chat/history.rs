@@ -84,7 +84,7 @@ impl History {
     /// # Errors
     /// The file cannot be read, is too long, or is not a conversation.
     pub fn load(path: &Path) -> Result<History> {
-        let bytes = files::read_limited(path, FILE_LIMIT)?;
+        let bytes = files::read_limited(path, FILE_LIMIT).help("name a file that /save wrote")?;
         History::parse(&bytes).at(path).help("expected a file of /save, or an array of messages with role and content")
     }
 

@@ -115,14 +115,24 @@ impl Editor {
         }
     }
 
-    /// Adds a text to the history and removes its marks and backslashes.
-    fn accept(&mut self, text: &str) -> Entry {
+    /// Adds a text that was written elsewhere to the history.
+    ///
+    /// # Errors
+    /// The history cannot take it.
+    pub fn remember(&mut self, text: &str) -> Result<()> {
         if !text.trim().is_empty()
-            && self.inner.history_mut().add(text).unwrap_or(false)
+            && self.inner.history_mut().add(text).map_err(refused)?
             && let Some(file) = &mut self.file
         {
             file.append(text);
         }
+        Ok(())
+    }
+
+    /// Adds a text to the history and removes its marks and backslashes.
+    fn accept(&mut self, text: &str) -> Entry {
+        // A text that the history does not take is a message all the same.
+        let _ = self.remember(text);
         let joined = self.inner.helper().map(|helper| helper.joined.take()).unwrap_or_default();
         entry(text, &joined)
     }

@@ -2,6 +2,8 @@
 
 mod completion;
 mod editor;
+mod external;
+mod flow;
 mod history_file;
 mod json;
 mod screen;
@@ -25,7 +27,7 @@ use iec::session::{Session, prompts};
 use iec::units::parse_count;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{BufReader, IsTerminal};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use talk::{Question, Talk};
 
 /// Arguments of `iec chat`.
@@ -157,8 +159,8 @@ pub fn start(start: Start<'_>, global: &Global) -> Result<()> {
         let mut editor = Editor::new(path, global.colors())?;
         talk.options.keep_interrupted = true;
         interrupt::allow_repeats(true);
-        talk.greet(global);
-        terminal::hold(&mut talk, &mut editor, global)?;
+        talk.greeting().iter().for_each(|line| global.note(line));
+        terminal::hold(&start, &mut talk, &mut editor, global)?;
     } else {
         let mut input = BufReader::new(Stream::of(std::io::stdin()));
         while let Some(line) = prompts::read_line(&mut input).at("standard input")? {
@@ -173,6 +175,19 @@ pub fn start(start: Start<'_>, global: &Global) -> Result<()> {
 }
 
 impl Start<'_> {
+    /// Goes on with another model: the messages, the system text and what /set chose stay.
+    ///
+    /// # Errors
+    /// The model cannot be opened, or has no chat template. The conversation then stays as it was.
+    fn change_model(&self, talk: &mut Talk, model: &Path, global: &Global) -> Result<()> {
+        let session = self.model.open_other(model, global)?;
+        let mut other = self.talk(session, Some(talk.conversation.history().clone()), global)?;
+        other.take_over(talk);
+        other.inputs = self.model.inputs_with(model);
+        *talk = other;
+        Ok(())
+    }
+
     fn check(&self) -> Result<()> {
         self.sampling.check()?;
         if self.options.stop.iter().any(String::is_empty) {

@@ -1,9 +1,13 @@
 //! Shows answers: text on stdout, reasoning and notes on stderr.
 
+use super::flow::Flow;
 use crate::console;
 use iec::error::Result;
 use iec::session::chat::Part;
 use iec::session::chat::settings::Think;
+
+/// Beginning of reasoning on a terminal without colors.
+const REASONING: &str = "(reasoning: ";
 
 /// Shows one answer while it is generated.
 #[derive(Debug)]
@@ -12,6 +16,8 @@ pub struct AnswerView {
     colors: bool,
     quiet: bool,
     part: Option<Part>,
+    /// Flow of the part that is shown, if it goes to a terminal.
+    flow: Option<Flow>,
     words: usize,
     ends_line: bool,
 }
@@ -19,7 +25,7 @@ pub struct AnswerView {
 impl AnswerView {
     /// Creates the view of an answer. Without `colors`, reasoning is put in parentheses instead of being dimmed.
     pub fn new(think: Think, colors: bool, quiet: bool) -> AnswerView {
-        AnswerView { think, colors, quiet, part: None, words: 0, ends_line: true }
+        AnswerView { think, colors, quiet, part: None, flow: None, words: 0, ends_line: true }
     }
 
     /// Shows a piece of the answer.
@@ -28,17 +34,24 @@ impl AnswerView {
     /// Stdout cannot be written.
     pub fn show(&mut self, part: Part, text: &str) -> Result<()> {
         if self.part != Some(part) {
-            self.change_to(part);
+            self.end_part()?;
+            self.begin(part);
         }
         match part {
             Part::Answer => {
                 self.ends_line = text.ends_with('\n');
-                console::print_data(text)
+                match &mut self.flow {
+                    Some(flow) => console::print_styled(&flow.push(text)),
+                    None => console::print_data(text),
+                }
             }
             Part::Reasoning => {
                 self.words += text.split_whitespace().count();
                 if self.think == Think::On && !self.quiet {
-                    console::note_part(text);
+                    match &mut self.flow {
+                        Some(flow) => console::note_styled(&flow.push(text)),
+                        None => console::note_part(text),
+                    }
                 }
                 Ok(())
             }
@@ -55,21 +68,37 @@ impl AnswerView {
     /// # Errors
     /// Stdout cannot be written.
     pub fn finish(&mut self) -> Result<()> {
-        if self.part == Some(Part::Reasoning) {
-            self.end_reasoning();
-        }
+        self.end_part()?;
         if self.ends_line && self.part == Some(Part::Answer) { Ok(()) } else { console::print_line("") }
     }
 
-    fn change_to(&mut self, part: Part) {
-        if self.part == Some(Part::Reasoning) {
-            self.end_reasoning();
+    /// Prints what was held back of the current part, and ends reasoning.
+    fn end_part(&mut self) -> Result<()> {
+        let rest = self.flow.take().map(Flow::finish).unwrap_or_default();
+        match self.part {
+            Some(Part::Answer) => console::print_styled(&rest)?,
+            Some(Part::Reasoning) => {
+                console::note_styled(&rest);
+                self.end_reasoning();
+            }
+            None => {}
         }
+        Ok(())
+    }
+
+    fn begin(&mut self, part: Part) {
         self.part = Some(part);
+        self.flow = match part {
+            Part::Answer => console::columns_of(std::io::stdout()).map(|columns| Flow::new(columns, 0, self.colors)),
+            Part::Reasoning => {
+                let before = if self.colors { 0 } else { REASONING.len() };
+                console::columns_of(std::io::stderr()).map(|columns| Flow::new(columns, before, false))
+            }
+        };
         if part == Part::Reasoning && !self.quiet {
             match self.think {
                 Think::On if self.colors => console::note_style(console::DIM),
-                Think::On => console::note_part("(reasoning: "),
+                Think::On => console::note_part(REASONING),
                 Think::Fold => console::note_part("(reasoning"),
                 Think::Off => {}
             }

@@ -2,8 +2,10 @@
 //! them.
 
 use super::completion::SUBJECTS;
-use crate::global::Global;
+use iec::convert::gguf::Gguf;
 use iec::error::{Cause, Error, Result};
+use iec::files;
+use iec::iebin::JSON_NAME;
 use iec::interrupt;
 use iec::output::Inputs;
 use iec::runtime::generate::{Completion, Finish};
@@ -13,7 +15,7 @@ use iec::session::chat::command::{COMMANDS, Command, nearest};
 use iec::session::chat::settings::{NAMES, Settings};
 use iec::session::chat::{ChatOptions, Conversation, History, Part, Reply};
 use serde_json::{Value, json};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Conversation with its model and settings.
 pub struct Talk {
@@ -49,6 +51,10 @@ pub enum Done {
     Said(Vec<String>),
     /// The last message is to be answered again.
     Regenerate,
+    /// The conversation goes on with another model.
+    Open(PathBuf),
+    /// A message is to be written in an editor, beginning with this text.
+    Edit(String),
     /// The conversation ends.
     Exit,
 }
@@ -99,6 +105,8 @@ impl Talk {
             }
             Command::Show(subject) => self.show(subject.as_deref()).map(Done::Said),
             Command::Save { path, overwrite } => self.save(path, overwrite).and_then(said),
+            Command::Edit(text) => Ok(Done::Edit(text.unwrap_or_default())),
+            Command::Load(path) if names_model(&path)? => Ok(Done::Open(path)),
             Command::Load(path) => {
                 self.conversation.load(History::load(&path)?);
                 let turns = self.conversation.history().turns.len();
@@ -285,16 +293,42 @@ impl Talk {
         })
     }
 
-    /// Prints the banner.
-    pub fn greet(&self, global: &Global) {
-        global.note(self.describe_model());
-        global.note(self.describe_sampling());
-        global.note("/help lists the commands; \"\"\" begins a text of several lines; Ctrl-D leaves");
+    /// Returns the banner: model, precision, context and seed. /show has the rest.
+    pub fn greeting(&self) -> Vec<String> {
+        let engine = &self.session.engine;
+        let name = self.session.name.rsplit('/').find(|part| !part.is_empty()).unwrap_or(&self.session.name);
+        vec![
+            format!("{name}: {}, context {}", engine.precision(), engine.context()),
+            format!("seed {}; /help lists the commands", self.settings.sampling.seed),
+        ]
+    }
+
+    /// Takes what the user chose over from the conversation with another model.
+    pub fn take_over(&mut self, former: &Talk) {
+        self.conversation.set_system(former.conversation.history().system.clone());
+        let sampling = &mut self.settings.sampling;
+        if former.sampling_source.starts_with(BY_SET) {
+            *sampling = former.settings.sampling.clone();
+            self.sampling_source.clone_from(&former.sampling_source);
+        } else {
+            sampling.seed = former.settings.sampling.seed;
+        }
+        let Settings { max_new, think, stats, .. } = former.settings;
+        self.settings = Settings { max_new, think, stats, ..self.settings.clone() };
+        (self.options, self.file) = (former.options.clone(), former.file.clone());
     }
 }
 
 /// Beginning of the source of a sampling that /set changed.
 const BY_SET: &str = "/set and ";
+
+/// Returns true if a path of /load names a model. A name of JSON and any other file is a conversation.
+fn names_model(path: &Path) -> Result<bool> {
+    Ok(match files::find(path)? {
+        Some(found) => found.is_dir() || path.ends_with(JSON_NAME) || Gguf::is_at(path),
+        None => path.extension().is_none_or(|extension| extension != "json"),
+    })
+}
 
 /// Describes how many turns the prompt leaves out.
 fn left_out(turns: usize) -> String {

@@ -3,17 +3,28 @@
 use super::editor::{Editor, Entry};
 use super::screen::AnswerView;
 use super::talk::{Done, Question, Talk, goes_on};
+use super::{Start, external};
 use crate::global::Global;
 use crate::{advice, console};
 use iec::error::{Error, Result};
 use iec::interrupt;
-use iec::session::chat::command::{Input, parse};
+use iec::session::chat::command::{Command, Input, parse};
+
+/// What follows an input of the user.
+enum Next {
+    /// The model answers.
+    Ask(Question),
+    /// The user is asked for the next input.
+    Read,
+    /// The conversation ends.
+    Leave,
+}
 
 /// Holds the conversation until the user leaves.
 ///
 /// # Errors
 /// The terminal or the engine fails, or SIGTERM or SIGHUP arrives.
-pub fn hold(talk: &mut Talk, editor: &mut Editor, global: &Global) -> Result<()> {
+pub fn hold(start: &Start<'_>, talk: &mut Talk, editor: &mut Editor, global: &Global) -> Result<()> {
     let mut about_to_leave = false;
     loop {
         interrupt::take_interrupt();
@@ -33,30 +44,44 @@ pub fn hold(talk: &mut Talk, editor: &mut Editor, global: &Global) -> Result<()>
             Entry::Quoted(text) => Ok(Input::Message(text)),
             Entry::Line(text) => parse(&text),
         };
-        let question = match input {
-            Ok(Input::Message(text)) if text.trim().is_empty() => continue,
-            Ok(Input::Message(text)) => Question::Message(text),
-            Ok(Input::Command(command)) => match talk.execute(command) {
-                Ok(Done::Exit) => return Ok(()),
-                Ok(Done::Regenerate) => Question::Again,
-                Ok(Done::Said(lines)) => {
-                    lines.iter().for_each(console::note);
-                    continue;
-                }
-                Err(e) => {
-                    report(e, global)?;
-                    continue;
-                }
-            },
-            Err(e) => {
-                report(e, global)?;
-                continue;
-            }
+        let next = match input {
+            Ok(Input::Message(text)) if text.trim().is_empty() => Ok(Next::Read),
+            Ok(Input::Message(text)) => Ok(Next::Ask(Question::Message(text))),
+            Ok(Input::Command(command)) => follow(command, start, talk, editor, global),
+            Err(e) => Err(e),
         };
-        if let Err(e) = answer(talk, question, global) {
-            report(e, global)?;
+        let done = match next {
+            Ok(Next::Leave) => return Ok(()),
+            Ok(Next::Read) => Ok(()),
+            Ok(Next::Ask(question)) => answer(talk, question, global),
+            Err(e) => Err(e),
+        };
+        done.or_else(|e| report(e, global))?;
+    }
+}
+
+/// Follows a command.
+fn follow(command: Command, start: &Start<'_>, talk: &mut Talk, editor: &mut Editor, global: &Global) -> Result<Next> {
+    match talk.execute(command)? {
+        Done::Exit => return Ok(Next::Leave),
+        Done::Regenerate => return Ok(Next::Ask(Question::Again)),
+        Done::Said(lines) => lines.iter().for_each(console::note),
+        Done::Open(model) => match start.change_model(talk, &model, global) {
+            Ok(()) => talk.greeting().iter().for_each(|line| global.note(line)),
+            // The user can name another model, whatever was wrong with this one.
+            Err(e) if !e.is_interrupt() => show(&e, global),
+            Err(e) => return Err(e),
+        },
+        Done::Edit(text) => {
+            let message = external::edit(&text)?;
+            if !message.trim().is_empty() {
+                editor.remember(&message)?;
+                return Ok(Next::Ask(Question::Message(message)));
+            }
+            global.note("note: the text was empty; nothing was sent");
         }
     }
+    Ok(Next::Read)
 }
 
 /// Generates and shows an answer.
@@ -87,10 +112,15 @@ fn report(error: Error, global: &Global) -> Result<()> {
     if !goes_on(&error) {
         return Err(error);
     }
+    show(&error, global);
+    Ok(())
+}
+
+/// Shows an error and what to do.
+fn show(error: &Error, global: &Global) {
     let [red, cyan] = if global.colors() { [console::RED, console::CYAN] } else { [""; 2] };
     console::note_with_label(red, "error:", error.to_string());
-    if let Some(help) = advice::of(&error) {
+    if let Some(help) = advice::of(error) {
         console::note_with_label(cyan, "help:", help);
     }
-    Ok(())
 }
