@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::{Errno, read, write};
+use rustix::io::{Errno, ioctl_fionbio, read, write};
 use rustix::process::{Pid, Signal, ioctl_tiocsctty, kill_process, setsid};
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
@@ -43,6 +43,8 @@ impl Terminal {
         let master = openpt(flags).unwrap();
         grantpt(&master).unwrap();
         unlockpt(&master).unwrap();
+        // A signal character discards output that `poll` has announced, and a read would then wait for ever.
+        ioctl_fionbio(&master, true).unwrap();
         let slave = ioctl_tiocgptpeer(&master, flags).unwrap();
         tcsetwinsize(&slave, window(rows, columns)).unwrap();
         let stream = || slave.try_clone().unwrap();
@@ -62,8 +64,11 @@ impl Terminal {
     pub fn type_keys(&mut self, keys: &str) {
         let mut rest = keys.as_bytes();
         while !rest.is_empty() {
-            let count = write(&self.master, rest).unwrap();
-            rest = &rest[count..];
+            match write(&self.master, rest) {
+                Ok(count) => rest = &rest[count..],
+                Err(Errno::AGAIN) => drop(self.advance()),
+                Err(e) => panic!("the terminal takes no keys: {e}"),
+            }
         }
     }
 
