@@ -176,7 +176,7 @@ fn has_structure(target: &Target, input: &[u8]) -> bool {
         }),
         #[cfg(feature = "serve")]
         "api_keys" | "serve_config" => toml::from_slice::<toml::Table>(input).is_ok(),
-        "prefix_page" => true,
+        "prefix_page" | "gbnf" => true,
         "tokenizer_files" => input.contains(&b'\n'),
         "dedup" => serde_json::from_slice::<serde_json::Value>(&[input, b"}"].concat()).is_ok(),
         _ => serde_json::Deserializer::from_slice(input).into_iter::<serde_json::Value>().all(|text| text.is_ok()),

@@ -98,6 +98,12 @@ pub const TARGETS: &[Target] = &[
     Target { name: "api_responses", allowance: BODIES, limit_ms: SECOND, run: api_responses },
     #[cfg(feature = "serve")]
     Target { name: "api_messages", allowance: BODIES, limit_ms: SECOND, run: api_messages },
+    #[cfg(feature = "serve")]
+    Target { name: "api_ollama", allowance: BODIES, limit_ms: SECOND, run: api_ollama },
+    #[cfg(feature = "serve")]
+    Target { name: "api_infill", allowance: BODIES, limit_ms: SECOND, run: api_infill },
+    #[cfg(feature = "serve")]
+    Target { name: "gbnf", allowance: MATCHERS.0, limit_ms: MATCHERS.1, run: gbnf },
     Target { name: "tool_output", allowance: OUTPUTS, limit_ms: SECOND, run: tool_output },
 ];
 
@@ -522,6 +528,27 @@ fn api_messages(data: &[u8]) {
     body(data, iec::serve::api::anthropic::read);
 }
 
+/// Reads the body of a request in the form of ollama's API, as one of each kind.
+#[cfg(feature = "serve")]
+fn api_ollama(data: &[u8]) {
+    body(data, iec::serve::api::ollama::chat);
+    body(data, iec::serve::api::ollama::generate);
+}
+
+/// Reads the body of a request for the middle of a text.
+#[cfg(feature = "serve")]
+fn api_infill(data: &[u8]) {
+    body(data, iec::serve::api::infill::read);
+}
+
+/// Turns a grammar of llama.cpp into a regular expression, which is then compiled.
+#[cfg(feature = "serve")]
+fn gbnf(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(expression) = iec::serve::api::gbnf::to_regex(text) else { return };
+    let _ = Constraint::compile_here(&ConstraintSource::Regex(expression), &VOCABULARY);
+}
+
 /// Reads the body of a request; what is left of it is known, or refused by name.
 #[cfg(feature = "serve")]
 fn body(data: &[u8], read: iec::serve::api::job::ReadJob) {
@@ -572,7 +599,16 @@ fn tool_output(data: &[u8]) {
     let format = Format::all().find(|format| format.name() == name);
     let tokenizer = &TOKENIZERS[usize::from(name != "harmony")];
     let divide = |by_letter: bool| {
-        let tools = [Tool { name: "f".into(), description: None, parameters: None, strict: None }];
+        let parameters = serde_json::json!({"type": "object", "properties": {
+            "s": {"type": "string"}, "n": {"type": "integer"}, "b": {"type": "boolean"}, "l": {"type": "array"},
+            "o": {"type": "object"}, "e": {"enum": ["red", 1, null]}, "m": {"type": ["string", "null"]},
+        }});
+        let tools = [("f", Some(parameters)), ("g", None)].map(|(name, parameters)| Tool {
+            name: name.into(),
+            description: None,
+            parameters,
+            strict: None,
+        });
         let mut parser =
             OutputParser::new(&OutputStyle::without_template(tokenizer).with(format), &tools, tokenizer, &[], 1);
         let mut events = Vec::new();

@@ -25,7 +25,7 @@ pub fn mutate(target: &str, input: &[u8], other: &[u8], rng: &mut Rng, limit: us
         "template" => template::mutate,
         "api_keys" | "serve_config" => toml::mutate,
         "dedup" => json::mutate_open,
-        "prefix_page" => mutate_bytes,
+        "prefix_page" | "gbnf" => mutate_bytes,
         "tokenizer_files" => tokenizer_files::mutate,
         _ => json::mutate,
     };

@@ -10,7 +10,7 @@ mod constraint_fields;
 pub mod dialogue;
 pub mod error;
 pub mod form;
-mod gbnf;
+pub mod gbnf;
 pub mod infill;
 pub mod job;
 mod json_error;
