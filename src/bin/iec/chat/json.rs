@@ -160,10 +160,6 @@ fn respond(request: Request, talk: &mut Talk) -> Result<bool> {
         Done::Said(_) => event("ok", json!({"command": name})).map(|()| true),
         Done::Regenerate => answer(Question::Again, talk).map(|()| true),
         Done::Exit => Ok(false),
-        Done::Open(path) => Err(Error::usage("load: found a model or nothing, expected a file of `save`")
-            .at(path)
-            .help("start another `iec chat --json` for another model")),
-        Done::Edit(_) => Err(Error::usage("edit: found no terminal, expected one").help(EXPECTED)),
     }
 }
 

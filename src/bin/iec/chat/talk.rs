@@ -51,10 +51,6 @@ pub enum Done {
     Said(Vec<String>),
     /// The last message is to be answered again.
     Regenerate,
-    /// The conversation goes on with another model.
-    Open(PathBuf),
-    /// A message is to be written in an editor, beginning with this text.
-    Edit(String),
     /// The conversation ends.
     Exit,
 }
@@ -105,8 +101,7 @@ impl Talk {
             }
             Command::Show(subject) => self.show(subject.as_deref()).map(Done::Said),
             Command::Save { path, overwrite } => self.save(path, overwrite).and_then(said),
-            Command::Edit(text) => Ok(Done::Edit(text.unwrap_or_default())),
-            Command::Load(path) if names_model(&path)? => Ok(Done::Open(path)),
+            Command::Edit(_) => Err(Error::usage("/edit: found no terminal, expected one")),
             Command::Load(path) => {
                 self.conversation.load(History::load(&path)?);
                 let turns = self.conversation.history().turns.len();
@@ -323,7 +318,7 @@ impl Talk {
 const BY_SET: &str = "/set and ";
 
 /// Returns true if a path of /load names a model. A name of JSON and any other file is a conversation.
-fn names_model(path: &Path) -> Result<bool> {
+pub fn names_model(path: &Path) -> Result<bool> {
     Ok(match files::find(path)? {
         Some(found) => found.is_dir() || path.ends_with(JSON_NAME) || Gguf::is_at(path),
         None => path.extension().is_none_or(|extension| extension != "json"),

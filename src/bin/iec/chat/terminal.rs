@@ -2,7 +2,7 @@
 
 use super::editor::{Editor, Entry};
 use super::screen::AnswerView;
-use super::talk::{Done, Question, Talk, goes_on};
+use super::talk::{Done, Question, Talk, goes_on, names_model};
 use super::{Start, external};
 use crate::global::Global;
 use crate::{advice, console};
@@ -62,24 +62,26 @@ pub fn hold(start: &Start<'_>, talk: &mut Talk, editor: &mut Editor, global: &Gl
 
 /// Follows a command.
 fn follow(command: Command, start: &Start<'_>, talk: &mut Talk, editor: &mut Editor, global: &Global) -> Result<Next> {
-    match talk.execute(command)? {
-        Done::Exit => return Ok(Next::Leave),
-        Done::Regenerate => return Ok(Next::Ask(Question::Again)),
-        Done::Said(lines) => lines.iter().for_each(console::note),
-        Done::Open(model) => match start.change_model(talk, &model, global) {
+    match command {
+        Command::Load(model) if names_model(&model)? => match start.change_model(talk, &model, global) {
             Ok(()) => talk.greeting().iter().for_each(|line| global.note(line)),
             // The user can name another model, whatever was wrong with this one.
             Err(e) if !e.is_interrupt() => show(&e, global),
             Err(e) => return Err(e),
         },
-        Done::Edit(text) => {
-            let message = external::edit(&text)?;
+        Command::Edit(text) => {
+            let message = external::edit(&text.unwrap_or_default())?;
             if !message.trim().is_empty() {
                 editor.remember(&message)?;
                 return Ok(Next::Ask(Question::Message(message)));
             }
             global.note("note: the text was empty; nothing was sent");
         }
+        command => match talk.execute(command)? {
+            Done::Exit => return Ok(Next::Leave),
+            Done::Regenerate => return Ok(Next::Ask(Question::Again)),
+            Done::Said(lines) => lines.iter().for_each(console::note),
+        },
     }
     Ok(Next::Read)
 }
