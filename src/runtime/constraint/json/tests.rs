@@ -581,9 +581,16 @@ fn hints_are_followed_as_far_as_possible_and_the_rest_is_named() {
         Hint(
             json!({"anyOf": [{"type": "number"}, {"type": "string", "pattern": "^(?!^[-+.]*$)[+-]?0*\\d*\\.?\\d*$"}]}),
             "\"1.5\"",
-            "null",
+            "\"one\"",
             &["#/anyOf/1/pattern"],
         ),
+        Hint(
+            json!({"type": "string", "pattern": "^(?=.*[(\\d])(?<![a)])[)a]{2}(?:b|\\()$"}),
+            "\")a(\"",
+            "\")(\"",
+            &["#/pattern"],
+        ),
+        Hint(json!({"type": "string", "pattern": "(?=a"}), "\"b\"", "1", &["#/pattern"]),
         Hint(
             json!({"anyOf": [{"type": "string", "format": "date-time"}, {"type": "null"}], "default": null}),
             "null",

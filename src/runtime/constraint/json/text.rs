@@ -97,6 +97,31 @@ pub(super) fn pattern(pattern: &str) -> Result<String> {
     }
 }
 
+/// Returns a pattern without its look-ahead and look-behind, which matches what the pattern matches, and more.
+pub(super) fn without_look_around(pattern: &str) -> String {
+    const BEGINNINGS: [&str; 4] = ["(?=", "(?!", "(?<=", "(?<!"];
+    let (mut out, mut in_class, mut depth, mut rest) = (String::new(), false, 0, pattern);
+    while let Some(c) = rest.chars().next() {
+        let escaped = if c == '\\' { rest.chars().nth(1).map_or(0, char::len_utf8) } else { 0 };
+        let (item, behind) = rest.split_at(c.len_utf8() + escaped);
+        match item {
+            "[" if !in_class => in_class = true,
+            "]" => in_class = false,
+            // Groups inside of the one that is left out end before it does.
+            "(" if !in_class && (depth > 0 || BEGINNINGS.iter().any(|begin| rest.starts_with(begin))) => depth += 1,
+            _ => {}
+        }
+        if depth == 0 {
+            out.push_str(item);
+        }
+        if item == ")" && !in_class && depth > 0 {
+            depth -= 1;
+        }
+        rest = behind;
+    }
+    out
+}
+
 /// Returns the expression of the texts that one of our own patterns matches from the beginning to the end.
 pub(super) fn format(whole: &str) -> Result<String> {
     pattern(&format!("^(?:{whole})$"))

@@ -109,7 +109,13 @@ impl<'a> Reader<'a> {
             match pattern.as_str().map(|pattern| (pattern, text::pattern(pattern))) {
                 Some(("", _)) => {}
                 Some((_, Ok(pattern))) => known.patterns.push(pattern.into()),
-                Some((_, Err(why))) => self.cannot(&at, why.cause().to_string())?,
+                Some((source, Err(why))) => {
+                    self.cannot(&at, why.cause().to_string())?;
+                    // A hint is followed as far as possible.
+                    if let Ok(wider) = text::pattern(&text::without_look_around(source)) {
+                        known.patterns.push(wider.into());
+                    }
+                }
                 None => self.wrong(&at, "a text")?,
             }
         }
