@@ -2,27 +2,31 @@
 
 import sys
 from decimal import Decimal
-from typing import Literal, Optional
+from typing import Annotated, Literal, Optional
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 ANSWER = "It rains in Norway's capital."
 QUESTION = "What is the weather in Oslo?"
+# Versions of Pydantic up to 2.12 write such a pattern, whose look-ahead cannot be enforced.
+PRICE = {"anyOf": [{"type": "number"}, {"type": "string", "pattern": "^(?!^[-+.]*$)[+-]?[0-9]{1,3}(?:\\.[0-9])?$"}]}
 
 
 class Person(BaseModel):
     """A person, with what generators of schemas write: a set, a decimal number, an optional field, a choice."""
 
+    model_config = ConfigDict(extra="forbid")
     name: Literal["Ann", "Bob"]
     age: int = Field(ge=1, le=99)
     kind: Optional[Literal["a", "b"]] = None
     groups: set[Literal[1, 2]] = Field(max_length=2)
-    price: Decimal = Field(max_digits=3, decimal_places=1)
+    price: Annotated[Decimal, WithJsonSchema(PRICE)]
 
 
 class Choice(BaseModel):
-    """A choice."""
+    """A choice, closed: without `strict`, a schema allows further fields, and a model of stories always has more."""
 
+    model_config = ConfigDict(extra="forbid")
     city: Literal["Oslo", "Rome"]
     days: int = Field(ge=1, le=9)
 
@@ -32,7 +36,8 @@ def instructor(url):
     import openai
 
     api = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
-    modes = ["TOOLS", "TOOLS_STRICT", "JSON", "JSON_SCHEMA", "RESPONSES_TOOLS"]
+    # The mode JSON sends the schema as text only, which a model of stories does not follow.
+    modes = ["TOOLS", "TOOLS_STRICT", "JSON_SCHEMA", "RESPONSES_TOOLS"]
     done = []
     for name in modes:
         mode = getattr(instructor.Mode, name, None)

@@ -61,7 +61,7 @@ def build(target, texts, template):
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": vocab, "intermediate_size": 32,
         "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": vocab,
-        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 65536, "hidden_act": "silu",
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 262144, "hidden_act": "silu",
         "tie_word_embeddings": False, "torch_dtype": "bfloat16", "eos_token_id": ids[EOS], "bos_token_id": None,
     }  # fmt: skip
     (target / "config.json").write_text(json.dumps(config))

@@ -100,7 +100,7 @@ def mcp(context):
         tools = [function(tool) for tool in found]
         everything += [dict(tool, function=dict(tool["function"], name=f"{name}.{tool['function']['name']}"[:64])) for tool in tools]
         for more in ({}, {"stream": False, "tool_choice": "auto", "parallel_tool_calls": True}):
-            ask(server, tools, more | {"model": "weather"})
+            ask(server, tools, more | {"model": "weather", "max_tokens": 100})
         for tool, described in zip(tools, found):
             named = {"type": "function", "function": {"name": tool["function"]["name"]}}
             choice = ask(server, [tool], {"model": "story", "tool_choice": named, "max_tokens": 400})["choices"][0]
@@ -115,8 +115,9 @@ def mcp(context):
             # What a grammar cannot enforce is named in the header of the answer, and not checked here.
             check(not errors or choice["ignored"], f"{name}.{tool['function']['name']}: {arguments}: {errors[:2]}")
             calls += 1
-    ask(server, everything[:128], {"model": "weather"})
-    check(calls > cut, f"{calls} calls were complete, {cut} were cut off")
+    ask(server, everything[:100], {"model": "weather", "max_tokens": 100})
+    # A model of stories does not end a text that a schema leaves open.
+    check(calls >= len(lists), f"{calls} calls were complete, {cut} were cut off")
     return f"{len(lists)} servers, {len(everything)} tools, {calls} forced calls that are valid, {cut} cut off at 400 tokens"
 
 

@@ -27,7 +27,7 @@ for await (const piece of streamed.textStream) text += piece;
 assert.equal(text, whole.text);
 assert.equal((await streamed.steps).length, 2);
 
-const schema = z.object({ name: z.enum(["Ann", "Bob"]), age: z.number().int().min(1).max(9), mail: z.string().email().nullable() });
+const schema = z.object({ name: z.enum(["Ann", "Bob"]), age: z.number().int().min(1).max(9), born: z.string().date().nullable() });
 const { output } = await generateText({ model: story, prompt: "Once", temperature: 0, maxOutputTokens: 300, output: Output.object({ schema }) });
 schema.parse(output);
 console.log("text, stream, calls with results, an object by a schema");
