@@ -15,9 +15,9 @@
 #   --overload S   also seconds of three times the capacity
 #
 # Other options are those of tests/serve/accept.py. Needs python3 with venv and PyPI; for async-openai, cargo and
-# crates.io; for the clients of npm, node 20 and npm; for the programs of Debian, apt-get as root. Everything runs on the loopback interface. Takes about 12
-# minutes, half of them to install; with --work, a second run installs nothing. Prints a line for each part: `ok`,
-# `skipped` or `FAILED`; exit code 1 if one failed.
+# crates.io; for the clients of npm, node 20 and npm; for the programs of Debian, apt-get as root. Everything runs on the
+# loopback interface. Takes about 16 minutes, half of them to install; with --work, a second run installs nothing. Prints
+# a line for each part: `ok`, `skipped` or `FAILED`; exit code 1 if one failed.
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/..")
 iec=$root/target/release/iec work='' install=1 keep='' rest=()
