@@ -541,12 +541,12 @@ fn api_infill(data: &[u8]) {
     body(data, iec::serve::api::infill::read);
 }
 
-/// Turns a grammar of llama.cpp into a regular expression, and parses it; the compiler refuses what is none.
+/// Turns a grammar of llama.cpp into a regular expression, which has the syntax of one.
 #[cfg(feature = "serve")]
 fn gbnf(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let Ok(expression) = iec::serve::api::gbnf::to_regex(text) else { return };
-    let _ = regex_syntax::ast::parse::ParserBuilder::new().nest_limit(1000).build().parse(&expression);
+    regex_syntax::ast::parse::ParserBuilder::new().nest_limit(1000).build().parse(&expression).expect("an expression");
 }
 
 /// Reads the body of a request; what is left of it is known, or refused by name.

@@ -291,8 +291,9 @@ fn escaped(c: char) -> String {
         '\n' => "\\n".into(),
         '\r' => "\\r".into(),
         '\t' => "\\t".into(),
-        c if c.is_ascii_alphanumeric() || !c.is_ascii() && !c.is_control() => c.into(),
-        c if c.is_ascii_graphic() => format!("\\{c}"),
+        // `\<` and `\>` are assertions: only what has a meaning without a backslash gets one.
+        c if regex_syntax::is_meta_character(c) => format!("\\{c}"),
+        c if c.is_ascii_graphic() || !c.is_ascii() && !c.is_control() => c.into(),
         c => format!("\\x{{{:x}}}", u32::from(c)),
     }
 }
@@ -399,6 +400,7 @@ mod tests {
                 texts: &["xAé😀5\n", "[Aé😀-é"],
                 others: &["]Aé😀5x", "\"Aé😀5x", "-Aé😀5x", "xAé😀a."],
             },
+            Case { grammar: "root ::= \"<a> \" [<-> &~#-]", texts: &["<a> >", "<a> &"], others: &["a >", "<a> a"] },
             Case { grammar: "root ::= \"a.b|c*\" \"\"", texts: &["a.b|c*"], others: &["aXb|c*", "a.b"] },
             Case {
                 grammar: "root ::= x-1 x_2{ 0, 2 }\nx-1 ::= \"a\" | \"b\"\nx_2 ::= \"c\"?",
