@@ -291,7 +291,7 @@ fn escaped(c: char) -> String {
         '\n' => "\\n".into(),
         '\r' => "\\r".into(),
         '\t' => "\\t".into(),
-        // `\<` and `\>` are assertions: only what has a meaning without a backslash gets one.
+        // With a backslash, `<` and `>` would be assertions.
         c if regex_syntax::is_meta_character(c) => format!("\\{c}"),
         c if c.is_ascii_graphic() || !c.is_ascii() && !c.is_control() => c.into(),
         c => format!("\\x{{{:x}}}", u32::from(c)),
