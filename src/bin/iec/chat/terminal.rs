@@ -10,7 +10,7 @@ use iec::error::{Error, Result};
 use iec::interrupt;
 use iec::session::chat::command::{Command, Input, parse};
 
-/// What follows an input of the user.
+/// Step that follows an input of the user.
 enum Next {
     /// The model answers.
     Ask(Question),
