@@ -371,8 +371,8 @@ impl Messages<'_> {
         self.with_calls(&free, !answers && !forced, |name| format!("channel \" to={FUNCTIONS}{name}\" {end}"))
     }
 
-    /// Returns a grammar of a header, or of a header of a call with the call. With `in_final`, the call may stand in the
-    /// channel for the user.
+    /// Returns a grammar of a header, or of a header of a call with the call. With `in_final`, the call may stand in
+    /// the channel for the user.
     fn with_calls(&self, header: &str, in_final: bool, call: impl Fn(&str) -> String) -> String {
         match self.rules {
             Some(rules) => {

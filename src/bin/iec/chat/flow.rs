@@ -181,7 +181,8 @@ impl Flow {
         let width = std::mem::take(&mut self.width);
         let before =
             spaces.chars().fold(self.column, |column, c| if c == '\t' { (column / TAB + 1) * TAB } else { column + 1 });
-        let may_break = self.fence == Fence::Outside && width > 0 && !std::mem::take(&mut self.continues);
+        let continues = std::mem::take(&mut self.continues);
+        let may_break = self.fence == Fence::Outside && width > 0 && !continues;
         let column = before + width;
         if may_break && self.column > 0 && column > self.columns {
             out.push('\n');
@@ -294,5 +295,7 @@ mod tests {
             shown(8, true, "```\nlet a = b + c;\n```\none two three"),
             "```\nlet a = b + c;\n```\none two\nthree"
         );
+        // A long word inside changes nothing behind the block.
+        assert_eq!(shown(8, true, "```\n123456789\n```\none two three"), "```\n123456789\n```\none two\nthree");
     }
 }

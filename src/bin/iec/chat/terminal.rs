@@ -70,7 +70,10 @@ fn follow(command: Command, start: &Start<'_>, talk: &mut Talk, editor: &mut Edi
             Err(e) => return Err(e),
         },
         Command::Edit(text) => {
-            let message = external::edit(&text.unwrap_or_default())?;
+            let edited = external::edit(&text.unwrap_or_default());
+            // A Ctrl-C was meant for the editor.
+            interrupt::take_interrupt();
+            let message = edited?;
             if !message.trim().is_empty() {
                 editor.remember(&message)?;
                 return Ok(Next::Ask(Question::Message(message)));
