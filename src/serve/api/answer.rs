@@ -75,10 +75,11 @@ pub fn likelihood(facts: &Facts, likely: &Likelihood, as_ids: bool) -> Value {
 }
 
 /// Converts the error of a step. The request was checked before, so that almost all that fails now is not its fault;
-/// but only while a text is generated does it show that a constraint and the allowed tokens exclude each other.
+/// but only while a text is generated does it show that a constraint and the allowed tokens exclude each other, or that
+/// a grammar needs more work per token than its parser may do.
 fn of_step(error: &Error) -> ApiError {
     match error.cause() {
-        Cause::Usage(_) => ApiError::from(error),
+        Cause::Usage(_) | Cause::Unsupported(_) => ApiError::from(error),
         _ => ApiError { status: StatusCode::INTERNAL_SERVER_ERROR, ..ApiError::from(error) },
     }
 }
@@ -112,8 +113,9 @@ mod tests {
 
     #[test]
     fn a_request_that_excludes_every_token_is_to_blame_and_an_engine_that_fails_is_not() {
-        let excluded = Error::usage("found no token that may follow");
-        assert_eq!(of_step(&excluded).status, StatusCode::BAD_REQUEST);
+        for error in [Error::usage("found no token that may follow"), Error::unsupported("the grammar is too large")] {
+            assert_eq!(of_step(&error).status, StatusCode::BAD_REQUEST, "{error}");
+        }
         for error in [Error::engine("the device is lost"), Error::corrupt("a block is damaged")] {
             assert_eq!(of_step(&error).status, StatusCode::INTERNAL_SERVER_ERROR, "{error}");
         }

@@ -116,6 +116,13 @@ fn constraints_hold() {
     let parsed: Value = serde_json::from_str(object["text"].as_str().unwrap()).unwrap();
     assert!(parsed["a"] == 1 || parsed["a"] == 2);
     assert_eq!(object["finish_reason"], "stop");
+    // The parser reaches the limit of its work only when the text begins.
+    let words: Vec<String> = (0..5200).map(|i| format!("\"{i}\"")).collect();
+    let grammar = format!("start: word+\nword: {}\n", words.join(" | "));
+    let refused = server.post("/v1/completions", &json!({"prompt": "Once", "guided_grammar": grammar}));
+    let error = &refused.json()["error"];
+    assert_eq!((refused.status, error["type"].as_str()), (400, Some("invalid_request_error")), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("use a simpler"), "{error}");
 }
 
 #[test]
