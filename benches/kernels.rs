@@ -107,9 +107,11 @@ fn now(cpu: &Cpu) -> f64 {
 fn measure(cpu: &Cpu, name: &str, store: fn(usize, usize) -> MatrixStore, arithmetic: Arithmetic, peaks: &Peaks) {
     let (rows, cols) = (2048, 2048);
     let one = bytes_of(store(rows, cols), rows, cols);
-    let matrices: Vec<Matrix> = (0..WORKING_SET.div_ceil(one.len()))
-        .map(|_| Matrix::new(rows, cols, store(rows, cols), Bytes::copied(&one)).expect("a matrix"))
-        .collect();
+    let all = in_huge_pages(&one, WORKING_SET.div_ceil(one.len()));
+    let matrices: Vec<Matrix> = (0..all.len() / one.len())
+        .map(|i| Matrix::new(rows, cols, store(rows, cols), all.slice(i * one.len()..(i + 1) * one.len())))
+        .collect::<Result<_, _>>()
+        .expect("matrices");
     for n in std::iter::once(1).chain(TOKENS) {
         let mut x = Acts::default();
         let mut rng = Rng::new(1);
@@ -133,6 +135,15 @@ fn measure(cpu: &Cpu, name: &str, store: fn(usize, usize) -> MatrixStore, arithm
         let limit = (gb / peaks.read).max(gop / peak);
         println!("{name:<26} {n:>5} {gb:>9.1} {gop:>9.0} {:>6.0}%", 100.0 * limit);
     }
+}
+
+/// Returns copies of some bytes one after the other, in huge pages like the weights of a pack.
+fn in_huge_pages(one: &[u8], count: usize) -> Bytes {
+    let fill = |all: &mut [u8]| {
+        all.chunks_exact_mut(one.len()).for_each(|copy| copy.copy_from_slice(one));
+        Ok(())
+    };
+    Bytes::build(one.len() * count, fill).expect("memory")
 }
 
 fn bytes_of(store: MatrixStore, rows: usize, cols: usize) -> Vec<u8> {
@@ -193,7 +204,8 @@ struct Peaks {
 impl Peaks {
     fn measure(cpu: &Cpu) -> Peaks {
         let threads = cpu.threads();
-        let memory = vec![1u64; WORKING_SET / 8];
+        let memory = in_huge_pages(&[1; 4096], WORKING_SET / 4096);
+        let memory: &[u64] = bytemuck::cast_slice(&memory);
         let part = memory.len() / threads;
         let mut sums = vec![0u64; threads];
         let read = best(cpu, 8, || {
