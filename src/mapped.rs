@@ -1,8 +1,10 @@
 //! Read-only bytes that tensors borrow for as long as they live: ranges of memory-mapped files, or owned memory.
 
+mod pages;
 mod slab;
 mod table;
 
+pub use pages::huge_share;
 pub use slab::Part;
 pub use table::file_at;
 

@@ -11,7 +11,6 @@ use crate::output::{
     AtomicFile, DirLock, directory_of, exchange, pretty, refuse_irreplaceable, require_space, reserve, stale,
 };
 use serde_json::{Map, Value, json};
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 /// Tensor that will be listed in a header, with the source of its bytes. Its size was checked not to overflow.
@@ -68,7 +67,7 @@ impl<T> Shard<T> {
         let file = AtomicFile::create(&dir.join(&self.file_name))?;
         require_space(file.path(), self.nbytes(), 0)?;
         reserve(file.file(), self.nbytes(), std::iter::once(0..self.nbytes())).at(file.path())?;
-        file.file().write_all_at(&self.header, 0).at(file.path())?;
+        file.write_at(&self.header, 0)?;
         Ok(file)
     }
 }

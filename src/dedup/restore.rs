@@ -118,11 +118,10 @@ fn write_payload(
     file: &AtomicFile,
     bar: &ProgressBar,
 ) -> Result<()> {
-    use std::os::unix::fs::FileExt;
     let (mut hasher, mut at) = (Sha256::new(), payload.offset);
     store.pieces(i, room, |bytes| {
         hasher.update(bytes);
-        file.file().write_all_at(bytes, at)?;
+        file.write_at(bytes, at)?;
         at += bytes.len() as u64;
         bar.inc(bytes.len() as u64);
         Ok(())

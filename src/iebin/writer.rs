@@ -226,7 +226,6 @@ mod tests {
     use crate::iebin::IebinReader;
     use crate::scheme::{Granularity, QuantSpec, ScaleType, Scheme};
     use proptest::prelude::*;
-    use std::os::unix::fs::FileExt;
 
     fn plain(name: &str, shape: &[usize], dtype: DType) -> PlannedTensor {
         planned(name, shape, Store::Plain(dtype))
@@ -243,7 +242,7 @@ mod tests {
         let payload = |i: usize, n: usize| (0..n).map(|j| (i * 37 + j) as u8).collect::<Vec<u8>>();
         let payloads: Vec<_> = layout.entries.iter().enumerate().map(|(i, e)| payload(i, e.nbytes)).collect();
         for (entry, bytes) in layout.entries.iter().zip(&payloads) {
-            bin.file().write_all_at(bytes, entry.offset as u64).unwrap();
+            bin.write_at(bytes, entry.offset as u64).unwrap();
         }
         let hashes = vec![String::new(); payloads.len()];
         let work = dir.join(".iec-0123456789abcdef.partial");

@@ -1,6 +1,7 @@
 //! Atomic output files, which appear complete or not at all: they are written under a temporary name in the same
 //! directory, synced, then renamed.
 
+use super::blocks::Blocks;
 use super::paths::directory_of;
 use super::stale;
 use super::target::Place;
@@ -8,8 +9,9 @@ use crate::error::{Context, Error, Result};
 use crate::files::{self, Stream};
 use std::fs::{File, Permissions};
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use tempfile::{NamedTempFile, TempPath};
 
 /// File that exists under its final name only after [`AtomicFile::commit`]. If it is dropped earlier, it is removed,
@@ -20,6 +22,8 @@ pub struct AtomicFile {
     content: Content,
     path: PathBuf,
     overwrite: bool,
+    /// Set by the first positioned write.
+    blocks: OnceLock<Blocks>,
 }
 
 /// Destination of the bytes until the commit.
@@ -86,7 +90,7 @@ impl AtomicFile {
     }
 
     fn new(content: Content, path: &Path) -> AtomicFile {
-        AtomicFile { content, path: path.to_path_buf(), overwrite: true }
+        AtomicFile { content, path: path.to_path_buf(), overwrite: true, blocks: OnceLock::new() }
     }
 
     /// Sets whether the commit may replace a file that exists at that time. The default is true.
@@ -94,7 +98,28 @@ impl AtomicFile {
         AtomicFile { overwrite, ..self }
     }
 
-    /// Returns the open file, for positioned writes.
+    /// Writes bytes at a position. Files whose length was set before lie in huge pages of the page cache afterwards,
+    /// where the system has them.
+    ///
+    /// # Errors
+    /// A write fails.
+    pub fn write_at(&self, bytes: &[u8], at: u64) -> Result<()> {
+        let file = self.file();
+        let write = || {
+            let blocks = match self.blocks.get() {
+                Some(blocks) => blocks,
+                None => {
+                    let blocks = Blocks::of(file)?;
+                    self.blocks.get_or_init(|| blocks)
+                }
+            };
+            blocks.begin(file, at..at + bytes.len() as u64)?;
+            file.write_all_at(bytes, at)
+        };
+        write().at(&self.path)
+    }
+
+    /// Returns the open file.
     pub fn file(&self) -> &File {
         match &self.content {
             Content::Renamed(temporary) => temporary.as_file(),
@@ -126,7 +151,7 @@ impl AtomicFile {
     /// A write, sync or rename fails, or a file exists that may not be replaced ([`AtomicFile::overwrite`]); an
     /// existing file is unchanged then.
     pub fn commit(self) -> Result<()> {
-        let AtomicFile { content, path, overwrite } = self;
+        let AtomicFile { content, path, overwrite, .. } = self;
         match content {
             Content::Renamed(temporary) => {
                 temporary.as_file().sync_all().at(&path)?;

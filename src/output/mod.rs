@@ -29,6 +29,7 @@
 //! them.
 
 mod atomic;
+mod blocks;
 mod dir;
 mod exchange;
 mod inputs;

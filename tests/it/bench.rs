@@ -3,7 +3,7 @@
 use crate::common::{golden, iec, packed};
 use serde_json::{Value, json};
 
-const KEYS: [&str; 40] = [
+const KEYS: [&str; 41] = [
     "schema_version",
     "model",
     "architecture",
@@ -39,6 +39,7 @@ const KEYS: [&str; 40] = [
     "bytes_per_token",
     "weights_bytes_per_token",
     "effective_bandwidth_gbps",
+    "weights_in_huge_pages",
     "prompts_count",
     "rounds",
     "prompts",

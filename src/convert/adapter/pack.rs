@@ -25,7 +25,6 @@ use rayon::prelude::*;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::iter::once;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Number type of the factors of a pack.
@@ -279,7 +278,7 @@ fn write(
     let bin: AtomicFile = files.remove(0);
     let fill = || -> Result<Vec<String>> {
         let one = |(payload, entry): (&Payload, &Entry)| {
-            bin.file().write_all_at(&payload.bytes, entry.offset as u64).at(bin.path())?;
+            bin.write_at(&payload.bytes, entry.offset as u64)?;
             Ok(hex(Sha256::new_with_prefix(&payload.bytes)))
         };
         payloads.iter().zip(&layout.entries).map(one).collect()

@@ -26,7 +26,6 @@ use crate::sha256::{Digest as _, Sha256, hex};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -324,7 +323,7 @@ impl Conversion<'_> {
                 if end == 0 {
                     gap[..file.header.len()].copy_from_slice(&file.header);
                 }
-                opened.file().write_all_at(&gap, end).at(opened.path())?;
+                opened.write_at(&gap, end)?;
                 end = end.max(range.end);
             }
         }
@@ -433,7 +432,7 @@ impl<T: Serialize + DeserializeOwned + Send> Running<'_, T> {
             let (name, opened) = (&self.conversion.files[*file].partial_name, &self.files[*file]);
             let Some(data) = self.job.open_data(found, name, range.end) else { return Ok(false) };
             let copy = |at: u64, bytes: &[u8]| match found.part {
-                Some(_) => opened.file().write_all_at(bytes, at).at(opened.path()),
+                Some(_) => opened.write_at(bytes, at),
                 None => Ok(()),
             };
             let length = range.end - range.start;

@@ -1,12 +1,11 @@
 //! Output of one task: its sections are written in order and hashed as they are written.
 
 use super::Section;
-use crate::error::{Context, Result};
+use crate::error::Result;
 use crate::interrupt;
 use crate::output::AtomicFile;
 use crate::progress::ProgressBar;
 use crate::sha256::{Digest, Sha256, hex};
-use std::os::unix::fs::FileExt;
 
 /// Output of one task.
 pub(in crate::convert) struct TaskOutput<'a> {
@@ -41,7 +40,7 @@ impl<'a> TaskOutput<'a> {
         interrupt::check()?;
         let OpenSection { file, at, end, hash } = &mut self.sections[section];
         assert!(bytes.len() as u64 <= *end - *at, "section {section} overflows");
-        file.file().write_all_at(bytes, *at).at(file.path())?;
+        file.write_at(bytes, *at)?;
         hash.update(bytes);
         *at += bytes.len() as u64;
         self.bar.inc(bytes.len() as u64);

@@ -21,7 +21,6 @@ use crate::{interrupt, progress};
 use rayon::prelude::*;
 use serde_json::Value;
 use std::io::Write;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use tensors::Tensor;
 pub use values::Tails;
@@ -130,7 +129,7 @@ fn fill_shard(shard: &Shard<Values>, file: &AtomicFile, seed: u64, tails: Tails,
         for (row, out) in rows.clone().zip(buffer.chunks_mut(row_bytes)) {
             palette.fill_row(seed, tensor.group(), &tensor.name, row as u64, out);
         }
-        file.file().write_all_at(buffer, start + (rows.start * row_bytes) as u64).at(file.path())?;
+        file.write_at(buffer, start + (rows.start * row_bytes) as u64)?;
         bar.inc(buffer.len() as u64);
         Ok(())
     })

@@ -1,6 +1,7 @@
 //! JSON line of a measured run, with fixed names in a fixed order; see docs/guide/measuring.md.
 
 use super::stages::StageTimes;
+use crate::mapped;
 use crate::runtime::cpu::topology::{SYSTEM_ROOT, Topology};
 use crate::runtime::generate::{Completion, Outcome};
 use crate::runtime::{AttentionKernel, Engine, Stage, Stages};
@@ -67,6 +68,8 @@ pub struct Line {
     bytes_per_token: u64,
     weights_bytes_per_token: u64,
     effective_bandwidth_gbps: f64,
+    /// Share of the loaded bytes of mapped files that lies in huge pages.
+    weights_in_huge_pages: Option<f64>,
     prompts_count: usize,
     rounds: usize,
     /// Seconds per stage of prefill and decode, with `--profile`.
@@ -200,6 +203,7 @@ impl Measured<'_> {
             bytes_per_token: self.bytes_per_token,
             weights_bytes_per_token: metrics.weights_bytes_per_token,
             effective_bandwidth_gbps: metrics.effective_bandwidth_gbps,
+            weights_in_huge_pages: mapped::huge_share(),
             metrics,
             prompts_count: self.prompts.len(),
             rounds: self.rounds.len(),

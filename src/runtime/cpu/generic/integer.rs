@@ -331,8 +331,8 @@ impl<W: Width, const KIND: u8, const C: usize> Routine for TileProduct<'_, W, KI
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         // One or two columns wait for memory, so all rows of a tile are computed together, which reads each cache line
-        // once. The 16 registers of AVX2 hold the sums of so many rows for few columns only; with three, or with four of
-        // 16 bits, it is slower.
+        // once. The 16 registers of AVX2 hold the sums of so many rows for few columns only: with three, or with four
+        // of 16 bits, it is slower.
         match I::LANES {
             8 if C <= 2 || (C == 4 && W::BITS == 8) => self.rows::<I, 2>(isa),
             4 if C == 1 => self.rows::<I, 4>(isa),
@@ -355,8 +355,7 @@ impl<W: Width, const KIND: u8, const C: usize> TileProduct<'_, W, KIND, C> {
             };
             for n in 0..N {
                 for c in 0..C {
-                    let to: &mut [f32] =
-                        &mut self.out[TILE_ROWS * (c * items + t) + row + n * I::LANES..][..I::LANES];
+                    let to: &mut [f32] = &mut self.out[TILE_ROWS * (c * items + t) + row + n * I::LANES..][..I::LANES];
                     // SAFETY: `to` is a whole vector.
                     unsafe { isa.store(to.as_mut_ptr(), rows[n][c]) };
                 }
