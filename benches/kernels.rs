@@ -4,14 +4,19 @@
 //! `IEC_ISA` the instruction set. For each kernel and number of tokens, it prints the GB/s of weights read, the GOP/s,
 //! and the larger of two fractions: the GB/s of the read bandwidth, and the GOP/s of the peak of the arithmetic that
 //! the kernel uses. Each number is the best of several rounds. The filter `limits` prints the machine's limits and no
-//! kernel; `scripts/race.sh` reads them.
+//! kernel; `scripts/race.sh` reads them. The filter `count` prints no times: see [`count`].
 #![allow(unsafe_code, missing_docs, clippy::disallowed_methods, clippy::print_stdout, clippy::print_stderr)]
 
 #[path = "kernels/adapters.rs"]
 mod adapters;
 #[path = "kernels/between.rs"]
 mod between;
+#[path = "kernels/count.rs"]
+mod count;
+#[path = "kernels/packing.rs"]
+mod packing;
 
+use count::{counted, counting};
 use iec::dtype::DType;
 use iec::mapped::Bytes;
 use iec::rng::Rng;
@@ -31,6 +36,10 @@ fn main() {
     let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let isa = std::env::var(ISA_VARIABLE).ok().filter(|name| !name.is_empty());
     let cpu = Cpu::with_isa(threads, isa.as_deref()).expect("threads and a known IEC_ISA");
+    if filter.iter().any(|f| f == "count") {
+        count::start();
+        return measure_all(&cpu, &filter[1..], &Peaks::default());
+    }
     let peaks = Peaks::measure(&cpu);
     println!("{} on {} threads", cpu.isa(), cpu.threads());
     println!(
@@ -42,14 +51,21 @@ fn main() {
     }
     println!("empty region {:.2} us", region_us(&cpu));
     println!("{:<26} {:>5} {:>9} {:>9} {:>7}", "kernel (2048 x 2048)", "n", "GB/s", "GOP/s", "of limit");
+    measure_all(&cpu, &filter, &peaks);
+    adapters::measure(&cpu, &filter);
+}
+
+fn measure_all(cpu: &Cpu, filter: &[String], peaks: &Peaks) {
     for (name, store, arithmetic) in kernels() {
         if filter.is_empty() || filter.iter().any(|f| name.contains(f.as_str())) {
-            measure(&cpu, name, store, arithmetic, &peaks);
+            measure(cpu, name, store, arithmetic, peaks);
         }
     }
-    [Form::Bf16, Form::Int16, Form::Int8].into_iter().for_each(|form| prepare(&cpu, form));
-    between::measure(&cpu, &filter);
-    adapters::measure(&cpu, &filter);
+    if filter.is_empty() || !counting() {
+        [Form::Bf16, Form::Int16, Form::Int8].into_iter().for_each(|form| prepare(cpu, form));
+    }
+    between::measure(cpu, filter);
+    packing::measure(cpu, filter);
 }
 
 /// Name, function from rows and columns to the storage format of the matrix, and arithmetic.
@@ -62,6 +78,7 @@ fn kernels() -> Vec<Case> {
     const fn int(scheme: Scheme, granularity: Granularity, symmetric: bool) -> QuantSpec {
         QuantSpec { scheme, granularity, symmetric, scale_dtype: ScaleType::F16 }
     }
+    const NL4: QuantSpec = QuantSpec { scheme: Scheme::Nl4, ..QuantSpec::Q4_0 };
     use Arithmetic::{Bf16, Float, Int8, Int16};
     vec![
         ("f32 x f32", |_, _| MatrixStore::Plain(DType::F32), Float),
@@ -72,6 +89,8 @@ fn kernels() -> Vec<Case> {
         ("q4_0 x int8", |r, c| tiled(QuantSpec::Q4_0, r, c), Int8),
         ("int4 g128 affine x int16", |r, c| tiled(int(Scheme::Int4, Granularity::Group(128), false), r, c), Int16),
         ("int4 g128 affine x int8", |r, c| tiled(int(Scheme::Int4, Granularity::Group(128), false), r, c), Int8),
+        ("nl4 x int16", |r, c| tiled(NL4, r, c), Int16),
+        ("nl4 x int8", |r, c| tiled(NL4, r, c), Int8),
         ("mxfp4 x int16", |r, c| tiled(QuantSpec::MXFP4, r, c), Int16),
         ("mxfp4 x int8", |r, c| tiled(QuantSpec::MXFP4, r, c), Int8),
         ("int8 row x int16", |r, c| tiled(int(Scheme::Int8, Granularity::Row, true), r, c), Int16),
@@ -82,6 +101,11 @@ fn kernels() -> Vec<Case> {
 /// Returns the seconds of the fastest of `rounds` calls: with one thread its CPU time, which other processes disturb
 /// less, otherwise the elapsed time.
 fn best(cpu: &Cpu, rounds: usize, mut f: impl FnMut()) -> f64 {
+    if counting() {
+        f();
+        counted(&mut f);
+        return 0.0;
+    }
     let mut best = f64::MAX;
     for _ in 0..rounds {
         let start = now(cpu);
@@ -89,6 +113,11 @@ fn best(cpu: &Cpu, rounds: usize, mut f: impl FnMut()) -> f64 {
         best = best.min(now(cpu) - start);
     }
     best
+}
+
+fn values(count: usize) -> Vec<f32> {
+    let mut rng = Rng::new(1);
+    (0..count).map(|_| rng.next_normal() as f32).collect()
 }
 
 fn now(cpu: &Cpu) -> f64 {
@@ -105,25 +134,29 @@ fn now(cpu: &Cpu) -> f64 {
 }
 
 fn measure(cpu: &Cpu, name: &str, store: fn(usize, usize) -> MatrixStore, arithmetic: Arithmetic, peaks: &Peaks) {
-    let (rows, cols) = (2048, 2048);
+    let (rows, cols) = if counting() { (64, 2048) } else { (2048, 2048) };
     let one = bytes_of(store(rows, cols), rows, cols);
-    let all = in_huge_pages(&one, WORKING_SET.div_ceil(one.len()));
+    let all = in_huge_pages(&one, if counting() { 1 } else { WORKING_SET.div_ceil(one.len()) });
     let matrices: Vec<Matrix> = (0..all.len() / one.len())
         .map(|i| Matrix::new(rows, cols, store(rows, cols), all.slice(i * one.len()..(i + 1) * one.len())))
         .collect::<Result<_, _>>()
         .expect("matrices");
-    for n in std::iter::once(1).chain(TOKENS) {
+    let counted = |n: &usize| [1, 2, 4, 16].contains(n);
+    for n in std::iter::once(1).chain(TOKENS).filter(|n| counted(n) || !counting()) {
         let mut x = Acts::default();
-        let mut rng = Rng::new(1);
-        x.set(n, cols, &(0..n * cols).map(|_| rng.next_normal() as f32).collect::<Vec<_>>());
+        x.set(n, cols, &values(n * cols));
         [Form::Bf16, Form::Int16, Form::Int8].into_iter().for_each(|form| cpu.prepare(&mut x, form));
         let mut y = vec![0f32; n * rows];
-        let used = if n == 1 { &matrices[..] } else { &matrices[..(256 / n).clamp(4, matrices.len())] };
+        let used = if n == 1 { &matrices[..] } else { &matrices[..(256 / n).max(4).min(matrices.len())] };
         let seconds = best(cpu, 5, || {
             for matrix in used {
                 cpu.matmul(&mut [Job::new(matrix, None, &x, &mut y)], arithmetic);
             }
         });
+        if counting() {
+            count::print(&format!("{name} n={n}"), rows * cols * n);
+            continue;
+        }
         let gb = used.len() as f64 * one.len() as f64 / seconds / 1e9;
         let gop = used.len() as f64 * 2.0 * (n * rows * cols) as f64 / seconds / 1e9;
         let peak = match store(rows, cols).form(arithmetic) {
@@ -170,11 +203,16 @@ fn bytes_of(store: MatrixStore, rows: usize, cols: usize) -> Vec<u8> {
 }
 
 fn prepare(cpu: &Cpu, form: Form) {
-    let (n, k) = (512, 2048);
+    let (n, k) = if counting() { (1, 2048) } else { (512, 2048) };
+    let floats = values(n * k);
     let mut x = Acts::default();
-    let mut rng = Rng::new(1);
-    x.set(n, k, &(0..n * k).map(|_| rng.next_normal() as f32).collect::<Vec<_>>());
-    let seconds = best(cpu, 20, || cpu.prepare(&mut x, form));
+    let seconds = best(cpu, 20, || {
+        x.set(n, k, &floats);
+        cpu.prepare(&mut x, form);
+    });
+    if counting() {
+        return count::print(&format!("activations to {form:?}"), n * k);
+    }
     println!(
         "{form:?} from 512 x 2048: {:.0} us, {:.1} GB/s of floats",
         seconds * 1e6,
@@ -188,6 +226,7 @@ fn region_us(cpu: &Cpu) -> f64 {
 }
 
 /// Measured limits of the machine with all threads of the engine.
+#[derive(Default)]
 struct Peaks {
     /// GB/s that all threads together read from memory, each in one sequential stream.
     read: f64,

@@ -1,9 +1,9 @@
 //! Benchmarks the work between the matrix products: attention, exponentials, norms, rotary embedding, routing and
 //! sampling, in the sizes of TinyLlama 1.1B (routing: 128 experts).
 
-use super::best;
+use super::count::{self, counting};
+use super::{best, values};
 use iec::model_config::{Activation, Rope, RopeScaling, RotaryPairs, RouterSoftmax};
-use iec::rng::Rng;
 use iec::runtime::KvType;
 use iec::runtime::attention::{Attend, AttentionKernel, Task};
 use iec::runtime::cpu::Cpu;
@@ -31,10 +31,13 @@ type Case = (&'static str, fn(&Cpu) -> f64);
 
 /// Runs the measurements whose names match the filter, or all if it is empty.
 pub fn measure(cpu: &Cpu, filter: &[String]) {
-    println!("{:<34} {:>10}", "between products", "us");
+    if !counting() {
+        println!("{:<34} {:>10}", "between products", "us");
+    }
     let wanted = |name: &str| filter.is_empty() || filter.iter().any(|f| name.contains(f.as_str()));
     for kind in [KvType::F32, KvType::F16, KvType::Bf16, KvType::Int8, KvType::Fp8, KvType::Int4] {
-        for (tokens, position) in [(1, 2047), (128, 0), (128, 1920)] {
+        let cases = if counting() { &[(1, 511), (16, 240)][..] } else { &[(1, 2047), (128, 0), (128, 1920)] };
+        for &(tokens, position) in cases {
             let name = format!("attention {kind} n={tokens} at {position}");
             if wanted(&name) {
                 print(&name, attention(cpu, kind, tokens, position));
@@ -57,17 +60,16 @@ pub fn measure(cpu: &Cpu, filter: &[String]) {
 }
 
 fn print(name: &str, seconds: f64) {
-    println!("{name:<34} {:>10.2}", seconds * 1e6);
-}
-
-fn values(count: usize) -> Vec<f32> {
-    let mut rng = Rng::new(1);
-    (0..count).map(|_| rng.next_normal() as f32).collect()
+    match counting() {
+        true => count::print(name, 1),
+        false => println!("{name:<34} {:>10.2}", seconds * 1e6),
+    }
 }
 
 /// Returns the seconds of one call, from the fastest of 10 rounds.
 fn once(cpu: &Cpu, mut f: impl FnMut()) -> f64 {
-    best(cpu, 10, || (0..TIMES).for_each(|_| f())) / TIMES as f64
+    let times = if counting() { 1 } else { TIMES };
+    best(cpu, 10, || (0..times).for_each(|_| f())) / times as f64
 }
 
 /// Measures attention of one layer: `tokens` queries, the first of which is at `position`, attend to all earlier
