@@ -22,7 +22,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # row, pack, precision, GGUF of llama.cpp (- : iec itself with one thread runs instead), what, tokens (prefill: of the prompt;
-# decode: before the first; batch: sequences x tokens of each prompt), arithmetic that limits. `speculate` decodes a text that
+# decode and kv-TYPE: before the first; batch: sequences x tokens of each prompt), arithmetic that limits. `speculate` decodes a text that
 # repeats itself, guessing ahead; llama.cpp decodes as ever. `batch` tells of the tokens after the prompts, `prompts` of these.
 table='
 decode              tl-q4_0 int4  tl-q4_0.gguf decode     0 int8
@@ -30,7 +30,13 @@ decode-1024         tl-q4_0 int4  tl-q4_0.gguf decode  1024 int8
 speculate-1024      tl-periodic int4 tl-q4_0.gguf speculate 1024 int8
 prefill-512         tl-q4_0 int4  tl-q4_0.gguf prefill  512 int8
 prefill-1024        tl-q4_0 int4  tl-q4_0.gguf prefill 1024 int8
+g128-decode         tl-g128 int4  tl-q4_0.gguf decode     0 int8
 g128-prefill-512    tl-g128 int4  tl-q4_0.gguf prefill  512 int8
+kv-f16-1920         tl-q4_0 int4  tl-q4_0.gguf kv-f16  1920 int8
+kv-bf16-1920        tl-q4_0 int4  tl-q4_0.gguf kv-bf16 1920 int8
+kv-int8-1920        tl-q4_0 int4  tl-q4_0.gguf kv-int8 1920 int8
+kv-fp8-1920         tl-q4_0 int4  tl-q4_0.gguf kv-fp8  1920 int8
+kv-int4-1920        tl-q4_0 int4  tl-q4_0.gguf kv-int4 1920 int8
 batch-4             tl-q4_0 int4  tl-q4_0.gguf batch  4x512 int8
 batch-8             tl-q4_0 int4  tl-q4_0.gguf batch  8x512 int8
 batch-16            tl-q4_0 int4  tl-q4_0.gguf batch 16x512 int8
@@ -168,6 +174,7 @@ measure_iec() { # pack precision what tokens threads
   local run=("$iec" bench --quiet --model-dir "$models/$1" --precision "$2" --threads "$5")
   case $3 in
     decode) run+=(--depth "$4" --prompt-len 1 --max-new 129) ;;
+    kv-*) run+=(--kv "${3#kv-}" --depth "$4" --prompt-len 1 --max-new 65) ;;
     speculate) run+=(--depth "$4" --prompt-len 1 --max-new 257 --speculate ngram) ;;
     prefill) run+=(--prompt-len "$4" --max-new 1 --warmup 1 --runs 2) ;;
     batch | prompts) run+=(--batch "${4%x*}" --prompt-len "${4#*x}" --max-new 33) ;;
@@ -184,9 +191,15 @@ measure_iec() { # pack precision what tokens threads
   field $rate < "$work/last"
 }
 measure_llama() { # gguf what tokens
-  local model=(-m "$models/$1" -t "$threads") run=("${pin[@]}")
+  local model=(-m "$models/$1" -t "$threads") run=("${pin[@]}") type
   case $2 in
     decode | speculate) run+=("$peers/llama-bench" "${model[@]}" -fa 1 -r 1 -o jsonl -p 0 -n 128 -d "$3") ;;
+    kv-*) case $2 in
+            kv-int8 | kv-fp8) type=q8_0 ;; # The nearest one; llama.cpp has no floats of 8 bits.
+            kv-int4) type=q4_0 ;;
+            *) type=${2#kv-} ;;
+          esac
+          run+=("$peers/llama-bench" "${model[@]}" -fa 1 -ctk "$type" -ctv "$type" -r 1 -o jsonl -p 0 -n 64 -d "$3") ;;
     prefill) run+=("$peers/llama-bench" "${model[@]}" -fa 1 -r 1 -o jsonl -p "$3" -n 0) ;;
     batch | prompts) run+=("$peers/llama-batched-bench" "${model[@]}" -fa on -tb "$threads" -c $((${3%x*} * (${3#*x} + 32))) -b 2048
                            -ub 512 -npp "${3#*x}" -ntg 32 -npl "${3%x*}" --output-format jsonl) ;;
@@ -277,6 +290,11 @@ awk -v rows="${selected[*]}" -v rounds="$rounds" '
     if (split(tokens[row], of_each, "x") == 2) { count = of_each[1]; if (what == "prompts") { what = "prefill"; count = of_each[2] } }
     split(cost[pack[row]] ? cost[pack[row]] : cost["tl"], costs, " "); ops = costs[1]; attention = costs[2]; kv = costs[3]
     peak = value[r, row, limit[row]]; read = value[r, row, "read"] * 1e9
+    # The tokens counted lie 32 positions behind the first on average; int8 has a scale per head, int4 one per 64 values.
+    if (what ~ /^kv-/) {
+      kv *= what ~ /8$/ ? 0.52 : what ~ /int4$/ ? 0.27 : 1
+      return read / (bytes[pack[row]] + kv * (count + 32))
+    }
     if (what == "prefill") return peak / (ops + attention * count / 2)
     if (what == "decode" || what == "speculate") return read / (bytes[pack[row]] + kv * (count + 64))
     time = (bytes[pack[row]] + count * (of_each[2] + 16) * kv) / read
@@ -295,7 +313,7 @@ awk -v rows="${selected[*]}" -v rounds="$rounds" '
     print "|---|---|---|---|" (others ? "---|---|" : "") "---|---|"
     n = split(rows, list, " ")
     for (i = 1; i <= n; i++) {
-      row = list[i]; digits = kind[row] == "decode" || kind[row] == "speculate" ? 1 : 0
+      row = list[i]; digits = kind[row] ~ /^(decode|kv-)/ || kind[row] == "speculate" ? 1 : 0
       peer = row ~ /^1-to/ ? "single" : "llama"
       of(row, "iec", ours); of(row, peer, theirs); of(row, "iec", ratio, peer)
       of(row, "read", read, "single-read")
