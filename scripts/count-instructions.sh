@@ -78,11 +78,13 @@ if awk '$4 > 0 { found = 1 } END { exit !found }' "$work/loops"; then
     awk '$4 > 0' "$work/loops" >&2
     exit 1
 fi
+count avx2 >"$work/avx2.table" &
+count scalar ' x int' >"$work/scalar.table"
+wait $!
 {
     echo "# Instructions of the kernels, by scripts/count-instructions.sh --update"
     echo "# $compiler"
-    count avx2
-    count scalar ' x int'
+    cat "$work/avx2.table" "$work/scalar.table"
     awk '$1 == "avx512" { if ($2 != last) k = 0; last = $2; printf "%s\t%d products, loop %d\t%d\n", $1, $2, ++k, $3 }' "$work/loops"
 } >"$work/table"
 
