@@ -22,8 +22,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # row, pack, precision, GGUF of llama.cpp (- : iec itself with one thread runs instead), what, tokens (prefill: of the prompt;
-# decode and kv-TYPE: before the first; batch: sequences x tokens of each prompt), arithmetic that limits. `speculate` decodes a text that
-# repeats itself, guessing ahead; llama.cpp decodes as ever. `batch` tells of the tokens after the prompts, `prompts` of these.
+# decode and kv-TYPE: before the first; batch: sequences x tokens of each prompt), arithmetic that limits. `speculate`
+# decodes a text that repeats itself, guessing ahead; llama.cpp decodes as ever. `batch` tells of the tokens after the prompts, `prompts` of these.
 table='
 decode              tl-q4_0 int4  tl-q4_0.gguf decode     0 int8
 decode-1024         tl-q4_0 int4  tl-q4_0.gguf decode  1024 int8
