@@ -185,7 +185,7 @@ fn every_instruction_set_gives_the_scalar_bits_for_every_shape_and_store() {
 fn several_panels_with_columns_in_pieces_are_the_scalar_bits() {
     let fast = others();
     let mut rng = Rng::new(11);
-    for shape in [(33, 1300, 4), (49, 1184, 13), (70, 1100, 25), (70, 2080, 64)] {
+    for shape in [(33, 1300, 4), (49, 1184, 13), (70, 1100, 25), (70, 2080, 64), (70, 1056, 97)] {
         for store in stores(shape.0, shape.1) {
             assert_eq!(compare(&mut rng, shape, store, &fast), Vec::<String>::new());
         }
@@ -211,7 +211,7 @@ fn the_largest_codes_and_activations_do_not_saturate() {
             let matrix = Matrix::new(rows, cols, store, Bytes::copied(&bytes)).unwrap();
             let signs =
                 |n: usize| (0..n * cols).map(|i| if i / cols % 3 > i % 2 { 1.0 } else { -1.0 }).collect::<Vec<_>>();
-            for n in [1, 3, 7] {
+            for n in [1, 3, 7, 20] {
                 let mut x = Acts::default();
                 x.set(n, cols, &signs(n));
                 round(&mut x);

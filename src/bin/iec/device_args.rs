@@ -9,8 +9,8 @@ use iec::runtime::device::{Devices, Offload};
 /// CPU or GPUs.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct DeviceArgs {
-    /// Device that computes: auto, cpu, cuda or cuda:N (cuda:N,M... for several GPUs; IEC_ISA=avx512, avxvnni, avx2,
-    /// neon or scalar forces the CPU's instruction set) [default: auto, the first GPU that can be used]
+    /// Device that computes: auto, cpu, cuda or cuda:N (cuda:N,M... for several GPUs; IEC_ISA=amx, avx512, avxvnni,
+    /// avx2, neon or scalar forces the CPU's instruction set) [default: auto, the first GPU that can be used]
     #[arg(long, value_name = "DEVICE", env = "IEC_DEVICE", hide_possible_values = true)]
     #[arg(value_parser = offering(&["auto", "cpu", "cuda"], parse_device))]
     device: Option<Device>,

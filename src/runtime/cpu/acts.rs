@@ -18,7 +18,7 @@ pub(super) struct Line(pub [f32; 16]);
 
 /// Int8 form of a group of activations, stored contiguously so that a kernel advances one pointer per row.
 #[derive(Debug, Clone, Copy, PartialEq)]
-#[repr(C)]
+#[repr(C, align(64))]
 pub struct Q8Group {
     /// Rounded values, -127..=127; kernels rely on the absence of -128.
     pub codes: [i8; GROUP],

@@ -25,8 +25,9 @@ pub(super) const TABLE: KernelTable = KernelTable {
 /// Kernel table with AVX512_BF16.
 pub(super) const TABLE_BF16: KernelTable = generic::with_bf16::<Avx512<true>>(TABLE);
 
+/// AVX-512, with BF16 dot products if `BF16`.
 #[derive(Clone, Copy)]
-struct Avx512<const BF16: bool>(());
+pub(super) struct Avx512<const BF16: bool>(());
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn enter<R: Routine>(routine: R) -> R::Output {

@@ -217,7 +217,11 @@ pub(super) fn whole_or_single(range: Range<usize>, step: usize) -> impl Iterator
 }
 
 /// Largest number of floats that a kernel writes in one call.
-pub(super) const MAX_OUT: usize = 16 * 16;
+pub(super) const MAX_OUT: usize = 32 * 32;
+
+/// Results of a call of a kernel, aligned so that vectors of them do not cross cache lines.
+#[repr(align(64))]
+pub(super) struct Out(pub [f32; MAX_OUT]);
 
 /// Entry points of one instruction set.
 #[derive(Debug)]

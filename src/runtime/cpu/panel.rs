@@ -49,6 +49,9 @@ pub(super) enum Turn {
 pub(super) struct Panel {
     pub codes: Vec<Line>,
     pub scales: Vec<Line>,
+    /// Sums of a kernel that passes them through memory.
+    #[cfg(target_arch = "x86_64")]
+    pub sums: Vec<Line>,
 }
 
 /// Packed weights that follow some panels in memory, divided into shares that are prefetched during the products of

@@ -9,7 +9,7 @@
 
 use super::acts::Acts;
 use super::generic::plain::STRIPE;
-use super::kernels::{Kernel, KernelTable, MAX_OUT, Part, PlainFn, whole_or_single};
+use super::kernels::{Kernel, KernelTable, MAX_OUT, Out, Part, PlainFn, whole_or_single};
 use super::matrix::{Arithmetic, Matrix, MatrixStore};
 use super::packed::{Packed, Rows};
 use super::panel::{Ahead, Panel, PanelKernel, Turn};
@@ -212,7 +212,7 @@ impl<'a> Task<'a> {
             PANELS.with_borrow_mut(|memory| unsafe { self.panels(&panel, whole, memory) });
         }
         let step = if n == 1 { kernel.alone } else { kernel.items };
-        let mut out = [0f32; MAX_OUT];
+        let mut out = Out([0.0; MAX_OUT]);
         for (item, items) in whole_or_single(units, step) {
             for (col, cols) in pieces(n, kernel.cols) {
                 let part = Part { col: self.tokens.start + col, cols, ..self.part(item, items) };
@@ -230,7 +230,7 @@ impl<'a> Task<'a> {
     /// # Safety
     /// Same as [`Task::tiles`]; the units are whole panels.
     unsafe fn panels(&self, kernel: &PanelKernel, units: Range<usize>, panels: &mut Vec<Panel>) {
-        let mut out = [0f32; MAX_OUT];
+        let mut out = Out([0.0; MAX_OUT]);
         // If the activations are few, they stay in the cache as a whole. Then one panel at a time is better, because
         // it stays there, too.
         let k = self.matrix.cols;
@@ -260,7 +260,7 @@ impl<'a> Task<'a> {
     ///
     /// # Safety
     /// Same as [`Task::run`], for the tiles of the part.
-    unsafe fn tile_part(&self, part: &Part<'_>, out: &mut [f32; MAX_OUT], sums: impl FnOnce(&mut [f32])) {
+    unsafe fn tile_part(&self, part: &Part<'_>, Out(out): &mut Out, sums: impl FnOnce(&mut [f32])) {
         let width = part.items * TILE_ROWS;
         sums(&mut out[..width * part.cols]);
         let row = part.item * TILE_ROWS;

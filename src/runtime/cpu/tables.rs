@@ -5,7 +5,7 @@ use super::kernels::KernelTable;
 use super::neon;
 use super::scalar;
 #[cfg(target_arch = "x86_64")]
-use super::{avx2, avx512};
+use super::{amx, avx2, avx512};
 use crate::error::{Error, Result};
 use std::sync::OnceLock;
 
@@ -14,6 +14,8 @@ pub const ISA_VARIABLE: &str = "IEC_ISA";
 
 /// Kernel tables, best first; every CPU can run the last one.
 static TABLES: &[KernelTable] = &[
+    #[cfg(target_arch = "x86_64")]
+    amx::TABLE,
     #[cfg(target_arch = "x86_64")]
     avx512::TABLE_BF16,
     #[cfg(target_arch = "x86_64")]

@@ -14,33 +14,18 @@ use crate::scheme::TILE_ROWS;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Integer width of the activations.
-pub(in super::super) trait Width: Copy {
-    /// Activations that share a scale. The codes come first, as whole 32-bit words.
-    type Group;
-    /// Unfinished integer sums.
-    type Sum<I: Isa>: Copy;
+/// Form in which the weights of a block are unpacked.
+pub(in super::super) trait Codes: Copy {
     /// Vectors of a quarter of a block (8 of its 32 columns, all rows of a piece).
     type Quarter<I: Isa>: AsRef<[I::Int]>;
     /// Number of vectors of a block: one for each 32-bit word of the activation codes of a block.
     const VECTORS: usize;
-    /// Number of chains that each sum is divided into when there are few sums, so that additions need not wait for
-    /// each other. Sums are exact, so no bit changes.
-    const CHAINS: usize;
-    /// Bits of an activation code.
-    const BITS: usize;
-    /// Returns the kind whose unpacked codes have the same form as those of this kind, so that one kernel serves both.
-    fn unpacked_kind(kind: u8) -> u8;
-    /// Returns the groups of a token.
-    fn groups(x: &Acts, token: usize) -> &[Self::Group];
-    /// Returns the scale of the codes of a group.
-    fn scale(group: &Self::Group) -> f32;
-    /// Loads the zero points of a group of scales, if there are any, in the form that [`Width::quarter`] takes.
+    /// Loads the zero points of a group of scales, if there are any, in the form that [`Codes::quarter`] takes.
     ///
     /// # Safety
     /// The tile has the group of scales.
     unsafe fn zeros<I: Isa, const KIND: u8>(isa: I, piece: &Piece<'_>, group: usize) -> I::Int;
-    /// Unpacks quarter `i` of a block. Its vector `s` is multiplied by word [`Width::word`] of the activations of the
+    /// Unpacks quarter `i` of a block. Its vector `s` is multiplied by word [`Codes::word`] of the activations of the
     /// block.
     ///
     /// # Safety
@@ -54,6 +39,25 @@ pub(in super::super) trait Width: Copy {
     ) -> Self::Quarter<I>;
     /// Returns the index of the word that vector `s` of quarter `i` is multiplied by.
     fn word(i: usize, s: usize) -> usize;
+}
+
+/// Integer width of the activations.
+pub(in super::super) trait Width: Codes {
+    /// Activations that share a scale. The codes come first, as whole 32-bit words.
+    type Group;
+    /// Unfinished integer sums.
+    type Sum<I: Isa>: Copy;
+    /// Number of chains that each sum is divided into when there are few sums, so that additions need not wait for
+    /// each other. Sums are exact, so no bit changes.
+    const CHAINS: usize;
+    /// Bits of an activation code.
+    const BITS: usize;
+    /// Returns the kind whose unpacked codes have the same form as those of this kind, so that one kernel serves both.
+    fn unpacked_kind(kind: u8) -> u8;
+    /// Returns the groups of a token.
+    fn groups(x: &Acts, token: usize) -> &[Self::Group];
+    /// Returns the scale of the codes of a group.
+    fn scale(group: &Self::Group) -> f32;
     /// Returns sums of zero.
     fn zero<I: Isa>(isa: I) -> Self::Sum<I>;
     /// Adds the correction for the offset of the weights, for `BLOCKS` blocks of a group starting with `block`.
@@ -86,12 +90,86 @@ pub(in super::super) struct Int8;
 #[derive(Clone, Copy)]
 pub(in super::super) struct Int16;
 
+/// Returns the zero points of a group of scales minus an offset, in each byte of a row; zero for kinds without zero
+/// points.
+///
+/// # Safety
+/// The tile has the group of scales.
+#[inline(always)]
+pub(in super::super) unsafe fn byte_zeros<I: Isa, const KIND: u8>(
+    isa: I,
+    offset: i32,
+    piece: &Piece<'_>,
+    group: usize,
+) -> I::Int {
+    if KIND != kind::AFFINE4 {
+        return isa.splat(0);
+    }
+    // SAFETY: the caller guarantees the group of scales, and the layout is affine.
+    let zeros = unsafe { piece.zeros(isa, group) };
+    let pairs = isa.or(zeros, isa.shl::<8>(zeros));
+    let bytes = isa.or(pairs, isa.shl::<16>(pairs));
+    isa.sub_i8(bytes, isa.splat(offset * 0x0101_0101))
+}
+
+/// Unpacks quarter `i` of `block` to bytes and adds an offset, which is 0 or that of the kind of codes. `zeros` are
+/// those of [`byte_zeros`].
+///
+/// # Safety
+/// The tile has the block.
+#[inline(always)]
+pub(in super::super) unsafe fn byte_quarter<I: Isa, const KIND: u8>(
+    isa: I,
+    offset: i32,
+    piece: &Piece<'_>,
+    (block, i): (usize, usize),
+    zeros: I::Int,
+) -> [I::Int; 2] {
+    // SAFETY: the caller guarantees the block, which has at least 4 vectors.
+    let v = unsafe { piece.codes::<I, KIND>(isa, block, i) };
+    if KIND != kind::INT8 {
+        return bytes::<I, KIND>(isa, offset, v, zeros);
+    }
+    // SAFETY: the caller guarantees the block, which has 8 vectors of bytes.
+    let upper = unsafe { piece.codes::<I, KIND>(isa, block, i + 4) };
+    match offset {
+        0 => [v, upper],
+        _ => [isa.xor(v, isa.splat(0x8080_8080_u32 as i32)), isa.xor(upper, isa.splat(0x8080_8080_u32 as i32))],
+    }
+}
+
+impl Codes for Int8 {
+    type Quarter<I: Isa> = [I::Int; 2];
+    const VECTORS: usize = 8;
+
+    #[inline(always)]
+    unsafe fn zeros<I: Isa, const KIND: u8>(isa: I, piece: &Piece<'_>, group: usize) -> I::Int {
+        // SAFETY: `byte_zeros` requires the same as this function.
+        unsafe { byte_zeros::<I, KIND>(isa, I::offset(KIND), piece, group) }
+    }
+
+    #[inline(always)]
+    unsafe fn quarter<I: Isa, const KIND: u8>(
+        isa: I,
+        piece: &Piece<'_>,
+        block: usize,
+        i: usize,
+        zeros: I::Int,
+    ) -> [I::Int; 2] {
+        // SAFETY: `byte_quarter` requires the same as this function.
+        unsafe { byte_quarter::<I, KIND>(isa, I::offset(KIND), piece, (block, i), zeros) }
+    }
+
+    #[inline(always)]
+    fn word(i: usize, s: usize) -> usize {
+        i + 4 * s
+    }
+}
+
 impl Width for Int8 {
     type Group = Q8Group;
     type Sum<I: Isa> = I::Sum4;
-    type Quarter<I: Isa> = [I::Int; 2];
     const BITS: usize = 8;
-    const VECTORS: usize = 8;
     const CHAINS: usize = 1;
 
     fn unpacked_kind(kind: u8) -> u8 {
@@ -110,45 +188,6 @@ impl Width for Int8 {
     #[inline(always)]
     fn scale(group: &Q8Group) -> f32 {
         group.scale
-    }
-
-    /// Returns the zero points minus the offset, in each byte of a row.
-    #[inline(always)]
-    unsafe fn zeros<I: Isa, const KIND: u8>(isa: I, piece: &Piece<'_>, group: usize) -> I::Int {
-        if KIND != kind::AFFINE4 {
-            return isa.splat(0);
-        }
-        // SAFETY: the caller guarantees the group of scales, and the layout is affine.
-        let zeros = unsafe { piece.zeros(isa, group) };
-        let pairs = isa.or(zeros, isa.shl::<8>(zeros));
-        let bytes = isa.or(pairs, isa.shl::<16>(pairs));
-        isa.sub_i8(bytes, isa.splat(I::offset(KIND) * 0x0101_0101))
-    }
-
-    #[inline(always)]
-    unsafe fn quarter<I: Isa, const KIND: u8>(
-        isa: I,
-        piece: &Piece<'_>,
-        block: usize,
-        i: usize,
-        zeros: I::Int,
-    ) -> [I::Int; 2] {
-        // SAFETY: the caller guarantees the block, which has at least 4 vectors.
-        let v = unsafe { piece.codes::<I, KIND>(isa, block, i) };
-        if KIND != kind::INT8 {
-            return bytes::<I, KIND>(isa, I::offset(KIND), v, zeros);
-        }
-        // SAFETY: the caller guarantees the block, which has 8 vectors of bytes.
-        let upper = unsafe { piece.codes::<I, KIND>(isa, block, i + 4) };
-        match I::offset(KIND) {
-            0 => [v, upper],
-            _ => [isa.xor(v, isa.splat(0x8080_8080_u32 as i32)), isa.xor(upper, isa.splat(0x8080_8080_u32 as i32))],
-        }
-    }
-
-    #[inline(always)]
-    fn word(i: usize, s: usize) -> usize {
-        i + 4 * s
     }
 
     #[inline(always)]
@@ -198,27 +237,9 @@ impl Width for Int8 {
     }
 }
 
-impl Width for Int16 {
-    type Group = Q16Group;
-    type Sum<I: Isa> = I::Sum2;
+impl Codes for Int16 {
     type Quarter<I: Isa> = [I::Int; 4];
-    const BITS: usize = 16;
     const VECTORS: usize = 16;
-    const CHAINS: usize = 4;
-
-    fn unpacked_kind(_kind: u8) -> u8 {
-        kind::INT8
-    }
-
-    #[inline(always)]
-    fn groups(x: &Acts, token: usize) -> &[Q16Group] {
-        x.row_q16(token)
-    }
-
-    #[inline(always)]
-    fn scale(group: &Q16Group) -> f32 {
-        group.scale
-    }
 
     /// Returns each zero point twice per lane.
     #[inline(always)]
@@ -265,6 +286,27 @@ impl Width for Int16 {
     #[inline(always)]
     fn word(i: usize, s: usize) -> usize {
         4 * i + s
+    }
+}
+
+impl Width for Int16 {
+    type Group = Q16Group;
+    type Sum<I: Isa> = I::Sum2;
+    const BITS: usize = 16;
+    const CHAINS: usize = 4;
+
+    fn unpacked_kind(_kind: u8) -> u8 {
+        kind::INT8
+    }
+
+    #[inline(always)]
+    fn groups(x: &Acts, token: usize) -> &[Q16Group] {
+        x.row_q16(token)
+    }
+
+    #[inline(always)]
+    fn scale(group: &Q16Group) -> f32 {
+        group.scale
     }
 
     #[inline(always)]

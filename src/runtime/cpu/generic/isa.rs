@@ -289,7 +289,7 @@ pub(in super::super) use memory;
 
 /// A piece of a tile: the rows from `row` on that fill a vector.
 #[derive(Clone, Copy)]
-pub(super) struct Piece<'a> {
+pub(in super::super) struct Piece<'a> {
     pub layout: &'a TileLayout,
     pub tile: *const u8,
     pub row: usize,

@@ -17,7 +17,13 @@ pub(super) mod plain;
 mod quantize;
 mod weighted_sum;
 
+#[cfg(target_arch = "x86_64")]
+pub(super) use integer::{Codes, byte_quarter, byte_zeros};
+#[cfg(target_arch = "x86_64")]
+pub(super) use isa::Piece;
 pub(super) use isa::{IntegerShape, Isa, PanelShape, Routine, memory, registers};
+#[cfg(target_arch = "x86_64")]
+pub(super) use panel::{NextTiles, Packed};
 
 use super::kernels::KernelTable;
 use super::weighted_sum as sums;

@@ -6,7 +6,7 @@
 use super::super::acts::{GROUP_BLOCKS, Line};
 use super::super::kernels::{Part, Tiles, kind, with_const, with_kind};
 use super::super::panel::{Panel, PanelKernel, Turn};
-use super::integer::{Runs, Width, broadcast, product, shape};
+use super::integer::{Codes, Runs, Width, broadcast, product, shape};
 use super::isa::{Isa, PanelShape, Piece, Routine};
 use crate::scheme::TILE_ROWS;
 use std::marker::PhantomData;
@@ -153,7 +153,7 @@ impl<W: Width, const KIND: u8, const FUSED: bool, const RUN: usize, const N: usi
     fn run<I: Isa>(self, isa: I) {
         let PanelProduct { part, panel, out, .. } = self;
         let tiles = Tiles::of(part);
-        let next = NextTiles::of(part);
+        let next = NextTiles::of(part, tiles.layout.blocks);
         let runs = Unpacked::<KIND, FUSED, RUN, N> { tiles, panel, run: 0, next };
         let rows = product::<I, W, RUN, N, C>(isa, &tiles, runs);
         for c in 0..C {
@@ -286,7 +286,7 @@ fn widen<I: Isa, W: Width, const N: usize, const C: usize>(isa: I, sums: &mut [[
 }
 
 /// Pieces of a panel and their zero points, for a run of blocks that share scales.
-struct Packed<'a, I: Isa, const N: usize> {
+pub(in super::super) struct Packed<'a, I: Isa, const N: usize> {
     pieces: [(Piece<'a>, I::Int); N],
 }
 
@@ -297,7 +297,7 @@ impl<'a, I: Isa, const N: usize> Packed<'a, I, N> {
     /// # Safety
     /// The tiles have the group of scales, and `lines` has one line for each tile.
     #[inline(always)]
-    unsafe fn of<W: Width, const KIND: u8>(
+    pub unsafe fn of<W: Codes, const KIND: u8>(
         isa: I,
         tiles: &Tiles<'a>,
         scale: usize,
@@ -354,7 +354,7 @@ impl<'a, I: Isa, const N: usize> Packed<'a, I, N> {
     /// # Safety
     /// The tiles have the block, and the lines are those of all its vectors.
     #[inline(always)]
-    unsafe fn quarter<W: Width, const KIND: u8>(
+    pub unsafe fn quarter<W: Codes, const KIND: u8>(
         &self,
         isa: I,
         block: usize,
@@ -380,24 +380,25 @@ impl<'a, I: Isa, const N: usize> Packed<'a, I, N> {
 }
 
 /// Position in [`Part::next`], which is prefetched into the second-level cache while other tiles are multiplied.
-struct NextTiles {
+pub(in super::super) struct NextTiles {
     next: *const u8,
     until: *const u8,
-    /// Bytes to prefetch in each block.
+    /// Bytes to prefetch at a time.
     step: usize,
 }
 
 impl NextTiles {
+    /// Divides the weights into this many equal shares.
     #[inline(always)]
-    fn of(part: &Part<'_>) -> NextTiles {
-        let step = part.next.len().div_ceil(part.layout().blocks.max(1)).next_multiple_of(64);
+    pub fn of(part: &Part<'_>, shares: usize) -> NextTiles {
+        let step = part.next.len().div_ceil(shares.max(1)).next_multiple_of(64);
         let next = part.next.as_ptr_range();
         NextTiles { next: next.start, until: next.end, step }
     }
 
-    /// Prefetches the bytes for one block.
+    /// Prefetches the next share.
     #[inline(always)]
-    fn ask<I: Isa>(&mut self, isa: I) {
+    pub fn ask<I: Isa>(&mut self, isa: I) {
         let until = self.next.wrapping_add(self.step);
         while self.next < until.min(self.until) {
             isa.prefetch(self.next);
