@@ -16,6 +16,10 @@ mkdir -p "$dest" && cd "$dest"
 package=llama_cpp_python-$version
 [ -f "$package.tar.gz" ] || venv/bin/pip -q download --no-deps --no-binary llama-cpp-python "llama-cpp-python==$version" -d .
 [ -d "$package" ] || tar xzf "$package.tar.gz"
+# The intrinsic of GCC 12 does not say that it reads the whole configuration of AMX, so stores to it are dropped, and the
+# tools end with a segmentation fault on processors with AMX.
+sed -i 's/^    _tile_loadconfig(&tc);/    __asm__ volatile("" : : "r"(\&tc) : "memory"); _tile_loadconfig(\&tc);/' \
+  "$package/vendor/llama.cpp/ggml/src/ggml-cpu/amx/mmq.cpp"
 export PATH="$dest/venv/bin:$PATH"
 cmake -S "$package/vendor/llama.cpp" -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DLLAMA_CURL=OFF \
   -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON \
