@@ -1,9 +1,11 @@
 //! Read-only bytes that tensors borrow for as long as they live: ranges of memory-mapped files, or owned memory.
 
+mod mend;
 mod pages;
 mod slab;
 mod table;
 
+pub use mend::into_huge_pages;
 pub use pages::huge_share;
 pub use slab::Part;
 pub use table::file_at;
@@ -100,6 +102,33 @@ impl MappedFile {
             #[cfg(unix)]
             let _ = unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start) };
         }
+    }
+
+    /// Waits until the file is written to the disk.
+    fn sync(&self) -> std::io::Result<()> {
+        self.file.sync_data()
+    }
+
+    /// Returns true when all of these bytes are in the page cache, which systems may also say to those who do not own
+    /// the file; false if the system does not tell. The range begins at a page.
+    #[allow(unsafe_code)]
+    fn is_cached(&self, range: Range<usize>) -> bool {
+        let bytes = &self.map[range];
+        // Where pages are larger than the smallest ones, the system writes fewer bytes.
+        let mut pages = vec![1u8; bytes.len().div_ceil(PAGE)];
+        // SAFETY: the bytes are mapped, and there is a byte for each page of the smallest size.
+        #[cfg(target_os = "linux")]
+        let known = unsafe { libc::mincore(bytes.as_ptr().cast_mut().cast(), bytes.len(), pages.as_mut_ptr()) } == 0;
+        #[cfg(not(target_os = "linux"))]
+        let known = false;
+        known && pages.iter().all(|page| page & 1 == 1)
+    }
+
+    /// Asks the system to drop these bytes from the page cache, except pages that another process has mapped.
+    fn evict(&self, range: Range<usize>) {
+        let len = std::num::NonZeroU64::new(range.len() as u64);
+        #[cfg(target_os = "linux")]
+        let _ = rustix::fs::fadvise(&self.file, range.start as u64, len, rustix::fs::Advice::DontNeed);
     }
 
     /// Returns the bytes of the whole file.

@@ -19,6 +19,7 @@ use crate::dtype::DType;
 use crate::error::{Cause, Context, Error, Result};
 use crate::iebin::{IebinReader, JSON_NAME};
 use crate::interrupt;
+use crate::mapped;
 use crate::model_config::ModelConfig;
 use crate::resources::memory_left;
 use crate::units::human_bytes;
@@ -312,6 +313,9 @@ fn bring_into_memory(reader: &IebinReader, weights: &Weights, residency: Residen
     if residency == Residency::Locked {
         let locked = reader.files().iter().try_for_each(|file| file.lock()).and_then(|()| weights.lock());
         locked.help("raise the limit of locked memory (`ulimit -l`), or leave out --pin")?;
+    }
+    if matches!(residency, Residency::OnDemand | Residency::Whole) {
+        mapped::into_huge_pages(reader.files());
     }
     Ok(())
 }
