@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn a_file_keeps_its_bytes() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let bytes: Vec<u8> = (0..5_000_001u32).map(|i| (i * 7 >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..5_000_001u32).map(|i| (i * 7 / 8) as u8).collect();
         std::fs::write(file.path(), &bytes).unwrap();
         let map = MappedFile::open(file.path()).unwrap();
         assert_eq!(map.bytes(), bytes);
