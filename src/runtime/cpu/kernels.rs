@@ -217,11 +217,14 @@ pub(super) fn whole_or_single(range: Range<usize>, step: usize) -> impl Iterator
 }
 
 /// Largest number of floats that a kernel writes in one call.
-pub(super) const MAX_OUT: usize = 32 * 32;
+pub(super) const MAX_OUT: usize = 16 * 16;
+
+/// Largest number of floats that the kernel of a panel writes in one call.
+pub(super) const MAX_PANEL_OUT: usize = 32 * 32;
 
 /// Results of a call of a kernel, aligned so that vectors of them do not cross cache lines.
 #[repr(align(64))]
-pub(super) struct Out(pub [f32; MAX_OUT]);
+pub(super) struct Out<const N: usize>(pub [f32; N]);
 
 /// Entry points of one instruction set.
 #[derive(Debug)]

@@ -9,7 +9,7 @@
 
 use super::acts::Acts;
 use super::generic::plain::STRIPE;
-use super::kernels::{Kernel, KernelTable, MAX_OUT, Out, Part, PlainFn, whole_or_single};
+use super::kernels::{Kernel, KernelTable, MAX_OUT, MAX_PANEL_OUT, Out, Part, PlainFn, whole_or_single};
 use super::matrix::{Arithmetic, Matrix, MatrixStore};
 use super::packed::{Packed, Rows};
 use super::panel::{Ahead, Panel, PanelKernel, Turn};
@@ -218,7 +218,7 @@ impl<'a> Task<'a> {
                 let part = Part { col: self.tokens.start + col, cols, ..self.part(item, items) };
                 // SAFETY: the caller guarantees the instruction set and that no other thread computes these units; the
                 // part lies inside the matrix and the activations.
-                unsafe { self.tile_part(&part, &mut out, |out| (kernel.run)(&part, out)) };
+                unsafe { self.tile_part(&part, &mut out.0, |out| (kernel.run)(&part, out)) };
             }
         }
     }
@@ -230,7 +230,7 @@ impl<'a> Task<'a> {
     /// # Safety
     /// Same as [`Task::tiles`]; the units are whole panels.
     unsafe fn panels(&self, kernel: &PanelKernel, units: Range<usize>, panels: &mut Vec<Panel>) {
-        let mut out = Out([0.0; MAX_OUT]);
+        let mut out = Out([0.0; MAX_PANEL_OUT]);
         // If the activations are few, they stay in the cache as a whole. Then one panel at a time is better, because
         // it stays there, too.
         let k = self.matrix.cols;
@@ -250,7 +250,7 @@ impl<'a> Task<'a> {
                     // SAFETY: the caller guarantees the instruction set and that no other thread computes these
                     // units; the part lies inside the matrix and the activations, and the first turn unpacks the panel
                     // from the same items.
-                    unsafe { self.tile_part(&part, &mut out, |out| (kernel.run)(&part, panel, turn, out)) };
+                    unsafe { self.tile_part(&part, &mut out.0, |out| (kernel.run)(&part, panel, turn, out)) };
                 }
             }
         }
@@ -260,7 +260,7 @@ impl<'a> Task<'a> {
     ///
     /// # Safety
     /// Same as [`Task::run`], for the tiles of the part.
-    unsafe fn tile_part(&self, part: &Part<'_>, Out(out): &mut Out, sums: impl FnOnce(&mut [f32])) {
+    unsafe fn tile_part(&self, part: &Part<'_>, out: &mut [f32], sums: impl FnOnce(&mut [f32])) {
         let width = part.items * TILE_ROWS;
         sums(&mut out[..width * part.cols]);
         let row = part.item * TILE_ROWS;
