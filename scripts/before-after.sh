@@ -6,6 +6,7 @@
 #   OLD, NEW      two iec binaries
 #   --rounds N    pairs of measurements per row (7); the order within a pair alternates
 #   --threads N   threads of both (all cores)
+#   --pairs FILE  file to which a line is added for each pair: row, unit, before, after
 #   --models DIR  where the checkpoint and the packs lie or are made by OLD (target/race; 8 GB)
 #   ROW           decode, prefill; the same with a scheme or precision before them, as in nl4-decode: g128, nl4, mxfp4, int8,
 #                 int4w, bf16, fp16, fp32; batch-16; kv-TYPE for f16, bf16, int8, fp8, int4; pack, pack-as-is, start (all)
@@ -22,10 +23,11 @@ die() { echo "before-after.sh: $*" >&2; exit 2; }
 old=$(realpath "$1") new=$(realpath "$2"); shift 2
 all=(decode prefill batch-16 {g128,nl4,mxfp4,int8,int4w,bf16,fp16,fp32}-{decode,prefill} kv-{f16,bf16,int8,fp8,int4}
   pack pack-as-is start)
-rounds=7 threads=$(nproc) models=$(dirname "$0")/../target/race rows=()
+rounds=7 threads=$(nproc) models=$(dirname "$0")/../target/race pairs=/dev/null rows=()
 while [ $# -gt 0 ]; do
   case $1 in
     --rounds) rounds=$2; shift ;; --threads) threads=$2; shift ;; --models) models=$2; shift ;;
+    --pairs) pairs=$(realpath -m "$2"); shift ;;
     --*) die "unknown option $1" ;;
     *) [[ " ${all[*]} " = *" $1 "* ]] || die "unknown row $1; the rows: ${all[*]}"
        rows+=("$1") ;;
@@ -98,16 +100,17 @@ echo "| row | unit | before | after | after / before (least-most) |"
 echo "|---|---|---|---|---|"
 for row in "${rows[@]}"; do
   befores='' afters='' ratios=''
+  case $row in pack* | start) unit=s ;; *) unit=tokens/s ;; esac
   measure "$old" "$row" >/dev/null
   for round in $(seq "$rounds"); do
     if [ $((round % 2)) = 1 ]; then a=$(measure "$old" "$row"); b=$(measure "$new" "$row")
     else b=$(measure "$new" "$row"); a=$(measure "$old" "$row"); fi
     [ -n "$a" ] && [ -n "$b" ] || die "$row: a build printed no figure"
+    echo "$row $unit $a $b" >>"$pairs"
     befores+="$a"$'\n' afters+="$b"$'\n' ratios+="$(echo "$b / $a" | bc -l)"$'\n'
   done
   read -r before _ <<<"$(printf %s "$befores" | statistics)"
   read -r after _ <<<"$(printf %s "$afters" | statistics)"
   read -r ratio least most <<<"$(printf %s "$ratios" | statistics)"
-  case $row in pack* | start) unit=s ;; *) unit=tokens/s ;; esac
   printf '| %s | %s | %.3g | %.3g | %.3f (%.3f-%.3f) |\n' "$row" "$unit" "$before" "$after" "$ratio" "$least" "$most"
 done
