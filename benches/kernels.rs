@@ -323,7 +323,7 @@ fn read_all(memory: &[u64]) -> u64 {
 }
 
 /// Returns the functions that measure the peaks of an instruction set: f32, bf16 (emulated by two fused multiply-adds
-/// where there is no bf16 instruction), int8 and int16.
+/// where there is no bf16 instruction), int8 and int16. For AMX they are those of vector instructions.
 #[allow(clippy::type_complexity)]
 fn peaks(isa: &str) -> [fn(usize) -> f64; 4] {
     // SAFETY: the engine has checked that the CPU supports the instruction set it names and the features that this
@@ -331,7 +331,7 @@ fn peaks(isa: &str) -> [fn(usize) -> f64; 4] {
     #[cfg(target_arch = "x86_64")]
     unsafe {
         match isa {
-            "avx512bf16" => {
+            "amx" | "avx512bf16" => {
                 return [|n| x86::fma_512(n), |n| x86::bf16_512(n), |n| x86::int8_512(n), |n| x86::int16_512(n)];
             }
             "avx512" => return [|n| x86::fma_512(n), |n| x86::fma_512(n), |n| x86::int8_512(n), |n| x86::int16_512(n)],

@@ -70,7 +70,7 @@ judge() {
       if (!n) return
       for (i = 1; i <= n; i++) {
         b[i] = before[i]; a[i] = after[i]; r[i] = unit == "s" ? before[i] / after[i] : after[i] / before[i]; d[i] = log(r[i])
-        list1 = list1 (i > 1 ? "," : "") before[i]; list2 = list2 (i > 1 ? "," : "") after[i]
+        list1 = list1 (i > 1 ? "," : "") sprintf("%.5g", before[i]); list2 = list2 (i > 1 ? "," : "") sprintf("%.5g", after[i])
       }
       p = wilcoxon(d, n); m = median(r, n)
       word = p < 0.05 && m < 0.98 ? "slower" : p < 0.05 && m > 1.02 ? "faster" : "same"
