@@ -109,8 +109,13 @@ impl MappedFile {
         self.file.sync_data()
     }
 
-    /// Returns true when all of these bytes are in the page cache, which systems may also say to those who do not own
-    /// the file; false if the system does not tell. The range begins at a page.
+    /// Returns true when the file system can cache the file in huge pages.
+    fn has_large_folios(&self) -> bool {
+        files::has_large_folios(&self.file)
+    }
+
+    /// Returns true when all of these bytes are in the page cache; false if the system does not tell. For a file that
+    /// the user may not write, Linux says that all of it is. The range begins at a page.
     #[allow(unsafe_code)]
     fn is_cached(&self, range: Range<usize>) -> bool {
         let bytes = &self.map[range];

@@ -175,6 +175,18 @@ pub fn special(found: &Metadata) -> &'static str {
     }
 }
 
+/// Returns true for a file of ext4 or XFS, which Linux caches in huge pages. Network file systems do not have them.
+pub fn has_large_folios(file: &File) -> bool {
+    #[cfg(target_os = "linux")]
+    // The numbers of both in linux/magic.h.
+    return rustix::fs::fstatfs(file).is_ok_and(|fs| matches!(fs.f_type, 0xEF53 | 0x5846_5342));
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = file;
+        false
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,9 +2,10 @@
 //!
 //! A file that another program has copied or downloaded lies in small pages, which stay as they are until they are
 //! evicted, and products then read it up to a third more slowly. When it is read again through a mapping that asks for
-//! huge pages, it lies in huge pages for all later processes, too (Linux with ext4 since 6.16, or XFS). A thread of low
-//! urgency does that, a segment at a time: it evicts and reads again what lies in memory. The bytes do not change, and
-//! other threads may read them meanwhile; at worst they wait for a segment to be read.
+//! huge pages, it lies in huge pages for all later processes, too (Linux with ext4 since 6.16, or XFS). A background
+//! thread does that, a segment at a time: it evicts and reads again what lies in memory. The bytes do not change, and
+//! other threads may read them meanwhile; at worst they wait for a segment to be read. Files of network file systems are
+//! left alone, because what was evicted might not come back.
 
 use super::pages::pages_of;
 use super::{Bytes, MappedFile};
@@ -26,9 +27,9 @@ const LEAST_RATE: f64 = 300e6;
 /// Starts a thread that moves these files to huge pages if they lie in small ones, and if that helps. It ends when the
 /// files are closed.
 pub fn into_huge_pages(files: &[Arc<MappedFile>]) {
-    let large = files.iter().filter(|file| file.bytes().len() >= LEAST_BYTES);
+    let large = files.iter().filter(|file| file.bytes().len() >= LEAST_BYTES && file.has_large_folios());
     let files: Vec<Weak<MappedFile>> = large.map(Arc::downgrade).collect();
-    if files.is_empty() || cfg!(not(target_os = "linux")) {
+    if files.is_empty() {
         return;
     }
     // Without the thread, everything works as before, only more slowly.

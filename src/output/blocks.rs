@@ -1,5 +1,6 @@
 //! Blocks of a file that is written in parts of any size and order, so that the page cache holds it in huge pages.
 
+use crate::files;
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -24,7 +25,7 @@ pub(super) struct Blocks {
 impl Blocks {
     /// Creates the blocks of a file that has its final length; none on file systems without huge pages.
     pub(super) fn of(file: &File) -> std::io::Result<Blocks> {
-        let whole = if has_large_folios(file) { file.metadata()?.len() / BLOCK } else { 0 };
+        let whole = if files::has_large_folios(file) { file.metadata()?.len() / BLOCK } else { 0 };
         Ok(Blocks::of_length(whole * BLOCK))
     }
 
@@ -51,18 +52,6 @@ impl Blocks {
             *begun = true;
         }
         Ok(())
-    }
-}
-
-/// Returns true for a file of ext4 or XFS. Network file systems, which have no huge pages, answer `SEEK_DATA` slowly.
-fn has_large_folios(file: &File) -> bool {
-    #[cfg(target_os = "linux")]
-    // The numbers of both in linux/magic.h.
-    return rustix::fs::fstatfs(file).is_ok_and(|fs| matches!(fs.f_type, 0xEF53 | 0x5846_5342));
-    #[cfg(not(target_os = "linux"))]
-    {
-        let _ = file;
-        false
     }
 }
 

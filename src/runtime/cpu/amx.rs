@@ -110,6 +110,9 @@ unsafe fn run(part: &Part<'_>, panel: &mut Panel, turn: Turn, out: &mut [f32]) {
     let layout = part.layout();
     let tiles = Tiles::of(part);
     let (groups, run) = (layout.blocks.div_ceil(GROUP_BLOCKS), tiles.run_blocks());
+    if groups == 0 {
+        return out.fill(0.0);
+    }
     if turn == Turn::First {
         // Blocks after the last one, which fill up its group, are multiplied by activations and scales of zero.
         panel.codes.resize(groups * GROUP_BLOCKS * BLOCK_LINES, Line::default());
