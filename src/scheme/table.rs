@@ -52,6 +52,7 @@ pub enum CodeTable {
 
 impl CodeTable {
     /// Returns the value of each code.
+    #[inline(always)]
     pub const fn values(self) -> &'static [i8; 16] {
         match self {
             CodeTable::E2m1 => &[0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12],

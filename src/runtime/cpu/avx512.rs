@@ -12,6 +12,7 @@ mod probabilities;
 use super::generic::{self, IntegerShape, Isa, PanelShape, Routine, memory, registers};
 use super::kernels::{KernelTable, kind};
 use crate::simd::Level;
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 pub(super) const TABLE: KernelTable = KernelTable {
@@ -107,6 +108,10 @@ unsafe impl<const BF16: bool> Isa for Avx512<BF16> {
 
     registers! {
         fn prefetch(self, at: *const u8) -> () { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+        fn prefetch_here(self, at: *const u8) -> () {
+            // Loads and stores stay before and after assembler that might access memory.
+            asm!("prefetcht1 byte ptr [{}]", in(reg) at, options(nostack, preserves_flags))
+        }
         fn splat(self, v: i32) -> __m512i { _mm512_set1_epi32(v) }
         fn splat_f32(self, v: f32) -> __m512 { _mm512_set1_ps(v) }
         fn as_f32(self, v: __m512i) -> __m512 { _mm512_castsi512_ps(v) }

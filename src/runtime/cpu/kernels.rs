@@ -120,7 +120,7 @@ impl<'a> Tiles<'a> {
 
 /// Kinds of codes in tiles, as values of a const generic.
 pub(super) mod kind {
-    use crate::scheme::{CodeMap, CodeTable, TileLayout};
+    use crate::scheme::{CodeMap, CodeTable, ScaleType, TileLayout};
 
     /// Nibbles biased by 8.
     pub const SYMMETRIC4: u8 = 0;
@@ -144,6 +144,12 @@ pub(super) mod kind {
     #[inline(always)]
     pub const fn vectors(kind: u8) -> usize {
         if kind == INT8 { 8 } else { 4 }
+    }
+
+    /// Returns the type that scales of this kind have, but for a few tensors.
+    #[inline(always)]
+    pub const fn common_scale(kind: u8) -> ScaleType {
+        if kind == MXFP4 { ScaleType::E8m0 } else { ScaleType::F16 }
     }
 
     /// Returns the kind of a layout.
@@ -191,14 +197,14 @@ macro_rules! with_const {
 }
 pub(super) use with_const;
 
-/// Function that computes rectangles, and the sizes of the rectangles that it accepts: `items` items or 1 item with 1
-/// to `cols` columns, and `alone` items with a single column.
+/// Function that computes rectangles, and the sizes of the rectangles that it accepts: up to [`Kernel::items`] items
+/// with 1 to `cols` columns.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Kernel {
-    /// Items of a full rectangle.
+    /// Items of a full rectangle with many columns.
     pub items: usize,
-    /// Items of a full rectangle with a single column; every further item read in parallel is one more stream from
-    /// memory.
+    /// Items of a full rectangle with a single column; of one with a few columns, as many as have the same number of
+    /// results, if these are more than `items`.
     pub alone: usize,
     /// Largest number of columns of a rectangle.
     pub cols: usize,
@@ -206,6 +212,13 @@ pub(super) struct Kernel {
     pub run: PartFn,
     /// Kernel for weights that are unpacked once for many columns, if the instruction set has one.
     pub panel: Option<PanelKernel>,
+}
+
+impl Kernel {
+    /// Returns the number of items of a full rectangle with `cols` columns.
+    pub fn items(&self, cols: usize) -> usize {
+        if cols == 1 { self.alone } else { self.items.max(self.alone / cols) }
+    }
 }
 
 /// Divides the range into steps of `step` and single items for the rest, and returns their starts and lengths. So a

@@ -9,7 +9,7 @@
 
 use super::acts::Acts;
 use super::generic::plain::STRIPE;
-use super::kernels::{Kernel, KernelTable, MAX_OUT, MAX_PANEL_OUT, Out, Part, PlainFn, whole_or_single};
+use super::kernels::{Kernel, KernelTable, MAX_OUT, MAX_PANEL_OUT, Out, Part, PlainFn};
 use super::matrix::{Arithmetic, Matrix, MatrixStore};
 use super::packed::{Packed, Rows};
 use super::panel::{Ahead, Panel, PanelKernel, Turn};
@@ -211,9 +211,10 @@ impl<'a> Task<'a> {
             // SAFETY: `panels` requires the same as this function; `whole` consists of whole panels.
             PANELS.with_borrow_mut(|memory| unsafe { self.panels(&panel, whole, memory) });
         }
-        let step = if n == 1 { kernel.alone } else { kernel.items };
+        let step = kernel.items(n);
         let mut out = Out([0.0; MAX_OUT]);
-        for (item, items) in whole_or_single(units, step) {
+        for item in units.clone().step_by(step) {
+            let items = step.min(units.end - item);
             for (col, cols) in pieces(n, kernel.cols) {
                 let part = Part { col: self.tokens.start + col, cols, ..self.part(item, items) };
                 // SAFETY: the caller guarantees the instruction set and that no other thread computes these units; the

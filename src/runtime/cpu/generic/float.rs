@@ -36,9 +36,9 @@ impl<const KIND: u8, const T: usize, const C: usize> Routine for FloatProduct<'_
     fn run<I: Isa>(self, isa: I) {
         let layout = self.tiles.layout;
         for row in (0..TILE_ROWS).step_by(I::LANES) {
-            let mut pieces = [Piece { layout, tile: self.tiles.tile(0), row }; T];
+            let mut pieces = [Piece::new(layout, self.tiles.tile(0), row); T];
             for t in 1..T {
-                pieces[t].tile = self.tiles.tile(t);
+                pieces[t] = Piece::new(layout, self.tiles.tile(t), row);
             }
             let rows = product::<I, KIND, T, C>(isa, &self.tiles, &pieces);
             for c in 0..C {
@@ -68,7 +68,7 @@ fn product<I: Isa, const KIND: u8, const T: usize, const C: usize>(
         let (mut scales, mut zeros) = ([isa.splat_f32(0.0); T], [isa.splat_f32(0.0); T]);
         for t in 0..T {
             // SAFETY: the tiles have this group.
-            scales[t] = unsafe { pieces[t].scales(isa, group) };
+            scales[t] = unsafe { pieces[t].scales::<I, KIND, false>(isa, group) };
             if KIND == kind::AFFINE4 {
                 // SAFETY: the tiles have this group, and the layout is affine.
                 zeros[t] = isa.to_f32(unsafe { pieces[t].zeros(isa, group) });

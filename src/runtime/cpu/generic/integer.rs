@@ -3,15 +3,12 @@
 //! [`product`] is the loop that all of them share. A *run* consists of consecutive blocks that share both a scale of
 //! the weights and a scale of the activations. The integer sums over each run are multiplied by the scales of the
 //! weights and summed over the group of activations; these sums are multiplied by the scale of the activations and
-//! summed over K. An implementation of [`Runs`] supplies the sums of each run. The one in this file reads tiles, which
-//! are unpacked in registers, once for all columns of the rectangle; the one in [`super::panel`] reads a panel.
+//! summed over K. An implementation of [`Runs`] supplies the sums of each run. The one in [`super::tiles`] reads tiles,
+//! which are unpacked in registers, once for all columns of the rectangle; the one in [`super::panel`] reads a panel.
 
 use super::super::acts::{Acts, GROUP_BLOCKS, Q8Group, Q16Group};
-use super::super::kernels::{Kernel, Part, Tiles, kind, with_const, with_kind};
-use super::isa::{IntegerShape, Isa, Piece, Routine, bytes};
-use super::panel;
-use crate::scheme::TILE_ROWS;
-use std::marker::PhantomData;
+use super::super::kernels::{Tiles, kind};
+use super::isa::{IntegerShape, Isa, Piece, bytes};
 use std::ops::Range;
 
 /// Form in which the weights of a block are unpacked.
@@ -340,72 +337,6 @@ pub(super) const fn shape<I: Isa, W: Width>() -> IntegerShape {
     if W::BITS == 8 { I::INT8 } else { I::INT16 }
 }
 
-/// Returns the kernel for a width.
-pub(in super::super) const fn kernel<I: Isa, W: Width>() -> Kernel {
-    // With a single column, one call computes 8 tiles, because selecting a function for each tile would take 3 % of the
-    // time.
-    Kernel { items: 1, alone: 8, cols: shape::<I, W>().cols, run: tile::<I, W>, panel: panel::kernel::<I, W>() }
-}
-
-/// # Safety
-/// Same as [`super::super::kernels::PartFn`].
-unsafe fn tile<I: Isa, W: Width>(part: &Part<'_>, out: &mut [f32]) {
-    let tiles = Tiles::of(part);
-    with_kind!(tiles.layout, KIND, {
-        with_const!(part.cols, [1 2 3 4 5 6 7 8 9 10 11], C, C <= shape::<I, W>().cols, {
-            let width = PhantomData::<W>;
-            // SAFETY: the caller guarantees the instruction set, and a part inside the matrix and the activations.
-            unsafe { I::enter(TileProduct::<W, KIND, C> { tiles, out, width }) }
-        })
-    })
-}
-
-/// Product of tiles with `C` columns: tile after tile, with all columns at once. Two tiles in parallel would be two
-/// streams from memory, and a second pass for further columns would unpack again.
-struct TileProduct<'a, W, const KIND: u8, const C: usize> {
-    tiles: Tiles<'a>,
-    out: &'a mut [f32],
-    width: PhantomData<W>,
-}
-
-impl<W: Width, const KIND: u8, const C: usize> Routine for TileProduct<'_, W, KIND, C> {
-    type Output = ();
-    #[inline(always)]
-    fn run<I: Isa>(self, isa: I) {
-        // One or two columns wait for memory, so all rows of a tile are computed together, which reads each cache line
-        // once. The 16 registers of AVX2 hold the sums of so many rows for few columns only: with three, or with four
-        // of 16 bits, it is slower.
-        match I::LANES {
-            8 if C <= 2 || (C == 4 && W::BITS == 8) => self.rows::<I, 2>(isa),
-            4 if C == 1 => self.rows::<I, 4>(isa),
-            _ => self.rows::<I, 1>(isa),
-        }
-    }
-}
-
-impl<W: Width, const KIND: u8, const C: usize> TileProduct<'_, W, KIND, C> {
-    /// Computes `N` pieces of a tile at once.
-    #[inline(always)]
-    fn rows<I: Isa, const N: usize>(self, isa: I) {
-        let (layout, items) = (self.tiles.layout, self.tiles.part.items);
-        for (t, row) in (0..items).flat_map(|t| (0..TILE_ROWS).step_by(N * I::LANES).map(move |row| (t, row))) {
-            let runs = Unpacked::<KIND, N> { piece: Piece { layout, tile: self.tiles.tile(t), row } };
-            // The fewer instructions a block takes, the more blocks the processor can load ahead.
-            let rows = match layout.group_blocks {
-                1 if C == 1 => product::<I, W, 1, N, C>(isa, &self.tiles, runs),
-                _ => product::<I, W, 0, N, C>(isa, &self.tiles, runs),
-            };
-            for n in 0..N {
-                for c in 0..C {
-                    let to: &mut [f32] = &mut self.out[TILE_ROWS * (c * items + t) + row + n * I::LANES..][..I::LANES];
-                    // SAFETY: `to` is a whole vector.
-                    unsafe { isa.store(to.as_mut_ptr(), rows[n][c]) };
-                }
-            }
-        }
-    }
-}
-
 /// Source of the integer sums of `N` vectors of rows and `C` columns.
 pub(super) trait Runs<I: Isa, W: Width, const N: usize, const C: usize> {
     /// Returns the sums of the next run, and the scales of its weights. `blocks` share the group of scales `scale`
@@ -479,115 +410,4 @@ pub(super) unsafe fn broadcast<I: Isa, W: Width>(isa: I, group: &W::Group, word:
     // SAFETY: the caller guarantees that the group has the word; the codes come first, with the alignment of an i32,
     // and any bytes are a valid i32.
     isa.splat(unsafe { (&raw const *group).cast::<i32>().add(word).read() })
-}
-
-/// Runs of `N` pieces of a tile from one on, whose codes are unpacked in registers.
-struct Unpacked<'a, const KIND: u8, const N: usize> {
-    piece: Piece<'a>,
-}
-
-/// Unfinished sums of each piece and column, in up to four chains.
-type Sums<I, W, const N: usize, const C: usize> = [[[<W as Width>::Sum<I>; 4]; C]; N];
-
-impl<const KIND: u8, const N: usize> Unpacked<'_, KIND, N> {
-    /// Returns the pieces.
-    #[inline(always)]
-    fn pieces<I: Isa>(&self) -> [Piece<'_>; N] {
-        let mut pieces = [self.piece; N];
-        for n in 0..N {
-            pieces[n].row += n * I::LANES;
-        }
-        pieces
-    }
-
-    /// Returns the number of chains of each sum.
-    #[inline(always)]
-    fn chains<W: Width, const C: usize>() -> usize {
-        if C < 4 { W::CHAINS.div_ceil(N) } else { 1 }
-    }
-
-    /// Adds the products of quarter `i` of a block. The four calls for a block are written out rather than a loop,
-    /// which the compiler would not unroll.
-    ///
-    /// # Safety
-    /// The tile has the block, which lies in the groups `x`.
-    #[inline(always)]
-    unsafe fn quarter<I: Isa, W: Width, const C: usize>(
-        &self,
-        isa: I,
-        x: &[&W::Group; C],
-        (block, i): (usize, usize),
-        zeros: &[I::Int; N],
-        sums: &mut Sums<I, W, N, C>,
-    ) {
-        let pieces = self.pieces::<I>();
-        let first = block % GROUP_BLOCKS * W::VECTORS;
-        for n in 0..N {
-            // SAFETY: the caller guarantees the block.
-            let quarter = unsafe { W::quarter::<I, KIND>(isa, &pieces[n], block, i, zeros[n]) };
-            let quarter = quarter.as_ref();
-            for s in 0..W::VECTORS / 4 {
-                for c in 0..C {
-                    // SAFETY: each block of a group has as many words as vectors.
-                    let a = unsafe { broadcast::<I, W>(isa, x[c], first + W::word(i, s)) };
-                    let sum = &mut sums[n][c][s % Self::chains::<W, C>()];
-                    *sum = W::dot::<I, KIND>(isa, *sum, quarter[s], a);
-                }
-            }
-            if ((i + 1) * W::VECTORS / 4).is_multiple_of(W::widen_after::<I>(KIND)) {
-                for c in 0..C {
-                    sums[n][c][0] = W::widen(isa, sums[n][c][0]);
-                }
-            }
-        }
-    }
-}
-
-impl<I: Isa, W: Width, const KIND: u8, const N: usize, const C: usize> Runs<I, W, N, C> for Unpacked<'_, KIND, N> {
-    #[inline(always)]
-    unsafe fn next(
-        &mut self,
-        isa: I,
-        x: &[&W::Group; C],
-        blocks: Range<usize>,
-        scale: usize,
-    ) -> ([[I::Int; C]; N], [I::Float; N]) {
-        let pieces = self.pieces::<I>();
-        let mut zeros = [isa.splat(0); N];
-        for n in 0..N {
-            // SAFETY: the caller guarantees the blocks, and with them their group of scales.
-            zeros[n] = unsafe { W::zeros::<I, KIND>(isa, &pieces[n], scale) };
-        }
-        let mut sums = [[[W::zero(isa); 4]; C]; N];
-        for block in blocks {
-            for n in 0..N {
-                for c in 0..C {
-                    sums[n][c][0] = W::start::<I, KIND, 1>(isa, sums[n][c][0], x[c], block % GROUP_BLOCKS);
-                }
-            }
-            // SAFETY: the caller guarantees the blocks, and the groups they lie in.
-            unsafe {
-                self.quarter::<I, W, C>(isa, x, (block, 0), &zeros, &mut sums);
-                self.quarter::<I, W, C>(isa, x, (block, 1), &zeros, &mut sums);
-                self.quarter::<I, W, C>(isa, x, (block, 2), &zeros, &mut sums);
-                self.quarter::<I, W, C>(isa, x, (block, 3), &zeros, &mut sums);
-            }
-        }
-        let mut whole = [[isa.splat(0); C]; N];
-        let mut scales = [isa.splat_f32(0.0); N];
-        for n in 0..N {
-            for c in 0..C {
-                let [first, rest @ ..] = sums[n][c];
-                whole[n][c] = W::finish(isa, first);
-                if Self::chains::<W, C>() > 1 {
-                    for sum in rest {
-                        whole[n][c] = isa.add(whole[n][c], W::finish(isa, sum));
-                    }
-                }
-            }
-            // SAFETY: the caller guarantees the blocks, and with them their group of scales.
-            scales[n] = unsafe { pieces[n].scales(isa, scale) };
-        }
-        (whole, scales)
-    }
 }

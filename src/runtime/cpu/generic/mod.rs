@@ -15,6 +15,7 @@ mod isa;
 mod panel;
 pub(super) mod plain;
 mod quantize;
+mod tiles;
 mod weighted_sum;
 
 #[cfg(target_arch = "x86_64")]
@@ -39,8 +40,8 @@ pub(super) const fn table<I: Isa>() -> KernelTable {
         plain_bf16: plain::bf16::<I>,
         bf16_wants_magnitudes: I::BF16_DOTS,
         tile_float: float::kernel::<I>(),
-        tile_int16: integer::kernel::<I, Int16>(),
-        tile_int8: integer::kernel::<I, Int8>(),
+        tile_int16: tiles::kernel::<I, Int16>(),
+        tile_int8: tiles::kernel::<I, Int8>(),
         sum_f32: weighted_sum::sum::<I, { sums::F32 }>,
         sum_f16: weighted_sum::sum::<I, { sums::F16 }>,
         sum_bf16: weighted_sum::sum::<I, { sums::BF16 }>,
@@ -70,5 +71,5 @@ pub(super) const fn with_bf16<I: Isa>(base: KernelTable) -> KernelTable {
 /// adds a dot product of bytes to those of `base`.
 #[cfg(target_arch = "x86_64")]
 pub(super) const fn with_int8<I: Isa>(base: KernelTable) -> KernelTable {
-    KernelTable { name: I::NAME, detected: I::detected, tile_int8: integer::kernel::<I, Int8>(), ..base }
+    KernelTable { name: I::NAME, detected: I::detected, tile_int8: tiles::kernel::<I, Int8>(), ..base }
 }

@@ -304,14 +304,16 @@ impl<'a, I: Isa, const N: usize> Packed<'a, I, N> {
         lines: &mut [Line],
     ) -> Packed<'a, I, N> {
         debug_assert_eq!(lines.len() * TILE_ROWS, N * I::LANES);
-        let first = Piece { layout: tiles.layout, tile: tiles.tile(0), row: 0 };
-        let mut pieces = [(first, isa.splat(0)); N];
+        let mut pieces = [(Piece::new(tiles.layout, tiles.tile(0), 0), isa.splat(0)); N];
         for n in 0..N {
             let (piece, zeros) = &mut pieces[n];
-            *piece = Piece { tile: tiles.tile(I::LANES * n / TILE_ROWS), row: I::LANES * n % TILE_ROWS, ..first };
+            *piece = Piece::new(tiles.layout, tiles.tile(I::LANES * n / TILE_ROWS), I::LANES * n % TILE_ROWS);
             // SAFETY: the caller guarantees the group of scales and a line, which is 16 floats, for each tile.
             unsafe {
-                isa.store(lines.as_mut_ptr().cast::<f32>().add(I::LANES * n), piece.scales(isa, scale));
+                isa.store(
+                    lines.as_mut_ptr().cast::<f32>().add(I::LANES * n),
+                    piece.scales::<I, KIND, false>(isa, scale),
+                );
                 *zeros = W::zeros::<I, KIND>(isa, piece, scale);
             }
         }
