@@ -9,6 +9,7 @@
 #   --cores LIST      cores to pin everybody to, as taskset takes them (all)
 #   --models DIR      where the models lie or are made (target/race; 8 GB; gpt-oss 26, gemma4 24, ministral3 11 GB)
 #   --peers DIR       llama.cpp's tools (target/llama.cpp/bin; built by scripts/build-llama-cpp.sh if missing)
+#   --ik DIR          where llama-bench of ik_llama.cpp lies, which then takes part in rows of decode and prefill (none)
 #   --openvino PYTHON a python that imports openvino_genai (none: it does not take part) and, for its own model of 4 bits in groups
 #                     of 128, nncf
 #   --prepare         only build and make what the rows need
@@ -66,13 +67,13 @@ ministral3-prefill-512 ministral3 int4 ministral3.gguf prefill 512 int8
 '
 
 die() { echo "race.sh: $*" >&2; exit 2; }
-rounds=5 threads='' cores="0-$(($(nproc) - 1))" models=target/race peers=target/llama.cpp/bin openvino='' prepare='' selected=()
+rounds=5 threads='' cores="0-$(($(nproc) - 1))" models=target/race peers=target/llama.cpp/bin ik='' openvino='' prepare='' selected=()
 while [ $# -gt 0 ]; do
   case $1 in
     --prepare) prepare=1; shift; continue ;;
     --*) [ $# -ge 2 ] || die "$1 needs a value" ;;&
     --rounds) rounds=$2 ;; --threads) threads=$2 ;; --cores) cores=$2 ;; --models) models=$2 ;; --peers) peers=$2 ;;
-    --openvino) openvino=$2 ;;
+    --ik) ik=$2 ;; --openvino) openvino=$2 ;;
     --*) die "unknown option $1; the head of this file lists them" ;;
     *) grep -q "^$1 " <<< "$table" || die "unknown row $1; the rows: $(awk 'NF { printf "%s ", $1 }' <<< "$table")"
        selected+=("$1"); shift; continue ;;
@@ -212,6 +213,14 @@ measure_llama() { # gguf what tokens
   case $2 in batch) rate=speed_tg ;; prompts) rate=speed_pp ;; esac
   "${run[@]}" 2> /dev/null | field $rate
 }
+measure_ik() { # gguf what tokens
+  local run=("$ik/llama-bench" -m "$models/$1" -t "$threads" -fa 1 -rtr 1 -thp 1 -r 1 -o json)
+  case $2 in
+    prefill) run+=(-p "$3" -n 0) ;;
+    decode) [ "$3" -gt 0 ] && run+=(-p 0 -n 0 -gp "$3,128") || run+=(-p 0 -n 128) ;;
+  esac
+  "${pin[@]}" "${run[@]}" 2> /dev/null | field avg_ts
+}
 measure_openvino() { # model what tokens
   local new=1
   [ "$2" = prefill ] || new=65
@@ -229,6 +238,7 @@ for ((round = 1; round <= rounds; round++)); do
     [ "$gguf" != - ] || racers=(iec single)
     theirs=$(for_openvino "$pack" "$gguf")
     [ -z "$theirs" ] || case $what in prefill | decode) racers+=(openvino) ;; esac
+    [ -z "$ik" ] || [ "$gguf" = - ] || case $what in prefill | decode) racers+=(ik) ;; esac
     [ $((round % 2)) = 1 ] || mapfile -t racers < <(printf '%s\n' "${racers[@]}" | tac)
     limits=$(limits "$threads")
     for limit in 'read bandwidth' bf16 int8 int16; do
@@ -239,12 +249,13 @@ for ((round = 1; round <= rounds; round++)); do
       # The models may be too large to be cached side by side.
       case $racer in
         iec | single) cat "$models/$pack/model.ie.bin" > /dev/null ;;
-        llama) cat "$models/$gguf" > /dev/null ;;
+        llama | ik) cat "$models/$gguf" > /dev/null ;;
       esac
       case $racer in
         iec) value=$(measure_iec "$pack" "$precision" "$what" "$tokens" "$threads") ;;
         single) value=$(measure_iec "$pack" "$precision" "$what" "$tokens" 1) ;;
         llama) value=$(measure_llama "$gguf" "$what" "$tokens") ;;
+        ik) value=$(measure_ik "$gguf" "$what" "$tokens") ;;
         openvino) value=$(measure_openvino "$theirs" "$what" "$tokens") ;;
       esac
       echo "$round $name $racer $value" >> "$work/measured"
@@ -307,10 +318,10 @@ awk -v rows="${selected[*]}" -v rounds="$rounds" '
   }
   FILENAME ~ /bytes$/ { bytes[$2] = $3; next }
   FILENAME == "-" { if (NF) { pack[$1] = $2; kind[$1] = $5; tokens[$1] = $6; limit[$1] = $7 }; next }
-  { value[$1, $2, $3] = $4; if ($3 == "openvino") others = 1 }
+  { value[$1, $2, $3] = $4; if ($3 == "openvino") others = 1; if ($3 == "ik") iks = 1 }
   END {
-    print "| work | iec | llama.cpp | ratio |" (others ? " OpenVINO | ratio |" : "") " of the floor | read GB/s |"
-    print "|---|---|---|---|" (others ? "---|---|" : "") "---|---|"
+    print "| work | iec | llama.cpp | ratio |" (iks ? " ik_llama.cpp | ratio |" : "") (others ? " OpenVINO | ratio |" : "") " of the floor | read GB/s |"
+    print "|---|---|---|---|" (iks ? "---|---|" : "") (others ? "---|---|" : "") "---|---|"
     n = split(rows, list, " ")
     for (i = 1; i <= n; i++) {
       row = list[i]; digits = kind[row] ~ /^(decode|kv-)/ || kind[row] == "speculate" ? 1 : 0
@@ -319,6 +330,10 @@ awk -v rows="${selected[*]}" -v rounds="$rounds" '
       of(row, "read", read, "single-read")
       note = peer == "llama" ? "" : ", iec with 1 thread; read " spread(read, 2)
       line = "| " row " | " spread(ours, digits) " | " spread(theirs, digits) note " | " spread(ratio, 2) " |"
+      if (iks) {
+        of(row, "ik", theirs); of(row, "iec", ratio, "ik")
+        line = line " " spread(theirs, digits) " | " spread(ratio, 2) " |"
+      }
       if (others) {
         of(row, "openvino", theirs); of(row, "iec", ratio, "openvino")
         line = line " " spread(theirs, digits) " | " spread(ratio, 2) " |"
