@@ -4,8 +4,8 @@
 //! evicted, and products then read it up to a third more slowly. When it is read again through a mapping that asks for
 //! huge pages, it lies in huge pages for all later processes, too (Linux with ext4 since 6.16, or XFS). A background
 //! thread does that, a segment at a time: it evicts and reads again what lies in memory. The bytes do not change, and
-//! other threads may read them meanwhile; at worst they wait for a segment to be read. Files of network file systems are
-//! left alone, because what was evicted might not come back.
+//! other threads may read them meanwhile; at worst they wait for a segment to be read. Files of network file systems
+//! are left alone, because what was evicted might not come back.
 
 use super::pages::pages_of;
 use super::{Bytes, MappedFile};

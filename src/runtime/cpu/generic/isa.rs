@@ -122,9 +122,9 @@ pub(in super::super) unsafe trait Isa: Copy {
     /// has too few buffers for lines that are being loaded from memory: with prefetching into it, decoding with q4_0 on
     /// one core of Zen 4 reaches only 0.9 of the speed.
     fn prefetch(self, at: *const u8);
-    /// Prefetches like [`Isa::prefetch`], at this place between the loads; compilers move the other function's. If one
-    /// prefetch follows the other at once, the processor waits: on a Xeon (Granite Rapids), one between any two loads
-    /// from memory makes decoding with q4_0 1.05 times as fast.
+    /// Prefetches like [`Isa::prefetch`]. Compilers may move that prefetch past loads, but not this one, if the
+    /// instruction set implements this function itself. Prefetches that follow each other at once make the processor
+    /// wait: on a Xeon (Granite Rapids), one before each load makes decoding with q4_0 1.05 times as fast.
     #[inline(always)]
     fn prefetch_here(self, at: *const u8) {
         self.prefetch(at);
