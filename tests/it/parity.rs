@@ -201,7 +201,9 @@ fn the_largest_codes_and_activations_do_not_saturate() {
         for code in [0x00, 0x07, 0x70, 0x77, 0x7F, 0x80, 0x81, 0x88, 0xF0, 0xFF] {
             let mut bytes = vec![code; layout.nbytes()];
             for tile in bytes.chunks_exact_mut(layout.tile_bytes) {
-                let scales = &mut tile[..layout.zeros_offset];
+                let (scales, rest) = tile.split_at_mut(layout.zeros_offset);
+                // The largest distance of a code from its zero point.
+                rest[..layout.codes_offset - layout.zeros_offset].fill(!code & 15);
                 match layout.spec.scale_dtype {
                     ScaleType::F16 => scales.as_chunks_mut().0.fill(f16::ONE.to_le_bytes()),
                     ScaleType::F32 => scales.as_chunks_mut().0.fill(1f32.to_le_bytes()),

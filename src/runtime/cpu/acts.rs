@@ -22,17 +22,25 @@ pub(super) struct Line(pub [f32; 16]);
 pub struct Q8Group {
     /// Rounded values, -127..=127; kernels rely on the absence of -128.
     pub codes: [i8; GROUP],
-    /// For each block, -16 times the sum of its codes. Kernels that add an offset of 16 to the weights, so that their
+    /// For each block, -8 times the sum of its codes. Kernels that add an offset of 8 to the weights, so that their
     /// codes become unsigned, add this number to the sum of products, which cancels the offset.
     pub starts: [i32; GROUP_BLOCKS],
     /// Sum of `starts`.
     pub start: i32,
     /// Scale that multiplies the codes.
     pub scale: f32,
+    /// Both parts of `starts`: that of the first two codes of each word of four, and that of the last two.
+    pub pair_starts: [[i16; 2]; GROUP_BLOCKS],
 }
 
 impl Q8Group {
-    pub(super) const ZERO: Q8Group = Q8Group { codes: [0; GROUP], starts: [0; GROUP_BLOCKS], start: 0, scale: 0.0 };
+    pub(super) const ZERO: Q8Group = Q8Group {
+        codes: [0; GROUP],
+        starts: [0; GROUP_BLOCKS],
+        start: 0,
+        scale: 0.0,
+        pair_starts: [[0; 2]; GROUP_BLOCKS],
+    };
 }
 
 /// 16-bit form of a group of activations.

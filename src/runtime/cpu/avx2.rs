@@ -2,9 +2,8 @@
 //! all of K.
 //!
 //! AVX-VNNI multiplies four pairs of bytes and adds the products with one instruction. Without it, sums of two products
-//! are added up as 16-bit integers for as long as they cannot overflow, which takes two instructions per vector and two
-//! more whenever they are widened to 32 bits. Products of signed bytes are too large for that and take four
-//! instructions.
+//! are added up as 16-bit integers, which takes two instructions per vector, and widened to 32 bits after each block,
+//! which takes one or two more. Products of signed bytes are too large for that and take four instructions.
 #![allow(unsafe_code)]
 
 use super::generic::{self, IntegerShape, Isa, PanelShape, Routine, memory, registers};
@@ -82,15 +81,11 @@ unsafe impl<const VNNI: bool> Isa for Avx2<VNNI> {
         }
     }
 
-    /// Returns how many products of pairs can be added up in 16-bit integers: the sums are at most 8 * 2 * 15 * 127
-    /// for symmetric nibbles, otherwise 4 * 2 * 31 * 127.
-    fn widen4_after(kind: u8) -> usize {
-        match kind {
-            _ if VNNI => usize::MAX,
-            kind::SYMMETRIC4 => 8,
-            kind::INT8 | kind::NL4 => usize::MAX,
-            _ => 4,
-        }
+    /// Returns true for nibbles without AVX-VNNI, unless a table makes them large. Without their offset, weights are at
+    /// most 15, so the corrected sums of a block are at most 8 * 2 * 15 * 127, which 16 bits hold. On the way they may
+    /// be larger, but additions wrap around, so the last one makes them right.
+    fn narrow4(kind: u8) -> bool {
+        !VNNI && !matches!(kind, kind::INT8 | kind::NL4)
     }
 
     #[inline(always)]
@@ -179,6 +174,9 @@ unsafe impl<const VNNI: bool> Isa for Avx2<VNNI> {
                 return Sum4 { whole: _mm256_add_epi32(sum.whole, fours), ..sum };
             }
             Sum4 { pairs: in_order(_mm256_add_epi16(sum.pairs, _mm256_maddubs_epi16(w, a))), ..sum }
+        }
+        fn narrow4_from<const KIND: u8>(self, sum: Sum4, starts: __m256i) -> Sum4 {
+            Sum4 { pairs: if Self::offset(KIND) == 8 { starts } else { _mm256_slli_epi16::<1>(starts) }, ..sum }
         }
         fn widen4(self, sum: Sum4) -> Sum4 {
             let fours = _mm256_madd_epi16(sum.pairs, _mm256_set1_epi16(1));

@@ -270,9 +270,12 @@ pub fn quantize_group(values: &[f32; GROUP]) -> Q8Group {
     let scale = absmax / 127.0;
     let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
     let codes = values.map(|value| (value * inverse).round().clamp(-127.0, 127.0) as i8);
-    let mut starts = [0; GROUP_BLOCKS];
-    for (start, block) in starts.iter_mut().zip(codes.as_chunks::<BLOCK>().0) {
-        *start = -16 * block.iter().map(|code| i32::from(*code)).sum::<i32>();
+    let mut pair_starts = [[0; 2]; GROUP_BLOCKS];
+    for (starts, block) in pair_starts.iter_mut().zip(codes.as_chunks::<BLOCK>().0) {
+        for (i, code) in block.iter().enumerate() {
+            starts[i / 2 % 2] -= 8 * i16::from(*code);
+        }
     }
-    Q8Group { codes, starts, start: starts.iter().sum(), scale }
+    let starts = pair_starts.map(|[first, last]| i32::from(first) + i32::from(last));
+    Q8Group { codes, starts, start: starts.iter().sum(), scale, pair_starts }
 }

@@ -66,13 +66,14 @@ pub(in super::super) trait Width: Codes {
     ) -> Self::Sum<I>;
     /// Adds the products of weights and activations.
     fn dot<I: Isa, const KIND: u8>(isa: I, sum: Self::Sum<I>, w: I::Int, a: I::Int) -> Self::Sum<I>;
-    /// Returns the number of products after which [`Width::widen`] must make room for more; `usize::MAX` if that is
-    /// not needed within a block.
-    fn widen_after<I: Isa>(_kind: u8) -> usize {
-        usize::MAX
+    /// Prepares sums for the products of a block of a group.
+    #[inline(always)]
+    fn begin<I: Isa, const KIND: u8>(_isa: I, sum: Self::Sum<I>, _group: &Self::Group, _block: usize) -> Self::Sum<I> {
+        sum
     }
-    /// Makes room for further products.
-    fn widen<I: Isa>(_isa: I, sum: Self::Sum<I>) -> Self::Sum<I> {
+    /// Makes room for the products of further blocks.
+    #[inline(always)]
+    fn end<I: Isa, const KIND: u8>(_isa: I, sum: Self::Sum<I>) -> Self::Sum<I> {
         sum
     }
     /// Returns the finished sums.
@@ -199,7 +200,10 @@ impl Width for Int8 {
         group: &Q8Group,
         block: usize,
     ) -> I::Sum4 {
-        // This is the correction for an offset of 16. Blocks beyond the end of a row have zeros.
+        if I::narrow4(KIND) {
+            return sum;
+        }
+        // This is the correction for an offset of 8. Blocks beyond the end of a row have zeros.
         let start = isa.splat(match BLOCKS {
             1 => group.starts[block],
             2 => group.starts[block] + group.starts[block | 1],
@@ -207,9 +211,9 @@ impl Width for Int8 {
         });
         match I::offset(KIND) {
             0 => sum,
-            8 => isa.add4(sum, isa.sra::<1>(start)),
-            16 => isa.add4(sum, start),
-            _ => isa.add4(sum, isa.shl::<3>(start)),
+            8 => isa.add4(sum, start),
+            16 => isa.add4(sum, isa.shl::<1>(start)),
+            _ => isa.add4(sum, isa.shl::<4>(start)),
         }
     }
 
@@ -219,13 +223,16 @@ impl Width for Int8 {
     }
 
     #[inline(always)]
-    fn widen_after<I: Isa>(kind: u8) -> usize {
-        I::widen4_after(kind)
+    fn begin<I: Isa, const KIND: u8>(isa: I, sum: I::Sum4, group: &Q8Group, block: usize) -> I::Sum4 {
+        if !I::narrow4(KIND) {
+            return sum;
+        }
+        isa.narrow4_from::<KIND>(sum, isa.splat(bytemuck::cast(group.pair_starts[block])))
     }
 
     #[inline(always)]
-    fn widen<I: Isa>(isa: I, sum: I::Sum4) -> I::Sum4 {
-        isa.widen4(sum)
+    fn end<I: Isa, const KIND: u8>(isa: I, sum: I::Sum4) -> I::Sum4 {
+        if I::narrow4(KIND) { isa.widen4(sum) } else { sum }
     }
 
     #[inline(always)]

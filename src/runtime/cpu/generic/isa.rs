@@ -205,12 +205,17 @@ pub(in super::super) unsafe trait Isa: Copy {
     fn add4(self, sum: Self::Sum4, more: Self::Int) -> Self::Sum4;
     /// Adds the four products of each lane: weights with their offset times activations, which are never -128.
     fn dot4<const KIND: u8>(self, sum: Self::Sum4, w: Self::Int, a: Self::Int) -> Self::Sum4;
-    /// Returns how many times [`Isa::dot4`] is applied before [`Isa::widen4`]; more than 8 means that widening is
-    /// never needed.
-    fn widen4_after(_kind: u8) -> usize {
-        usize::MAX
+    /// Returns true if the products of a block are added up as 16-bit integers first, two per lane. Their sums begin
+    /// with [`Isa::narrow4_from`], which corrects the offset, and end with [`Isa::widen4`].
+    fn narrow4(_kind: u8) -> bool {
+        false
     }
-    /// Makes room for further products by moving narrow sums to wider ones.
+    /// Sets the 16-bit sums to what cancels the offset of the kind. `starts` are those for an offset of 8, see
+    /// [`super::super::acts::Q8Group`].
+    fn narrow4_from<const KIND: u8>(self, sum: Self::Sum4, _starts: Self::Int) -> Self::Sum4 {
+        sum
+    }
+    /// Adds the 16-bit sums to those of 32 bits.
     fn widen4(self, sum: Self::Sum4) -> Self::Sum4 {
         sum
     }

@@ -204,11 +204,21 @@ impl<I: Isa, W: Width, const KIND: u8, const FUSED: bool, const RUN: usize, cons
         for block in blocks {
             let codes = &mut self.panel.codes[block * W::VECTORS * lines..][..W::VECTORS * lines];
             self.next.ask(isa);
+            for c in 0..C {
+                for n in 0..N {
+                    sums[n][c] = W::begin::<I, KIND>(isa, sums[n][c], x[c], block % GROUP_BLOCKS);
+                }
+            }
             // SAFETY: the caller guarantees that the tiles have the block; the lines are those of the block.
             unsafe {
                 match &packed {
                     Some(packed) => packed.add_block::<W, KIND, C>(isa, &mut sums, x, block, codes),
                     None => add_block::<I, W, KIND, N, C>(isa, &mut sums, x, block, codes),
+                }
+            }
+            for c in 0..C {
+                for n in 0..N {
+                    sums[n][c] = W::end::<I, KIND>(isa, sums[n][c]);
                 }
             }
         }
@@ -239,18 +249,14 @@ unsafe fn add_block<I: Isa, W: Width, const KIND: u8, const N: usize, const C: u
     codes: &[Line],
 ) {
     let codes: *const u8 = codes.as_ptr().cast();
-    let at_once = W::VECTORS.min(W::widen_after::<I>(KIND));
-    for from in (0..W::VECTORS).step_by(at_once) {
-        for word in from..from + at_once {
-            let mut w = [isa.splat(0); N];
-            for n in 0..N {
-                // SAFETY: a block has a line per word and tile, and these lines are the vectors of its pieces.
-                w[n] = unsafe { isa.load(codes.add(4 * I::LANES * (word * N + n))) };
-            }
-            // SAFETY: the caller guarantees that the activations are those of the block's group.
-            unsafe { add_word::<I, W, KIND, N, C>(isa, sums, x, block % GROUP_BLOCKS * W::VECTORS + word, w) };
+    for word in 0..W::VECTORS {
+        let mut w = [isa.splat(0); N];
+        for n in 0..N {
+            // SAFETY: a block has a line per word and tile, and these lines are the vectors of its pieces.
+            w[n] = unsafe { isa.load(codes.add(4 * I::LANES * (word * N + n))) };
         }
-        widen::<I, W, N, C>(isa, sums);
+        // SAFETY: the caller guarantees that the activations are those of the block's group.
+        unsafe { add_word::<I, W, KIND, N, C>(isa, sums, x, block % GROUP_BLOCKS * W::VECTORS + word, w) };
     }
 }
 
@@ -271,16 +277,6 @@ unsafe fn add_word<I: Isa, W: Width, const KIND: u8, const N: usize, const C: us
         let a = unsafe { broadcast::<I, W>(isa, x[c], word) };
         for n in 0..N {
             sums[n][c] = W::dot::<I, KIND>(isa, sums[n][c], w[n], a);
-        }
-    }
-}
-
-/// Makes room for further products in all sums.
-#[inline(always)]
-fn widen<I: Isa, W: Width, const N: usize, const C: usize>(isa: I, sums: &mut [[W::Sum<I>; C]; N]) {
-    for n in 0..N {
-        for c in 0..C {
-            sums[n][c] = W::widen(isa, sums[n][c]);
         }
     }
 }
@@ -344,9 +340,6 @@ impl<'a, I: Isa, const N: usize> Packed<'a, I, N> {
                 let word = block % GROUP_BLOCKS * W::VECTORS + W::word(i, s);
                 // SAFETY: each block of a group has as many words as vectors.
                 unsafe { add_word::<I, W, KIND, N, C>(isa, sums, x, word, w) };
-            }
-            if ((i + 1) * W::VECTORS / 4).is_multiple_of(W::widen_after::<I>(KIND)) {
-                widen::<I, W, N, C>(isa, sums);
             }
         }
     }

@@ -39,13 +39,20 @@ impl Routine for Quantize<'_> {
                     // SAFETY: a byte per lane is writable.
                     unsafe { isa.store_i8(to.as_mut_ptr(), codes) };
                 }
-                group.starts[block] = -16 * isa.total(sums);
+                // SAFETY: the mask has 16 lanes.
+                let first = isa.total(isa.and(sums, unsafe { isa.load(FIRST_OF_WORD.as_ptr().cast()) }));
+                let both = isa.total(sums);
+                group.starts[block] = -8 * both;
+                group.pair_starts[block] = [first, both - first].map(|sum| -8 * sum as i16);
             }
             let [a, b, c, d] = group.starts;
             group.start = a + b + c + d;
         }
     }
 }
+
+/// Mask of the first two of four numbers.
+static FIRST_OF_WORD: [i32; 16] = [-1, -1, 0, 0, -1, -1, 0, 0, -1, -1, 0, 0, -1, -1, 0, 0];
 
 /// Loads the vector of values that starts at index `i`.
 #[inline(always)]

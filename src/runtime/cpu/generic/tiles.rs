@@ -138,9 +138,9 @@ impl<const KIND: u8, const COMMON: bool, const N: usize> Unpacked<'_, KIND, COMM
                     *sum = W::dot::<I, KIND>(isa, *sum, quarter[s], a);
                 }
             }
-            if ((i + 1) * W::VECTORS / 4).is_multiple_of(W::widen_after::<I>(KIND)) {
+            if i == 3 {
                 for c in 0..C {
-                    sums[n][c][0] = W::widen(isa, sums[n][c][0]);
+                    sums[n][c][0] = W::end::<I, KIND>(isa, sums[n][c][0]);
                 }
             }
         }
@@ -168,7 +168,8 @@ impl<I: Isa, W: Width, const KIND: u8, const COMMON: bool, const N: usize, const
         for block in blocks {
             for n in 0..N {
                 for c in 0..C {
-                    sums[n][c][0] = W::start::<I, KIND, 1>(isa, sums[n][c][0], x[c], block % GROUP_BLOCKS);
+                    let sum = W::start::<I, KIND, 1>(isa, sums[n][c][0], x[c], block % GROUP_BLOCKS);
+                    sums[n][c][0] = W::begin::<I, KIND>(isa, sum, x[c], block % GROUP_BLOCKS);
                 }
             }
             // SAFETY: the caller guarantees the blocks, and the groups they lie in.
