@@ -54,7 +54,7 @@ unsafe impl<const BF16: bool> Isa for Avx512<BF16> {
     };
     const INT16: IntegerShape = IntegerShape {
         cols: 6,
-        panel: Some(PanelShape { tiles: 4, cols: 4, least_cols: 24, cached: 384 << 10, fused: false }),
+        panel: Some(PanelShape { tiles: 4, cols: 4, least_cols: 12, cached: 384 << 10, fused: false }),
     };
     const FLOAT: (usize, usize) = (2, 6);
     const PLAIN: (usize, usize) = (4, 6);
