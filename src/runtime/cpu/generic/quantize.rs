@@ -39,11 +39,14 @@ impl Routine for Quantize<'_> {
                     // SAFETY: a byte per lane is writable.
                     unsafe { isa.store_i8(to.as_mut_ptr(), codes) };
                 }
+                // One total for both: the last two codes of words count 2^16 times.
                 // SAFETY: the mask has 16 lanes.
-                let first = isa.total(isa.and(sums, unsafe { isa.load(FIRST_OF_WORD.as_ptr().cast()) }));
-                let both = isa.total(sums);
-                group.starts[block] = -8 * both;
-                group.pair_starts[block] = [first, both - first].map(|sum| -8 * sum as i16);
+                let first = isa.and(sums, unsafe { isa.load(FIRST_OF_WORD.as_ptr().cast()) });
+                let total = isa.total(isa.add(first, isa.shl::<16>(isa.xor(sums, first))));
+                let first = total << 16 >> 16;
+                let last = (total - first) >> 16;
+                group.pair_starts[block] = [-8 * first as i16, -8 * last as i16];
+                group.starts[block] = -8 * (first + last);
             }
             let [a, b, c, d] = group.starts;
             group.start = a + b + c + d;
