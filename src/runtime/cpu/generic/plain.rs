@@ -182,18 +182,17 @@ unsafe fn rectangle<I: Isa, const FORM: u8, const R: usize, const C: usize>(
     // Two steps together read one or two cache lines of a row of weights.
     let twice = k.start + (k.end - k.start) / (2 * step) * (2 * step);
     while at < twice {
-        for r in 0..R {
-            let from = w.wrapping_add(r * row_bytes + at * form::bytes(FORM));
-            for line in 0..2 * step * form::bytes(FORM) / 64 {
-                prefetch_ahead::<I, R, C>(isa, first, from.wrapping_add(64 * line), row_bytes);
-            }
+        let lines = 2 * step * form::bytes(FORM) / 64;
+        prefetch_ahead::<I, R, C>(isa, first, w.wrapping_add(at * form::bytes(FORM)), row_bytes);
+        // SAFETY: the lanes of this step lie inside each row of the weights and of the activations.
+        unsafe { add_lanes::<I, FORM, R, C>(isa, w, row_bytes, &x, at, &mut acc) };
+        at += step;
+        if lines == 2 {
+            prefetch_ahead::<I, R, C>(isa, first, w.wrapping_add(at * form::bytes(FORM)), row_bytes);
         }
-        // SAFETY: the lanes of both steps lie inside each row of the weights and of the activations.
-        unsafe {
-            add_lanes::<I, FORM, R, C>(isa, w, row_bytes, &x, at, &mut acc);
-            add_lanes::<I, FORM, R, C>(isa, w, row_bytes, &x, at + step, &mut acc);
-        }
-        at += 2 * step;
+        // SAFETY: so do the lanes of the second step.
+        unsafe { add_lanes::<I, FORM, R, C>(isa, w, row_bytes, &x, at, &mut acc) };
+        at += step;
     }
     if at + step <= k.end {
         // SAFETY: the lanes of this step lie inside each row of the weights and of the activations.
@@ -313,15 +312,17 @@ unsafe fn add_rest<I: Isa, const FORM: u8, const R: usize, const C: usize>(
     }
 }
 
-/// Prefetches a line of weights that is needed later than this one: of the rows of the next rectangle, or, for a
-/// single column, [`AHEAD`] bytes further on. With several columns only the first ones prefetch, because later ones
-/// find the weights in the cache.
+/// Prefetches a line of each row of weights that is needed later than this one: of the rows of the next rectangle, or,
+/// for a single column, [`AHEAD`] bytes further on, between the loads. With several columns only the first ones
+/// prefetch, because later ones find the weights in the cache.
 #[inline(always)]
 fn prefetch_ahead<I: Isa, const R: usize, const C: usize>(isa: I, first: bool, line: *const u8, row_bytes: usize) {
     if R == 1 && C == 1 {
-        isa.prefetch(line.wrapping_add(AHEAD));
+        isa.prefetch_here(line.wrapping_add(AHEAD));
     } else if first && R == I::PLAIN.0 {
-        isa.prefetch(line.wrapping_add(R * row_bytes));
+        for r in 0..R {
+            isa.prefetch(line.wrapping_add((R + r) * row_bytes));
+        }
     }
 }
 
