@@ -188,6 +188,7 @@ impl Session {
     /// # Errors
     /// There is no valid pack, a part of it is missing, or the engine cannot run it with these options.
     pub fn open(path: &Path, options: &SessionOptions) -> Result<Session> {
+        let mut marks = vec![("", Instant::now())];
         let json = description_path(path)?;
         let description = read_description(&json).map_err(Error::while_opening_model)?;
         if description.is_older() {
@@ -208,7 +209,9 @@ impl Session {
         }
         let threads = if options.engine.threads == 0 { physical_cores() } else { options.engine.threads };
         let engine_options = EngineOptions { threads, ..options.engine };
+        marks.push(("pack", Instant::now()));
         let engine = Engine::open(&reader, &engine_options).map_err(Error::while_opening_model)?;
+        marks.push(("weights", Instant::now()));
         // The tokenizer is opened on this thread: the heap of another thread grows one page at a time, in 1400 system
         // calls, each of which waits for the page faults of all threads.
         let tokenizer = tokenizer.map(|path| Tokenizer::open(&path)).transpose().map_err(Error::while_opening_model)?;
@@ -216,6 +219,7 @@ impl Session {
             let checked = tokenizer.bounds().check_vocabulary(engine.config().vocab).at(tokenizer.path());
             checked.map_err(Error::while_opening_model)?;
         }
+        marks.push(("tokenizer", Instant::now()));
         let speculator = options.speculator(&engine, tokenizer.as_ref()).map_err(Error::while_opening_model)?;
         let dir = json.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let session = Session {
@@ -232,7 +236,9 @@ impl Session {
             vocabulary: OnceLock::new(),
         };
         let session = session.with_adapters(options)?;
+        marks.push(("adapters and drafts", Instant::now()));
         progress::detail(1, || session.describe());
+        progress::detail(1, || stages(&marks));
         Ok(session)
     }
 
@@ -517,6 +523,15 @@ impl SessionOptions {
 pub fn pack_digest(reader: &IebinReader) -> String {
     let description = &reader.description;
     description.sha256.clone().unwrap_or_else(|| hex(Sha256::new_with_prefix(description.to_text())))
+}
+
+/// Returns a line with the time of each stage of opening a model. A stage ends at its mark and begins at the one before.
+fn stages(marks: &[(&str, Instant)]) -> String {
+    let times: Vec<Duration> = marks.windows(2).map(|pair| pair[1].1 - pair[0].1).collect();
+    let ms = |time: Duration| format!("{:.1}", 1e3 * time.as_secs_f64());
+    let each: Vec<String> =
+        marks[1..].iter().zip(&times).map(|(mark, time)| format!("{} {}", mark.0, ms(*time))).collect();
+    format!("opened in {} ms: {}", ms(times.iter().sum()), each.join(", "))
 }
 
 /// Returns the path of the description of the pack at `path`.
