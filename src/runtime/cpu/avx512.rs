@@ -1,4 +1,4 @@
-//! AVX-512 kernels (F, BW, VL, VNNI, and BF16 if `BF16`): one register is one vector of a tile, 16 rows wide.
+//! AVX-512 kernels (F, BW, VL, VNNI, and BF16 and VBMI if `BF16`): one register is one vector of a tile, 16 rows wide.
 //!
 //! Products that are limited by arithmetic rather than by memory keep 24 accumulators in the 32 registers. BF16 pairs
 //! are multiplied by `vdpbf16ps` where it returns the same bits as two fused multiply-adds. It does so unless a
@@ -23,10 +23,10 @@ pub(super) const TABLE: KernelTable = KernelTable {
     ..generic::table::<Avx512<false>>()
 };
 
-/// Kernel table with AVX512_BF16.
+/// Kernel table with AVX512_BF16 and VBMI, which looks up bytes by 6 bits.
 pub(super) const TABLE_BF16: KernelTable = generic::with_bf16::<Avx512<true>>(TABLE);
 
-/// AVX-512, with BF16 dot products if `BF16`.
+/// AVX-512, with BF16 dot products and VBMI if `BF16`.
 #[derive(Clone, Copy)]
 pub(super) struct Avx512<const BF16: bool>(());
 
@@ -35,7 +35,7 @@ fn enter<R: Routine>(routine: R) -> R::Output {
     routine.run(Avx512::<false>(()))
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512bf16,avx512vbmi,avx2,fma,f16c")]
 fn enter_bf16<R: Routine>(routine: R) -> R::Output {
     routine.run(Avx512::<true>(()))
 }
@@ -76,7 +76,7 @@ unsafe impl<const BF16: bool> Isa for Avx512<BF16> {
             && is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c")
-            && (!BF16 || is_x86_feature_detected!("avx512bf16"))
+            && (!BF16 || (is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vbmi")))
     }
 
     unsafe fn enter<R: Routine>(routine: R) -> R::Output {
@@ -133,6 +133,15 @@ unsafe impl<const BF16: bool> Isa for Avx512<BF16> {
         }
         fn lookup(self, table: [i8; 16], v: __m512i) -> __m512i {
             _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), v)
+        }
+        fn lookup_nibbles(self, table: [i8; 16], v: __m512i) -> [__m512i; 2] {
+            if !BF16 {
+                let [low, high] = self.nibbles(v);
+                return [self.lookup(table, low), self.lookup(table, high)];
+            }
+            // Looks up 6 bits, so four copies of the table make the bits above the nibble count for nothing.
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            [_mm512_permutexvar_epi8(v, table), _mm512_permutexvar_epi8(_mm512_srli_epi32::<4>(v), table)]
         }
         fn bytes_of_words(self, v: __m512i) -> [__m512i; 2] {
             [_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(v)), _mm512_srai_epi16::<8>(v)]

@@ -169,6 +169,12 @@ pub(in super::super) unsafe trait Isa: Copy {
     fn nibbles(self, v: Self::Int) -> [Self::Int; 2];
     /// Looks up each byte, which is at most 15, in the table.
     fn lookup(self, table: [i8; 16], v: Self::Int) -> Self::Int;
+    /// Looks up the lower and the upper nibble of each byte in the table.
+    #[inline(always)]
+    fn lookup_nibbles(self, table: [i8; 16], v: Self::Int) -> [Self::Int; 2] {
+        let [low, high] = self.nibbles(v);
+        [self.lookup(table, low), self.lookup(table, high)]
+    }
     /// Returns the lower bytes and the upper bytes of 16-bit integers, sign-extended to 16 bits.
     fn bytes_of_words(self, v: Self::Int) -> [Self::Int; 2];
     /// Converts 32-bit integers to the nearest floats.
@@ -407,7 +413,7 @@ pub(super) fn bytes<I: Isa, const KIND: u8>(isa: I, offset: i32, v: I::Int, zero
             for i in 0..values.len() {
                 values[i] = values[i].wrapping_add(offset as i8);
             }
-            [isa.lookup(values, low), isa.lookup(values, high)]
+            isa.lookup_nibbles(values, v)
         }
     }
 }
