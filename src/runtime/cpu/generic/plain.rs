@@ -190,7 +190,7 @@ unsafe fn rectangle<I: Isa, const FORM: u8, const R: usize, const C: usize>(
         if lines == 2 {
             prefetch_ahead::<I, R, C>(isa, first, w.wrapping_add(at * form::bytes(FORM)), row_bytes);
         }
-        // SAFETY: so do the lanes of the second step.
+        // SAFETY: the lanes of the second step lie inside them, too.
         unsafe { add_lanes::<I, FORM, R, C>(isa, w, row_bytes, &x, at, &mut acc) };
         at += step;
     }

@@ -80,9 +80,10 @@ impl<W: Width, const KIND: u8, const RUN: usize, const C: usize> TileProduct<'_,
                 pieces[n] = Piece::new(layout, self.tiles.tile(t), row + n * I::LANES).in_place(in_place);
             }
             let common = RUN == 1 && W::BITS == 8 && layout.spec.scale_dtype == kind::common_scale(KIND);
-            let rows = match common {
-                true => product::<I, W, RUN, N, C>(isa, &self.tiles, Unpacked::<KIND, true, N> { pieces }),
-                false => product::<I, W, RUN, N, C>(isa, &self.tiles, Unpacked::<KIND, false, N> { pieces }),
+            let rows = if common {
+                product::<I, W, RUN, N, C>(isa, &self.tiles, Unpacked::<KIND, true, N> { pieces })
+            } else {
+                product::<I, W, RUN, N, C>(isa, &self.tiles, Unpacked::<KIND, false, N> { pieces })
             };
             for n in 0..N {
                 for c in 0..C {
