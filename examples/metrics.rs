@@ -3,7 +3,7 @@
 //! Each scrape adds the events of a moment, so that all rates and quantiles of `dashboards/iec.json` have values.
 //! `scripts/check-dashboard.sh http://127.0.0.1:9200/metrics` runs the queries of the dashboard on it.
 
-use iec::runtime::generate::DraftCounts;
+use iec::generate::DraftCounts;
 use iec::runtime::{Stage, Stages};
 use iec::serve::metrics::{
     CONTENT_TYPE, DiskPages, FinishedReason, Metrics, ModelInfo, ModelMetrics, Phase, Rejection, RequestTimes,

@@ -9,15 +9,16 @@
 //! | `dedup` | which bytes are stored twice? | ground |
 //! | `convert` | how does a Hugging Face checkpoint become an artifact? | ground, `quant` |
 //! | `sched` | which sequence computes how many tokens in the next step? (no clock, threads or I/O) | ground |
-//! | `runtime` | how does an artifact answer? | ground, `sched` |
-//! | `eval` | how well does it answer? | ground, `runtime` |
+//! | `runtime` | how does an artifact compute logits? | ground |
+//! | `generate` | how do prompts become answers? tokenizer, chat template, batches, drafts, constraints, samplers | ground, `sched`, `runtime` |
+//! | `eval` | how well does it answer? | ground, `runtime`, `generate` |
 //! | `verify` | is the answer the one Hugging Face gives? (candle-core as an independent reference) | ground |
 //! | `signature` | who made a pack, and was it changed since? | ground |
-//! | `trial` | is a quantized model as good as the original, and which tensor is to blame? | ground, `quant`, `convert`, `eval`, `runtime`, `verify`, `signature` |
+//! | `trial` | is a quantized model as good as the original, and which tensor is to blame? | ground, `quant`, `convert`, `eval`, `runtime`, `generate`, `verify`, `signature` |
 //! | `selfcheck` | does a GPU compute what the CPU computes, and how fast? | ground, `runtime` |
-//! | `session` | what does a user mean by a model? pack, tokenizer, chat template, sampling, engine, metrics | ground, `quant`, `dedup`, `convert`, `runtime`, `eval`, `verify`, `signature`, `trial` |
-//! | `serve` | how do many clients use models over HTTP? | ground, `convert`, `runtime`, `sched`, `session` |
-//! | `report` | how are results shown? | ground, `quant`, `dedup`, `convert`, `runtime`, `eval`, `verify`, `signature`, `trial`, `session`, `sched` |
+//! | `session` | what does a user mean by a model? pack, tokenizer, chat template, sampling, engine, metrics | ground, `quant`, `dedup`, `convert`, `runtime`, `generate`, `eval`, `verify`, `signature`, `trial` |
+//! | `serve` | how do many clients use models over HTTP? | ground, `convert`, `runtime`, `generate`, `sched`, `session` |
+//! | `report` | how are results shown? | ground, `quant`, `dedup`, `convert`, `runtime`, `generate`, `eval`, `verify`, `signature`, `trial`, `session`, `sched` |
 //! | `inspect` | what does a checkpoint, pack, weight file or manifest hold? | ground, `quant`, `dedup`, `convert`, `runtime`, `report` |
 //! | `bin/iec` | which command does what? | everything |
 //!
@@ -34,6 +35,7 @@ pub mod dtype;
 pub mod error;
 pub mod eval;
 pub mod files;
+pub mod generate;
 pub mod iebin;
 pub mod inspect;
 pub mod interrupt;

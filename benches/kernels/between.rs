@@ -3,6 +3,7 @@
 
 use super::count::{self, counting};
 use super::{best, values};
+use iec::generate::sampler::{Sampler, Sampling};
 use iec::model_config::{Activation, Rope, RopeScaling, RotaryPairs, RouterSoftmax};
 use iec::runtime::KvType;
 use iec::runtime::attention::{Attend, AttentionKernel, Task};
@@ -13,7 +14,6 @@ use iec::runtime::layer::AttentionShape;
 use iec::runtime::moe::route;
 use iec::runtime::ops::{Gated, RmsNorm, SoftCap};
 use iec::runtime::rope::{Rotary, rotate};
-use iec::runtime::sampler::{Sampler, Sampling};
 use iec::simd::Kernel;
 use std::hint::black_box;
 

@@ -14,10 +14,10 @@
 
 mod server;
 
+use iec::generate::speculate::Speculator;
+use iec::generate::{Batch, Completion, Options, Request, Terms, generate};
 use iec::iebin::IebinReader;
 use iec::rng::Rng;
-use iec::runtime::generate::{Batch, Completion, Options, Request, Terms, generate};
-use iec::runtime::speculate::Speculator;
 use iec::runtime::{Engine, EngineOptions};
 use iec::sched::sim::{Arrival, Arrivals, Histogram, Lengths, Load, Machine, Setup, simulate};
 use iec::sched::{self, KeyLimits, Micros, SECOND};
@@ -200,7 +200,7 @@ impl<'a> Live<'a> {
     fn step(&mut self) {
         let (now, options) = (self.now(), Options { tokenizer: None, eos: &[], ..Options::default() });
         let (begin, arrived, times) = (self.begin, &mut self.arrived, &mut self.times);
-        let mut sink = |event: &iec::runtime::generate::Event<'_>| {
+        let mut sink = |event: &iec::generate::Event<'_>| {
             let now = begin.elapsed().as_micros() as Micros;
             let (arrival, last) = &mut arrived[event.request];
             match last.replace(now) {

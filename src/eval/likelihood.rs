@@ -1,7 +1,7 @@
 //! Log-likelihood of continuations of a context, as used by multiple-choice tasks and lm-evaluation-harness.
 
 use crate::error::{Error, Result};
-use crate::runtime::score::log_sum_exp;
+use crate::generate::score::log_sum_exp;
 use crate::runtime::{Engine, Feed, Sequence, Want};
 use serde::Serialize;
 

@@ -3,8 +3,8 @@
 use super::stats::Mean;
 use super::windows::Windows;
 use crate::error::{Error, Result};
+use crate::generate::score::log_sum_exp;
 use crate::progress;
-use crate::runtime::score::log_sum_exp;
 use crate::runtime::{Engine, Feed, Sequence, Want};
 use rayon::prelude::*;
 use serde::Serialize;

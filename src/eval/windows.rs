@@ -4,7 +4,7 @@
 //! the second half of each window is scored.
 
 use crate::error::{Error, Result};
-use crate::runtime::text::Tokenizer;
+use crate::generate::text::Tokenizer;
 use std::ops::Range;
 
 /// Default number of tokens per window.

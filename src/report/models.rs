@@ -1,7 +1,7 @@
 //! Shows the entries of the cache of packs: `iec list`, `iec show` and `iec rm`.
 
 use super::table::{Column, Table};
-use crate::runtime::text::strftime;
+use crate::generate::text::strftime;
 use crate::session::models::{Description, Entry, Kind, Removed};
 use crate::units::human_bytes;
 use serde_json::{Value, json};

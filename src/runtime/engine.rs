@@ -26,7 +26,7 @@ pub struct Engine {
     embedder: Embedder,
     batch: Batch,
     profile: Profile,
-    pub(super) prefix_cache: Option<PrefixCache>,
+    pub(crate) prefix_cache: Option<PrefixCache>,
     /// Adapters of new sequences.
     adapters: AdapterSet,
 }

@@ -1,7 +1,7 @@
 //! Inference runtime: locates the weights of a pack once, then computes logits for the tokens it is given.
 //!
 //! [`engine::Engine`] is the entry point: it creates [`Sequence`]s, reads tokens into them, and passes each step
-//!  through a list of device parts (the interface is in [`device`]). [`open`] chooses and builds the parts:
+//! through a list of device parts (the interface is in [`device`]). [`open`] chooses and builds the parts:
 //! [`weights`] binds tensors (finds each one in the pack, checks its shape and assigns it to a layer), [`layer`]
 //! describes the layers for all devices, [`residency`] loads weights into memory. Matrices of a deduplicated pack are
 //! rebuilt from its store by [`rebuilt`] and kept in [`cache`]. [`precision`] selects the number types.
@@ -10,17 +10,14 @@
 //! experts, [`attention`], [`ops`] and [`rope`] hold the arithmetic, [`kv`] the KV cache, [`cpu`] the matrix products.
 //! `cuda` does all of this on NVIDIA GPUs.
 //!
-//! On top of the engine, [`text`] converts text to tokens and back, [`generate`] decodes prompts in batches,
-//! [`speculate`] drafts tokens, [`constraint`] masks those that a schema or grammar does not allow, [`sampler`] chooses
-//! them, and [`score`] computes perplexities. [`profile`] measures the time of each stage. [`observe`] passes
-//! activations to [`calibrate`], which collects statistics, and to [`prefix`], which shares activations between models
-//! that differ in one layer.
+//! [`profile`] measures the time of each stage. [`observe`] passes activations to [`calibrate`], which collects
+//! statistics, and to [`prefix`], which shares activations between models that differ in one layer. Generation is on top
+//! of the engine, in [`crate::generate`].
 
 pub mod adapters;
 pub mod attention;
 pub mod cache;
 pub mod calibrate;
-pub mod constraint;
 pub mod cpu;
 pub(crate) mod cuda;
 pub mod device;
@@ -28,7 +25,6 @@ mod embed;
 pub mod engine;
 pub mod experts;
 pub mod forward;
-pub mod generate;
 pub mod kv;
 pub mod layer;
 pub mod moe;
@@ -44,13 +40,9 @@ pub mod profile;
 pub mod radix;
 pub mod rebuilt;
 pub mod residency;
-mod reuse;
+pub(crate) mod reuse;
 pub mod rope;
-pub mod sampler;
-pub mod score;
 pub mod sequence;
-pub mod speculate;
-pub mod text;
 pub mod weights;
 
 pub use attention::AttentionKernel;

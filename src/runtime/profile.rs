@@ -34,7 +34,7 @@ pub enum Stage {
     Device,
     /// Choice of tokens.
     Sampling,
-    /// The callback `sink` of [`super::generate::generate`], which receives each token.
+    /// The callback `sink` of [`crate::generate::generate`], which receives each token.
     Sink,
     /// Waiting of the driving thread for other threads at the end of a parallel region.
     BarrierWait,

@@ -25,7 +25,7 @@ const LARGEST: u64 = 2 << 30;
 
 /// Cached beginnings of texts.
 #[derive(Debug)]
-pub(super) struct PrefixCache {
+pub(crate) struct PrefixCache {
     pub tree: RadixTree,
     /// Hash of all that keys and values depend on besides tokens and salt, except the rotation of long texts.
     hash: Sha256,
@@ -179,7 +179,7 @@ impl Engine {
     }
 
     /// Counts the KV pages of the CPU in each state; all are 0 if layers are on another device. Pages of a running
-    /// [`Batch`](super::generate::Batch) count as used, and so do those of its prefix cache.
+    /// [`Batch`](crate::generate::Batch) count as used, and so do those of its prefix cache.
     pub fn kv_pages(&self) -> PageCounts {
         let cached = self.prefix_cache.as_ref().map_or(0, |prefixes| prefixes.tree.len());
         let mut sum = PageCounts::default();
@@ -194,7 +194,7 @@ impl Engine {
     }
 
     /// Returns a sequence that has read `hit`, the beginning of a text of `len` tokens `ids`.
-    pub(super) fn sequence_of(&self, hit: &Hit, parts: Vec<Vec<Page>>, ids: &[u32]) -> Result<Sequence> {
+    pub(crate) fn sequence_of(&self, hit: &Hit, parts: Vec<Vec<Page>>, ids: &[u32]) -> Result<Sequence> {
         let mut sequence = self.new_sequence()?;
         for (cache, pages) in sequence.caches.iter_mut().zip(parts) {
             cache.get_mut::<KvCache>().share(pages, hit.tokens);
@@ -208,7 +208,7 @@ impl Engine {
     }
 
     /// Returns the pool of KV pages of each part; `None` if a part is on another device than the CPU.
-    pub(super) fn page_pools(&self) -> Option<Vec<Arc<PagePool>>> {
+    pub(crate) fn page_pools(&self) -> Option<Vec<Arc<PagePool>>> {
         let sequence = self.new_sequence().ok()?;
         sequence.caches.iter().map(|cache| cache.get::<KvCache>().map(|cache| cache.pool().clone())).collect()
     }
@@ -216,7 +216,7 @@ impl Engine {
 
 impl Sequence {
     /// Returns the KV pages of each part; `None` if a part is on another device than the CPU.
-    pub(super) fn pages(&self) -> Option<Vec<Vec<Page>>> {
+    pub(crate) fn pages(&self) -> Option<Vec<Vec<Page>>> {
         self.caches.iter().map(|cache| Some(cache.get::<KvCache>()?.pages().to_vec())).collect()
     }
 }

@@ -17,7 +17,7 @@ pub struct Sequence {
     /// All tokens read; kept only for models whose rotation depends on the text's length.
     pub(super) tokens: Vec<u32>,
     /// Adapters with which all tokens are computed.
-    pub(super) adapters: AdapterSet,
+    pub(crate) adapters: AdapterSet,
 }
 
 impl Sequence {

@@ -1,7 +1,7 @@
 //! HTTP server for models: the API of OpenAI and Anthropic over the sessions of this program.
 //!
 //! [`run`] opens the sockets and starts one thread per model, which opens it and drives its batch
-//! ([`crate::runtime::generate::Batch`]). A few more threads per model encode prompts. The thread that called [`run`]
+//! ([`crate::generate::Batch`]). A few more threads per model encode prompts. The thread that called [`run`]
 //! serves all connections. The threads exchange messages only:
 //!
 //! ```text

@@ -1,6 +1,6 @@
 //! Messages from the thread that computes to the thread that runs the connections.
 
-use crate::runtime::generate::{Completion, Likelihood};
+use crate::generate::{Completion, Likelihood};
 use crate::sched::Rejection;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,6 +1,6 @@
 //! Texts of single tokens in answers with probabilities.
 
-use crate::runtime::text::Tokenizer;
+use crate::generate::text::Tokenizer;
 use std::fmt::Write;
 
 /// Bytes of each token of a vocabulary.

@@ -5,10 +5,10 @@ use super::adapters::Adapters;
 use super::sampling::dry_breakers;
 use super::template::Renderer;
 use crate::error::{Cause, Error, Result};
-use crate::runtime::constraint::{Constraint, ConstraintSource, Vocabulary};
-use crate::runtime::generate::{self, Request};
-use crate::runtime::sampler::Breakers;
-use crate::runtime::text::{ChatTemplate, Message, RenderOptions, Tokenizer, tokenizer};
+use crate::generate::constraint::{Constraint, ConstraintSource, Vocabulary};
+use crate::generate::sampler::Breakers;
+use crate::generate::text::{ChatTemplate, Message, RenderOptions, Tokenizer, tokenizer};
+use crate::generate::{self, Request};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 

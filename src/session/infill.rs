@@ -4,7 +4,7 @@
 //! place where the answer begins. The table below has the tokens of published families; a tokenizer that has the tokens
 //! of a row is taken to belong to such a model.
 
-use crate::runtime::text::Tokenizer;
+use crate::generate::text::Tokenizer;
 
 /// A gap with the texts around it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

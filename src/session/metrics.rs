@@ -4,7 +4,7 @@
 use super::memory::peak_bytes;
 use super::usage::Usage;
 use super::{Generation, Session};
-use crate::runtime::generate::Completion;
+use crate::generate::Completion;
 use serde::Serialize;
 use std::time::Duration;
 

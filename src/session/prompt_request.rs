@@ -3,9 +3,9 @@
 use super::Encoder;
 use super::sampling::{SamplingTexts, last_n};
 use crate::error::{Error, Result};
-use crate::runtime::constraint::ConstraintSource;
-use crate::runtime::sampler::{Mirostat, Order, Sampling, Stage, Version, Xtc};
-use crate::runtime::text::{Message, UnicodeForm, Variables};
+use crate::generate::constraint::ConstraintSource;
+use crate::generate::sampler::{Mirostat, Order, Sampling, Stage, Version, Xtc};
+use crate::generate::text::{Message, UnicodeForm, Variables};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use std::collections::BTreeMap;

@@ -1,8 +1,8 @@
 //! Sampling options that name texts: resolves logit biases, banned texts and DRY's sequence breakers to tokens.
 
 use crate::error::{Error, Result};
-use crate::runtime::sampler::{Breakers, Sampling};
-use crate::runtime::text::Tokenizer;
+use crate::generate::sampler::{Breakers, Sampling};
+use crate::generate::text::Tokenizer;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -223,7 +223,7 @@ impl<'a> Words<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::sampler::Dry;
+    use crate::generate::sampler::Dry;
     use proptest::prelude::*;
     use std::path::Path;
 

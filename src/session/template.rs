@@ -7,8 +7,8 @@
 //! long is replaced at the next question; all end when their standard input is closed, also by the death of the parent.
 
 use crate::error::{Cause, Context, Error, Result};
+use crate::generate::text::{ChatTemplate, Message, RenderOptions};
 use crate::resources::child_refused;
-use crate::runtime::text::{ChatTemplate, Message, RenderOptions};
 use nix::sys::resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};

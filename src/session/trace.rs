@@ -2,8 +2,8 @@
 //! per line.
 
 use crate::error::Result;
+use crate::generate::Event;
 use crate::output::{JsonLines, Target};
-use crate::runtime::generate::Event;
 use serde_json::json;
 
 /// Trace file being written; it gets its final name when it is complete.

@@ -11,14 +11,14 @@ use crate::convert::layout::Layout;
 use crate::convert::tokenizer_files;
 use crate::error::{Error, Result};
 use crate::files;
+use crate::generate::speculate::Speculator;
+use crate::generate::text::Tokenizer;
+use crate::generate::text::tokenizer::FILE_NAME;
+use crate::generate::{Options, Request, generate};
 use crate::iebin::{IebinReader, Store};
 #[cfg(feature = "reference")]
 use crate::interrupt;
 use crate::progress;
-use crate::runtime::generate::{Options, Request, generate};
-use crate::runtime::speculate::Speculator;
-use crate::runtime::text::Tokenizer;
-use crate::runtime::text::tokenizer::FILE_NAME;
 use crate::runtime::{Engine, Feed, Precision, Want};
 use crate::signature::Signature;
 use crate::verify::trace::{TracedStep, TracedText};

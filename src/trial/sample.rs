@@ -2,10 +2,10 @@
 
 use crate::error::Result;
 use crate::files;
+use crate::generate::speculate::Speculator;
+use crate::generate::text::{Tokenizer, tokenizer};
+use crate::generate::{Options, Request, generate};
 use crate::iebin::IebinReader;
-use crate::runtime::generate::{Options, Request, generate};
-use crate::runtime::speculate::Speculator;
-use crate::runtime::text::{Tokenizer, tokenizer};
 use crate::runtime::{Engine, EngineOptions, Precision};
 use std::path::Path;
 

@@ -2,11 +2,11 @@
 
 use crate::common::{all_logits, fixture, iec, packed};
 use iec::calibration::{Calibration, Half};
+use iec::generate::score::log_sum_exp;
+use iec::generate::text::Tokenizer;
 use iec::iebin::IebinReader;
 use iec::manifest::Manifest;
 use iec::quant_spec::Method;
-use iec::runtime::score::log_sum_exp;
-use iec::runtime::text::Tokenizer;
 use iec::runtime::{Engine, EngineOptions, Precision};
 use serde_json::Value;
 use std::path::{Path, PathBuf};

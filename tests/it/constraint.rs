@@ -4,10 +4,10 @@
 use crate::common::{FIXTURES, fixture, iec, packed_as};
 use crate::cuda::on_gpu;
 use crate::schemas::{self, validate::problem};
-use iec::runtime::constraint::{ConstraintSource, Marker, Phase, Phases, Place};
-use iec::runtime::generate::{Completion, Finish, Options, Request, generate};
-use iec::runtime::sampler::Sampling;
-use iec::runtime::speculate::Speculator;
+use iec::generate::constraint::{ConstraintSource, Marker, Phase, Phases, Place};
+use iec::generate::sampler::Sampling;
+use iec::generate::speculate::Speculator;
+use iec::generate::{Completion, Finish, Options, Request, generate};
 use iec::runtime::{EngineOptions, Precision};
 use iec::session::{GenerateOptions, Session, SessionOptions};
 use serde_json::{Value, json};

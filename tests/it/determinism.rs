@@ -3,11 +3,11 @@
 //! precision.
 
 use crate::common::{all_logits, fixture, golden, iec, packed_as};
+use iec::generate::sampler::Sampling;
+use iec::generate::speculate::Speculator;
+use iec::generate::{Options, Request, generate};
 use iec::iebin::IebinReader;
 use iec::runtime::cpu::Cpu;
-use iec::runtime::generate::{Options, Request, generate};
-use iec::runtime::sampler::Sampling;
-use iec::runtime::speculate::Speculator;
 use iec::runtime::{Engine, EngineOptions, Feed, KvType, Precision, PrefixActivations, Want};
 use serde_json::Value;
 use std::path::{Path, PathBuf};

@@ -4,8 +4,8 @@
 use crate::common::{all_logits, fixture, iec, packed, packed_as};
 use iec::eval::windows::leading_tokens;
 use iec::eval::{Windows, divergence, perplexity};
+use iec::generate::text::Tokenizer;
 use iec::iebin::IebinReader;
-use iec::runtime::text::Tokenizer;
 use iec::runtime::{Engine, EngineOptions, Precision};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};

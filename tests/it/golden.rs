@@ -1,9 +1,9 @@
 //! Compares the runtime with Hugging Face: ids, logits and perplexities of every fixture.
 
 use crate::common::{FAMILIES, FIXTURES, all_logits, fixture, packed_as};
+use iec::generate::score::{Score, score_text, score_window};
 use iec::iebin::IebinReader;
 use iec::model_config::Mlp;
-use iec::runtime::score::{Score, score_text, score_window};
 use iec::runtime::{Engine, EngineOptions, Feed, KvType, Precision, Want};
 use serde_json::Value;
 use std::path::{Path, PathBuf};

@@ -1,10 +1,10 @@
 //! Tests the prefix cache and the budget of KV pages: texts are the same with them, and pages are counted exactly.
 
 use crate::common::{fixture, iec, packed_as, packed_with};
+use iec::generate::speculate::Speculator;
+use iec::generate::{Completion, Options, Request, generate};
 use iec::iebin::IebinReader;
 use iec::rng::Rng;
-use iec::runtime::generate::{Completion, Options, Request, generate};
-use iec::runtime::speculate::Speculator;
 use iec::runtime::{Engine, EngineOptions, Feed, KvType, Output, Want};
 use serde_json::json;
 use std::path::Path;

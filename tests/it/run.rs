@@ -439,9 +439,9 @@ fn a_chat_over_a_pipe_answers_each_line_and_keeps_what_was_read() {
 
 #[test]
 fn a_reused_conversation_gives_the_same_answer_as_a_fresh_one() {
+    use iec::generate::speculate::Speculator;
+    use iec::generate::{CachedPrefix, Completion, Options, Request, generate};
     use iec::iebin::IebinReader;
-    use iec::runtime::generate::{CachedPrefix, Completion, Options, Request, generate};
-    use iec::runtime::speculate::Speculator;
     use iec::runtime::{Engine, EngineOptions};
     let pack = packed("gptoss-mxfp4");
     let mut engine = Engine::open(&IebinReader::open(pack.path()).unwrap(), &EngineOptions::default()).unwrap();

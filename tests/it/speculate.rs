@@ -2,10 +2,10 @@
 //! report.
 
 use crate::common::{FIXTURES, fixture, golden, iec, packed, packed_as};
+use iec::generate::sampler::{Dry, Mirostat, Order, Sampling, Version, Xtc};
+use iec::generate::speculate::Speculator;
+use iec::generate::{Completion, Options, Request, generate};
 use iec::iebin::IebinReader;
-use iec::runtime::generate::{Completion, Options, Request, generate};
-use iec::runtime::sampler::{Dry, Mirostat, Order, Sampling, Version, Xtc};
-use iec::runtime::speculate::Speculator;
 use iec::runtime::{Engine, EngineOptions};
 use serde_json::Value;
 

@@ -1,6 +1,6 @@
 //! The processes that render chat templates: they are kept, used by several threads, and replaced after a failure.
 
-use iec::runtime::text::{ChatTemplate, Ending, Message, RenderOptions};
+use iec::generate::text::{ChatTemplate, Ending, Message, RenderOptions};
 use iec::session::template::{RenderProcess, Renderer};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};

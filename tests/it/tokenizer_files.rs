@@ -2,7 +2,7 @@
 //! library that defines these files. tests/reference/make_tokenizers.py made the fixtures.
 
 use crate::common::iec;
-use iec::runtime::text::Tokenizer;
+use iec::generate::text::Tokenizer;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

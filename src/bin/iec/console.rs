@@ -11,7 +11,7 @@
 use crate::harmless::{Harmless, harmless};
 use iec::error::{Error, Result};
 use iec::files::Stream;
-use iec::runtime::text::strftime;
+use iec::generate::text::strftime;
 use rustix::termios::tcgetwinsize;
 use serde::Serialize;
 use serde_json::json;

@@ -2,7 +2,7 @@
 
 use iec::error::{Context, Result};
 use iec::files;
-use iec::runtime::constraint::ConstraintSource;
+use iec::generate::constraint::ConstraintSource;
 use iec::session::Session;
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,7 @@
 //! Sampling options.
 
 use iec::error::{Error, Result};
-use iec::runtime::sampler::{Dry, Mirostat, Order, Sampling, Version, Xtc};
+use iec::generate::sampler::{Dry, Mirostat, Order, Sampling, Version, Xtc};
 use iec::session::Session;
 use iec::session::sampling::{SamplingTexts, last_n};
 

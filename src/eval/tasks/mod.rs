@@ -16,9 +16,9 @@ use super::Request;
 use super::windows::leading_tokens;
 use crate::error::{Cause, Error, Result};
 use crate::files::{self, TEXT_LIMIT};
+use crate::generate::text::{Tokenizer, tokenizer};
 use crate::model_config::ModelConfig;
 use crate::output::Target;
-use crate::runtime::text::{Tokenizer, tokenizer};
 use std::path::PathBuf;
 
 /// Options of all tasks with questions.

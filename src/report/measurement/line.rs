@@ -1,9 +1,9 @@
 //! JSON line of a measured run, with fixed names in a fixed order; see docs/guide/measuring.md.
 
 use super::stages::StageTimes;
+use crate::generate::{Completion, Outcome};
 use crate::mapped;
 use crate::runtime::cpu::topology::{SYSTEM_ROOT, Topology};
-use crate::runtime::generate::{Completion, Outcome};
 use crate::runtime::{AttentionKernel, Engine, Stage, Stages};
 use crate::session::adapters::AdapterUse;
 use crate::session::metrics::rate;

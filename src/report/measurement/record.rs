@@ -4,8 +4,8 @@
 use super::line::{Measured, first_difference, prompt_id};
 use crate::error::{Context, Error, Result};
 use crate::files;
-use crate::runtime::generate::Completion;
-use crate::runtime::text::strftime_now;
+use crate::generate::Completion;
+use crate::generate::text::strftime_now;
 use crate::session::Session;
 use crate::session::metrics::{Latencies, latencies_ms, rate};
 use serde::{Deserialize, Serialize};

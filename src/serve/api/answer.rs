@@ -2,8 +2,8 @@
 
 use super::error::ApiError;
 use crate::error::{Cause, Error};
-use crate::runtime::generate::{Completion, Finish, Likelihood};
-use crate::runtime::sampler::Candidate;
+use crate::generate::sampler::Candidate;
+use crate::generate::{Completion, Finish, Likelihood};
 use crate::serve::model::Facts;
 use axum::http::StatusCode;
 use serde_json::{Value, json};

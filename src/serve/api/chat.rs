@@ -10,7 +10,7 @@ use super::other_fields::Api;
 use super::prepare::{Conversation, Plan, Prepared, Source};
 use super::settings::{Limits, Settings};
 use super::text::{ChatText, Piece};
-use crate::runtime::text::{Ending, RenderOptions, Variables};
+use crate::generate::text::{Ending, RenderOptions, Variables};
 use crate::serve::model::Facts;
 use crate::serve::reply::{Done, Token};
 use crate::session::tools::{self, ToolChoice};

@@ -8,7 +8,7 @@ use super::job::Named;
 use super::other_fields::Api;
 use super::prepare::{Plan, Prepared, ShownPrompt, Source};
 use super::settings::{Limits, Settings};
-use crate::runtime::generate::Likelihood;
+use crate::generate::Likelihood;
 use crate::serve::model::Facts;
 use crate::serve::reply::{Done, Token};
 use crate::session::infill::Gap;

@@ -6,7 +6,7 @@
 use super::error::{ApiError, ApiResult};
 use super::prepare::{Conversation, Plan, Source, no_template};
 use crate::error::Error;
-use crate::runtime::constraint::{Constraint, ConstraintSource};
+use crate::generate::constraint::{Constraint, ConstraintSource};
 use crate::session::Encoder;
 use crate::session::tools::{self, CallConstraint, Enforced, OutputStyle, ToolChoice, Wanted};
 use std::sync::Arc;

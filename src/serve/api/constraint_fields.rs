@@ -4,7 +4,7 @@ use super::body::{Body, expected};
 use super::error::{ApiError, ApiResult};
 use super::gbnf;
 use super::settings::{of_format, of_structured};
-use crate::runtime::constraint::ConstraintSource;
+use crate::generate::constraint::ConstraintSource;
 use serde_json::Value;
 
 /// Fields that vLLM had before `structured_outputs`, and fields of llama.cpp and ollama, with what they hold.

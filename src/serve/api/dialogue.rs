@@ -1,7 +1,7 @@
 //! Conversations of APIs whose messages consist of parts: reasoning, texts, calls of tools and their results. Chat
 //! templates expect one message for each turn of the assistant, and the system message at the beginning.
 
-use crate::runtime::text::{Message, ToolCall};
+use crate::generate::text::{Message, ToolCall};
 use serde_json::Value;
 use std::collections::HashMap;
 

@@ -8,7 +8,7 @@ use super::job::{Job, Named};
 use super::object::{Object, list};
 use super::prepare::{Prepared, Source};
 use super::settings::{Limits, Settings};
-use crate::runtime::generate::Finish;
+use crate::generate::Finish;
 use crate::serve::reply::{Done, Token};
 use crate::session::infill::Gap;
 use serde_json::{Value, json};

@@ -2,7 +2,7 @@
 
 use super::body::expected;
 use super::error::{ApiError, ApiResult};
-use crate::runtime::text::{Message, ToolCall, arguments_object};
+use crate::generate::text::{Message, ToolCall, arguments_object};
 use serde_json::{Map, Value};
 
 /// Largest number of messages of a request.

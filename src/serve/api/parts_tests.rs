@@ -1,7 +1,7 @@
 //! Tests of outputs divided into parts, and helpers for tests of answers.
 
 use super::*;
-use crate::runtime::generate::{Completion, Finish};
+use crate::generate::{Completion, Finish};
 use crate::serve::reply::Done;
 use proptest::prelude::*;
 use serde_json::Value;

@@ -3,7 +3,7 @@
 use super::body::{Body, expected};
 use super::constraint_fields;
 use super::error::{ApiError, ApiResult};
-use crate::runtime::constraint::ConstraintSource;
+use crate::generate::constraint::ConstraintSource;
 use crate::session::prompt_request::PromptRequest;
 use serde_json::{Map, Value, json};
 

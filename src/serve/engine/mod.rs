@@ -18,12 +18,12 @@ use super::turns::Turns;
 use super::usage_log::UsageLog;
 use crate::error::{Cause, Error, Result};
 use crate::files;
+use crate::generate::sampler::Sampling;
 use crate::iebin::JSON_NAME;
 use crate::output::swap;
 use crate::resources::spawn_scoped;
 use crate::runtime::adapters::AdapterSet;
 use crate::runtime::kv::PAGE;
-use crate::runtime::sampler::Sampling;
 use crate::sched::{self, KeyUsage};
 use crate::session::Session;
 use crate::session::chat::TemplateChoice;
@@ -232,7 +232,7 @@ fn facts(session: &Session, choice: &TemplateChoice) -> Result<Facts> {
             Sampling { temperature: 1.0, logit_bias, banned, ..Sampling::default() }
         }
     };
-    let path = swap::member(&session.reader.dir.join(JSON_NAME), crate::runtime::text::chat::CONFIG_NAME);
+    let path = swap::member(&session.reader.dir.join(JSON_NAME), crate::generate::text::chat::CONFIG_NAME);
     let tokenizer_config = match files::exists(&path)? {
         true => serde_json::from_slice(&files::read_limited(&path, FILE_LIMIT)?).unwrap_or_default(),
         false => serde_json::Value::Null,

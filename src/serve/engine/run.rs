@@ -3,8 +3,8 @@
 use super::live::{Live, Lives};
 use super::{Shared, UsageOf};
 use crate::error::Result;
-use crate::runtime::generate::{self, Batch, Completion, Event, Finish, StepReport, Terms};
-use crate::runtime::speculate::Speculator;
+use crate::generate::speculate::Speculator;
+use crate::generate::{self, Batch, Completion, Event, Finish, StepReport, Terms};
 use crate::runtime::{DiskCounts, Engine, Stage};
 use crate::sched::{self, KeyId, Micros, Rejection};
 use crate::serve::keys::KeyChange;

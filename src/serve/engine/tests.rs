@@ -1,7 +1,7 @@
 //! Failures of the engine: its requests end, and the model is opened again.
 
 use super::*;
-use crate::runtime::generate::Request;
+use crate::generate::Request;
 use crate::sched::KeyLimits;
 use crate::serve::model::{Arrival, Served, Ticket};
 use crate::serve::reply::{Refusal, Reply};

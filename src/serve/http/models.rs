@@ -2,7 +2,7 @@
 //! Anthropic's.
 
 use super::respond;
-use crate::runtime::text::strftime;
+use crate::generate::text::strftime;
 use crate::serve::api::error::{ApiError, ApiResult};
 use crate::serve::api::style::Style;
 use crate::serve::app::App;

@@ -6,9 +6,9 @@
 use super::buckets;
 use super::events::{DiskPages, FinishedReason, Phase, Rejection, RequestTimes, StepRecord, TokenCounts};
 use super::histogram::Histogram;
+use crate::generate::DraftCounts;
 use crate::runtime::Stage;
 use crate::runtime::cpu::counters::Counts as Events;
-use crate::runtime::generate::DraftCounts;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

@@ -2,8 +2,8 @@
 
 use super::text::{Kind, Text};
 use super::*;
+use crate::generate::DraftCounts;
 use crate::runtime::cpu::counters::Counts;
-use crate::runtime::generate::DraftCounts;
 use crate::runtime::{Stage, Stages};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};

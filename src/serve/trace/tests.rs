@@ -2,7 +2,7 @@
 
 use super::export::Sender;
 use super::*;
-use crate::runtime::generate::{Completion, Finish};
+use crate::generate::{Completion, Finish};
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -2,9 +2,9 @@
 
 use crate::error::{Context, Error, Result};
 use crate::files;
+use crate::generate::sampler::Sampling;
 use crate::iebin::JSON_NAME;
 use crate::output::swap;
-use crate::runtime::sampler::Sampling;
 use crate::session::Session;
 use crate::strict_json;
 use serde_json::Value;

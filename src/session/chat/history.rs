@@ -7,9 +7,9 @@
 
 use crate::error::{Context, Error, Result};
 use crate::files;
+use crate::generate::Finish;
+use crate::generate::text::Message;
 use crate::output::{Inputs, Rules, Target};
-use crate::runtime::generate::Finish;
-use crate::runtime::text::Message;
 use crate::strict_json;
 use serde_json::{Map, Value, json};
 use std::path::Path;

@@ -13,7 +13,7 @@ pub mod templates;
 use super::tools::{OutputEvent, OutputParser, OutputStyle};
 use super::{GenerateOptions, Session};
 use crate::error::{Error, Result};
-use crate::runtime::generate::{CachedPrefix, Completion, Finish, Request};
+use crate::generate::{CachedPrefix, Completion, Finish, Request};
 pub use history::{Answer, History, Turn};
 use settings::Settings;
 use std::path::Path;

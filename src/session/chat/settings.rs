@@ -2,7 +2,7 @@
 
 use super::command::nearest;
 use crate::error::{Error, Result};
-use crate::runtime::sampler::Sampling;
+use crate::generate::sampler::Sampling;
 use std::str::FromStr;
 
 /// Display of reasoning.

@@ -4,7 +4,7 @@
 //! is one, because two models of a family may differ in details.
 
 use crate::error::{Cause, Error, Result};
-use crate::runtime::text::ChatTemplate;
+use crate::generate::text::ChatTemplate;
 use crate::session::Session;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -167,7 +167,7 @@ fn without_template(error: Error, dir: &Path) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::text::Message;
+    use crate::generate::text::Message;
 
     fn rendered(name: &str, roles: &[(&str, &str)]) -> String {
         let TemplateChoice::BuiltIn(row) = name.parse().unwrap() else { panic!("{name}") };

@@ -6,8 +6,8 @@ use super::source::{Kind, Source};
 use super::{Identity, Places};
 use crate::error::{Error, Result};
 use crate::files;
+use crate::generate::text::ChatTemplate;
 use crate::output::directory_of;
-use crate::runtime::text::ChatTemplate;
 use std::path::{Path, PathBuf};
 
 /// Model that the user named, and the files that describe it.

@@ -12,8 +12,8 @@ use super::rules::{CallRules, TextCalls};
 use super::style::OutputStyle;
 use super::tool::{Tool, ToolChoice};
 use crate::error::{Error, Result};
-use crate::runtime::constraint::{ConstraintSource, SchemaOptions, SchemaRules, schema_rules};
-use crate::runtime::text::Tokenizer;
+use crate::generate::constraint::{ConstraintSource, SchemaOptions, SchemaRules, schema_rules};
+use crate::generate::text::Tokenizer;
 use serde_json::{Value, json};
 
 /// Largest depth of a schema.

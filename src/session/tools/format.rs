@@ -2,7 +2,7 @@
 
 use super::row::Row;
 use super::{functionary, harmony, hermes, lists, literals, llama3, mistral, sections, tagged};
-use crate::runtime::text::{ChatTemplate, Tokenizer};
+use crate::generate::text::{ChatTemplate, Tokenizer};
 use std::fmt;
 
 /// All formats, in the order in which they are tried: those with the more peculiar marks come first.

@@ -6,7 +6,7 @@ use super::named::Named;
 use super::reader::{Notation, OBJECTS, Style};
 use super::row::Row;
 use super::rules::{CallRules, TextCalls, marker, quoted};
-use crate::runtime::constraint::{Phases, Place};
+use crate::generate::constraint::{Phases, Place};
 
 const OPENING: &str = "<function=";
 const CLOSING: &str = "</function>";

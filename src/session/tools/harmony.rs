@@ -10,8 +10,8 @@ use super::object::{ObjectScanner, Step};
 use super::row::Row;
 use super::rules::{CallRules, token};
 use super::tool::is_name;
-use crate::runtime::constraint::{ConstraintSource, Marker, Phase, Phases, Place};
-use crate::runtime::text::Tokenizer;
+use crate::generate::constraint::{ConstraintSource, Marker, Phase, Phases, Place};
+use crate::generate::text::Tokenizer;
 
 /// The row of the table of formats.
 pub(super) const ROW: Row = Row {

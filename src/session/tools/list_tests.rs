@@ -3,8 +3,8 @@
 
 use super::tests::{hermes, tokenizer_of, tokenizer_rows};
 use super::*;
-use crate::runtime::constraint::{Constraint, Vocabulary};
-use crate::runtime::text::Tokenizer;
+use crate::generate::constraint::{Constraint, Vocabulary};
+use crate::generate::text::Tokenizer;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;

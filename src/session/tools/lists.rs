@@ -5,7 +5,7 @@ use super::events::LONG_IDS;
 use super::reader::{Notation, OBJECTS};
 use super::row::Row;
 use super::rules::{CallRules, TextCalls, marker, spelled};
-use crate::runtime::constraint::{Phases, Place};
+use crate::generate::constraint::{Phases, Place};
 
 const GRANITE_OPENING: &str = "<|tool_call|>";
 const ACTION: &str = "<|START_ACTION|>";

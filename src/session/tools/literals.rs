@@ -7,7 +7,7 @@ use super::reader::{Notation, OBJECTS, Style};
 use super::row::Row;
 use super::rules::{CallRules, TextCalls, marker, quoted, spelled};
 use super::types::Types;
-use crate::runtime::constraint::{Marker, Phases, Place};
+use crate::generate::constraint::{Marker, Phases, Place};
 use regex::Regex;
 use serde_json::Value;
 use std::sync::LazyLock;

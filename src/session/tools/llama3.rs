@@ -7,7 +7,7 @@ use super::events::LONG_IDS;
 use super::reader::{Notation, OBJECTS};
 use super::row::Row;
 use super::rules::{CallRules, TextCalls, marker};
-use crate::runtime::constraint::{Marker, Phases, Place};
+use crate::generate::constraint::{Marker, Phases, Place};
 
 const TAG: &str = "<|python_tag|>";
 /// Beginnings of a call before the name, without white space.

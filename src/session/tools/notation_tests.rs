@@ -3,8 +3,8 @@
 
 use super::tests::{format, tokenizer};
 use super::*;
-use crate::runtime::constraint::{Constraint, Vocabulary};
-use crate::runtime::text::Tokenizer;
+use crate::generate::constraint::{Constraint, Vocabulary};
+use crate::generate::text::Tokenizer;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -337,10 +337,10 @@ fn an_answer_follows_its_constraint_behind_reasoning_of_all_kinds() {
     let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
                         "additionalProperties": false});
     let sources = [
-        crate::runtime::constraint::ConstraintSource::JsonSchema(schema.to_string()),
-        crate::runtime::constraint::ConstraintSource::Regex(r#"\{"a": [0-9]\}"#.into()),
-        crate::runtime::constraint::ConstraintSource::Choice(vec![json.into(), "no".into()]),
-        crate::runtime::constraint::ConstraintSource::Grammar("start: \"{\\\"a\\\": 1}\"".into()),
+        crate::generate::constraint::ConstraintSource::JsonSchema(schema.to_string()),
+        crate::generate::constraint::ConstraintSource::Regex(r#"\{"a": [0-9]\}"#.into()),
+        crate::generate::constraint::ConstraintSource::Choice(vec![json.into(), "no".into()]),
+        crate::generate::constraint::ConstraintSource::Grammar("start: \"{\\\"a\\\": 1}\"".into()),
     ];
     let mut failures = Vec::new();
     for Case(tokens, prompt, output, expected) in cases {

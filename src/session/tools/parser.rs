@@ -9,7 +9,7 @@ use super::reader::Reader;
 use super::reasoning::Reasoning;
 use super::style::OutputStyle;
 use super::tool::Tool;
-use crate::runtime::text::Tokenizer;
+use crate::generate::text::Tokenizer;
 
 /// State of an output that is divided.
 #[derive(Debug)]

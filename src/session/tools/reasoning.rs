@@ -4,7 +4,7 @@
 //! some models leave it out.
 
 use super::events::Sink;
-use crate::runtime::text::Tokenizer;
+use crate::generate::text::Tokenizer;
 
 /// Tags around reasoning.
 #[derive(Debug, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 use super::events::IdForm;
 use super::reader::Notation;
 use super::rules::CallRules;
-use crate::runtime::constraint::Phases;
-use crate::runtime::text::Tokenizer;
+use crate::generate::constraint::Phases;
+use crate::generate::text::Tokenizer;
 
 /// A format of calls.
 pub(super) struct Row {

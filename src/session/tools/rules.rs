@@ -3,8 +3,8 @@
 
 use super::reasoning::{Begins, KnownTags, Tags, token_of};
 use super::tool::Tool;
-use crate::runtime::constraint::{ConstraintSource, Marker, Phase, Phases, Place};
-use crate::runtime::text::Tokenizer;
+use crate::generate::constraint::{ConstraintSource, Marker, Phase, Phases, Place};
+use crate::generate::text::Tokenizer;
 use serde_json::Value;
 use std::fmt::Write;
 

@@ -9,7 +9,7 @@ use super::named::Named;
 use super::reader::{Notation, OBJECTS, Style};
 use super::row::Row;
 use super::rules::{CallRules, TextCalls, marker, quoted, spelled};
-use crate::runtime::constraint::{Phases, Place};
+use crate::generate::constraint::{Phases, Place};
 
 /// Texts around the calls of a section.
 struct Section {

@@ -2,7 +2,7 @@
 
 use super::format::Format;
 use super::reasoning::KnownTags;
-use crate::runtime::text::{ChatTemplate, Tokenizer};
+use crate::generate::text::{ChatTemplate, Tokenizer};
 
 /// Style of the output of a model, as far as its chat template and its vocabulary show it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use super::row::Row;
 use super::rules::{CallRules, SPACE, TextCalls, marker, quoted, spelled};
 use super::types::Types;
 use super::xml::Xml;
-use crate::runtime::constraint::{Phases, Place};
+use crate::generate::constraint::{Phases, Place};
 use serde_json::Value;
 
 const QWEN: Xml = Xml {

@@ -2,9 +2,9 @@
 //! fixtures with the control tokens of the format.
 
 use super::*;
+use crate::generate::constraint::{Constraint, ConstraintSource, Vocabulary};
+use crate::generate::text::{ChatTemplate, TextStream, Tokenizer};
 use crate::rng::Rng;
-use crate::runtime::constraint::{Constraint, ConstraintSource, Vocabulary};
-use crate::runtime::text::{ChatTemplate, TextStream, Tokenizer};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::collections::HashSet;

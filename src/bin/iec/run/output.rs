@@ -3,10 +3,10 @@
 use crate::console;
 use crate::global::Global;
 use iec::error::{Error, Result};
+use iec::generate::sampler::Candidate;
+use iec::generate::text::Tokenizer;
+use iec::generate::{Event, Finish, Request};
 use iec::report::measurement::Line;
-use iec::runtime::generate::{Event, Finish, Request};
-use iec::runtime::sampler::Candidate;
-use iec::runtime::text::Tokenizer;
 use iec::session::request::Progress;
 use iec::session::trace::Trace;
 use iec::session::{Generation, Metrics, Session};

@@ -1,7 +1,7 @@
 //! Answer of `/v1/messages`: a message of content blocks (thinking, text, calls of tools), and the events that build
 //! it.
 
-use crate::runtime::generate::Finish;
+use crate::generate::Finish;
 use crate::serve::api::answer::{Usage, failure, finish_reason};
 use crate::serve::api::error::{ApiError, ApiResult};
 use crate::serve::api::form::{Events, Form};

@@ -1,6 +1,6 @@
 //! System text and messages of `/v1/messages`: lists of content blocks, turned into the messages of a conversation.
 
-use crate::runtime::text::{Ending, Message};
+use crate::generate::text::{Ending, Message};
 use crate::serve::api::body::expected;
 use crate::serve::api::dialogue::Dialogue;
 use crate::serve::api::error::{ApiError, ApiResult};

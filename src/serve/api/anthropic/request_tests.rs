@@ -1,7 +1,7 @@
 //! Tests of the fields of `/v1/messages`.
 
 use super::*;
-use crate::runtime::constraint::ConstraintSource;
+use crate::generate::constraint::ConstraintSource;
 use proptest::prelude::*;
 
 const LIMITS: Limits = Limits { max_n: 4, max_logprobs: 20, strict_fields: true, unloads: true };

@@ -1,7 +1,7 @@
 //! Answers of `/api/chat` and `/api/generate`: one JSON object per line, the last with the numbers of tokens and times
 //! in nanoseconds.
 
-use crate::runtime::text::strftime;
+use crate::generate::text::strftime;
 use crate::serve::api::answer::{Usage, failure, finish_reason};
 use crate::serve::api::error::{ApiError, ApiResult};
 use crate::serve::api::form::{Events, Form, Framing};

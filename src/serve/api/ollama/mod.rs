@@ -12,7 +12,7 @@ use super::error::ApiResult;
 use super::job::Job;
 use super::prepare::{Conversation, Source};
 use super::settings::{Limits, Settings};
-use crate::runtime::text::{Message, RenderOptions};
+use crate::generate::text::{Message, RenderOptions};
 use crate::session::infill::Gap;
 use crate::session::tools::ToolChoice;
 use form::{Answer, Kind};

@@ -3,8 +3,8 @@
 use super::super::error::ApiError;
 use super::form::{Answer, Kind};
 use super::*;
-use crate::runtime::constraint::ConstraintSource;
-use crate::runtime::generate::Finish;
+use crate::generate::Finish;
+use crate::generate::constraint::ConstraintSource;
 use crate::serve::api::form::{Events, Form};
 use crate::serve::api::parts::tests::{any_pieces, done};
 use crate::serve::api::prepare::Prepared;

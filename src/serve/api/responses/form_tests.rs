@@ -1,7 +1,7 @@
 //! Tests of the answers of `/v1/responses`.
 
 use super::*;
-use crate::runtime::generate::Finish;
+use crate::generate::Finish;
 use crate::serve::api::parts::tests::{any_pieces, done, sse};
 use crate::serve::api::text::Piece;
 use proptest::prelude::*;

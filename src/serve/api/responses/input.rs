@@ -1,6 +1,6 @@
 //! Input of `/v1/responses`: a text or a list of items, turned into the messages of a conversation.
 
-use crate::runtime::text::Message;
+use crate::generate::text::Message;
 use crate::serve::api::body::expected;
 use crate::serve::api::dialogue::Dialogue;
 use crate::serve::api::error::{ApiError, ApiResult};

@@ -1,7 +1,7 @@
 //! Fields of a request to `/v1/responses`.
 
 use super::input;
-use crate::runtime::text::{RenderOptions, Variables};
+use crate::generate::text::{RenderOptions, Variables};
 use crate::serve::api::body::{Body, expected};
 use crate::serve::api::chat::{Tools, read_tools};
 use crate::serve::api::error::{ApiError, ApiResult};

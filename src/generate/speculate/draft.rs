@@ -4,8 +4,8 @@
 use super::pace::Cost;
 use super::{KINDS, Memory, Text};
 use crate::error::Result;
+use crate::generate::sampler::argmax;
 use crate::runtime::engine::Engine;
-use crate::runtime::sampler::argmax;
 use crate::runtime::sequence::{Feed, Want};
 use std::time::Instant;
 

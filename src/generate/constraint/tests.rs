@@ -2,8 +2,8 @@
 //! tried one by one.
 
 use super::*;
+use crate::generate::text::spelling::{Leading, Spelling};
 use crate::rng::Rng;
-use crate::runtime::text::spelling::{Leading, Spelling};
 use std::collections::BTreeSet;
 
 fn vocabulary(tokens: &[&str], leading: Leading) -> Arc<Vocabulary> {

@@ -113,7 +113,7 @@ fn quoted(text: &str, out: &mut Counted) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use crate::runtime::text::{ChatTemplate, RenderOptions};
+    use crate::generate::text::{ChatTemplate, RenderOptions};
     use serde_json::json;
 
     fn render(source: &str) -> String {

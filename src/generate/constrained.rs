@@ -5,9 +5,9 @@
 //! thousand times as long, and a step has no time for these: once a mask of a constraint has been slow, its texts
 //! join a step only when their masks are ready, on a thread that rests while other texts are computed.
 
+use super::constraint::{Constraint, ConstraintState, TokenMask};
 use crate::error::{Cause, Error, Result};
 use crate::resources;
-use crate::runtime::constraint::{Constraint, ConstraintState, TokenMask};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, TryRecvError, channel, sync_channel};
@@ -228,8 +228,8 @@ fn ended() -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::constraint::{ConstraintSource, Vocabulary};
-    use crate::runtime::text::spelling::{Leading, Spelling};
+    use crate::generate::constraint::{ConstraintSource, Vocabulary};
+    use crate::generate::text::spelling::{Leading, Spelling};
 
     fn constraint(source: ConstraintSource) -> Constraint {
         let bytes = (0..=u8::MAX).map(|byte| vec![byte]).collect();

@@ -2,7 +2,7 @@
 
 use super::TokenMask;
 use crate::error::{Error, Result};
-use crate::runtime::text::spelling::{Leading, Spelling};
+use crate::generate::text::spelling::{Leading, Spelling};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::panic_utils::catch_unwind;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};

@@ -3,6 +3,7 @@
 use super::choices::{Choices, Errors};
 use super::constrained::MaskThreads;
 use super::slot::{Likely, Slot};
+use super::speculate::Speculator;
 use super::texts::Texts;
 use super::{Completion, Event, Finish, Options, Request};
 use crate::error::{Cause, Error, Result};
@@ -11,7 +12,6 @@ use crate::runtime::DiskCounts;
 use crate::runtime::engine::Engine;
 use crate::runtime::profile::Stage;
 use crate::runtime::sequence::Feed;
-use crate::runtime::speculate::Speculator;
 use crate::sched::{self, Cost, Micros, Outcome, PageCounts, Rejection, RequestId, Scheduler, Work};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
 //! Perplexity: the mean negative log-likelihood of a text's tokens, computed over windows.
 
-use super::engine::Engine;
-use super::sequence::{Feed, Want};
 use crate::error::{Error, Result};
+use crate::runtime::engine::Engine;
+use crate::runtime::sequence::{Feed, Want};
 
 /// Tokens scored per call of the engine; bounds the memory of the logits.
 const STEP: usize = 128;

@@ -1,8 +1,8 @@
 //! Text of a request as it is generated, and the rules by which it ends.
 
+use super::text::{StopMatcher, TextStream, Tokenizer};
 use super::{Ends, Finish, Options, Request};
 use crate::error::Result;
-use crate::runtime::text::{StopMatcher, TextStream, Tokenizer};
 
 /// Text that was generated so far.
 pub(super) struct Written {

@@ -1,15 +1,15 @@
 //! Slot of the batch: the state of one text during generation.
 
 use super::constrained::{Constrained, MaskThreads};
+use super::sampler::{Sampler, Sampling, candidates};
+use super::speculate::{Memory, Text};
 use super::written::Written;
 use super::{CachedPrefix, Completion, Event, Finish, Likelihood, Options, Request};
 use crate::error::{Error, Result};
 use crate::runtime::engine::Engine;
 use crate::runtime::kv::PAGE;
 use crate::runtime::profile::Stage;
-use crate::runtime::sampler::{Sampler, Sampling, candidates};
 use crate::runtime::sequence::{Feed, Sequence, Want};
-use crate::runtime::speculate::{Memory, Text};
 use crate::sched::Work;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -149,7 +149,8 @@ impl Slot {
     /// Continues the text with another sequence, which has read a beginning of it with the same adapters.
     pub(super) fn replace(&mut self, sequence: Sequence) {
         let adapters = std::mem::take(&mut self.sequence.adapters);
-        self.sequence = Sequence { adapters, ..sequence };
+        self.sequence = sequence;
+        self.sequence.adapters = adapters;
     }
 
     /// Prepares the sequence for the next tokens of the text, and counts those of the prompt that it had read at first.

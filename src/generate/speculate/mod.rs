@@ -11,9 +11,9 @@ pub mod draft;
 pub mod lookup;
 pub mod pace;
 
-use super::engine::Engine;
-use super::sequence::Sequence;
 use crate::error::Result;
+use crate::runtime::engine::Engine;
+use crate::runtime::sequence::Sequence;
 use draft::Draft;
 use lookup::Lookup;
 use pace::{Cost, Trust};

@@ -1,34 +1,42 @@
 //! Generation: continues prompts in batches.
 //!
+//! [`text`] converts text to tokens and back, [`speculate`] drafts tokens, [`constraint`] masks those that a schema or
+//! grammar does not allow, [`sampler`] chooses them, and [`score`] computes perplexities.
+//!
 //! [`Batch`] drives the engine with the steps of the scheduler ([`crate::sched`]): requests come and go between steps.
 //! [`generate`] runs a fixed list of requests. Its steps compute prompts first, and then all active texts advance by
-//! one token per step, or by several if [`super::speculate`] drafted them, so that the time of a step counts as prefill
-//! or decode in reports. Engine and sampler give each text the same tokens as if it were alone, so other sequences in
-//! the batch and draft tokens change only the speed. A text with a constraint is sampled from masked logits;
-//! `constrained` computes the masks during the steps.
+//! one token per step, or by several if [`speculate`] drafted them, so that the time of a step counts as prefill or
+//! decode in reports. Engine and sampler give each text the same tokens as if it were alone, so other sequences in the
+//! batch and draft tokens change only the speed. A text with a constraint is sampled from masked logits; `constrained`
+//! computes the masks during the steps.
 
 mod batch;
 mod choices;
 mod constrained;
+pub mod constraint;
+pub mod sampler;
+pub mod score;
 mod slot;
+pub mod speculate;
+pub mod text;
 mod texts;
 mod waits;
 mod written;
 
 pub use batch::{Batch, DraftCounts, StepReport, Terms};
 
-use super::adapters::AdapterSet;
-use super::constraint::Constraint;
-use super::engine::Engine;
-use super::profile::{Stage, Stages};
-use super::sampler::{Candidate, Sampling};
-use super::sequence::{Feed, Sequence, Want};
-use super::speculate::Speculator;
-use super::text::Tokenizer;
 use crate::error::{Context, Error, Result};
+use crate::runtime::adapters::AdapterSet;
+use crate::runtime::engine::Engine;
+use crate::runtime::profile::{Stage, Stages};
+use crate::runtime::sequence::{Feed, Sequence, Want};
 use crate::sched::{self, Micros};
+use constraint::Constraint;
+use sampler::{Candidate, Sampling};
+use speculate::Speculator;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use text::Tokenizer;
 
 /// A text to be continued.
 #[derive(Debug, Clone, Default)]
