@@ -2,8 +2,8 @@
 //! `cargo run --release --example generate -- ["PROMPT" [MODEL]]`. MODEL is a pack, a checkpoint directory, a GGUF file
 //! or ORG/NAME of a downloaded model.
 
-use iec::session::models::Places;
-use iec::session::{GenerateOptions, Metrics, Session, SessionOptions, Speculation};
+use iec::models::{self, Places, embedded};
+use iec::session::{GenerateOptions, Metrics, SessionOptions, Speculation};
 use std::io::Write;
 use std::path::Path;
 
@@ -19,8 +19,8 @@ fn main() -> iec::Result<()> {
 pub fn generate(prompt: &str, model: Option<&Path>, out: &mut impl Write) -> iec::Result<Metrics> {
     let options = SessionOptions { speculation: Speculation::Ngram, ..SessionOptions::default() };
     let mut session = match model {
-        Some(model) => Session::open_model(model, &options, &Places::of(&|name| std::env::var_os(name))?)?,
-        None => Session::open_embedded(&options)?,
+        Some(model) => models::open_session(model, &options, &Places::of(&|name| std::env::var_os(name))?)?,
+        None => embedded::open_session(&options)?,
     };
     let request = session.request(session.tokenizer()?.encode(prompt)?);
     let generation = session.generate(vec![request], &GenerateOptions::default(), |token| {

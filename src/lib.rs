@@ -16,9 +16,11 @@
 //! | `signature` | who made a pack, and was it changed since? | ground |
 //! | `trial` | is a quantized model as good as the original, and which tensor is to blame? | ground, `quant`, `convert`, `eval`, `runtime`, `generate`, `verify`, `signature` |
 //! | `selfcheck` | does a GPU compute what the CPU computes, and how fast? | ground, `runtime` |
-//! | `session` | what does a user mean by a model? pack, tokenizer, chat template, sampling, engine, metrics | ground, `quant`, `dedup`, `convert`, `runtime`, `generate`, `eval`, `verify`, `signature`, `trial` |
-//! | `serve` | how do many clients use models over HTTP? | ground, `convert`, `runtime`, `generate`, `sched`, `session` |
-//! | `report` | how are results shown? | ground, `quant`, `dedup`, `convert`, `runtime`, `generate`, `eval`, `verify`, `signature`, `trial`, `session`, `sched` |
+//! | `tools` | which tools may an answer call, and which parts of a text are calls and reasoning? | ground, `generate` |
+//! | `session` | what does an opened pack need to answer? template, sampling, adapters, plan of memory, metrics | ground, `dedup`, `convert::adapter`, `runtime`, `generate`, `tools` |
+//! | `models` | what does a user mean by a model? pack, checkpoint, GGUF file or name; cache of packs | ground, `convert`, `runtime`, `generate`, `trial`, `session` |
+//! | `serve` | how do many clients use models over HTTP? | ground, `convert`, `runtime`, `generate`, `sched`, `tools`, `session`, `models` |
+//! | `report` | how are results shown? | ground, `quant`, `convert`, `runtime`, `generate`, `eval`, `verify`, `signature`, `trial`, `session`, `models`, `sched` |
 //! | `inspect` | what does a checkpoint, pack, weight file or manifest hold? | ground, `quant`, `dedup`, `convert`, `runtime`, `report` |
 //! | `bin/iec` | which command does what? | everything |
 //!
@@ -43,6 +45,7 @@ pub mod job;
 pub mod manifest;
 pub mod mapped;
 pub mod model_config;
+pub mod models;
 pub mod output;
 pub mod progress;
 pub mod provenance;
@@ -64,6 +67,7 @@ pub mod signature;
 pub mod simd;
 pub mod strict_json;
 pub mod tokenizer_limits;
+pub mod tools;
 pub mod trial;
 pub mod units;
 pub mod verify;

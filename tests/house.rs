@@ -101,21 +101,30 @@ const MODULES: &[Module] = &[
         may_import: &["runtime"],
     },
     Module {
+        name: "tools",
+        question: "which tools may an answer call, and which parts of a text are calls and reasoning?",
+        may_import: &["generate"],
+    },
+    Module {
         name: "session",
-        question: "what does a user mean by a model? pack, tokenizer, chat template, sampling, engine, metrics",
-        may_import: &["quant", "dedup", "convert", "runtime", "generate", "eval", "verify", "signature", "trial"],
+        question: "what does an opened pack need to answer? template, sampling, adapters, plan of memory, metrics",
+        may_import: &["dedup", "convert::adapter", "runtime", "generate", "tools"],
+    },
+    Module {
+        name: "models",
+        question: "what does a user mean by a model? pack, checkpoint, GGUF file or name; cache of packs",
+        may_import: &["convert", "runtime", "generate", "trial", "session"],
     },
     Module {
         name: "serve",
         question: "how do many clients use models over HTTP?",
-        may_import: &["convert", "runtime", "generate", "sched", "session"],
+        may_import: &["convert", "runtime", "generate", "sched", "tools", "session", "models"],
     },
     Module {
         name: "report",
         question: "how are results shown?",
         may_import: &[
             "quant",
-            "dedup",
             "convert",
             "runtime",
             "generate",
@@ -124,6 +133,7 @@ const MODULES: &[Module] = &[
             "signature",
             "trial",
             "session",
+            "models",
             "sched",
         ],
     },

@@ -18,8 +18,8 @@ use iec::generate::text::spelling::{Leading, Spelling};
 use iec::generate::text::{ChatTemplate, Message, RenderOptions, Tokenizer};
 use iec::iebin::reader::{check_entries, parse_description};
 use iec::manifest::Manifest;
-use iec::session::tools::{Format, OutputEvent, OutputParser, OutputStyle, Tool};
 use iec::sha256::{Digest, Sha256, hex};
+use iec::tools::{Format, OutputEvent, OutputParser, OutputStyle, Tool};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 

@@ -1,6 +1,5 @@
 //! Names the formats of models that this program does not read, so that an error says what a file is.
 
-use super::read_at::begins_with;
 use crate::error::{Error, Result};
 use crate::files;
 use std::path::Path;
@@ -27,7 +26,7 @@ pub(super) fn refuse(path: &Path) -> Result<()> {
     if !files::is_file(path)? {
         return Ok(());
     }
-    if begins_with(path, b"GGUF") {
+    if files::begins_with(path, b"GGUF") {
         let help = format!("import it: `iec import-gguf {} --out-dir DIR`", path.display());
         return Err(Error::unsupported("found a GGUF file, expected a Hugging Face checkpoint").at(path).help(help));
     }

@@ -165,12 +165,6 @@ impl ReadAt for InputFile {
     }
 }
 
-/// Returns true when the file at `path` begins with `magic`.
-pub(super) fn begins_with<const N: usize>(path: &Path, magic: &[u8; N]) -> bool {
-    let mut start = [0; N];
-    files::open(path).is_ok_and(|file| file.read_exact_at(&mut start, 0).is_ok()) && start == *magic
-}
-
 impl ReadAt for &[u8] {
     fn nbytes(&self) -> u64 {
         self.len() as u64

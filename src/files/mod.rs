@@ -14,7 +14,7 @@ use crate::error::{Context, Error, Result};
 use rustix::fs::{Mode, OFlags};
 use std::fs::{File, Metadata};
 use std::io::{ErrorKind, Read};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 
 pub use stream::{Stream, TEXT_LIMIT, read_text};
@@ -64,6 +64,12 @@ fn open_now(path: &Path, flags: OFlags) -> std::io::Result<File> {
             opened => return Ok(opened?.into()),
         }
     }
+}
+
+/// Returns true when the file at `path` begins with `magic`.
+pub fn begins_with<const N: usize>(path: &Path, magic: &[u8; N]) -> bool {
+    let mut start = [0; N];
+    open(path).is_ok_and(|file| file.read_exact_at(&mut start, 0).is_ok()) && start == *magic
 }
 
 /// Reads a regular file.

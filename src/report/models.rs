@@ -2,7 +2,7 @@
 
 use super::table::{Column, Table};
 use crate::generate::text::strftime;
-use crate::session::models::{Description, Entry, Kind, Removed};
+use crate::models::{Description, Entry, Kind, Removed};
 use crate::units::human_bytes;
 use serde_json::{Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};

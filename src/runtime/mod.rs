@@ -11,8 +11,8 @@
 //! `cuda` does all of this on NVIDIA GPUs.
 //!
 //! [`profile`] measures the time of each stage. [`observe`] passes activations to [`calibrate`], which collects
-//! statistics, and to [`prefix`], which shares activations between models that differ in one layer. Generation is on top
-//! of the engine, in [`crate::generate`].
+//! statistics, and to [`prefix`], which shares activations between models that differ in one layer. Generation is above
+//! the engine, in [`crate::generate`].
 
 pub mod adapters;
 pub mod attention;

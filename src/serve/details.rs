@@ -1,8 +1,8 @@
 //! Description of a loaded model for clients that choose a model by its family, size and abilities.
 
 use crate::session::chat::Template;
-use crate::session::tools::Format;
 use crate::session::{Session, pack_digest};
+use crate::tools::Format;
 
 /// Words in a chat template that has a place for reasoning.
 const THINKING: [&str; 4] = ["enable_thinking", "reasoning_effort", "<think>", "thinking"];

@@ -1,6 +1,6 @@
 //! Opens a pack for text generation: tokenizer, chat template, engine, source of draft tokens and default sampling.
 //!
-//! [`Session::open`] opens a pack by its path, [`Session::open_model`] whatever a user may name as a model,
+//! [`Session::open`] opens a pack by its path ([`crate::models::open_session`] whatever a user may name as a model),
 //! [`Session::generate`] continues prompts, and [`Metrics`] reports the speed. A [`chat::Conversation`] keeps the
 //! history of a chat. The commands `run`, `bench`, `eval` and `verify` are built on these types.
 
@@ -8,13 +8,11 @@ pub mod adapters;
 mod ahead;
 pub mod chat;
 pub mod dedup;
-pub mod embedded;
 mod encoder;
 pub mod infill;
 pub mod kv_gate;
 mod memory;
 pub mod metrics;
-pub mod models;
 pub mod plan;
 pub mod prompt_request;
 pub mod prompts;
@@ -22,11 +20,9 @@ pub mod recent;
 pub mod request;
 pub mod sampling;
 pub mod template;
-pub mod tools;
 pub mod trace;
 pub mod usage;
 
-use crate::convert::gguf::Gguf;
 use crate::error::{Cause, Context, Error, Result};
 use crate::files;
 use crate::generate::constraint::{Constraint, ConstraintSource, Vocabulary};
@@ -36,7 +32,7 @@ use crate::generate::text::{ChatTemplate, Tokenizer, chat as template_files, tok
 use crate::generate::{self, Event, Outcome, Request};
 use crate::iebin::reader::{NAME_A_PACK, read_description};
 use crate::iebin::{IebinReader, JSON_NAME, TOOL_TEMPLATE_NAME, tensor_map};
-use crate::output::swap;
+use crate::output::{Lease, swap};
 use crate::progress;
 use crate::runtime::cpu::place::physical_cores;
 use crate::runtime::{Engine, EngineOptions, Precision};
@@ -46,7 +42,6 @@ use adapters::Adapters;
 use dedup::DedupOptions;
 pub use encoder::Encoder;
 pub use metrics::{Latencies, Metrics};
-use models::{Places, Resolved, resolve};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -176,8 +171,8 @@ pub struct Session {
     /// Adapters that requests may name.
     pub adapters: Adapters,
     renderer: Option<Renderer>,
-    /// Use of the entry of the cache that the pack is, which keeps it from being removed.
-    _entry: Option<Resolved>,
+    /// Keeps the pack from being removed, if it is an entry of the cache of models.
+    _lease: Option<Lease>,
     /// Tokens of the model, prepared for constraints when the first one is compiled.
     vocabulary: OnceLock<Arc<Vocabulary>>,
 }
@@ -232,7 +227,7 @@ impl Session {
             sampling: options.sampling.clone(),
             adapters: Adapters::default(),
             renderer: options.template_process.clone().map(Renderer::new),
-            _entry: None,
+            _lease: None,
             vocabulary: OnceLock::new(),
         };
         let session = session.with_adapters(options)?;
@@ -242,30 +237,9 @@ impl Session {
         Ok(session)
     }
 
-    /// Opens the model that `model` names, as the program does: a pack, a checkpoint directory, a GGUF file, or
-    /// `ORG/NAME` of a downloaded model. A model that is no pack is packed into the cache of `places` first.
-    ///
-    /// # Errors
-    /// The same as those of [`resolve`] and of [`Session::open`].
-    pub fn open_model(model: &Path, options: &SessionOptions, places: &Places) -> Result<Session> {
-        let found = resolve(model, options.engine.precision, places)?;
-        let shown = found.record.as_ref().map(|record| record.shown_source().to_string());
-        let name = options.name.clone().or(shown);
-        let session = Session::open(&found.pack, &SessionOptions { name, ..options.clone() })?;
-        Ok(Session { _entry: Some(found), ..session })
-    }
-
-    /// Opens the [`embedded`] model that is part of this library.
-    ///
-    /// # Errors
-    /// Its files cannot be written into the directory for temporary files, or the engine cannot run it with these
-    /// options.
-    pub fn open_embedded(options: &SessionOptions) -> Result<Session> {
-        let home = tempfile::tempdir()?;
-        let packed = embedded::pack_into(home.path())?;
-        let name = options.name.clone().or_else(|| Some(embedded::NAME.into()));
-        // The weights stay mapped after their file is removed with the directory.
-        Session::open(&packed, &SessionOptions { name, ..options.clone() })
+    /// Keeps `lease` as long as the session.
+    pub(crate) fn holding(self, lease: Option<Lease>) -> Session {
+        Session { _lease: lease, ..self }
     }
 
     /// Returns the tokenizer.
@@ -536,7 +510,7 @@ fn stages(marks: &[(&str, Instant)]) -> String {
 
 /// Returns the path of the description of the pack at `path`.
 fn description_path(path: &Path) -> Result<PathBuf> {
-    if Gguf::is_at(path) {
+    if files::begins_with(path, b"GGUF") {
         let help = format!("make a pack of it: `iec import-gguf {} --out-dir DIR`", path.display());
         return Err(Error::new(Cause::Model("found a GGUF file, expected a pack".into())).at(path).help(help));
     }

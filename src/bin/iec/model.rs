@@ -11,15 +11,16 @@ use iec::error::{Cause, Error, Result};
 use iec::files;
 use iec::generate::text::Tokenizer;
 use iec::iebin::{self, IebinReader, JSON_NAME};
+use iec::models::embedded;
+use iec::models::{Places, Resolved, Source, resolve};
 use iec::output::Inputs;
 use iec::runtime::device::{Devices, Offload};
 use iec::runtime::{AttentionKernel, EngineOptions, KvType, Precision};
 use iec::session::adapters::AdapterPrecision;
 use iec::session::dedup::{DedupOptions, StoreUse};
-use iec::session::models::{Places, Resolved, Source, resolve};
 use iec::session::plan::MemoryPlan;
 use iec::session::template::RenderProcess;
-use iec::session::{Session, SessionOptions, Speculation, embedded};
+use iec::session::{Session, SessionOptions, Speculation};
 use iec::units::{human_bytes, parse_count};
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
@@ -259,7 +260,7 @@ impl ModelArgs {
 
     /// Opens the embedded model.
     pub fn open_embedded(&self, global: &Global) -> Result<Session> {
-        self.noted(Session::open_embedded(&self.options(global, Speculation::Off)?)?, global)
+        self.noted(embedded::open_session(&self.options(global, Speculation::Off)?)?, global)
     }
 
     /// Prints notes about the device of the model and its adapters, and whether the gate refused its quantization.

@@ -1,8 +1,8 @@
 //! Models of the directory that `iec serve --models-dir` names.
 
 use iec::error::{Context, Error, Result};
+use iec::models::{Description, Places};
 use iec::serve::config::model_name;
-use iec::session::models::{Description, Places};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 

@@ -3,8 +3,8 @@
 use crate::console;
 use crate::global::{Global, non_empty_variable};
 use iec::error::Result;
+use iec::models::{Cache, Places};
 use iec::report::models;
-use iec::session::models::{Cache, Places};
 use serde_json::json;
 use std::path::PathBuf;
 

@@ -9,8 +9,9 @@
 use super::header::{Header, parse};
 use super::types::GgmlType;
 use super::value::Metadata;
-use crate::convert::read_at::{InputFile, ReadAt, begins_with};
+use crate::convert::read_at::{InputFile, ReadAt};
 use crate::error::{Cause, Context, Error, Result};
+use crate::files;
 use std::path::Path;
 
 pub(super) const MAGIC: &[u8; 4] = b"GGUF";
@@ -62,7 +63,7 @@ pub struct Gguf {
 impl Gguf {
     /// Returns true when the file at `path` begins with the magic of GGUF.
     pub fn is_at(path: &Path) -> bool {
-        begins_with(path, MAGIC)
+        files::begins_with(path, MAGIC)
     }
 
     /// Opens a file, and in the same directory the other files of a split model (`…-00001-of-0000N.gguf`).

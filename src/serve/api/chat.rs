@@ -13,7 +13,7 @@ use super::text::{ChatText, Piece};
 use crate::generate::text::{Ending, RenderOptions, Variables};
 use crate::serve::model::Facts;
 use crate::serve::reply::{Done, Token};
-use crate::session::tools::{self, ToolChoice};
+use crate::tools::{self, ToolChoice};
 use serde_json::{Value, json};
 use std::sync::Arc;
 

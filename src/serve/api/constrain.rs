@@ -8,7 +8,7 @@ use super::prepare::{Conversation, Plan, Source, no_template};
 use crate::error::Error;
 use crate::generate::constraint::{Constraint, ConstraintSource};
 use crate::session::Encoder;
-use crate::session::tools::{self, CallConstraint, Enforced, OutputStyle, ToolChoice, Wanted};
+use crate::tools::{self, CallConstraint, Enforced, OutputStyle, ToolChoice, Wanted};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -2,7 +2,7 @@
 //! for APIs whose answers are such lists.
 
 use super::text::Piece;
-use crate::session::tools::OutputParser;
+use crate::tools::OutputParser;
 
 /// Kind of a part.
 #[derive(Debug, Clone, PartialEq, Eq)]

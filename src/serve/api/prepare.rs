@@ -13,7 +13,7 @@ use crate::serve::model::Facts;
 use crate::session::Encoder;
 use crate::session::infill::{Gap, Infill};
 use crate::session::prompt_request::PromptRequest;
-use crate::session::tools::{OutputParser, Tool, ToolChoice};
+use crate::tools::{OutputParser, Tool, ToolChoice};
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Text of an answer to a conversation, divided into content, reasoning and calls of tools.
 
-pub use crate::session::tools::OutputEvent as Piece;
-use crate::session::tools::OutputParser;
+pub use crate::tools::OutputEvent as Piece;
+use crate::tools::OutputParser;
 use serde_json::{Value, json};
 
 /// A call of a tool.

@@ -2,11 +2,12 @@
 
 use super::*;
 use crate::generate::Request;
+use crate::models::embedded;
 use crate::sched::KeyLimits;
 use crate::serve::model::{Arrival, Served, Ticket};
 use crate::serve::reply::{Refusal, Reply};
 use crate::serve::turns::Turns;
-use crate::session::{SessionOptions, embedded};
+use crate::session::SessionOptions;
 use std::sync::mpsc::channel;
 
 fn shared() -> Shared {

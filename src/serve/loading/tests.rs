@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::error::{Error, Result};
+use crate::models::embedded;
 use crate::serve::config::ServeSettings;
 use crate::serve::engine::{self, Shared, UsageOf};
 use crate::serve::keys::Keys;
@@ -10,7 +11,7 @@ use crate::serve::model::Served;
 use crate::serve::residency::{Plan, Residency};
 use crate::serve::turns::Turns;
 use crate::session::chat::TemplateChoice;
-use crate::session::{Session, SessionOptions, embedded};
+use crate::session::{Session, SessionOptions};
 use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};

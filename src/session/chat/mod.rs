@@ -10,10 +10,10 @@ pub mod history;
 pub mod settings;
 pub mod templates;
 
-use super::tools::{OutputEvent, OutputParser, OutputStyle};
 use super::{GenerateOptions, Session};
 use crate::error::{Error, Result};
 use crate::generate::{CachedPrefix, Completion, Finish, Request};
+use crate::tools::{OutputEvent, OutputParser, OutputStyle};
 pub use history::{Answer, History, Turn};
 use settings::Settings;
 use std::path::Path;

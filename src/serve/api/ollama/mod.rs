@@ -14,7 +14,7 @@ use super::prepare::{Conversation, Source};
 use super::settings::{Limits, Settings};
 use crate::generate::text::{Message, RenderOptions};
 use crate::session::infill::Gap;
-use crate::session::tools::ToolChoice;
+use crate::tools::ToolChoice;
 use form::{Answer, Kind};
 use request::KeepAlive;
 use serde_json::json;

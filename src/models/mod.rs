@@ -4,15 +4,16 @@
 //! [`Cache`], and later calls use that pack as long as the files of the source are the same.
 //!
 //! ```no_run
-//! # use iec::session::models::Places;
-//! # use iec::session::{Session, SessionOptions};
+//! # use iec::models::{Places, open_session};
+//! # use iec::session::SessionOptions;
 //! let places = Places::of(&|name| std::env::var_os(name))?;
-//! let session = Session::open_model("models/tinyllama".as_ref(), &SessionOptions::default(), &places)?;
+//! let session = open_session("models/tinyllama".as_ref(), &SessionOptions::default(), &places)?;
 //! # iec::Result::Ok(())
 //! ```
 
 mod cache;
 mod describe;
+pub mod embedded;
 mod make;
 mod record;
 mod source;
@@ -29,6 +30,7 @@ use crate::job::Fingerprint;
 use crate::output::{Lease, stale};
 use crate::progress;
 use crate::runtime::Precision;
+use crate::session::{Session, SessionOptions};
 use crate::units::parse_size;
 use make::Wanted;
 use record::{LOCK_NAME, RECORD_NAME};
@@ -80,7 +82,20 @@ pub struct Resolved {
     /// Record of its source, if the pack lies in the cache.
     pub record: Option<Record>,
     /// Keeps the entry of the cache from being removed while this value lives.
-    _lease: Option<Lease>,
+    lease: Option<Lease>,
+}
+
+/// Opens the model that `model` names, as the program does: a pack, a checkpoint directory, a GGUF file, or `ORG/NAME`
+/// of a downloaded model. A model that is no pack is packed into the cache of `places` first.
+///
+/// # Errors
+/// The same as those of [`resolve`] and of [`Session::open`].
+pub fn open_session(model: &Path, options: &SessionOptions, places: &Places) -> Result<Session> {
+    let found = resolve(model, options.engine.precision, places)?;
+    let shown = found.record.as_ref().map(|record| record.shown_source().to_string());
+    let name = options.name.clone().or(shown);
+    let session = Session::open(&found.pack, &SessionOptions { name, ..options.clone() })?;
+    Ok(session.holding(found.lease))
 }
 
 /// Finds the model that `spec` names, and packs it into the cache if it is no pack yet. `precision` is the one in which
@@ -124,7 +139,7 @@ fn from_cache(spec: &Path, precision: Option<Precision>, places: &Places) -> Res
     let lease = Lease::shared(&entry.dir.join(LOCK_NAME))?;
     lease.iter().for_each(Lease::touch);
     record.check(&entry.dir).map_err(Error::while_opening_model)?;
-    Ok(Resolved { pack: entry.dir.clone(), record: Some(record.clone()), _lease: lease })
+    Ok(Resolved { pack: entry.dir.clone(), record: Some(record.clone()), lease })
 }
 
 /// Finds the pack of a source or makes its entry, with the weights that the precision needs.
@@ -148,7 +163,7 @@ fn from_source(source: &Source, precision: Option<Precision>, places: &Places) -
 /// Finds or makes the pack with the weights of the source as they are.
 fn unchanged(source: &Source, places: &Places) -> Result<Resolved> {
     match source.kind {
-        Kind::Pack | Kind::Cached => Ok(Resolved { pack: source.path.clone(), record: None, _lease: None }),
+        Kind::Pack | Kind::Cached => Ok(Resolved { pack: source.path.clone(), record: None, lease: None }),
         Kind::Checkpoint | Kind::Gguf => packed(source, Wanted::Source, places),
     }
 }
@@ -210,7 +225,7 @@ fn packed(source: &Source, wanted: Wanted, places: &Places) -> Result<Resolved> 
                 Ok(Some(record)) => {
                     lease.touch();
                     stale::remove(&dir);
-                    return Ok(Resolved { pack: dir, record: Some(record), _lease: Some(lease) });
+                    return Ok(Resolved { pack: dir, record: Some(record), lease: Some(lease) });
                 }
                 Ok(None) => {}
                 Err(e) => {

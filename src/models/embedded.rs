@@ -4,6 +4,7 @@
 use crate::convert::pack::{PackOptions, pack};
 use crate::error::{Context, Result};
 use crate::output::write_atomically;
+use crate::session::{Session, SessionOptions};
 use std::path::{Path, PathBuf};
 
 /// Name of the model in reports.
@@ -23,6 +24,18 @@ const FILES: &[(&str, &[u8])] = &[
     ("tokenizer_config.json", include_bytes!("../../assets/stories260k/tokenizer_config.json")),
     ("model.safetensors", include_bytes!("../../assets/stories260k/model.safetensors")),
 ];
+
+/// Opens the model for text generation.
+///
+/// # Errors
+/// Its files cannot be written into the directory for temporary files, or the engine cannot run it with these options.
+pub fn open_session(options: &SessionOptions) -> Result<Session> {
+    let home = tempfile::tempdir()?;
+    let packed = pack_into(home.path())?;
+    let name = options.name.clone().or_else(|| Some(NAME.into()));
+    // The weights stay mapped after their file is removed with the directory.
+    Session::open(&packed, &SessionOptions { name, ..options.clone() })
+}
 
 /// Packs the model into `dir`, which exists, and returns the directory of the pack.
 ///
