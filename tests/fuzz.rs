@@ -160,9 +160,9 @@ fn noise(known: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
 /// Returns true if the outer structure of an input is correct: it is JSON, has a header, is an archive, or compiles.
 fn has_structure(target: &Target, input: &[u8]) -> bool {
     match target.name {
-        "gguf" => iec::convert::gguf::header::parse(&input, 0).is_ok(),
+        "gguf" => iec::convert::source::gguf::header::parse(&input, 0).is_ok(),
         "pickle" => {
-            let refused = iec::convert::shard::list(&input, 0).err().map(|e| e.to_string());
+            let refused = iec::convert::source::shard::list(&input, 0).err().map(|e| e.to_string());
             !refused.is_some_and(|why| why.contains("zip archive"))
         }
         "safetensors" | "adapter" => {

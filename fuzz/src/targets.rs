@@ -6,11 +6,11 @@
 
 use iec::convert::adapter;
 use iec::convert::arch::{Arch, Fields, expected_tensors};
-use iec::convert::gguf::Gguf;
 use iec::convert::gguf::config::config_json;
 use iec::convert::gguf::tokenizer_in::tokenizer_files;
-use iec::convert::shard::list;
-use iec::convert::shards::{Shards, parse_index};
+use iec::convert::source::gguf::Gguf;
+use iec::convert::source::shard::list;
+use iec::convert::source::shards::{Shards, parse_index};
 use iec::dedup::Codec;
 use iec::dedup::make::{self, Options};
 use iec::generate::constraint::{Constraint, ConstraintSource, Vocabulary};

@@ -9,8 +9,8 @@
 //!
 //! | type | what it is | made by |
 //! |---|---|---|
-//! | [`source_tensor::SourceTensor`] | name, type, shape and position in a weight file | [`shard::list`] |
-//! | [`gguf::GgufTensor`] | the same in a GGUF file | [`gguf::reader`] |
+//! | [`source::source_tensor::SourceTensor`] | name, type, shape and position in a weight file | [`source::shard::list`] |
+//! | [`source::gguf::GgufTensor`] | the same in a GGUF file | [`source::gguf::reader`] |
 //! | [`arch::ExpectedTensor`] | canonical name and shape that the configuration demands | [`arch::expected_tensors`] |
 //! | [`arch::View`] | where the numbers of a canonical tensor lie in the source, by names | the family in [`arch`] |
 //! | [`CanonicalTensor`] | an expected tensor whose view is bound to source tensors | [`Checkpoint`] |
@@ -24,34 +24,23 @@ pub mod adapter;
 pub mod arch;
 pub mod assess;
 mod checkpoint;
-pub mod checksum;
 mod companions;
 mod digest;
 pub mod dry_run;
 mod executor;
-mod foreign;
 pub mod gguf;
 mod guidance;
-pub mod hub;
 pub mod json;
-pub mod layout;
 pub mod merge;
 mod merges;
-mod older_pack;
 pub mod pack;
 mod pack_input;
 mod pack_output;
-pub mod pickle;
 pub mod quantize;
-pub mod read_at;
 mod rounding;
 mod rows;
-pub mod safetensors;
-pub mod shard;
 mod sharding;
-pub mod shards;
-pub mod source_tensor;
-mod strided;
+pub mod source;
 pub mod synth;
 pub mod tokenizer_files;
 mod tokenizer_json;

@@ -3,7 +3,7 @@
 
 use super::companions::{Companions, NAMES};
 use super::executor::{Finished, Section};
-use super::layout;
+use super::source::layout;
 use crate::error::{Error, Result};
 use crate::files;
 use crate::iebin::writer::{self, Layout, refuse_existing};

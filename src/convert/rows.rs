@@ -5,9 +5,9 @@
 //! written in the form of the target, as codes if both forms have the same codes, otherwise as floats.
 
 use super::executor::TaskOutput;
-use super::gguf::blocks;
-use super::gguf::types::GgmlType;
 use super::rounding::round_into;
+use super::source::gguf::blocks;
+use super::source::gguf::types::GgmlType;
 use crate::adapter::Change;
 use crate::dtype::{DType, decode_floats};
 use crate::error::{Context, Error, Result};

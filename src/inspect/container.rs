@@ -2,10 +2,10 @@
 
 use crate::convert::assess::Assessment;
 use crate::convert::json::read_limited;
-use crate::convert::read_at::InputFile;
-use crate::convert::shard;
-use crate::convert::shards::Shards;
-use crate::convert::source_tensor::SourceTensor;
+use crate::convert::source::read_at::InputFile;
+use crate::convert::source::shard;
+use crate::convert::source::shards::Shards;
+use crate::convert::source::source_tensor::SourceTensor;
 use crate::dedup::source::{self, Trust};
 use crate::dtype::DType;
 use crate::error::{Cause, Context, Error, Result};

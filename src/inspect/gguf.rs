@@ -1,8 +1,8 @@
 //! Describes a GGUF file: its metadata and its tensor types.
 
 use super::{Sum, Totals, shape};
-use crate::convert::gguf::reader::{Gguf, GgufTensor};
-use crate::convert::gguf::value::Value as Meta;
+use crate::convert::source::gguf::reader::{Gguf, GgufTensor};
+use crate::convert::source::gguf::value::Value as Meta;
 use crate::report::table::{Column, Table};
 use crate::units::{human_bytes, human_count};
 use serde_json::{Map, Value, json};
@@ -103,7 +103,7 @@ fn full(value: &Meta) -> Value {
     }
 }
 
-fn number(n: &crate::convert::gguf::value::Number) -> Value {
+fn number(n: &crate::convert::source::gguf::value::Number) -> Value {
     match (n.as_bool(), n.as_integer()) {
         (Some(flag), _) => json!(flag),
         (None, Some(whole)) => i64::try_from(whole).map_or_else(|_| json!(whole as u64), |n| json!(n)),

@@ -13,7 +13,7 @@ mod stats;
 
 use crate::convert::LeftOutPart;
 use crate::convert::assess::{Assessment, Obstacle, Quantization};
-use crate::convert::gguf::Gguf;
+use crate::convert::source::gguf::Gguf;
 use crate::error::{Error, Result, printable};
 use crate::manifest::Manifest;
 use crate::model_config::{Mlp, ModelConfig, RopeScaling};

@@ -24,7 +24,7 @@ pub use describe::Description;
 pub use record::Record;
 pub use source::{Kind, Source};
 
-use crate::convert::hub::{self, Variables};
+use crate::convert::source::hub::{self, Variables};
 use crate::error::{Cause, Context, Error, Result};
 use crate::job::Fingerprint;
 use crate::output::{Lease, stale};

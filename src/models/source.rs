@@ -2,9 +2,9 @@
 
 use super::Places;
 use super::cache::Cache;
-use crate::convert::gguf::Gguf;
-use crate::convert::hub::{self, RepoSpec, cache as hub_cache};
-use crate::convert::layout::{Layout, WeightFiles};
+use crate::convert::source::gguf::Gguf;
+use crate::convert::source::hub::{self, RepoSpec, cache as hub_cache};
+use crate::convert::source::layout::{Layout, WeightFiles};
 use crate::error::{Cause, Context, Error, Result};
 use crate::files;
 use crate::iebin::{self, BIN_NAME, JSON_NAME};

@@ -7,7 +7,7 @@
 use super::Again;
 #[cfg(feature = "reference")]
 use crate::convert::adapter;
-use crate::convert::layout::Layout;
+use crate::convert::source::layout::Layout;
 use crate::convert::tokenizer_files;
 use crate::error::{Error, Result};
 use crate::files;

@@ -4,7 +4,7 @@
 use crate::checkpoint::{copy_of, edit_header};
 use crate::common::{fixture, iec, packed};
 use iec::convert::Checkpoint;
-use iec::convert::shards::Shards;
+use iec::convert::source::shards::Shards;
 use iec::iebin::IebinReader;
 use iec::manifest::Manifest;
 use serde_json::{Value, json};

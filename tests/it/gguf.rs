@@ -3,10 +3,10 @@
 
 use crate::checkpoint::{copy_of, edit_json, edited, without_digest};
 use crate::common::{FAMILIES, fixture, iec, packed, packed_with};
-use iec::convert::gguf::types::GgmlType;
-use iec::convert::gguf::value::Value as Meta;
 use iec::convert::gguf::writer::{GgufEntry, lay_out};
-use iec::convert::gguf::{Gguf, GgufTensor};
+use iec::convert::source::gguf::types::GgmlType;
+use iec::convert::source::gguf::value::Value as Meta;
+use iec::convert::source::gguf::{Gguf, GgufTensor};
 use iec::dtype::decode_floats;
 use iec::iebin::{Entry, IebinReader, Store};
 use iec::model_config::{ModelConfig, RopeScaling};

@@ -3,7 +3,7 @@
 use crate::checkpoint::{edited, files, without_digest};
 use crate::common::{FAMILIES, fixture, golden, iec};
 use iec::convert::json::read_json;
-use iec::convert::shards::Shards;
+use iec::convert::source::shards::Shards;
 use iec::dtype::{DType, decode_floats, encode_floats};
 use iec::iebin::{IebinReader, Store};
 use serde_json::{Value, json};
@@ -55,7 +55,7 @@ impl Place {
 /// Reads type, shape and bytes of every tensor of a checkpoint in any format.
 fn tensors(dir: &Path) -> BTreeMap<String, (DType, Vec<usize>, Vec<u8>)> {
     let shards = Shards::open(dir).unwrap();
-    let read = |tensor: &iec::convert::source_tensor::SourceTensor| {
+    let read = |tensor: &iec::convert::source::source_tensor::SourceTensor| {
         let mut bytes = vec![0xee; tensor.nbytes];
         shards.read(tensor, 0, &mut bytes).unwrap();
         (tensor.name.clone(), (tensor.dtype, tensor.shape.clone(), bytes))

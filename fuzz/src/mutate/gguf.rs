@@ -2,7 +2,7 @@
 //! are placed one after the other, with the sizes of their types and shapes.
 
 use super::{Reader, below, edit, edit_text, number, one_in, pick};
-use iec::convert::gguf::types::GgmlType;
+use iec::convert::source::gguf::types::GgmlType;
 use iec::rng::Rng;
 
 const MAGIC: &[u8] = b"GGUF";

@@ -2,7 +2,7 @@
 //! `hub`.
 
 use crate::global::Global;
-use iec::convert::hub::RepoSpec;
+use iec::convert::source::hub::RepoSpec;
 use iec::error::Result;
 use std::path::PathBuf;
 
@@ -31,7 +31,7 @@ pub struct Args {
 /// Runs the command.
 #[cfg(feature = "hub")]
 pub fn run(args: Args, global: &Global) -> Result<()> {
-    use iec::convert::hub::pull::{How, PulledFile, pull};
+    use iec::convert::source::hub::pull::{How, PulledFile, pull};
     use iec::units::human_bytes;
     let pulled = pull(&args.repo, args.local_dir.as_deref(), &crate::global::non_empty_variable)?;
     let (there, new): (Vec<_>, Vec<_>) = pulled.files.iter().partition(|f| f.how == How::Present);

@@ -1,7 +1,7 @@
 //! Options that name the checkpoint a command reads: a directory, or a repository in the Hugging Face cache.
 
 use crate::global::non_empty_variable;
-use iec::convert::hub::{RepoSpec, cache};
+use iec::convert::source::hub::{RepoSpec, cache};
 use iec::error::Result;
 use iec::files;
 use iec::trial::ModelSource;

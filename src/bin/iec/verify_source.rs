@@ -3,7 +3,7 @@
 use crate::console;
 use crate::global::Global;
 use crate::source::SourceArgs;
-use iec::convert::hub::verify::{Hashes, Report, Status, verify};
+use iec::convert::source::hub::verify::{Hashes, Report, Status, verify};
 use iec::error::{Cause, Error, Result};
 use iec::files;
 use iec::units::human_bytes;

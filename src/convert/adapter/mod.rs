@@ -16,10 +16,10 @@ pub mod pack;
 
 pub use combine::{Combination, combine};
 
+use super::source::read_at::InputFile;
+use super::source::source_tensor::SourceTensor;
 use crate::adapter::Adapter;
 use crate::convert::arch::{Arch, tower};
-use crate::convert::read_at::InputFile;
-use crate::convert::source_tensor::SourceTensor;
 use crate::error::{Cause, Context, Error, Result};
 use crate::files;
 use crate::iebin::JSON_NAME;

@@ -1,9 +1,9 @@
 //! Tensors of `adapter_model.safetensors`, sorted by the module that they change.
 
 use super::FILE;
-use crate::convert::read_at::InputFile;
-use crate::convert::safetensors;
-use crate::convert::source_tensor::SourceTensor;
+use crate::convert::source::read_at::InputFile;
+use crate::convert::source::safetensors;
+use crate::convert::source::source_tensor::SourceTensor;
 use crate::dtype::{DType, decode_floats};
 use crate::error::{Context, Error, Result};
 use rayon::prelude::*;

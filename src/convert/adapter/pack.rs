@@ -6,7 +6,7 @@
 use super::{Summary, int8, map};
 use crate::adapter::{Adapter, Change, Int8Factor, LowRank};
 use crate::convert::pack_output;
-use crate::convert::read_at::{Stamp, changed_meanwhile};
+use crate::convert::source::read_at::{Stamp, changed_meanwhile};
 use crate::dtype::{DType, decode_floats, encode_floats};
 use crate::error::{Context, Error, Result};
 use crate::files;

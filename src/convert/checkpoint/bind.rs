@@ -3,8 +3,8 @@
 
 use super::{BoundView, CanonicalTensor, output_matrix};
 use crate::convert::arch::{Arch, ExpectedTensor, LeftOut, Naming, View, expected_tensors, is_ignorable};
-use crate::convert::shards::Shards;
-use crate::convert::source_tensor::SourceTensor;
+use crate::convert::source::shards::Shards;
+use crate::convert::source::source_tensor::SourceTensor;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::iebin::Store;

@@ -9,12 +9,12 @@ mod output_matrix;
 mod read;
 
 use super::arch::{Arch, Fields, LeftOut, Naming, PartKind, disagrees_about_output};
-use super::foreign;
-use super::hub;
 use super::json::read_object;
-use super::layout::Layout;
-use super::shards::Shards;
-use super::source_tensor::SourceTensor;
+use super::source::foreign;
+use super::source::hub;
+use super::source::layout::Layout;
+use super::source::shards::Shards;
+use super::source::source_tensor::SourceTensor;
 use super::tokenizer_files::{self, MadeTokenizer};
 use crate::error::{Cause, Context, Result};
 use crate::files;

@@ -5,8 +5,8 @@
 //! same numbers.
 
 use crate::convert::arch::Naming;
-use crate::convert::shards::Shards;
-use crate::convert::source_tensor::SourceTensor;
+use crate::convert::source::shards::Shards;
+use crate::convert::source::source_tensor::SourceTensor;
 use crate::dtype::decode_floats;
 use crate::error::{Context, Result};
 use crate::interrupt;

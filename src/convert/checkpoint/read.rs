@@ -1,8 +1,8 @@
 //! Reads rows of canonical tensors in any arrangement of the source.
 
 use super::{BoundView, CanonicalTensor, Checkpoint};
-use crate::convert::shards::Shards;
-use crate::convert::source_tensor::SourceTensor;
+use crate::convert::source::shards::Shards;
+use crate::convert::source::source_tensor::SourceTensor;
 use crate::dtype::decode_floats;
 use crate::error::{Context, Error, Result};
 use crate::iebin::Store;

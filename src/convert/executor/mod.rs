@@ -13,10 +13,10 @@ mod output;
 
 pub(super) use output::TaskOutput;
 
-use super::checksum::Comparison;
 use super::digest::hash_range;
 use super::dry_run::Disk;
-use super::read_at::{InputFile, ReadAt};
+use super::source::checksum::Comparison;
+use super::source::read_at::{InputFile, ReadAt};
 use crate::error::{Context, Result};
 use crate::job::{self, Command, DataFile, Found, Job, Order, Output, RunOptions, Share, deal};
 use crate::output::AtomicFile;

@@ -4,11 +4,11 @@
 //! cannot be run. Settings that GGUF does not record (biases, tied embeddings) follow from the tensors in the file.
 
 use super::family::Family;
-use super::reader::{Gguf, GgufTensor};
 use super::rope_factors;
 use super::tokenizer_in::ends_by_name;
-use super::value::{Value as Meta, required};
 use crate::convert::arch::ARCHS;
+use crate::convert::source::gguf::reader::{Gguf, GgufTensor};
+use crate::convert::source::gguf::value::{Value as Meta, required};
 use crate::error::{Error, Result};
 use crate::model_config::{Activation, LAYER_LIMIT};
 use serde_json::{Map, Value, json};

@@ -2,7 +2,7 @@
 
 use super::config::{Dimensions, LOG_MULTIPLIER, ROPE_FREQS, SIGMOID, UNIT_NORMS, Writer};
 use super::family::{LogitScale, Unrotated};
-use super::value::required;
+use crate::convert::source::gguf::value::required;
 use crate::error::{Error, Result};
 use serde_json::{Value, json};
 
@@ -169,7 +169,7 @@ impl Writer<'_> {
     /// Returns the counts of a key, one for each layer.
     fn counts(&self, leaf: &str, layers: usize) -> Result<Vec<usize>> {
         let key = self.key(leaf);
-        let listed = match self.gguf.metadata.get(&key).and_then(super::value::Value::list_len) {
+        let listed = match self.gguf.metadata.get(&key).and_then(crate::convert::source::gguf::value::Value::list_len) {
             None => return Ok(vec![self.count(leaf)?; layers]),
             Some(_) => self.gguf.metadata.integers_opt(&key)?.unwrap_or_default(),
         };

@@ -7,7 +7,7 @@ use super::check::{cannot, check};
 use super::config::{FACTORS, ROPE_FREQS, SIGMOID, SOFTMAX, UNIT_NORMS};
 use super::family::{Family, LogitScale};
 use super::rope_factors::Llama3;
-use super::value::{Scalar, Value as Meta};
+use crate::convert::source::gguf::value::{Scalar, Value as Meta};
 use crate::error::Result;
 use crate::model_config::{
     Latent, Mlp, ModelConfig, NormKind, PositionScale, QkNorm, Rope, RopeScaling, RouterSoftmax, SharedExpert,

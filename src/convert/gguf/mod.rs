@@ -1,28 +1,23 @@
-//! Reads and writes GGUF, the model file format of llama.cpp.
+//! Converts GGUF, the model file format of llama.cpp, to packs and back.
 //!
-//! [`reader`] opens untrusted files, [`mod@import`] converts them to packs, and [`mod@export`] writes packs as files
-//! that llama.cpp loads. Each difference between the two formats has its own module: tensor names and row order
-//! ([`names`]), hyper-parameters ([`config`], [`config_out`]), tokenizers ([`tokenizer_in`], [`tokenizer_out`]), and
-//! the decoding of blocks ([`blocks`]).
+//! [`super::source::gguf`] opens untrusted files, [`mod@import`] converts them to packs, and [`mod@export`] writes
+//! packs as files that llama.cpp loads. Each difference between the two formats has its own module: tensor names and
+//! row order ([`names`]), hyper-parameters ([`config`], [`config_out`]), and tokenizers ([`tokenizer_in`],
+//! [`tokenizer_out`]).
 
-pub mod blocks;
 mod check;
 pub mod config;
 mod config_families;
 pub mod config_out;
 pub mod export;
 pub mod family;
-pub mod header;
 mod heads;
 pub mod import;
 pub mod names;
 pub(super) mod pre;
-pub mod reader;
 mod rope_factors;
 pub mod tokenizer_in;
 pub mod tokenizer_out;
-pub mod types;
-pub mod value;
 pub mod writer;
 
 #[cfg(test)]
@@ -30,4 +25,3 @@ mod tests;
 
 pub use export::{Dequantize, ExportOptions, ExportSummary, export};
 pub use import::{ImportOptions, ImportSummary, import};
-pub use reader::{Gguf, GgufTensor};

@@ -1,10 +1,10 @@
 //! Tests of the parser of GGUF headers, with valid and with damaged files.
 
-use super::header::{Header, parse};
 use super::tokenizer_in::tokenizer_files;
-use super::types::GgmlType;
-use super::value::{ARRAY, Metadata, Scalar, Value};
 use super::writer::{GgufEntry, lay_out};
+use crate::convert::source::gguf::header::{Header, parse};
+use crate::convert::source::gguf::types::GgmlType;
+use crate::convert::source::gguf::value::{ARRAY, Metadata, Scalar, Value};
 use crate::error::Result;
 use proptest::prelude::*;
 

@@ -6,9 +6,9 @@
 //! Face's converter does.
 
 use super::pre::Pre;
-use super::value::Metadata;
 use crate::convert::companions::{self, TOKENIZER};
 use crate::convert::merges::{self, Piece};
+use crate::convert::source::gguf::value::{Metadata, required};
 use crate::convert::tokenizer_json::{
     self, MOST_ADDED, MOST_TOKENS, Special, added_token, bpe, byte_level, sentence_piece_decoder, template,
 };
@@ -128,7 +128,7 @@ fn sentence_piece_rules(prefix: bool) -> (Value, Value) {
 impl<'a> Vocabulary<'a> {
     fn read(meta: &'a Metadata, rows: usize) -> Result<Vocabulary<'a>> {
         const TOKENS: &str = "tokenizer.ggml.tokens";
-        let tokens = super::value::required(TOKENS, meta.texts_opt(TOKENS)?)?;
+        let tokens = required(TOKENS, meta.texts_opt(TOKENS)?)?;
         let kinds = match meta.integers_opt("tokenizer.ggml.token_type")? {
             Some(kinds) => kinds,
             None => vec![kind::NORMAL; tokens.len()],
@@ -176,7 +176,7 @@ impl<'a> Vocabulary<'a> {
 
     fn byte_level(&self, pre: &Pre) -> Result<Value> {
         const MERGES: &str = "tokenizer.ggml.merges";
-        let merges = super::value::required(MERGES, self.meta.texts_opt(MERGES)?)?;
+        let merges = required(MERGES, self.meta.texts_opt(MERGES)?)?;
         if merges.iter().any(|merge| merge.matches(' ').count() != 1) {
             return Err(Error::corrupt("found an invalid merge, expected two tokens separated by a space")
                 .tensor(MERGES)
@@ -198,7 +198,7 @@ impl<'a> Vocabulary<'a> {
 
     fn merges_of_scores(&self) -> Result<Vec<String>> {
         const SCORES: &str = "tokenizer.ggml.scores";
-        let scores = super::value::required(SCORES, self.meta.floats_opt(SCORES)?)?;
+        let scores = required(SCORES, self.meta.floats_opt(SCORES)?)?;
         if scores.len() != self.tokens.len() {
             let found = format!("found {} scores, expected one for each of {} tokens", scores.len(), self.tokens.len());
             return Err(Error::corrupt(found).tensor(SCORES));

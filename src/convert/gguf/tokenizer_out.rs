@@ -3,7 +3,7 @@
 use super::config::EOS_KEY;
 use super::pre::Pre;
 use super::tokenizer_in::{HF_JSON, kind};
-use super::value::{Scalar, Value as Meta};
+use crate::convert::source::gguf::value::{Scalar, Value as Meta};
 use crate::error::{Error, Result};
 use crate::model_config::ModelConfig;
 use serde_json::Value;

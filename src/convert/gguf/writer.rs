@@ -1,8 +1,8 @@
 //! Writes the header of a GGUF file and computes the position of each tensor's data.
 
-use super::header::DEFAULT_ALIGNMENT;
-use super::types::GgmlType;
-use super::value::{ARRAY, STRING, Value};
+use crate::convert::source::gguf::header::DEFAULT_ALIGNMENT;
+use crate::convert::source::gguf::types::GgmlType;
+use crate::convert::source::gguf::value::{ARRAY, STRING, Value};
 
 /// Format version of written files.
 const VERSION: u32 = 3;

@@ -1,7 +1,7 @@
 //! Reads the weights that are to be quantized, from a checkpoint or from a pack that still holds floats.
 
 use crate::convert::pack_input;
-use crate::convert::read_at::InputFile;
+use crate::convert::source::read_at::InputFile;
 use crate::convert::{Checkpoint, CheckpointOptions};
 use crate::dtype::decode_floats;
 use crate::error::{Context, Error, Result};

@@ -19,7 +19,7 @@ mod vocabulary;
 
 use super::companions::TOKENIZER;
 use super::json::{read_limited, read_object};
-use super::layout::Layout;
+use super::source::layout::Layout;
 use crate::error::{Context, Error, Result};
 use crate::iebin::TOKENIZER_SOURCES;
 use crate::tokenizer_limits;

@@ -2,7 +2,7 @@
 //! them.
 
 use super::completion::SUBJECTS;
-use iec::convert::gguf::Gguf;
+use iec::convert::source::gguf::Gguf;
 use iec::error::{Cause, Error, Result};
 use iec::files;
 use iec::generate::sampler::Sampling;

@@ -1,17 +1,17 @@
 //! Plans an export: the tensors of the GGUF file, their types, and their sources in the pack,
 //! before any weight is read.
 
-use super::super::blocks;
 use super::super::config_out::Description;
 use super::super::family::Family;
 use super::super::heads::{HeadBlock, fill_heads};
 use super::super::names::{MappedTensor, RowOrder, is_vector, map};
-use super::super::types::GgmlType;
 use super::super::writer::GgufEntry;
 use super::{Dequantize, ExportOptions};
 use crate::convert::arch::{ExpectedTensor, expected_tensors};
 use crate::convert::executor::{OnlyBytes, TaskOutput};
 use crate::convert::rows::{RowSource, RowStack, RowTarget};
+use crate::convert::source::gguf::blocks;
+use crate::convert::source::gguf::types::GgmlType;
 use crate::dtype::{DType, encode_floats};
 use crate::error::{Context, Error, Result};
 use crate::iebin::{Entry, IebinReader, Store};

@@ -7,10 +7,10 @@
 
 mod plan;
 
-use super::reader::Gguf;
 use crate::convert::executor::{Conversion, Finished, Task, TaskOutput};
 use crate::convert::pack_output::{self, Totals, refuse_occupied};
-use crate::convert::read_at::InputFile;
+use crate::convert::source::gguf::reader::Gguf;
+use crate::convert::source::read_at::InputFile;
 use crate::dtype::DType;
 use crate::error::{Context, Result};
 use crate::iebin::writer::{self, Layout};

@@ -1,20 +1,20 @@
 //! Plans an import: checks that a GGUF file has the tensors of its model and chooses the storage format of each in the
 //! pack, before any weight is read.
 
-use super::super::blocks;
 use super::super::config::{FACTORS, NEXTN, ROPE_FREQS, UNIT_NORMS, config_json};
 use super::super::family::Family;
 use super::super::heads::{HeadBlock, fill_heads};
 use super::super::names::{MappedTensor, RowOrder, is_vector, map};
-use super::super::reader::{Gguf, GgufTensor};
 use super::super::tokenizer_in::{TokenizerFiles, tokenizer_config, tokenizer_files};
-use super::super::types::GgmlType;
 use super::ImportOptions;
 use crate::convert::arch::{Arch, ExpectedTensor, Fields, expected_tensors};
 use crate::convert::companions::{self, Companions, TOKENIZER};
 use crate::convert::executor::{OnlyBytes, TaskOutput};
 use crate::convert::json::read_limited;
 use crate::convert::rows::{RowSource, RowStack, RowTarget};
+use crate::convert::source::gguf::blocks;
+use crate::convert::source::gguf::reader::{Gguf, GgufTensor};
+use crate::convert::source::gguf::types::GgmlType;
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::iebin::{PlannedTensor, Store};

@@ -2,7 +2,7 @@
 
 use super::is_hex;
 use crate::convert::digest::digest_range;
-use crate::convert::read_at::{InputFile, ReadAt};
+use crate::convert::source::read_at::{InputFile, ReadAt};
 use crate::error::Result;
 use crate::progress::ProgressBar;
 use crate::sha256::{Digest, Sha256};

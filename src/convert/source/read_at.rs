@@ -107,7 +107,7 @@ impl InputFile {
     }
 
     /// Returns the checksums that the file records, in file order.
-    pub(super) fn checksums(&self) -> &[Checksum] {
+    pub(in crate::convert) fn checksums(&self) -> &[Checksum] {
         &self.checksums
     }
 
@@ -149,7 +149,7 @@ impl InputFile {
 }
 
 /// Builds the error for an input that was changed while it was read.
-pub(super) fn changed_meanwhile(path: &Path) -> Error {
+pub(in crate::convert) fn changed_meanwhile(path: &Path) -> Error {
     Error::corrupt("the file was changed while it was read")
         .at(path)
         .help("run the same command again when the file is complete")

@@ -3,7 +3,7 @@
 use super::machine::{Machine, Object, PROTO, StorageRef, Value};
 use super::stream::{Budget, Stream, malformed};
 use super::zip::u64_at;
-use crate::convert::read_at::ReadAt;
+use crate::convert::source::read_at::ReadAt;
 use crate::error::{Error, Result};
 use std::collections::HashMap;
 

@@ -22,9 +22,9 @@ pub enum Scalar {
 use Scalar::*;
 
 /// Type number of strings in files.
-pub(super) const STRING: u32 = 8;
+pub(in crate::convert) const STRING: u32 = 8;
 /// Type number of arrays in files.
-pub(super) const ARRAY: u32 = 9;
+pub(in crate::convert) const ARRAY: u32 = 9;
 
 impl Scalar {
     /// Returns the type with this number in files.
@@ -35,12 +35,12 @@ impl Scalar {
     }
 
     /// Returns the number of the type in files.
-    pub(super) fn id(self) -> u32 {
+    pub(in crate::convert) fn id(self) -> u32 {
         self as u32
     }
 
     /// Returns the size of one value in bytes.
-    pub(super) fn size(self) -> usize {
+    pub(in crate::convert) fn size(self) -> usize {
         match self {
             U8 | I8 | Bool => 1,
             U16 | I16 => 2,
@@ -66,12 +66,12 @@ impl Number {
     }
 
     /// Returns the type of the number.
-    pub(super) fn kind(&self) -> Scalar {
+    pub(in crate::convert) fn kind(&self) -> Scalar {
         self.kind
     }
 
     /// Returns the little-endian bytes of the number.
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(in crate::convert) fn bytes(&self) -> &[u8] {
         &self.bytes[..self.kind.size()]
     }
 
@@ -169,7 +169,7 @@ pub struct Metadata {
 
 impl Metadata {
     /// Makes the metadata from entries in file order; refuses keys that occur twice.
-    pub(super) fn new(entries: Vec<(String, Value)>) -> Result<Metadata> {
+    pub(in crate::convert) fn new(entries: Vec<(String, Value)>) -> Result<Metadata> {
         let mut sorted: Vec<u32> = (0..entries.len() as u32).collect();
         let key = |i: &u32| entries[*i as usize].0.as_str();
         sorted.sort_unstable_by(|a, b| key(a).cmp(key(b)));
@@ -252,6 +252,6 @@ impl Metadata {
 }
 
 /// Returns the value of a required key, or an error that names the missing key.
-pub(super) fn required<T>(key: &str, value: Option<T>) -> Result<T> {
+pub(in crate::convert) fn required<T>(key: &str, value: Option<T>) -> Result<T> {
     value.ok_or_else(|| Error::corrupt("missing from the metadata").tensor(key))
 }

@@ -22,7 +22,7 @@ const FORMATS: [(&str, &str); 10] = [
 ///
 /// # Errors
 /// It is, or the system cannot tell what it is.
-pub(super) fn refuse(path: &Path) -> Result<()> {
+pub(in crate::convert) fn refuse(path: &Path) -> Result<()> {
     if !files::is_file(path)? {
         return Ok(());
     }

@@ -2,7 +2,7 @@
 //! packs and unpacks codes.
 
 use super::*;
-use crate::convert::gguf::Gguf;
+use crate::convert::source::gguf::Gguf;
 use crate::scheme::Scheme;
 use proptest::prelude::*;
 use std::path::Path;

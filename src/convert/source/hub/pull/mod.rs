@@ -10,8 +10,8 @@ mod place;
 
 use super::{RepoSpec, Variables, cache, is_hex};
 use crate::convert::companions;
-use crate::convert::layout::{self, WeightFiles};
-use crate::convert::shards::read_index;
+use crate::convert::source::layout::{self, WeightFiles};
+use crate::convert::source::shards::read_index;
 use crate::error::{Context, Error, Result};
 use crate::iebin::TOKENIZER_SOURCES;
 use crate::iebin::reader::plain_file_name;

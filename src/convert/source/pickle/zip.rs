@@ -4,8 +4,8 @@
 //! are in the zip64 records.
 
 use super::stream::{Budget, malformed};
-use crate::convert::checksum::Checksum;
-use crate::convert::read_at::ReadAt;
+use crate::convert::source::checksum::Checksum;
+use crate::convert::source::read_at::ReadAt;
 use crate::error::{Context, Error, Result};
 use std::collections::HashMap;
 

@@ -3,8 +3,8 @@
 //! hash to `.cache/huggingface/download/FILE.metadata`. The network is not used.
 
 use super::hash::HashKind;
-use crate::convert::layout::{Layout, WeightFiles};
-use crate::convert::shards::{Shards, read_index};
+use crate::convert::source::layout::{Layout, WeightFiles};
+use crate::convert::source::shards::{Shards, read_index};
 use crate::error::{Context, Error, Result};
 use crate::files;
 use crate::iebin::reader::plain_file_name;

@@ -4,9 +4,9 @@
 //! data. Everything in the header is checked when the file is opened: the range of a [`SourceTensor`] is always
 //! within the file.
 
-use super::json::Pairs;
 use super::read_at::ReadAt;
 use super::source_tensor::SourceTensor;
+use crate::convert::json::Pairs;
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use serde::Deserialize;

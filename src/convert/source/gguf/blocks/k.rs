@@ -21,7 +21,7 @@ fn four_bits(codes: &[u8], i: usize) -> u8 {
 
 /// Decodes Q2_K: 16 bytes of 4-bit scales and minima, 64 bytes of codes, d, dmin. Sub-blocks of 16;
 /// value = d * scale * code - dmin * minimum.
-pub(in crate::convert::gguf) fn q2(raw: &[u8], out: &mut [f32]) {
+pub(in crate::convert::source::gguf) fn q2(raw: &[u8], out: &mut [f32]) {
     let (scales, codes) = (&raw[..16], &raw[16..80]);
     let (d, dmin) = (half(&raw[80..]), half(&raw[82..]));
     sub_blocks(out, 16, |s, i| {
@@ -32,7 +32,7 @@ pub(in crate::convert::gguf) fn q2(raw: &[u8], out: &mut [f32]) {
 
 /// Decodes Q3_K: 32 bytes of third bits, 64 bytes of codes, 12 bytes of 6-bit scales, d. Sub-blocks of 16;
 /// value = d * (scale - 32) * (code - 4). The third bits of elements 32 apart share a byte.
-pub(in crate::convert::gguf) fn q3(raw: &[u8], out: &mut [f32]) {
+pub(in crate::convert::source::gguf) fn q3(raw: &[u8], out: &mut [f32]) {
     let (high, codes, scales, d) = (&raw[..32], &raw[32..96], &raw[96..108], half(&raw[108..]));
     // The low four bits of the scales are in 8 bytes, low nibbles first; the upper two bits are in 4 bytes, which hold
     // the bits of every fourth scale.
@@ -57,7 +57,7 @@ fn scale_and_min(packed: &[u8], s: usize) -> (f32, f32) {
 
 /// Decodes Q4_K: d, dmin, 12 bytes of scales and minima, 128 bytes of codes. Sub-blocks of 32;
 /// value = d * scale * code - dmin * minimum.
-pub(in crate::convert::gguf) fn q4(raw: &[u8], out: &mut [f32]) {
+pub(in crate::convert::source::gguf) fn q4(raw: &[u8], out: &mut [f32]) {
     let (d, dmin, packed, codes) = (half(raw), half(&raw[2..]), &raw[4..16], &raw[16..]);
     sub_blocks(out, 32, |s, i| {
         let (scale, min) = scale_and_min(packed, s);
@@ -67,7 +67,7 @@ pub(in crate::convert::gguf) fn q4(raw: &[u8], out: &mut [f32]) {
 
 /// Decodes Q5_K: the layout of Q4_K with 32 bytes of fifth bits before the codes. The fifth bits of
 /// elements 32 apart share a byte.
-pub(in crate::convert::gguf) fn q5(raw: &[u8], out: &mut [f32]) {
+pub(in crate::convert::source::gguf) fn q5(raw: &[u8], out: &mut [f32]) {
     let (d, dmin, packed, high, codes) = (half(raw), half(&raw[2..]), &raw[4..16], &raw[16..48], &raw[48..]);
     sub_blocks(out, 32, |s, i| {
         let (scale, min) = scale_and_min(packed, s);
@@ -78,7 +78,7 @@ pub(in crate::convert::gguf) fn q5(raw: &[u8], out: &mut [f32]) {
 
 /// Decodes Q6_K: 128 bytes of low bits, 64 bytes of the upper two bits, 16 signed scales, d. Sub-blocks of 16;
 /// value = d * scale * (code - 32). Every 64 bytes of low bits hold 128 elements, two per byte, 64 apart.
-pub(in crate::convert::gguf) fn q6(raw: &[u8], out: &mut [f32]) {
+pub(in crate::convert::source::gguf) fn q6(raw: &[u8], out: &mut [f32]) {
     let (low, high, scales, d) = (&raw[..128], &raw[128..192], &raw[192..208], half(&raw[208..]));
     sub_blocks(out, 16, |s, i| {
         let four = low[i / 128 * 64 + i % 64] >> (i % 128 / 64 * 4) & 15;
@@ -90,7 +90,7 @@ pub(in crate::convert::gguf) fn q6(raw: &[u8], out: &mut [f32]) {
 /// Decodes IQ4_XS: d, 2 bytes with the upper two bits of 8 scales, 4 bytes with the lower four bits, 128 bytes of
 /// codes into the table of IQ4_NL. Sub-blocks of 32;
 /// value = d * (scale - 32) * table value.
-pub(in crate::convert::gguf) fn iq4_xs(raw: &[u8], out: &mut [f32]) {
+pub(in crate::convert::source::gguf) fn iq4_xs(raw: &[u8], out: &mut [f32]) {
     let (d, high, low, codes) = (half(raw), u16::from_le_bytes([raw[2], raw[3]]), &raw[4..8], &raw[8..]);
     sub_blocks(out, 32, |s, i| {
         let scale = (low[s / 2] >> (s % 2 * 4) & 15 | ((high >> (2 * s) & 3) as u8) << 4) as i8 - 32;

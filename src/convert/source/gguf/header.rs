@@ -3,13 +3,13 @@
 use super::reader::{GgufTensor, MAGIC};
 use super::types::GgmlType;
 use super::value::{ARRAY, Metadata, Number, STRING, Scalar, Value};
-use crate::convert::read_at::ReadAt;
+use crate::convert::source::read_at::ReadAt;
 use crate::error::{Context, Error, Result};
 
 /// Maximum length of a key in bytes, as the format defines it; tensor names are shorter.
 const NAME_LIMIT: u64 = 65_535;
 /// Alignment of the data in bytes, unless `general.alignment` sets another.
-pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
+pub(in crate::convert) const DEFAULT_ALIGNMENT: u64 = 32;
 /// Largest accepted alignment in bytes, which bounds the padding; no writer uses a larger one.
 const ALIGNMENT_LIMIT: u64 = 1 << 20;
 

@@ -2,7 +2,7 @@
 
 use super::machine::{Machine, Object, StorageRef, TensorRef, Value};
 use super::stream::malformed;
-use crate::convert::source_tensor::SourceTensor;
+use crate::convert::source::source_tensor::SourceTensor;
 use crate::error::{Context, Error, Result};
 use std::collections::HashSet;
 

@@ -1,12 +1,12 @@
 //! Opens all weight files of a checkpoint and lists their tensors.
 
 use super::checksum;
-use super::json::{Pairs, read_limited};
 use super::layout::{Layout, WeightFiles};
 use super::older_pack;
 use super::read_at::InputFile;
 use super::shard;
 use super::source_tensor::SourceTensor;
+use crate::convert::json::{Pairs, read_limited};
 use crate::error::{Context, Error, Result};
 use crate::files;
 use crate::iebin::reader::plain_file_name;
@@ -20,11 +20,11 @@ use std::path::Path;
 #[derive(Debug)]
 pub struct Shards {
     pub(super) files: Vec<InputFile>,
-    pub(super) tensors: BTreeMap<String, SourceTensor>,
+    pub(in crate::convert) tensors: BTreeMap<String, SourceTensor>,
     /// Matrices with finished codes, by their name in the source.
-    pub(super) packed: BTreeMap<String, FinishedTensor>,
+    pub(in crate::convert) packed: BTreeMap<String, FinishedTensor>,
     /// Names of matrices of 4-bit codes whose scales are only in a manifest.
-    pub(super) unexplained: BTreeSet<String>,
+    pub(in crate::convert) unexplained: BTreeSet<String>,
 }
 
 /// Index of a checkpoint, such as `model.safetensors.index.json`: the file of each tensor.

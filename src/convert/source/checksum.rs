@@ -41,7 +41,7 @@ pub(super) fn in_order(mut checksums: Vec<Checksum>) -> Result<Vec<Checksum>> {
 }
 
 /// Comparison of recorded checksums with those of a file that is read in order.
-pub(super) struct Comparison<'a> {
+pub(in crate::convert) struct Comparison<'a> {
     /// Checksums of the entries that were not read completely yet.
     rest: &'a [Checksum],
     crc32: crc32fast::Hasher,
@@ -49,7 +49,7 @@ pub(super) struct Comparison<'a> {
 
 impl<'a> Comparison<'a> {
     /// Begins at the start of the file. `checksums` are in the order of [`in_order`].
-    pub(super) fn new(checksums: &'a [Checksum]) -> Comparison<'a> {
+    pub(in crate::convert) fn new(checksums: &'a [Checksum]) -> Comparison<'a> {
         Comparison { rest: checksums, crc32: crc32fast::Hasher::new() }
     }
 
@@ -57,7 +57,7 @@ impl<'a> Comparison<'a> {
     ///
     /// # Errors
     /// An entry that ends here has another checksum.
-    pub(super) fn pass(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
+    pub(in crate::convert) fn pass(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
         let end = at + bytes.len() as u64;
         while let [first, rest @ ..] = self.rest {
             let (from, to) = (first.range.start.max(at), first.range.end.min(end));

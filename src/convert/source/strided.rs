@@ -142,7 +142,7 @@ struct Run {
 
 #[cfg(test)]
 mod tests {
-    use crate::convert::source_tensor::SourceTensor;
+    use crate::convert::source::source_tensor::SourceTensor;
     use crate::dtype::DType;
     use proptest::prelude::*;
 

@@ -1,6 +1,6 @@
 //! Reads the bytes of a pickle forward through a small buffer, and limits the memory that pickles may take.
 
-use crate::convert::read_at::ReadAt;
+use crate::convert::source::read_at::ReadAt;
 use crate::error::{Error, Result};
 use std::cell::Cell;
 

@@ -5,10 +5,10 @@
 //! scales become source tensors; matrices of finished 4-bit codes are copied unchanged. The binary is read at offsets
 //! and not mapped, like every source.
 
-use super::json::Pairs;
 use super::read_at::InputFile;
 use super::shards::Shards;
 use super::source_tensor::SourceTensor;
+use crate::convert::json::Pairs;
 use crate::error::{Context, Error, Result};
 use crate::files;
 use crate::iebin::int4::TERMS;
@@ -30,7 +30,7 @@ const NAMES: [&str; 2] = [JSON_NAME, "model.ie.compat.json"];
 pub(super) fn description_in(dir: &Path) -> Result<Option<PathBuf>> {
     let Some(path) = files::first(NAMES.iter().map(|name| dir.join(name)))? else { return Ok(None) };
     // Values are skipped, not built. An invalid file is reported when the checkpoint is opened.
-    let Ok(Pairs::<IgnoredAny>(keys)) = serde_json::from_slice(&super::json::read_limited(&path)?) else {
+    let Ok(Pairs::<IgnoredAny>(keys)) = serde_json::from_slice(&crate::convert::json::read_limited(&path)?) else {
         return Ok(None);
     };
     let has = |wanted: &str| keys.iter().any(|(key, _)| key == wanted);

@@ -9,7 +9,7 @@
 use super::header::{Header, parse};
 use super::types::GgmlType;
 use super::value::Metadata;
-use crate::convert::read_at::{InputFile, ReadAt};
+use crate::convert::source::read_at::{InputFile, ReadAt};
 use crate::error::{Cause, Context, Error, Result};
 use crate::files;
 use std::path::Path;
