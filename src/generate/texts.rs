@@ -5,8 +5,8 @@
 //! them.
 
 use crate::runtime::kv::{PAGE, Page};
-use crate::runtime::radix::{Hit, Key, NodeId};
-use crate::runtime::reuse::PrefixCache;
+use crate::runtime::prefix_cache::PrefixCache;
+use crate::runtime::prefix_cache::radix::{Hit, Key, NodeId};
 use crate::sched::{self, RequestId};
 use std::collections::HashMap;
 

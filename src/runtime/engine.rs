@@ -2,7 +2,6 @@
 
 use super::adapters::{self, AdapterBinder, AdapterSet};
 use super::attention::AttentionKernel;
-use super::cache::Rebuilds;
 use super::cpu::place::Placement;
 use super::device::{self, Answer, PartInfo, Run, Step};
 use super::embed::Embedder;
@@ -10,9 +9,10 @@ use super::kv::KvType;
 use super::observe::{Observer, ObserverRef};
 use super::open::{EngineOptions, OpenedModel};
 use super::precision::Precision;
+use super::prefix_cache::PrefixCache;
 use super::profile::{Profile, Stage, Stages};
-use super::reuse::PrefixCache;
 use super::sequence::{Feed, Output, Sequence, Want};
+use super::weights::rebuilt::cache::Rebuilds;
 use crate::error::{Cause, Context, Error, Result};
 use crate::iebin::IebinReader;
 use crate::interrupt;

@@ -4,19 +4,18 @@
 //! through a list of device parts (the interface is in [`device`]). [`open`] chooses and builds the parts:
 //! [`weights`] binds tensors (finds each one in the pack, checks its shape and assigns it to a layer), [`layer`]
 //! describes the layers for all devices, [`residency`] loads weights into memory. Matrices of a deduplicated pack are
-//! rebuilt from its store by [`rebuilt`] and kept in [`cache`]. [`precision`] selects the number types.
+//! rebuilt from its store by [`weights::rebuilt`]. [`precision`] selects the number types.
 //!
 //! Two devices implement the interface. On the CPU, [`forward`] computes the layers and [`experts`] the mixtures of
 //! experts, [`attention`], [`ops`] and [`rope`] hold the arithmetic, [`kv`] the KV cache, [`cpu`] the matrix products.
 //! `cuda` does all of this on NVIDIA GPUs.
 //!
 //! [`profile`] measures the time of each stage. [`observe`] passes activations to [`calibrate`], which collects
-//! statistics, and to [`prefix`], which shares activations between models that differ in one layer. Generation is above
-//! the engine, in [`crate::generate`].
+//! statistics, and to [`shared_activations`], which shares them between models that differ in one layer. Generation is
+//! above the engine, in [`crate::generate`].
 
 pub mod adapters;
 pub mod attention;
-pub mod cache;
 pub mod calibrate;
 pub mod cpu;
 pub(crate) mod cuda;
@@ -34,15 +33,12 @@ pub mod open;
 pub mod ops;
 pub mod per_head;
 pub mod precision;
-pub mod prefix;
-mod prefix_store;
+pub(crate) mod prefix_cache;
 pub mod profile;
-pub mod radix;
-pub mod rebuilt;
 pub mod residency;
-pub(crate) mod reuse;
 pub mod rope;
 pub mod sequence;
+pub mod shared_activations;
 pub mod weights;
 
 pub use attention::AttentionKernel;
@@ -50,9 +46,8 @@ pub use engine::Engine;
 pub use kv::KvType;
 pub use open::EngineOptions;
 pub use precision::Precision;
-pub use prefix::PrefixActivations;
-pub use prefix_store::{DiskCounts, Saved, page_content};
+pub use prefix_cache::{DiskCounts, Saved, page_content, prefix_cache_bytes};
 pub use profile::{Stage, Stages};
 pub use residency::Residency;
-pub use reuse::prefix_cache_bytes;
 pub use sequence::{Feed, Output, Sequence, Want};
+pub use shared_activations::PrefixActivations;

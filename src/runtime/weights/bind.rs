@@ -1,5 +1,7 @@
 //! Binding: finds the tensors of a pack that the model configuration requires and assigns them to the layers.
 
+use super::rebuilt::Rebuilt;
+use super::rebuilt::cache::Cache;
 use super::{Host, Linear, PerLayerWeights, Shape, Weight, Weights, take};
 use crate::dtype::{DType, decode_floats};
 use crate::error::{Context, Error, Result};
@@ -7,12 +9,10 @@ use crate::iebin::{Entry, IebinReader, Store};
 use crate::interrupt;
 use crate::model_config::{self as config, Latent, LayerConfig, ModelConfig, PerLayerInput, QkNorm};
 use crate::role::Role;
-use crate::runtime::cache::Cache;
 use crate::runtime::cpu::{Matrix, MatrixStore};
 use crate::runtime::layer::{
     Attention, AttentionShape, Block, BlockInput, LatentAttention, Layer, MixtureNorms, Mlp, Moe, Operation, TokenInput,
 };
-use crate::runtime::rebuilt::Rebuilt;
 use crate::windowed::Windowed;
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;

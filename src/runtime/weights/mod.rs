@@ -7,6 +7,7 @@
 
 mod bind;
 mod held;
+pub mod rebuilt;
 mod shape;
 mod widen;
 
@@ -14,10 +15,8 @@ pub use held::HeldBytes;
 pub(super) use shape::{Shape, narrow, per_head_bytes, transposed_dtype};
 
 use super::adapters::Target;
-use super::cache::{Cache, too_small};
 use super::cpu::{Arithmetic, Form, Matrix, MatrixStore, scalar};
 use super::layer::{Block, Layer, Moe, Operation, Storage};
-use super::rebuilt::Rebuilt;
 use super::residency::Residency;
 use crate::dtype::{DType, decode_floats};
 use crate::error::{Context, Error, Result};
@@ -28,6 +27,8 @@ use crate::model_config::ModelConfig;
 use crate::progress;
 use crate::scheme::{BLOCK, TILE_ROWS};
 use bind::Binder;
+use rebuilt::Rebuilt;
+use rebuilt::cache::{Cache, too_small};
 use std::ops::Deref;
 use std::sync::Arc;
 

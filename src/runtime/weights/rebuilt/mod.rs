@@ -1,13 +1,15 @@
 //! Matrices of a pack without `model.ie.bin`, such as a deduplicated pack. Their bytes are rebuilt on demand from a
 //! source, such as the store of the deduplicated pack.
 
-use super::cache::{Cache, Key};
-use super::cpu::{Matrix, MatrixStore};
-use super::weights::Shape;
+pub mod cache;
+
+use super::Shape;
 use crate::error::{Context, Error, Result};
 use crate::iebin::rebuild::Rebuild;
 use crate::mapped::Bytes;
+use crate::runtime::cpu::{Matrix, MatrixStore};
 use crate::scheme::TILE_ROWS;
+use cache::{Cache, Key};
 use std::ops::Range;
 use std::sync::Arc;
 

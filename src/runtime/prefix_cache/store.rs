@@ -14,11 +14,11 @@
 //! A file that differs, or whose digest does not fit, is removed and counts as missing. Files appear by renaming, so a
 //! process can be killed at any time; several processes may use one directory.
 
-use super::kv::Page;
 use super::radix::Key;
 use crate::error::{Context, Result};
 use crate::files;
 use crate::output::{AtomicFile, make_dir, remove_if_there, stale};
+use crate::runtime::kv::Page;
 use crate::sha256::{Digest, Sha256};
 use std::collections::HashMap;
 use std::fs::Permissions;
@@ -70,7 +70,7 @@ impl Place<'_> {
     }
 }
 
-/// Result of [`Engine::save_prefixes`](super::Engine::save_prefixes).
+/// Result of [`Engine::save_prefixes`](crate::runtime::Engine::save_prefixes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Saved {
     /// Number of written pages.

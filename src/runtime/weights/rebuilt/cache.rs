@@ -4,9 +4,9 @@
 //! A token passes through all layers in order, so among the weights that are not in use, the one used last is needed
 //! again last. That one is evicted first. Hot weights are never evicted.
 
-use super::cpu::Matrix;
 use crate::error::{Error, Result};
 use crate::resources::memory_left;
+use crate::runtime::cpu::Matrix;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 

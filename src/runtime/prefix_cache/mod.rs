@@ -4,18 +4,23 @@
 //! A hit has the bits of a new computation, because results on the CPU do not depend on how a text is divided into
 //! steps. Keys and values depend on more than the tokens; all of it is in the [`Key`] of the tree that is searched.
 
+pub mod radix;
+mod store;
+
+pub use store::{DiskCounts, Saved, page_content};
+
 use super::engine::Engine;
 use super::kv::{KvCache, PAGE, Page, PageCounts, PagePool};
-use super::prefix_store::{DiskCounts, PageName, Place, PrefixStore, Saved};
-use super::radix::{Hit, Key, RadixTree};
 use super::sequence::Sequence;
 use crate::error::Result;
 use crate::model_config::{Mlp, ModelConfig, RopeScaling};
 use crate::resources::memory_left;
 use crate::sha256::{Digest, Sha256};
+use radix::{Hit, Key, RadixTree};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
+use store::{PageName, Place, PrefixStore};
 
 /// Version of the arithmetic that computes keys and values. It increases when the same pack gives other bits.
 const ARITHMETIC: u32 = 2;

@@ -9,7 +9,7 @@
 //! the value of the last node that left when this one was last used (the GreedyDual rule): among nodes of equal cost
 //! the least recently used one leaves first, and a node of twice the cost stays about twice as long.
 
-use super::kv::{PAGE, Page};
+use crate::runtime::kv::{PAGE, Page};
 use std::collections::HashMap;
 
 /// Digest of everything but the tokens that keys and values depend on.
@@ -278,11 +278,6 @@ impl RadixTree {
     /// Returns the number of nodes, which is the number of pages of each part.
     pub fn len(&self) -> usize {
         self.nodes.len() - self.vacant.len()
-    }
-
-    /// Returns true if the tree has no nodes.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// Counts the nodes that no sequence uses.
