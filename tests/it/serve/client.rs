@@ -6,6 +6,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Longest time to wait for anything.
@@ -28,6 +29,8 @@ pub struct Server {
     /// Host and port.
     pub address: String,
     log: Arc<Mutex<String>>,
+    /// Thread that reads the log until the process ends.
+    reader: JoinHandle<()>,
 }
 
 impl Server {
@@ -62,7 +65,7 @@ impl Server {
         let mut child = command.spawn().unwrap();
         let log = Arc::<Mutex<String>>::default();
         let (mut stderr, lines) = (child.stderr.take().unwrap(), log.clone());
-        std::thread::spawn(move || {
+        let reader = std::thread::spawn(move || {
             let mut buffer = [0; 4096];
             while let Ok(count @ 1..) = stderr.read(&mut buffer) {
                 *lines.lock().unwrap() += &String::from_utf8_lossy(&buffer[..count]);
@@ -76,7 +79,7 @@ impl Server {
         });
         assert_eq!(listening["event"], "listening");
         let address = listening["http"].as_str().unwrap().strip_prefix("http://").unwrap().to_string();
-        Server { child, address, log }
+        Server { child, address, log, reader }
     }
 
     /// Waits until all models are loaded.
@@ -104,11 +107,13 @@ impl Server {
         assert!(sent.unwrap().success());
     }
 
-    /// Waits until the process has ended.
+    /// Waits until the process has ended and its log is complete.
     pub fn end(&mut self) -> ExitStatus {
         let begin = Instant::now();
         loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
+            if let Some(status) = self.child.try_wait().unwrap()
+                && self.reader.is_finished()
+            {
                 return status;
             }
             assert!(begin.elapsed() < PATIENCE, "the server did not end: {}", self.log());

@@ -53,7 +53,7 @@ fn models_of_a_directory_are_loaded_on_request() {
     let unloaded = ["a", "b", "broken"].map(|name| (name.to_string(), "unloaded".to_string()));
     assert_eq!(states(&server), unloaded);
     for entry in ["two words", "empty", "notes.txt"] {
-        assert!(server.log().contains(entry), "{entry}: {}", server.log());
+        server.wait(&format!("the note about {entry}"), || server.log().contains(entry));
     }
     assert_eq!(server.get("/api/ps").json()["models"], json!([]));
     let text = server.ask("/v1/completions", &story("a"))["choices"][0]["text"].clone();
