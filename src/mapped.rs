@@ -7,7 +7,7 @@ mod table;
 
 pub use mend::into_huge_pages;
 pub use pages::huge_share;
-pub use slab::Part;
+pub use slab::SlabPart;
 pub use table::file_at;
 
 use crate::error::{Cause, Context, Error, Result};

@@ -16,7 +16,7 @@ mod merge;
 pub mod panel;
 mod sums;
 
-pub use file::{Calibration, CalibrationWriter, Inputs, Text};
+pub use file::{Calibration, CalibrationText, CalibrationWriter, InputMeans};
 pub use merge::merge;
 pub use sums::Sums;
 
@@ -34,7 +34,7 @@ pub enum Half {
 /// Inputs within a layer that share one set of statistics.
 #[allow(missing_docs)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Part {
+pub enum LayerInput {
     /// Normalized input of the q, k and v projections.
     Attention,
     /// Output of attention before the o projection.
@@ -51,14 +51,14 @@ pub enum Part {
     LmHead,
 }
 
-impl Part {
-    const LAYERED: [(Part, &str); 6] = [
-        (Part::Attention, "attention"),
-        (Part::AttentionOutput, "attention_output"),
-        (Part::Mlp, "mlp"),
-        (Part::MlpMiddle, "mlp_middle"),
-        (Part::Experts, "experts"),
-        (Part::ExpertsMiddle, "experts_middle"),
+impl LayerInput {
+    const LAYERED: [(LayerInput, &str); 6] = [
+        (LayerInput::Attention, "attention"),
+        (LayerInput::AttentionOutput, "attention_output"),
+        (LayerInput::Mlp, "mlp"),
+        (LayerInput::MlpMiddle, "mlp_middle"),
+        (LayerInput::Experts, "experts"),
+        (LayerInput::ExpertsMiddle, "experts_middle"),
     ];
 }
 
@@ -68,12 +68,12 @@ pub struct Site {
     /// Layer index; the number of layers stands for the output matrix.
     pub layer: usize,
     /// Inputs within the layer.
-    pub part: Part,
+    pub part: LayerInput,
 }
 
 impl fmt::Display for Site {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match Part::LAYERED.iter().find(|(part, _)| *part == self.part) {
+        match LayerInput::LAYERED.iter().find(|(part, _)| *part == self.part) {
             Some((_, name)) => write!(f, "layers.{}.{name}", self.layer),
             None => f.write_str("lm_head"),
         }
@@ -94,15 +94,15 @@ impl Site {
             | "self_attn.v_proj.weight"
             | "self_attn.gate_proj.weight"
             | "self_attn.q_a_proj.weight"
-            | "self_attn.kv_a_proj_with_mqa.weight" => Part::Attention,
-            "self_attn.o_proj.weight" => Part::AttentionOutput,
+            | "self_attn.kv_a_proj_with_mqa.weight" => LayerInput::Attention,
+            "self_attn.o_proj.weight" => LayerInput::AttentionOutput,
             "mlp.gate_proj.weight"
             | "mlp.up_proj.weight"
             | "mlp.shared_experts.gate_proj.weight"
-            | "mlp.shared_experts.up_proj.weight" => Part::Mlp,
-            "mlp.down_proj.weight" | "mlp.shared_experts.down_proj.weight" => Part::MlpMiddle,
-            "mlp.experts.gate_up_proj" => Part::Experts,
-            "mlp.experts.down_proj" => Part::ExpertsMiddle,
+            | "mlp.shared_experts.up_proj.weight" => LayerInput::Mlp,
+            "mlp.down_proj.weight" | "mlp.shared_experts.down_proj.weight" => LayerInput::MlpMiddle,
+            "mlp.experts.gate_up_proj" => LayerInput::Experts,
+            "mlp.experts.down_proj" => LayerInput::ExpertsMiddle,
             _ => return None,
         };
         let layer = layer.parse().ok()?;

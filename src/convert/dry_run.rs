@@ -11,7 +11,7 @@ use std::path::Path;
 #[derive(Debug, Clone, Serialize)]
 pub struct DryRun {
     /// Every tensor in the order of the output.
-    pub tensors: Vec<Row>,
+    pub tensors: Vec<TensorRow>,
     /// Number of weights.
     pub weights: u64,
     /// Bytes of all weight files.
@@ -33,7 +33,7 @@ pub struct DryRun {
 
 /// One tensor.
 #[derive(Debug, Clone, Serialize)]
-pub struct Row {
+pub struct TensorRow {
     /// Canonical name.
     pub name: String,
     /// Canonical shape.
@@ -67,7 +67,7 @@ pub struct Disk {
 
 impl DryRun {
     /// Builds the plan from its tensors and computes their totals.
-    pub(super) fn new(tensors: Vec<Row>, bytes_in: u64, disk: Option<Disk>) -> DryRun {
+    pub(super) fn new(tensors: Vec<TensorRow>, bytes_in: u64, disk: Option<Disk>) -> DryRun {
         let weights = tensors.iter().map(|t| t.shape.iter().product::<usize>() as u64).sum();
         let bytes = tensors.iter().map(|t| t.bytes).sum();
         let bits_per_weight = bytes as f64 * 8.0 / weights as f64;

@@ -20,7 +20,7 @@ pub struct Artifact {
     /// Directory of the pack.
     pub dir: PathBuf,
     entries: Vec<Entry>,
-    bytes: Source,
+    bytes: ArtifactSource,
 }
 
 /// The packs that are being opened, each a base of the one before.
@@ -61,7 +61,7 @@ impl Chain {
 }
 
 #[derive(Debug)]
-enum Source {
+enum ArtifactSource {
     Binary(Arc<MappedFile>),
     Store(Box<Store>),
 }
@@ -80,11 +80,15 @@ impl Artifact {
             // The binary may be a link into a pack of the chain.
             chain.refuse(bin.path().canonicalize().at(&binary)?.parent().unwrap_or(dir), dir)?;
             let entries = reader.entries().to_vec();
-            return Ok(Artifact { dir: dir.to_path_buf(), entries, bytes: Source::Binary(bin.clone()) });
+            return Ok(Artifact { dir: dir.to_path_buf(), entries, bytes: ArtifactSource::Binary(bin.clone()) });
         }
         let store = Store::open(dir, chain)?;
         store.verify_unless_bound()?;
-        Ok(Artifact { dir: dir.to_path_buf(), entries: store.entries.clone(), bytes: Source::Store(Box::new(store)) })
+        Ok(Artifact {
+            dir: dir.to_path_buf(),
+            entries: store.entries.clone(),
+            bytes: ArtifactSource::Store(Box::new(store)),
+        })
     }
 
     /// Returns all tensors.
@@ -95,16 +99,16 @@ impl Artifact {
     /// Returns the store, if the binary was removed.
     pub(super) fn store(&self) -> Option<&Store> {
         match &self.bytes {
-            Source::Binary(_) => None,
-            Source::Store(store) => Some(store),
+            ArtifactSource::Binary(_) => None,
+            ArtifactSource::Store(store) => Some(store),
         }
     }
 
     /// Releases the pages that were read.
     pub(crate) fn release(&self) {
         match &self.bytes {
-            Source::Binary(file) => file.release(),
-            Source::Store(store) => store.files.iter().for_each(|file| file.release()),
+            ArtifactSource::Binary(file) => file.release(),
+            ArtifactSource::Store(store) => store.files.iter().for_each(|file| file.release()),
         }
     }
 
@@ -129,11 +133,11 @@ impl Artifact {
     pub(crate) fn read(&self, i: usize, range: Range<usize>, out: &mut [u8]) -> Result<()> {
         let entry = &self.entries[i];
         match &self.bytes {
-            Source::Binary(file) => {
+            ArtifactSource::Binary(file) => {
                 out.copy_from_slice(&file.bytes()[entry.offset..][..entry.nbytes][range]);
                 Ok(())
             }
-            Source::Store(store) => store.read(store.payload_of(i), range, out),
+            ArtifactSource::Store(store) => store.read(store.payload_of(i), range, out),
         }
     }
 }

@@ -1,13 +1,13 @@
 //! Encodes and decodes frames: pieces of a payload that can be decoded independently.
 
 use super::pattern::{Numbers, Pattern, Way, delta, join, split};
-use super::plane::{self, Cursors, Effort, Kind, Streams, take};
+use super::plane::{self, Cursors, Effort, PlaneKind, Streams, take};
 use crate::error::{Error, Result};
 use crate::simd::Level;
 
 /// Returns the number of bytes of a frame, a multiple of the period.
 pub(crate) fn frame_bytes(pattern: &Pattern, effort: Effort) -> usize {
-    let coded = pattern.parts.iter().any(|part| part.numbers.planes().contains(&Kind::SparseExponents));
+    let coded = pattern.parts.iter().any(|part| part.numbers.planes().contains(&PlaneKind::SparseExponents));
     match effort {
         Effort::None | Effort::Fast if !coded => pattern.frame_bytes(256 << 10),
         // An entropy coder stores a table per frame, so larger frames need fewer tables.
@@ -78,7 +78,9 @@ impl Coder {
             }
             split(self.level, numbers, bytes, &mut self.planes);
             let (alone, floats) = match kinds {
-                [alone @ .., below, kind @ (Kind::Exponents | Kind::SparseExponents)] => (alone, Some([*below, *kind])),
+                [alone @ .., below, kind @ (PlaneKind::Exponents | PlaneKind::SparseExponents)] => {
+                    (alone, Some([*below, *kind]))
+                }
                 _ => (kinds, None),
             };
             for (plane, kind) in self.planes.iter().zip(alone) {
@@ -157,7 +159,7 @@ impl Coder {
 
 /// Returns the type and planes of numbers or their differences. Without an entropy coder, codes of quantized weights
 /// are treated as bytes, because splitting them would save nothing.
-fn numbers_of(numbers: Numbers, differences: bool, effort: Effort) -> (Numbers, &'static [Kind]) {
+fn numbers_of(numbers: Numbers, differences: bool, effort: Effort) -> (Numbers, &'static [PlaneKind]) {
     match (numbers, effort) {
         _ if differences => numbers.differences(),
         (Numbers::Codes(_), Effort::None | Effort::Fast) => (Numbers::Bytes, Numbers::Bytes.planes()),

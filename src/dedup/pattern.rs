@@ -4,7 +4,7 @@
 //! codes. So a payload is a repeated period (an element, or a tile), a period has parts, and the numbers of a part
 //! are split into planes.
 
-use super::plane::Kind;
+use super::plane::PlaneKind;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::iebin::{Entry, Store};
@@ -52,24 +52,24 @@ impl Numbers {
     }
 
     /// Returns the planes of these numbers, one value per number in each; the least significant is first.
-    pub fn planes(self) -> &'static [Kind] {
+    pub fn planes(self) -> &'static [PlaneKind] {
         match self {
-            Numbers::Bf16 => &[Kind::Bytes, Kind::Exponents],
-            Numbers::F16 => &[Kind::Bytes, Kind::Threes, Kind::Exponents],
-            Numbers::F32 => &[Kind::Bytes, Kind::Bytes, Kind::Bytes, Kind::SparseExponents],
-            Numbers::Codes(_) => &[Kind::Bytes, Kind::Bytes],
-            Numbers::Bytes => &[Kind::Bytes],
+            Numbers::Bf16 => &[PlaneKind::Bytes, PlaneKind::Exponents],
+            Numbers::F16 => &[PlaneKind::Bytes, PlaneKind::Threes, PlaneKind::Exponents],
+            Numbers::F32 => &[PlaneKind::Bytes, PlaneKind::Bytes, PlaneKind::Bytes, PlaneKind::SparseExponents],
+            Numbers::Codes(_) => &[PlaneKind::Bytes, PlaneKind::Bytes],
+            Numbers::Bytes => &[PlaneKind::Bytes],
         }
     }
 
     /// Returns the type of differences of these numbers, which are split byte by byte, and their planes.
-    pub fn differences(self) -> (Numbers, &'static [Kind]) {
+    pub fn differences(self) -> (Numbers, &'static [PlaneKind]) {
         let whole = match self {
             Numbers::F16 => Numbers::Bf16,
             Numbers::Codes(_) => Numbers::Bytes,
             _ => self,
         };
-        (whole, &[Kind::Bytes; 4][..whole.size()])
+        (whole, &[PlaneKind::Bytes; 4][..whole.size()])
     }
 }
 

@@ -2,7 +2,7 @@
 //! side by side, so no logits are stored; llama.cpp's tool writes 16 bits per token and vocabulary entry to disk
 //! instead.
 
-use super::perplexity::{Perplexity, Reader, check, walk};
+use super::perplexity::{Perplexity, WindowReader, check, walk};
 use super::stats::{Mean, Spread};
 use super::windows::Windows;
 use crate::error::{Error, Result};
@@ -81,7 +81,7 @@ pub fn divergence(engine: &mut Engine, reference: &mut Engine, windows: &Windows
     }
     windows.check(vocab)?;
     let mut tokens: Vec<Token> = Vec::with_capacity(windows.scored());
-    let (mut model, mut reference) = (Reader::new(engine), Reader::new(reference));
+    let (mut model, mut reference) = (WindowReader::new(engine), WindowReader::new(reference));
     let mut nll = 0.0;
     walk(windows, |window, pieces| {
         model.begin(&window[..pieces[0].start])?;
@@ -118,7 +118,7 @@ impl Remembered {
     pub fn of(reference: &mut Engine, windows: &Windows, window: Vec<u32>) -> Result<Remembered> {
         let (scored, vocab) = (windows.scored_positions(), reference.config().vocab);
         windows.check(vocab)?;
-        let mut reader = Reader::new(reference);
+        let mut reader = WindowReader::new(reference);
         reader.begin(&window[..scored.start])?;
         let logits = reader.read(&window[scored.clone()])?.to_vec();
         Ok(Remembered { window, scored, vocab, logits })
@@ -129,7 +129,7 @@ impl Remembered {
     /// # Errors
     /// The same as for [`divergence()`].
     pub fn kl(&self, engine: &mut Engine) -> Result<f64> {
-        let mut reader = Reader::new(engine);
+        let mut reader = WindowReader::new(engine);
         reader.begin(&self.window[..self.scored.start])?;
         self.kl_of(reader.read(&self.window[self.scored.clone()])?)
     }

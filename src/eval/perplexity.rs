@@ -41,7 +41,7 @@ pub fn perplexity(engine: &mut Engine, windows: &Windows) -> Result<Perplexity> 
     let mut nll: Vec<f64> = Vec::with_capacity(windows.scored());
     let vocab = engine.config().vocab;
     windows.check(vocab)?;
-    let mut reader = Reader::new(engine);
+    let mut reader = WindowReader::new(engine);
     walk(windows, |window, pieces| {
         reader.begin(&window[..pieces[0].start])?;
         for piece in pieces {
@@ -83,15 +83,15 @@ pub(super) fn check(nll: Option<f64>) -> Result<()> {
 }
 
 /// Reader that feeds one window after the other to an engine.
-pub(super) struct Reader<'a> {
+pub(super) struct WindowReader<'a> {
     engine: &'a mut Engine,
     sequence: Option<Sequence>,
     logits: Vec<f32>,
 }
 
-impl<'a> Reader<'a> {
-    pub(super) fn new(engine: &'a mut Engine) -> Reader<'a> {
-        Reader { engine, sequence: None, logits: Vec::new() }
+impl<'a> WindowReader<'a> {
+    pub(super) fn new(engine: &'a mut Engine) -> WindowReader<'a> {
+        WindowReader { engine, sequence: None, logits: Vec::new() }
     }
 
     /// Starts a new sequence and feeds the part of a window that is not scored.

@@ -321,7 +321,7 @@ pub struct Outcome {
 }
 
 /// Requests of a run, which may become known while others are computed.
-pub trait Source {
+pub trait RequestSource {
     /// Returns the next request in their order. With `wait`, the call blocks until there is one, except for a request
     /// that must wait for the end of an earlier one.
     ///
@@ -330,7 +330,7 @@ pub trait Source {
     fn next(&mut self, wait: bool) -> Result<Next>;
 }
 
-/// Next request of a [`Source`].
+/// Next request of a [`RequestSource`].
 #[derive(Debug)]
 pub enum Next {
     /// The request, or the reason why it is invalid.
@@ -342,7 +342,7 @@ pub enum Next {
 }
 
 /// Requests that are known.
-impl Source for std::vec::IntoIter<Request> {
+impl RequestSource for std::vec::IntoIter<Request> {
     fn next(&mut self, _wait: bool) -> Result<Next> {
         Ok(Iterator::next(self).map_or(Next::End, |request| Next::Request(Box::new(Ok(request)))))
     }
@@ -378,7 +378,7 @@ pub fn generate(
 pub fn generate_from(
     engine: &mut Engine,
     speculator: &mut Speculator,
-    source: &mut dyn Source,
+    source: &mut dyn RequestSource,
     options: &Options<'_>,
     sink: &mut dyn FnMut(&Event<'_>) -> Result<()>,
 ) -> Result<Outcome> {
@@ -394,7 +394,7 @@ pub fn generate_from(
     let mut batch = Batch::new(engine, limits);
     let key = batch.add_key(sched::KeyLimits { max_priority: i32::MIN, ..sched::KeyLimits::default() });
     let (prefill, decode) = Default::default();
-    let mut run = Run { source, key, more: true, completions: Vec::new(), prefill, decode };
+    let mut run = GenerationRun { source, key, more: true, completions: Vec::new(), prefill, decode };
     let done = run.steps(&mut batch, engine, speculator, options, sink);
     batch.finish(engine);
     done?;
@@ -411,8 +411,8 @@ pub fn generate_from(
 const WAITING: usize = 64;
 
 /// State of [`generate_from`].
-struct Run<'a> {
-    source: &'a mut dyn Source,
+struct GenerationRun<'a> {
+    source: &'a mut dyn RequestSource,
     /// Key of all requests.
     key: sched::KeyId,
     /// Whether the source may have more requests.
@@ -423,7 +423,7 @@ struct Run<'a> {
     decode: (Duration, Stages),
 }
 
-impl Run<'_> {
+impl GenerationRun<'_> {
     /// Computes steps until all requests have ended.
     fn steps(
         &mut self,

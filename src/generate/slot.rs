@@ -2,7 +2,7 @@
 
 use super::constrained::{Constrained, MaskThreads};
 use super::sampler::{Sampler, Sampling, candidates};
-use super::speculate::{Memory, Text};
+use super::speculate::{Memory, TextSoFar};
 use super::written::Written;
 use super::{CachedPrefix, Completion, Event, Finish, Likelihood, Options, Request};
 use crate::error::{Error, Result};
@@ -217,10 +217,10 @@ impl Slot {
 
     /// Returns the text for the speculator, which may draft at most `most` tokens. The number of draft tokens is also
     /// limited by the number of tokens still to be generated, by [`Engine::room`] and by the size of a step.
-    pub(super) fn text_so_far(&mut self, engine: &Engine, most: usize) -> Text<'_> {
+    pub(super) fn text_so_far(&mut self, engine: &Engine, most: usize) -> TextSoFar<'_> {
         let room = engine.room(&self.sequence).min(engine.step_rows()).saturating_sub(1);
         let room = room.min(self.max_new - self.marks.len() - 1).min(most);
-        Text { ids: &self.ids, room, memory: &mut self.memory }
+        TextSoFar { ids: &self.ids, room, memory: &mut self.memory }
     }
 
     /// Takes tokens from `rows` of logits until one differs from the draft, and drops the draft tokens read after it.

@@ -105,13 +105,13 @@ fn natural_bytes(dtype: &str, shape: &[u64], int4: bool) -> Option<u64> {
 pub(super) fn text<'de, D: Deserializer<'de>>(d: D) -> Result<Option<String>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
-    enum Text {
+    enum LiberalText {
         Text(String),
         Other(IgnoredAny),
     }
-    match Option::<Text>::deserialize(d)? {
-        Some(Text::Text(text)) => Ok(Some(text)),
-        Some(Text::Other(_)) | None => Ok(None),
+    match Option::<LiberalText>::deserialize(d)? {
+        Some(LiberalText::Text(text)) => Ok(Some(text)),
+        Some(LiberalText::Other(_)) | None => Ok(None),
     }
 }
 

@@ -23,7 +23,7 @@ use std::iter::once;
 use std::path::Path;
 
 /// A pack as an output of several files.
-pub const PACK: swap::Kind = swap::Kind { lead: JSON_NAME, members: &MEMBERS, obsolete };
+pub const PACK: swap::OutputKind = swap::OutputKind { lead: JSON_NAME, members: &MEMBERS, obsolete };
 /// Files of a pack other than its description.
 const MEMBERS: [&str; 1 + COMPANIONS.len()] = {
     let mut names = [BIN_NAME; 1 + COMPANIONS.len()];

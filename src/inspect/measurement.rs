@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::files;
-use crate::report::measurement::record::{self, Entry, Meta, Record};
+use crate::report::measurement::record::{self, Meta, Record, RecordEntry};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -34,9 +34,9 @@ impl Report {
         let (mut metas, mut records, mut summaries) = (Vec::new(), Vec::new(), Vec::new());
         for entry in record::read(path)? {
             match entry {
-                Entry::Meta(meta) => metas.push(meta),
-                Entry::Record(record) => records.push(record),
-                Entry::Summary(summary) => summaries.push(summary),
+                RecordEntry::Meta(meta) => metas.push(meta),
+                RecordEntry::Record(record) => records.push(record),
+                RecordEntry::Summary(summary) => summaries.push(summary),
             }
         }
         match <[Meta; 1]>::try_from(metas) {

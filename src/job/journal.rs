@@ -76,13 +76,13 @@ pub(super) struct Journal {
     file: File,
     finished: Finished,
     pace: Pace,
-    state: Mutex<State>,
+    state: Mutex<JournalState>,
     changed: Condvar,
 }
 
 /// Tasks that were finished since the last sync.
 #[derive(Debug, Default)]
-struct State {
+struct JournalState {
     lines: Vec<u8>,
     /// Bytes of data that the tasks in `lines` have written.
     bytes: u64,
@@ -214,7 +214,7 @@ impl Journal {
         self.file.sync_data()
     }
 
-    fn lock_state(&self) -> MutexGuard<'_, State> {
+    fn lock_state(&self) -> MutexGuard<'_, JournalState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

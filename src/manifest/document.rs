@@ -3,7 +3,7 @@
 use super::entry::TensorEntry;
 use super::plan::Plan;
 use super::rules::Rule;
-use crate::calibration::{Calibration, Text};
+use crate::calibration::{Calibration, CalibrationText};
 use crate::output::pretty;
 use crate::provenance::{Evidence, Gate, Quality, Source, SourceFile};
 use crate::quant_spec::QuantFields;
@@ -82,7 +82,7 @@ pub struct CalibrationRecord {
     /// The seal of the statistics file: the SHA-256 of all bytes before the seal.
     pub seal: String,
     /// The texts that the statistics were collected on.
-    pub texts: Vec<Text>,
+    pub texts: Vec<CalibrationText>,
 }
 
 impl CalibrationRecord {

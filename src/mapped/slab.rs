@@ -12,20 +12,20 @@ const ALIGN: usize = 64;
 
 /// A part of an anonymous mapping: bytes that no other part contains. The mapping lives as long as its parts.
 #[derive(Debug)]
-pub struct Part {
+pub struct SlabPart {
     map: Arc<MmapRaw>,
     /// First byte of the part.
     start: usize,
     len: usize,
 }
 
-impl Part {
+impl SlabPart {
     /// Maps memory for `count` parts of `len` bytes each, which are zeros and are aligned to 64 bytes. It takes no
     /// memory of the machine before it is written, unless it is locked. A locked mapping is never paged out.
     ///
     /// # Errors
     /// The address space or the limit of locked memory does not suffice.
-    pub fn map(len: usize, count: usize, locked: bool) -> Result<Vec<Part>> {
+    pub fn map(len: usize, count: usize, locked: bool) -> Result<Vec<SlabPart>> {
         let refused = |e: &dyn std::fmt::Display| {
             Error::new(Cause::OutOfMemory(format!("no memory for {count} parts of {len} bytes: {e}")))
                 .help("give the process more memory or address space (`ulimit -v`, the limits of the container)")
@@ -43,12 +43,12 @@ impl Part {
                 .map_err(|e| refused(&e).help("raise the limit of locked memory (`ulimit -l`), or leave out --pin"))?;
         }
         let map = Arc::new(MmapRaw::from(map));
-        Ok((0..count).map(|i| Part { map: map.clone(), start: i * step, len }).collect())
+        Ok((0..count).map(|i| SlabPart { map: map.clone(), start: i * step, len }).collect())
     }
 }
 
 #[allow(unsafe_code)]
-impl Deref for Part {
+impl Deref for SlabPart {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -60,7 +60,7 @@ impl Deref for Part {
 }
 
 #[allow(unsafe_code)]
-impl DerefMut for Part {
+impl DerefMut for SlabPart {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as for `deref`; the mapping is writable.
         unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr().add(self.start), self.len) }
@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn parts_are_zeros_aligned_and_disjoint_and_outlive_each_other() {
         for (len, count) in [(1, 1), (100, 7), (1 << 20, 5), (64, 0)] {
-            let mut parts = Part::map(len, count, false).unwrap();
+            let mut parts = SlabPart::map(len, count, false).unwrap();
             assert_eq!(parts.len(), count);
             for (i, part) in parts.iter_mut().enumerate() {
                 assert!(part.len() == len && part.as_ptr().addr().is_multiple_of(64) && part.iter().all(|b| *b == 0));
@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn sizes_beyond_the_address_space_are_out_of_memory() {
         for (len, count) in [(usize::MAX / 2, 4), (1 << 46, 2)] {
-            assert_eq!(Part::map(len, count, false).unwrap_err().cause().exit_code(), 6);
+            assert_eq!(SlabPart::map(len, count, false).unwrap_err().cause().exit_code(), 6);
         }
     }
 }

@@ -11,10 +11,10 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-static FIRST: OnceLock<Box<Entry>> = OnceLock::new();
+static FIRST: OnceLock<Box<MappingEntry>> = OnceLock::new();
 
 #[derive(Debug)]
-struct Entry {
+struct MappingEntry {
     /// Path of the file, with `?` for control characters.
     name: Box<[u8]>,
     /// True while a mapping has this entry.
@@ -23,12 +23,12 @@ struct Entry {
     start: AtomicUsize,
     /// End of the mapping; 0 while there is none.
     end: AtomicUsize,
-    next: OnceLock<Box<Entry>>,
+    next: OnceLock<Box<MappingEntry>>,
 }
 
 /// A mapping in the table, which is removed when this value is dropped.
 #[derive(Debug)]
-pub(super) struct Registered(&'static Entry);
+pub(super) struct Registered(&'static MappingEntry);
 
 impl Registered {
     /// Adds the mapping of a file at these addresses.
@@ -38,7 +38,7 @@ impl Registered {
             path.as_os_str().as_bytes().iter().map(|b| if b.is_ascii_control() { b'?' } else { *b }).collect();
         let mut place = &FIRST;
         loop {
-            let entry = place.get_or_init(|| Box::new(Entry::new(name.clone())));
+            let entry = place.get_or_init(|| Box::new(MappingEntry::new(name.clone())));
             if entry.name == name && !entry.used.swap(true, Ordering::Acquire) {
                 entry.start.store(addresses.start, Ordering::Release);
                 entry.end.store(addresses.end, Ordering::Release);
@@ -56,10 +56,10 @@ impl Drop for Registered {
     }
 }
 
-impl Entry {
-    fn new(name: Box<[u8]>) -> Entry {
+impl MappingEntry {
+    fn new(name: Box<[u8]>) -> MappingEntry {
         let (used, start, end, next) = Default::default();
-        Entry { name, used, start, end, next }
+        MappingEntry { name, used, start, end, next }
     }
 }
 
@@ -88,7 +88,7 @@ mod tests {
         assert_eq!(file_at(high + 9), Some(&b"/a?b"[..]));
         assert_eq!(file_at(high + 20), Some(&b"/a?b"[..]));
         assert_eq!(file_at(high + 10), None);
-        let entry: *const Entry = first.0;
+        let entry: *const MappingEntry = first.0;
         drop(first);
         assert_eq!(file_at(high), None);
         let again = Registered::new(Path::new("/a\nb"), high..high + 1);

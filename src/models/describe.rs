@@ -2,7 +2,7 @@
 
 use super::cache::{Cache, Entry};
 use super::make::Wanted;
-use super::source::{Kind, Source};
+use super::source::{FoundModel, ModelKind};
 use super::{Identity, Places};
 use crate::error::{Error, Result};
 use crate::files;
@@ -16,7 +16,7 @@ pub struct Description {
     /// The name.
     pub spec: PathBuf,
     /// Kind of the model that has this name.
-    pub kind: Kind,
+    pub kind: ModelKind,
     /// Path of the pack in the cache if there is one, otherwise of the model itself.
     pub path: PathBuf,
     /// Most recently used entry of the cache that was made from the present state of the model.
@@ -26,10 +26,10 @@ pub struct Description {
 }
 
 /// Returns true if an entry is complete and was made from the present state of its source.
-fn is_current(entry: &Entry, source: &Source) -> bool {
+fn is_current(entry: &Entry, source: &FoundModel) -> bool {
     let Some(record) = &entry.record else { return false };
     let now = |wanted| Identity::of(source, wanted).is_ok_and(|now| now.fingerprint == record.fingerprint);
-    source.kind == Kind::Cached || Wanted::by_name(&record.weights).is_some_and(now)
+    source.kind == ModelKind::Cached || Wanted::by_name(&record.weights).is_some_and(now)
 }
 
 impl Description {
@@ -38,11 +38,11 @@ impl Description {
     /// # Errors
     /// Nothing has this name, or it is no model.
     pub fn of(spec: &Path, places: &Places) -> Result<Description> {
-        let source = Source::find(spec, places)?;
+        let source = FoundModel::find(spec, places)?;
         let entry = match (source.kind, &places.cache) {
-            (Kind::Pack, _) | (_, None) => None,
+            (ModelKind::Pack, _) | (_, None) => None,
             _ => {
-                let name = if source.kind == Kind::Cached { spec } else { &source.path };
+                let name = if source.kind == ModelKind::Cached { spec } else { &source.path };
                 let entries = Cache::of(places)?.named(name)?;
                 entries.into_iter().find(|entry| is_current(entry, &source))
             }
@@ -50,7 +50,7 @@ impl Description {
         let path = entry.as_ref().map_or_else(|| source.path.clone(), |entry| entry.dir.clone());
         let is_dir = files::is_dir(&path).map_err(Error::while_opening_model)?;
         let dir = if is_dir { &path } else { directory_of(&path) };
-        let is_open = source.kind != Kind::Gguf || entry.is_some();
+        let is_open = source.kind != ModelKind::Gguf || entry.is_some();
         let has_template = is_open.then(|| ChatTemplate::open(dir).is_ok());
         Ok(Description { spec: spec.to_path_buf(), kind: source.kind, has_template, path, entry })
     }

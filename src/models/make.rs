@@ -1,7 +1,7 @@
 //! Makes an entry of the cache: packs, imports or quantizes its source.
 
 use super::record::Record;
-use super::source::{Kind, Source};
+use super::source::{FoundModel, ModelKind};
 use super::{Identity, Places};
 use crate::convert::Checkpoint;
 use crate::convert::adapter::Combination;
@@ -83,7 +83,7 @@ impl Wanted {
 ///
 /// # Errors
 /// The checkpoint is not valid or not supported.
-pub(super) fn has_4_bit_weights(source: &Source) -> Result<bool> {
+pub(super) fn has_4_bit_weights(source: &FoundModel) -> Result<bool> {
     let checkpoint = Checkpoint::open(&source.path).map_err(invalid)?;
     Ok(checkpoint.tensors().iter().any(|t| matches!(t.store, Store::Tiled(spec) if spec.scheme.bits() == 4)))
 }
@@ -93,7 +93,13 @@ pub(super) fn has_4_bit_weights(source: &Source) -> Result<bool> {
 /// # Errors
 /// The source cannot be packed, it changes meanwhile, or the gate refuses its quantization. A directory without work
 /// that a later call can continue is removed then.
-pub(super) fn make(source: &Source, wanted: Wanted, identity: &Identity, dir: &Path, places: &Places) -> Result<()> {
+pub(super) fn make(
+    source: &FoundModel,
+    wanted: Wanted,
+    identity: &Identity,
+    dir: &Path,
+    places: &Places,
+) -> Result<()> {
     let made = fill(source, wanted, dir, places).and_then(|summary| {
         let now = Identity::of(source, wanted)?;
         if now.fingerprint != identity.fingerprint {
@@ -132,10 +138,10 @@ pub(super) fn make(source: &Source, wanted: Wanted, identity: &Identity, dir: &P
 }
 
 /// Makes the pack; returns its summary in words.
-fn fill(source: &Source, wanted: Wanted, dir: &Path, places: &Places) -> Result<String> {
+fn fill(source: &FoundModel, wanted: Wanted, dir: &Path, places: &Places) -> Result<String> {
     let (path, out_dir) = (source.path.clone(), dir.to_path_buf());
     let (bytes, bits, more) = match (source.kind, wanted.bits()) {
-        (Kind::Gguf, None) => {
+        (ModelKind::Gguf, None) => {
             let made = import(&ImportOptions { file: path, out_dir, overwrite: true, ..ImportOptions::default() })?;
             let decoded = made.decoded().map_or_else(String::new, |text| format!("; {text}"));
             (made.bytes, made.bits_per_weight, decoded)
@@ -146,8 +152,8 @@ fn fill(source: &Source, wanted: Wanted, dir: &Path, places: &Places) -> Result<
         }
         (kind, Some(bits)) => {
             let unpacked = match kind {
-                Kind::Checkpoint => None,
-                Kind::Pack | Kind::Cached | Kind::Gguf => Some(checkpoint_of(source, dir, places)?),
+                ModelKind::Checkpoint => None,
+                ModelKind::Pack | ModelKind::Cached | ModelKind::Gguf => Some(checkpoint_of(source, dir, places)?),
             };
             let hf_dir = unpacked.as_ref().map_or(path, |unpacked| unpacked.path().to_path_buf());
             let (manifest, gate) = quantize(source, &hf_dir, bits, dir)?;
@@ -161,7 +167,7 @@ fn fill(source: &Source, wanted: Wanted, dir: &Path, places: &Places) -> Result<
 
 /// Unpacks the floats of a pack, or of the pack of a GGUF file, into a checkpoint in the directory of the entry, where
 /// there is room for the model.
-fn checkpoint_of(source: &Source, dir: &Path, places: &Places) -> Result<TempDir> {
+fn checkpoint_of(source: &FoundModel, dir: &Path, places: &Places) -> Result<TempDir> {
     let pack = super::unchanged(source, places)?;
     let reader = IebinReader::open(&pack.pack)?;
     let unpacked = tempfile::tempdir_in(dir).at(dir)?;
@@ -189,7 +195,7 @@ pub(super) fn has_only_floats(pack: &Path) -> bool {
 
 /// Chooses and checks the quantization of the checkpoint in `hf_dir` as `iec ptq --bits` does, with its defaults;
 /// returns the path of the manifest and the result of the gate in words.
-fn quantize(source: &Source, hf_dir: &Path, bits: u32, dir: &Path) -> Result<(PathBuf, String)> {
+fn quantize(source: &FoundModel, hf_dir: &Path, bits: u32, dir: &Path) -> Result<(PathBuf, String)> {
     let out = dir.join(MANIFEST_NAME);
     let ptq = Ptq::open(PtqOptions {
         model: ModelSource::Checkpoint { hf_dir: hf_dir.to_path_buf(), config: None },
@@ -218,13 +224,13 @@ fn quantize(source: &Source, hf_dir: &Path, bits: u32, dir: &Path) -> Result<(Pa
 }
 
 /// Replaces the help of a gate's refusal by commands for a model in the cache.
-fn refused(e: Error, source: &Source, bits: u32) -> Error {
+fn refused(e: Error, source: &FoundModel, bits: u32) -> Error {
     match e.cause() {
         Cause::Refused(found) => {
             let (path, first) = match source.kind {
-                Kind::Checkpoint => (source.path.display().to_string(), String::new()),
+                ModelKind::Checkpoint => (source.path.display().to_string(), String::new()),
                 // Only checkpoints are packed.
-                Kind::Pack | Kind::Cached | Kind::Gguf => ("CHECKPOINT".into(), unpacking(source)),
+                ModelKind::Pack | ModelKind::Cached | ModelKind::Gguf => ("CHECKPOINT".into(), unpacking(source)),
             };
             Error::refused(found.clone()).at(&source.path).help(format!(
                 "{first}store the tensors that fail in more bits: `iec pack {path} --bits {bits} --keep-failing int8 \
@@ -236,10 +242,12 @@ fn refused(e: Error, source: &Source, bits: u32) -> Error {
 }
 
 /// Describes how a pack or a GGUF file becomes a checkpoint.
-fn unpacking(source: &Source) -> String {
+fn unpacking(source: &FoundModel) -> String {
     let path = source.path.display();
     match source.kind {
-        Kind::Gguf => format!("`iec import-gguf {path} --out-dir PACK`, `iec unpack PACK --out-dir CHECKPOINT`, and "),
+        ModelKind::Gguf => {
+            format!("`iec import-gguf {path} --out-dir PACK`, `iec unpack PACK --out-dir CHECKPOINT`, and ")
+        }
         _ => format!("`iec unpack {path} --out-dir CHECKPOINT`, and "),
     }
 }

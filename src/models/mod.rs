@@ -22,7 +22,7 @@ use cache::ELSEWHERE;
 pub use cache::{Cache, Entry, Removed};
 pub use describe::Description;
 pub use record::Record;
-pub use source::{Kind, Source};
+pub use source::{FoundModel, ModelKind};
 
 use crate::convert::source::hub::{self, Variables};
 use crate::error::{Cause, Context, Error, Result};
@@ -104,10 +104,10 @@ pub fn open_session(model: &Path, options: &SessionOptions, places: &Places) -> 
 /// # Errors
 /// Nothing has this name, the model is not supported, it cannot be packed, or the gate refuses its quantization.
 pub fn resolve(spec: &Path, precision: Option<Precision>, places: &Places) -> Result<Resolved> {
-    let source = Source::find(spec, places)?;
+    let source = FoundModel::find(spec, places)?;
     match source.kind {
-        Kind::Cached => from_cache(spec, precision, places),
-        Kind::Pack | Kind::Checkpoint | Kind::Gguf => from_source(&source, precision, places),
+        ModelKind::Cached => from_cache(spec, precision, places),
+        ModelKind::Pack | ModelKind::Checkpoint | ModelKind::Gguf => from_source(&source, precision, places),
     }
 }
 
@@ -126,7 +126,7 @@ fn from_cache(spec: &Path, precision: Option<Precision>, places: &Places) -> Res
         return Err(Error::new(Cause::Model(found)).at(spec).help("name one of them; `iec list` shows their sources"));
     }
     let is_exact = entries.iter().any(|entry| Path::new(&entry.name) == spec);
-    if let Ok(source) = Source::find(Path::new(&first.source), places)
+    if let Ok(source) = FoundModel::find(Path::new(&first.source), places)
         && source.kind.name() == first.kind
     {
         return match Wanted::by_name(&first.weights).filter(|_| is_exact) {
@@ -143,17 +143,17 @@ fn from_cache(spec: &Path, precision: Option<Precision>, places: &Places) -> Res
 }
 
 /// Finds the pack of a source or makes its entry, with the weights that the precision needs.
-fn from_source(source: &Source, precision: Option<Precision>, places: &Places) -> Result<Resolved> {
+fn from_source(source: &FoundModel, precision: Option<Precision>, places: &Places) -> Result<Resolved> {
     let wanted = Wanted::of(precision);
     let is_made = || Ok::<_, Error>(Identity::of(source, wanted)?.is_made(&Cache::of(places)?));
     match source.kind {
         _ if wanted == Wanted::Source => unchanged(source, places),
-        Kind::Checkpoint if wanted == Wanted::Int4 && !is_made()? && make::has_4_bit_weights(source)? => {
+        ModelKind::Checkpoint if wanted == Wanted::Int4 && !is_made()? && make::has_4_bit_weights(source)? => {
             unchanged(source, places)
         }
-        Kind::Checkpoint => packed(source, wanted, places),
-        Kind::Gguf if is_made()? => packed(source, wanted, places),
-        Kind::Pack | Kind::Cached | Kind::Gguf => {
+        ModelKind::Checkpoint => packed(source, wanted, places),
+        ModelKind::Gguf if is_made()? => packed(source, wanted, places),
+        ModelKind::Pack | ModelKind::Cached | ModelKind::Gguf => {
             let found = unchanged(source, places)?;
             if make::has_only_floats(&found.pack) { packed(source, wanted, places) } else { Ok(found) }
         }
@@ -161,10 +161,10 @@ fn from_source(source: &Source, precision: Option<Precision>, places: &Places) -
 }
 
 /// Finds or makes the pack with the weights of the source as they are.
-fn unchanged(source: &Source, places: &Places) -> Result<Resolved> {
+fn unchanged(source: &FoundModel, places: &Places) -> Result<Resolved> {
     match source.kind {
-        Kind::Pack | Kind::Cached => Ok(Resolved { pack: source.path.clone(), record: None, lease: None }),
-        Kind::Checkpoint | Kind::Gguf => packed(source, Wanted::Source, places),
+        ModelKind::Pack | ModelKind::Cached => Ok(Resolved { pack: source.path.clone(), record: None, lease: None }),
+        ModelKind::Checkpoint | ModelKind::Gguf => packed(source, Wanted::Source, places),
     }
 }
 
@@ -182,7 +182,7 @@ struct Identity {
 }
 
 impl Identity {
-    fn of(source: &Source, wanted: Wanted) -> Result<Identity> {
+    fn of(source: &FoundModel, wanted: Wanted) -> Result<Identity> {
         let state = source.state().map_err(Error::while_opening_model)?;
         let digest = |what: &str, value: &dyn std::fmt::Display| {
             let mut fingerprint = Fingerprint::new("cache");
@@ -215,7 +215,7 @@ impl Identity {
 }
 
 /// Finds or makes an entry.
-fn packed(source: &Source, wanted: Wanted, places: &Places) -> Result<Resolved> {
+fn packed(source: &FoundModel, wanted: Wanted, places: &Places) -> Result<Resolved> {
     let cache = Cache::of(places)?;
     for _ in 0..ATTEMPTS {
         let identity = Identity::of(source, wanted)?;

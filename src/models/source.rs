@@ -23,7 +23,7 @@ const WEIGHTS: [&str; 4] = ["safetensors", "bin", "pt", "pth"];
 
 /// Kind of a model on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ModelKind {
     /// Pack: ready to run.
     Pack,
     /// Hugging Face checkpoint, which is packed into the cache.
@@ -34,33 +34,33 @@ pub enum Kind {
     Cached,
 }
 
-impl Kind {
+impl ModelKind {
     /// Returns the name in records and in the output of `iec list --json`.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Pack => "pack",
-            Kind::Checkpoint => "checkpoint",
-            Kind::Gguf => "gguf",
-            Kind::Cached => "cached",
+            ModelKind::Pack => "pack",
+            ModelKind::Checkpoint => "checkpoint",
+            ModelKind::Gguf => "gguf",
+            ModelKind::Cached => "cached",
         }
     }
 
     /// Returns the name shown to the user.
     pub fn shown(self) -> &'static str {
         match self {
-            Kind::Pack => "pack",
-            Kind::Checkpoint => "Hugging Face checkpoint",
-            Kind::Gguf => "GGUF file",
-            Kind::Cached => "entry of the cache",
+            ModelKind::Pack => "pack",
+            ModelKind::Checkpoint => "Hugging Face checkpoint",
+            ModelKind::Gguf => "GGUF file",
+            ModelKind::Cached => "entry of the cache",
         }
     }
 }
 
 /// A model on disk.
 #[derive(Debug, Clone)]
-pub struct Source {
+pub struct FoundModel {
     /// Kind of the model.
-    pub kind: Kind,
+    pub kind: ModelKind,
     /// Path as the user named it, or of the snapshot or the cache entry that was found by its name.
     pub path: PathBuf,
     /// `ORG/NAME` if the model lies in a Hugging Face cache.
@@ -69,42 +69,43 @@ pub struct Source {
 
 /// State of the files of a source, by which a change is noticed.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct FilesState {
     /// Canonical path of the source.
     pub path: PathBuf,
     /// Digest of the path and of the name, size, modification time and inode of each file, in hex.
     pub fingerprint: String,
 }
 
-impl Source {
+impl FoundModel {
     /// Finds the model that `spec` names: an existing path, otherwise an entry of the cache by its full name, otherwise
     /// a repository `ORG/NAME[@REVISION]` in the Hugging Face cache, otherwise the most recently used entry of the
     /// cache that [`Cache::named`] finds. Nothing is downloaded or written.
     ///
     /// # Errors
     /// Nothing has this name, or it is no model.
-    pub fn find(spec: &Path, places: &Places) -> Result<Source> {
+    pub fn find(spec: &Path, places: &Places) -> Result<FoundModel> {
         match files::find(spec).map_err(Error::while_opening_model)? {
-            Some(found) => Source::at(spec, &found),
-            None => Source::named(spec, places),
+            Some(found) => FoundModel::at(spec, &found),
+            None => FoundModel::named(spec, places),
         }
     }
 
     /// Determines the kind of what exists at `path`.
-    fn at(path: &Path, found: &Metadata) -> Result<Source> {
+    fn at(path: &Path, found: &Metadata) -> Result<FoundModel> {
         let kind = if found.is_dir() { None } else { Some(kind_of_file(path)?) };
         let (kind, path) = match kind {
             Some(kind) => (kind, path.to_path_buf()),
             None => in_directory(path)?,
         };
-        let repo = hub::repo_of(if found.is_dir() && kind != Kind::Gguf { &path } else { directory_of(&path) });
-        Ok(Source { kind, path, repo })
+        let repo = hub::repo_of(if found.is_dir() && kind != ModelKind::Gguf { &path } else { directory_of(&path) });
+        Ok(FoundModel { kind, path, repo })
     }
 
     /// Finds a model by a name that is no path.
-    fn named(spec: &Path, places: &Places) -> Result<Source> {
+    fn named(spec: &Path, places: &Places) -> Result<FoundModel> {
         let entries = places.cache.as_ref().map(|_| Cache::of(places)?.named(spec)).transpose()?.unwrap_or_default();
-        let cached = entries.first().map(|entry| Source { kind: Kind::Cached, path: entry.dir.clone(), repo: None });
+        let cached =
+            entries.first().map(|entry| FoundModel { kind: ModelKind::Cached, path: entry.dir.clone(), repo: None });
         let is_exact = entries.iter().any(|entry| Path::new(&entry.name) == spec);
         let repo = spec.to_str().and_then(|text| text.parse::<RepoSpec>().ok());
         // The Hugging Face cache may have a newer revision than the one that was packed.
@@ -112,7 +113,7 @@ impl Source {
             (_, _, Some(cached)) if is_exact => Ok(cached),
             (Some(repo), Some(root), _) if hub_cache::holds(root, repo).map_err(Error::while_opening_model)? => {
                 let snapshot = hub_cache::snapshot(root, repo).map_err(Error::while_opening_model)?;
-                Source::at(&snapshot, &std::fs::metadata(&snapshot).at(&snapshot)?)
+                FoundModel::at(&snapshot, &std::fs::metadata(&snapshot).at(&snapshot)?)
             }
             (_, _, Some(cached)) => Ok(cached),
             (repo, _, None) => Err(missing(spec, repo.as_ref())),
@@ -122,9 +123,9 @@ impl Source {
     /// Adds the files of the model to the inputs of a command, which its outputs must not replace.
     pub fn add_to(&self, inputs: Inputs) -> Inputs {
         match self.kind {
-            Kind::Checkpoint => inputs.checkpoints([&self.path]),
-            Kind::Gguf => inputs.files(parts_of(&self.path)),
-            Kind::Pack | Kind::Cached => {
+            ModelKind::Checkpoint => inputs.checkpoints([&self.path]),
+            ModelKind::Gguf => inputs.files(parts_of(&self.path)),
+            ModelKind::Pack | ModelKind::Cached => {
                 let is_dir = matches!(files::is_dir(&self.path), Ok(true));
                 let dir = if is_dir { self.path.clone() } else { self.path.with_file_name("") };
                 inputs.packs([dir], &iebin::members())
@@ -137,7 +138,7 @@ impl Source {
     ///
     /// # Errors
     /// A file or directory cannot be read.
-    pub(super) fn state(&self) -> Result<State> {
+    pub(super) fn state(&self) -> Result<FilesState> {
         let path = canonical(&self.path)?;
         let mut fingerprint = Fingerprint::new("cache");
         fingerprint.field("path", path.as_os_str().as_bytes().escape_ascii());
@@ -155,15 +156,15 @@ impl Source {
             let modified = format_args!("{}.{:09}", found.mtime(), found.mtime_nsec()).to_string();
             fingerprint.field("file", format_args!("{name} {size} {modified} {inode}"));
         }
-        Ok(State { path, fingerprint: fingerprint.finish() })
+        Ok(FilesState { path, fingerprint: fingerprint.finish() })
     }
 
     /// Lists the files in a fixed order.
     fn files(&self) -> Result<BTreeSet<PathBuf>> {
         match self.kind {
-            Kind::Checkpoint => {}
-            Kind::Gguf => return Ok(BTreeSet::from_iter(parts_of(&self.path))),
-            Kind::Pack | Kind::Cached => {
+            ModelKind::Checkpoint => {}
+            ModelKind::Gguf => return Ok(BTreeSet::from_iter(parts_of(&self.path))),
+            ModelKind::Pack | ModelKind::Cached => {
                 let dir = if files::is_dir(&self.path)? { &self.path } else { directory_of(&self.path) };
                 let named = [self.path.clone()].into_iter();
                 let read = [JSON_NAME, BIN_NAME].into_iter().chain(iebin::COMPANIONS);
@@ -195,8 +196,8 @@ impl Source {
             path.file_name().unwrap_or_default().to_string_lossy().into_owned()
         };
         let name = match (&self.repo, self.kind) {
-            (Some(repo), Kind::Checkpoint) => repo.rsplit('/').next().unwrap_or_default().to_string(),
-            (_, Kind::Gguf) => stem(&self.path),
+            (Some(repo), ModelKind::Checkpoint) => repo.rsplit('/').next().unwrap_or_default().to_string(),
+            (_, ModelKind::Gguf) => stem(&self.path),
             _ if matches!(files::is_dir(&self.path), Ok(true)) => directory(&self.path),
             _ => directory(self.path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))),
         };
@@ -222,9 +223,9 @@ fn counts(path: &Path, named: bool) -> bool {
 }
 
 /// Determines what a file is by its first bytes and its name.
-fn kind_of_file(path: &Path) -> Result<Kind> {
+fn kind_of_file(path: &Path) -> Result<ModelKind> {
     if Gguf::is_at(path) {
-        return Ok(Kind::Gguf);
+        return Ok(ModelKind::Gguf);
     }
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
@@ -234,12 +235,12 @@ fn kind_of_file(path: &Path) -> Result<Kind> {
         () if name == BIN_NAME => {
             wrong("found the weights of a pack, expected the pack", format!("name its directory: {dir}"))
         }
-        () if name.ends_with(".index.json") || WEIGHTS.contains(&extension) => Ok(Kind::Checkpoint),
+        () if name.ends_with(".index.json") || WEIGHTS.contains(&extension) => Ok(ModelKind::Checkpoint),
         () if name == "config.json" => wrong(
             "found the configuration of a checkpoint, expected the checkpoint",
             format!("name its directory: {dir}"),
         ),
-        () if extension == "json" => Ok(Kind::Pack),
+        () if extension == "json" => Ok(ModelKind::Pack),
         () if extension == "gguf" => {
             wrong("found no GGUF header", "the file is damaged or incomplete; get it again".into())
         }
@@ -248,12 +249,12 @@ fn kind_of_file(path: &Path) -> Result<Kind> {
 }
 
 /// Finds the model in a directory: a pack, a checkpoint, or the only GGUF file.
-fn in_directory(dir: &Path) -> Result<(Kind, PathBuf)> {
+fn in_directory(dir: &Path) -> Result<(ModelKind, PathBuf)> {
     if files::exists(&dir.join(JSON_NAME)).map_err(Error::while_opening_model)? {
-        return Ok((Kind::Pack, dir.to_path_buf()));
+        return Ok((ModelKind::Pack, dir.to_path_buf()));
     }
     let why = match Layout::find(dir) {
-        Ok(_) => return Ok((Kind::Checkpoint, dir.to_path_buf())),
+        Ok(_) => return Ok((ModelKind::Checkpoint, dir.to_path_buf())),
         Err(e) => e,
     };
     let ggufs = ggufs_in(dir)?;
@@ -263,7 +264,7 @@ fn in_directory(dir: &Path) -> Result<(Kind, PathBuf)> {
         names.collect::<Vec<_>>().join(", ")
     };
     match &ggufs[..] {
-        [only] => Ok((Kind::Gguf, only.clone())),
+        [only] => Ok((ModelKind::Gguf, only.clone())),
         [first, ..] => Err(Error::new(Cause::Model(format!("found {} GGUF files: {}", ggufs.len(), names(&ggufs))))
             .at(dir)
             .help(format!("name one of them, for example {}", first.display()))),
@@ -362,15 +363,15 @@ mod tests {
             std::fs::write(at(name), "GGUF").unwrap();
         }
         for (spec, kind, path) in [
-            ("pack", Kind::Pack, "pack"),
-            ("pack/model.ie.json", Kind::Pack, "pack/model.ie.json"),
-            ("checkpoint", Kind::Checkpoint, "checkpoint"),
-            ("checkpoint/model.safetensors", Kind::Checkpoint, "checkpoint/model.safetensors"),
-            ("gguf", Kind::Gguf, "gguf/a.gguf"),
-            ("two/b.gguf", Kind::Gguf, "two/b.gguf"),
-            ("split", Kind::Gguf, "split/m-00001-of-00002.gguf"),
+            ("pack", ModelKind::Pack, "pack"),
+            ("pack/model.ie.json", ModelKind::Pack, "pack/model.ie.json"),
+            ("checkpoint", ModelKind::Checkpoint, "checkpoint"),
+            ("checkpoint/model.safetensors", ModelKind::Checkpoint, "checkpoint/model.safetensors"),
+            ("gguf", ModelKind::Gguf, "gguf/a.gguf"),
+            ("two/b.gguf", ModelKind::Gguf, "two/b.gguf"),
+            ("split", ModelKind::Gguf, "split/m-00001-of-00002.gguf"),
         ] {
-            let found = Source::find(&at(spec), &nowhere()).unwrap();
+            let found = FoundModel::find(&at(spec), &nowhere()).unwrap();
             assert_eq!((found.kind, found.path), (kind, at(path)), "{spec}");
         }
         for (spec, expected) in [
@@ -380,7 +381,7 @@ mod tests {
             ("checkpoint/config.json", "found the configuration of a checkpoint"),
             ("nope", "found no file or directory of this name"),
         ] {
-            let refused = Source::find(&at(spec), &nowhere()).unwrap_err();
+            let refused = FoundModel::find(&at(spec), &nowhere()).unwrap_err();
             assert!(refused.to_string().contains(expected) && refused.help_text().is_some(), "{spec}: {refused}");
             assert_eq!(refused.cause().exit_code(), 3, "{spec}");
         }
@@ -392,7 +393,7 @@ mod tests {
         let at = |name: &str| home.path().join(name);
         std::fs::write(at("config.json"), "{}").unwrap();
         std::fs::write(at("model.safetensors"), "weights").unwrap();
-        let source = Source { kind: Kind::Checkpoint, path: home.path().to_path_buf(), repo: None };
+        let source = FoundModel { kind: ModelKind::Checkpoint, path: home.path().to_path_buf(), repo: None };
         let print = || source.state().unwrap().fingerprint;
         let first = print();
         std::fs::write(at("README.md"), "notes").unwrap();
@@ -421,12 +422,12 @@ mod tests {
     #[test]
     fn readable_names_are_short_and_plain() {
         let name = |kind, path: &str, repo: Option<&str>| {
-            Source { kind, path: path.into(), repo: repo.map(Into::into) }.readable_name()
+            FoundModel { kind, path: path.into(), repo: repo.map(Into::into) }.readable_name()
         };
-        assert_eq!(name(Kind::Gguf, "/m/tiny llama.Q4_0.gguf", None), "tiny-llama.Q4_0");
-        assert_eq!(name(Kind::Checkpoint, "/c/snapshots/0", Some("org/Tiny-1.1B")), "Tiny-1.1B");
-        assert_eq!(name(Kind::Checkpoint, "/m/llama/model.safetensors", None), "llama");
-        assert_eq!(name(Kind::Gguf, "/m/...gguf", None), "model");
-        assert_eq!(name(Kind::Gguf, &format!("/m/{}.gguf", "n".repeat(99)), None).len(), READABLE);
+        assert_eq!(name(ModelKind::Gguf, "/m/tiny llama.Q4_0.gguf", None), "tiny-llama.Q4_0");
+        assert_eq!(name(ModelKind::Checkpoint, "/c/snapshots/0", Some("org/Tiny-1.1B")), "Tiny-1.1B");
+        assert_eq!(name(ModelKind::Checkpoint, "/m/llama/model.safetensors", None), "llama");
+        assert_eq!(name(ModelKind::Gguf, "/m/...gguf", None), "model");
+        assert_eq!(name(ModelKind::Gguf, &format!("/m/{}.gguf", "n".repeat(99)), None).len(), READABLE);
     }
 }

@@ -4,7 +4,7 @@
 use super::blocks::Blocks;
 use super::paths::directory_of;
 use super::stale;
-use super::target::Place;
+use super::target::TargetPlace;
 use crate::error::{Context, Error, Result};
 use crate::files::{self, Stream};
 use std::fs::{File, Permissions};
@@ -85,7 +85,7 @@ impl AtomicFile {
     }
 
     /// Opens `place`, a device, pipe or stdout, for direct writes; `path` is its name in errors.
-    pub(super) fn written(place: &Place, path: &Path) -> Result<AtomicFile> {
+    pub(super) fn written(place: &TargetPlace, path: &Path) -> Result<AtomicFile> {
         Ok(AtomicFile::new(Content::Written(place.open().at(path)?), path))
     }
 

@@ -29,7 +29,7 @@ pub const PARTIAL: (&str, &str) = (".iec-", ".partial");
 
 /// Kind of an output of several files.
 #[derive(Debug, Clone, Copy)]
-pub struct Kind {
+pub struct OutputKind {
     /// Name of the file that readers open first.
     pub lead: &'static str,
     /// Names of all other files that the output may have.
@@ -72,7 +72,7 @@ fn is_partial(name: &OsStr) -> bool {
 pub fn replace(
     dir: &Path,
     work: &Path,
-    kind: Kind,
+    kind: OutputKind,
     files: Vec<AtomicFile>,
     allowed: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
@@ -101,7 +101,7 @@ pub fn replace(
 ///
 /// # Errors
 /// A file cannot be renamed, or the user interrupts the wait for another command; the output is complete nevertheless.
-pub fn recover(dir: &Path, kind: Kind) -> Result<()> {
+pub fn recover(dir: &Path, kind: OutputKind) -> Result<()> {
     if staged(&dir.join(kind.lead)).is_none() {
         return Ok(());
     }
@@ -114,11 +114,11 @@ pub fn recover(dir: &Path, kind: Kind) -> Result<()> {
 ///
 /// # Errors
 /// A file cannot be renamed; the output is still complete then.
-pub fn settle(dir: &Path, kind: Kind) -> Result<()> {
+pub fn settle(dir: &Path, kind: OutputKind) -> Result<()> {
     staged(&dir.join(kind.lead)).map_or(Ok(()), |work| finish(dir, &work, kind))
 }
 
-fn finish(dir: &Path, work: &Path, kind: Kind) -> Result<()> {
+fn finish(dir: &Path, work: &Path, kind: OutputKind) -> Result<()> {
     let (from, to) = (work.join(kind.lead), dir.join(kind.lead));
     let obsolete = (kind.obsolete)(&files::read(&from)?);
     for name in kind.members {

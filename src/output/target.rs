@@ -31,13 +31,13 @@ pub struct Rules<'a> {
 #[derive(Debug, Clone)]
 pub struct Target {
     path: PathBuf,
-    place: Place,
+    place: TargetPlace,
     overwrite: bool,
 }
 
 /// Kind of destination that a path leads to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum TargetPlace {
     /// Regular file or a file that does not exist yet; links are resolved.
     File(PathBuf),
     /// Device, pipe or file descriptor.
@@ -45,16 +45,16 @@ pub(super) enum Place {
     Stdout,
 }
 
-impl Place {
-    fn of(path: &Path) -> Result<Place> {
+impl TargetPlace {
+    fn of(path: &Path) -> Result<TargetPlace> {
         if path.as_os_str() == "-" {
-            return Ok(Place::Stdout);
+            return Ok(TargetPlace::Stdout);
         }
         let mut place = path.to_path_buf();
         for _ in 0..MOST_LINKS {
             match descriptor(&place) {
-                Some("1") => return Ok(Place::Stdout),
-                Some(_) => return Ok(Place::Stream(place)),
+                Some("1") => return Ok(TargetPlace::Stdout),
+                Some(_) => return Ok(TargetPlace::Stream(place)),
                 None => {}
             }
             match place.symlink_metadata() {
@@ -62,12 +62,12 @@ impl Place {
                     let target = place.read_link().at(path)?;
                     place = directory_of(&place).join(target);
                 }
-                Ok(found) if found.is_file() => return Ok(Place::File(place)),
+                Ok(found) if found.is_file() => return Ok(TargetPlace::File(place)),
                 Ok(found) if found.is_dir() || found.file_type().is_socket() => {
                     return Err(Error::usage(format!("found {}, expected a file", files::special(&found))).at(path));
                 }
-                Ok(_) => return Ok(Place::Stream(place)),
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Place::File(place)),
+                Ok(_) => return Ok(TargetPlace::Stream(place)),
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(TargetPlace::File(place)),
                 Err(e) => return Err(e).at(path),
             }
         }
@@ -80,9 +80,9 @@ impl Place {
     /// Opens a destination that cannot be replaced by a rename.
     pub(super) fn open(&self) -> std::io::Result<Stream> {
         match self {
-            Place::Stdout => Ok(Stream::of(std::io::stdout().as_fd().try_clone_to_owned()?.into())),
+            TargetPlace::Stdout => Ok(Stream::of(std::io::stdout().as_fd().try_clone_to_owned()?.into())),
             // Appends, because a descriptor may be a file that another process has started to write.
-            Place::Stream(path) | Place::File(path) => Stream::append(path),
+            TargetPlace::Stream(path) | TargetPlace::File(path) => Stream::append(path),
         }
     }
 }
@@ -106,9 +106,9 @@ impl Target {
     /// The output is an input of the same command, a directory, or an existing file without permission to overwrite
     /// it, or it could not be created in its directory.
     pub fn check(path: &Path, rules: Rules<'_>) -> Result<Target> {
-        let place = Place::of(path)?;
+        let place = TargetPlace::of(path)?;
         match &place {
-            Place::File(file) => {
+            TargetPlace::File(file) => {
                 rules.inputs.refuse(file)?;
                 if files::exists(file)? && !rules.overwrite {
                     stale::remove(directory_of(file));
@@ -118,13 +118,13 @@ impl Target {
                     .map_err(std::io::Error::from)
                     .at(path)?;
             }
-            Place::Stdout if !rules.stdout && path.as_os_str() == "-" => {
+            TargetPlace::Stdout if !rules.stdout && path.as_os_str() == "-" => {
                 return Err(Error::usage("`-` is stdout, which this command prints to; name a file instead"));
             }
-            Place::Stream(stream) => access(stream, Access::WRITE_OK).map_err(std::io::Error::from).at(path)?,
-            Place::Stdout => {}
+            TargetPlace::Stream(stream) => access(stream, Access::WRITE_OK).map_err(std::io::Error::from).at(path)?,
+            TargetPlace::Stdout => {}
         }
-        let path = if place == Place::Stdout { Path::new("stdout") } else { path };
+        let path = if place == TargetPlace::Stdout { Path::new("stdout") } else { path };
         Ok(Target { path: path.to_path_buf(), place, overwrite: rules.overwrite })
     }
 
@@ -140,12 +140,12 @@ impl Target {
 
     /// Returns true for a regular file or a file that does not exist yet.
     pub fn is_file(&self) -> bool {
-        matches!(self.place, Place::File(_))
+        matches!(self.place, TargetPlace::File(_))
     }
 
     /// Returns true for stdout, under any name.
     pub fn is_stdout(&self) -> bool {
-        self.place == Place::Stdout
+        self.place == TargetPlace::Stdout
     }
 
     /// Returns the path to write to for work that needs temporary files next to its output, writes in any order, or
@@ -153,8 +153,8 @@ impl Target {
     /// [`Target::deliver`] copies to the stream.
     pub fn work_path(&self) -> PathBuf {
         match &self.place {
-            Place::File(file) => file.clone(),
-            Place::Stream(_) | Place::Stdout => {
+            TargetPlace::File(file) => file.clone(),
+            TargetPlace::Stream(_) | TargetPlace::Stdout => {
                 tempfile::env::temp_dir().join(format!("iec-{}.out", std::process::id()))
             }
         }
@@ -190,7 +190,7 @@ impl Target {
     /// The file cannot be created.
     pub fn create(&self) -> Result<AtomicFile> {
         match &self.place {
-            Place::File(file) => Ok(AtomicFile::create(file)?.overwrite(self.overwrite)),
+            TargetPlace::File(file) => Ok(AtomicFile::create(file)?.overwrite(self.overwrite)),
             stream => AtomicFile::written(stream, &self.path),
         }
     }
@@ -201,7 +201,7 @@ impl Target {
     /// The file cannot be created.
     pub fn create_private(&self) -> Result<AtomicFile> {
         match &self.place {
-            Place::File(file) => Ok(AtomicFile::create_private(file)?.overwrite(self.overwrite)),
+            TargetPlace::File(file) => Ok(AtomicFile::create_private(file)?.overwrite(self.overwrite)),
             stream => AtomicFile::written(stream, &self.path),
         }
     }
@@ -234,9 +234,9 @@ mod tests {
             symlink(to, path(link)).unwrap();
         }
         let place = |name: &str| check(&path(name)).map(|target| target.place);
-        assert_eq!(place("c").unwrap(), Place::File(path("a")));
-        assert_eq!(place("null").unwrap(), Place::Stream("/dev/null".into()));
-        assert_eq!(place("out").unwrap(), Place::Stdout);
+        assert_eq!(place("c").unwrap(), TargetPlace::File(path("a")));
+        assert_eq!(place("null").unwrap(), TargetPlace::Stream("/dev/null".into()));
+        assert_eq!(place("out").unwrap(), TargetPlace::Stdout);
         assert!(place("loop").unwrap_err().to_string().contains("symbolic links in a row"));
         assert!(check(&path("c")).unwrap().is_same(&check(&path("b")).unwrap()));
     }

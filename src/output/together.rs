@@ -36,7 +36,7 @@ pub struct Together {
 
 /// Content of the record: the SHA-256 of each output, in the order of [`Together::check`]; `None` for a device or pipe.
 #[derive(Debug, Default, Serialize, Deserialize)]
-struct Record {
+struct TogetherRecord {
     sha256: Vec<Option<String>>,
 }
 
@@ -50,7 +50,7 @@ impl Together {
     pub fn check(outputs: &[(&Path, Rules<'_>)]) -> Result<Together> {
         let paths = outputs.iter().map(|(path, _)| absolute(path)).collect::<Result<Vec<_>>>()?;
         let record = record_path(&paths);
-        let left = Record::read(&record).incomplete(&paths);
+        let left = TogetherRecord::read(&record).incomplete(&paths);
         let one = |(number, (path, rules)): (usize, &(&Path, Rules<'_>))| {
             Target::check(path, Rules { overwrite: rules.overwrite || left.has(number, path), ..*rules })
         };
@@ -83,7 +83,7 @@ impl Together {
         }
         let hash =
             |(target, content): (&Target, &Vec<u8>)| target.is_file().then(|| hex(Sha256::new_with_prefix(content)));
-        let record = Record { sha256: self.targets.iter().zip(contents).map(hash).collect() };
+        let record = TogetherRecord { sha256: self.targets.iter().zip(contents).map(hash).collect() };
         let is_needed = record.sha256.iter().flatten().count() > 1;
         if is_needed {
             write_atomically(&self.record, &serde_json::to_vec(&record).expect("plain data always serializes"))?;
@@ -97,18 +97,18 @@ impl Together {
     }
 }
 
-impl Record {
+impl TogetherRecord {
     /// Reads a record; one that is missing or damaged is empty.
-    fn read(path: &Path) -> Record {
+    fn read(path: &Path) -> TogetherRecord {
         files::read_limited(path, LARGEST).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
     }
 
     /// Returns the record if some of its outputs have their names and others have not, and an empty one otherwise.
-    fn incomplete(self, paths: &[PathBuf]) -> Record {
+    fn incomplete(self, paths: &[PathBuf]) -> TogetherRecord {
         let named = self.sha256.iter().enumerate().filter(|(_, sha256)| sha256.is_some());
         let there: Vec<bool> =
             named.map(|(number, _)| paths.get(number).is_some_and(|path| self.has(number, path))).collect();
-        if there.contains(&true) && there.contains(&false) { self } else { Record::default() }
+        if there.contains(&true) && there.contains(&false) { self } else { TogetherRecord::default() }
     }
 
     /// Returns true if the file at `path` is output `number` of the interrupted run.
@@ -158,7 +158,8 @@ mod tests {
     fn interrupted(dir: &Path) -> PathBuf {
         let outputs = check(dir).unwrap();
         outputs.write(&contents()).unwrap();
-        let record = Record { sha256: contents().map(|text| Some(hex(Sha256::new_with_prefix(text)))).to_vec() };
+        let record =
+            TogetherRecord { sha256: contents().map(|text| Some(hex(Sha256::new_with_prefix(text)))).to_vec() };
         std::fs::write(&outputs.record, serde_json::to_vec(&record).unwrap()).unwrap();
         std::fs::remove_file(dir.join("manifest")).unwrap();
         outputs.record

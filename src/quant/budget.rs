@@ -25,9 +25,9 @@ pub fn smallest(tensors: &[Vec<Choice>]) -> u64 {
 pub fn spend(tensors: &[Vec<Choice>], budget: u64) -> Option<Vec<usize>> {
     let mut left = budget.checked_sub(smallest(tensors))?;
     let hulls: Vec<Vec<usize>> = tensors.iter().map(|choices| hull(choices)).collect();
-    let mut steps: Vec<Step> = Vec::new();
+    let mut steps: Vec<HullStep> = Vec::new();
     for (tensor, hull) in hulls.iter().enumerate() {
-        steps.extend(hull.windows(2).enumerate().map(|(at, pair)| Step::new(tensor, at, &tensors[tensor], pair)));
+        steps.extend(hull.windows(2).enumerate().map(|(at, pair)| HullStep::new(tensor, at, &tensors[tensor], pair)));
     }
     // Within a tensor the slopes decrease, so sorting keeps its steps in order.
     steps.sort_by(|a, b| b.slope.total_cmp(&a.slope).then((a.tensor, a.at).cmp(&(b.tensor, b.at))));
@@ -64,7 +64,7 @@ fn best_that_fits(tensors: &[Vec<Choice>], chosen: &[usize], left: u64) -> Optio
 }
 
 /// Step from one corner of a hull to the next.
-struct Step {
+struct HullStep {
     tensor: usize,
     at: usize,
     bytes: u64,
@@ -72,10 +72,10 @@ struct Step {
     slope: f64,
 }
 
-impl Step {
-    fn new(tensor: usize, at: usize, choices: &[Choice], pair: &[usize]) -> Step {
+impl HullStep {
+    fn new(tensor: usize, at: usize, choices: &[Choice], pair: &[usize]) -> HullStep {
         let (from, to) = (choices[pair[0]], choices[pair[1]]);
-        Step { tensor, at, bytes: to.bytes - from.bytes, slope: slope(from, to) }
+        HullStep { tensor, at, bytes: to.bytes - from.bytes, slope: slope(from, to) }
     }
 }
 

@@ -2,7 +2,7 @@
 //! correlations that allow columns to compensate the errors of others (`gptq`).
 
 use super::gptq::Correlations;
-use crate::calibration::{Calibration, Half, Inputs};
+use crate::calibration::{Calibration, Half, InputMeans};
 use crate::error::{Error, Result};
 use crate::quant_spec::Method;
 use crate::scheme::BLOCK;
@@ -21,7 +21,7 @@ impl InputStats {
     ///
     /// # Errors
     /// The statistics lack data that the method needs, or no damping makes their products invertible.
-    pub fn new(inputs: &Inputs, method: Method) -> Result<InputStats> {
+    pub fn new(inputs: &InputMeans, method: Method) -> Result<InputStats> {
         let correlations = match (method.needs_products(), &inputs.products) {
             (false, _) => None,
             (true, Some(products)) => Some(Arc::new(Correlations::new(products, inputs.squares.len())?)),

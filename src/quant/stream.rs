@@ -73,9 +73,11 @@ pub fn quantize(
     // This many chunks are in memory at once. The number bounds the memory and does not affect the result.
     let window = rayon::current_num_threads() * (8 * CHUNK_ELEMENTS / (stack.height() * stack.cols)).clamp(1, 8);
     for window in chunks.chunks(window) {
-        let results: Vec<Result<Part>> = window
+        let results: Vec<Result<QuantizedChunk>> = window
             .par_iter()
-            .map(|(matrix, rows)| Part::quantize(&quantizers[matrix % quantizers.len()], stack, *matrix, rows.clone()))
+            .map(|(matrix, rows)| {
+                QuantizedChunk::quantize(&quantizers[matrix % quantizers.len()], stack, *matrix, rows.clone())
+            })
             .collect();
         for part in results {
             let part = part?;
@@ -164,14 +166,14 @@ impl Stack<'_> {
 }
 
 /// One quantized chunk with its metrics.
-struct Part {
+struct QuantizedChunk {
     bytes: CanonicalChunk,
     metrics: Vec<RowMetrics>,
     largest_scale: f32,
 }
 
-impl Part {
-    fn quantize(quantizer: &Quantizer, stack: &Stack<'_>, matrix: usize, rows: Range<usize>) -> Result<Part> {
+impl QuantizedChunk {
+    fn quantize(quantizer: &Quantizer, stack: &Stack<'_>, matrix: usize, rows: Range<usize>) -> Result<QuantizedChunk> {
         let layout = quantizer.layout();
         let mut values = Vec::new();
         stack.read_rows(matrix, &rows, &mut values)?;
@@ -194,6 +196,6 @@ impl Part {
                 bytes.zeros.extend_from_slice(&coded.zeros);
             }
         }
-        Ok(Part { bytes, metrics, largest_scale })
+        Ok(QuantizedChunk { bytes, metrics, largest_scale })
     }
 }

@@ -2,7 +2,7 @@
 
 use super::table::{Column, Table};
 use crate::generate::text::strftime;
-use crate::models::{Description, Entry, Kind, Removed};
+use crate::models::{Description, Entry, ModelKind, Removed};
 use crate::units::human_bytes;
 use serde_json::{Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -67,7 +67,7 @@ pub fn description(found: &Description, now: SystemTime) -> String {
             }
             line("last used", &age(entry.last_used, now));
         }
-        None if found.kind != Kind::Pack => line("cache entry", "none; `iec run` packs it"),
+        None if found.kind != ModelKind::Pack => line("cache entry", "none; `iec run` packs it"),
         None => {}
     }
     if let Some(has_template) = found.has_template {

@@ -9,7 +9,7 @@ use super::engine::Engine;
 use super::observe::Observer;
 use crate::calibration::file::SiteShape;
 use crate::calibration::panel::Panels;
-use crate::calibration::{Half, Part, Site, Sums};
+use crate::calibration::{Half, LayerInput, Site, Sums};
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::model_config::{LayerConfig, Mlp, ModelConfig, SharedExpert};
@@ -74,27 +74,29 @@ pub fn sites(config: &ModelConfig, products: bool) -> Vec<(Site, SiteShape)> {
     let layer = |layer| {
         let LayerConfig { n_heads, value_dim, mlp, .. } = config.layer(layer);
         let mut sites = vec![
-            shape(layer, Part::Attention, 1, config.hidden),
-            shape(layer, Part::AttentionOutput, 1, n_heads * value_dim),
+            shape(layer, LayerInput::Attention, 1, config.hidden),
+            shape(layer, LayerInput::AttentionOutput, 1, n_heads * value_dim),
         ];
         match mlp {
-            Mlp::Dense { intermediate, .. } => sites
-                .extend([shape(layer, Part::Mlp, 1, config.hidden), shape(layer, Part::MlpMiddle, 1, intermediate)]),
+            Mlp::Dense { intermediate, .. } => sites.extend([
+                shape(layer, LayerInput::Mlp, 1, config.hidden),
+                shape(layer, LayerInput::MlpMiddle, 1, intermediate),
+            ]),
             Mlp::Moe { experts, intermediate, shared, .. } => {
                 sites.extend([
-                    shape(layer, Part::Experts, experts, config.hidden),
-                    shape(layer, Part::ExpertsMiddle, experts, intermediate),
+                    shape(layer, LayerInput::Experts, experts, config.hidden),
+                    shape(layer, LayerInput::ExpertsMiddle, experts, intermediate),
                 ]);
                 if let Some(SharedExpert { intermediate, .. }) = shared {
-                    sites.push(shape(layer, Part::Mlp, 1, config.hidden));
-                    sites.push(shape(layer, Part::MlpMiddle, 1, intermediate));
+                    sites.push(shape(layer, LayerInput::Mlp, 1, config.hidden));
+                    sites.push(shape(layer, LayerInput::MlpMiddle, 1, intermediate));
                 }
             }
         }
         sites
     };
     let mut all: Vec<_> = (0..config.n_layers).flat_map(layer).collect();
-    all.push(shape(config.n_layers, Part::LmHead, 1, config.hidden));
+    all.push(shape(config.n_layers, LayerInput::LmHead, 1, config.hidden));
     all
 }
 

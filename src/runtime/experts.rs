@@ -12,7 +12,7 @@ use super::moe::select;
 use super::observe::{ObserverRef, see_experts};
 use super::ops::{AddScaled, GatedPairs};
 use super::weights::{Host, Linear};
-use crate::calibration::{Part, Site};
+use crate::calibration::{LayerInput, Site};
 use crate::error::Result;
 use crate::model_config::{RouterSoftmax, Selection};
 use crate::simd::Kernel;
@@ -72,7 +72,7 @@ impl Experts {
     ) -> Result<()> {
         let Mixture { model, layer, op } = *mixture;
         self.route(mixture, router_input, groups)?;
-        let site = Site { layer, part: Part::Experts };
+        let site = Site { layer, part: LayerInput::Experts };
         let row = |i: usize| &x.row(self.tokens[i] as usize)[..x.k()];
         see_experts(observer.as_deref_mut(), site, 0, &self.starts, row);
         let mut needed = forms(model, &op.gate_up);
@@ -141,7 +141,7 @@ impl Experts {
         let starts = &self.starts[experts.start..=experts.end];
         let (first, until) = (starts[0], starts[experts.len()]);
         self.gate_up.resize((until - first) * 2 * intermediate, 0.0);
-        let rows = Rows { starts, tokens: &self.tokens, experts: experts.clone(), layer, groups };
+        let rows = ExpertRows { starts, tokens: &self.tokens, experts: experts.clone(), layer, groups };
         products(model, &op.gate_up[experts.clone()], &self.inputs, &rows, (0, 0), &mut self.gate_up)?;
         self.middle.reset(until - first, intermediate);
         let (out, stride) = self.middle.rows_mut();
@@ -150,7 +150,7 @@ impl Experts {
             let gate_up = &gate_up[i * 2 * intermediate..][..2 * intermediate];
             model.cpu.level().run(GatedPairs { activation, gate_up, out: &mut out[..intermediate] });
         });
-        let site = Site { layer, part: Part::ExpertsMiddle };
+        let site = Site { layer, part: LayerInput::ExpertsMiddle };
         see_experts(observer, site, experts.start, starts, |i| &self.middle.row(i - first)[..intermediate]);
         let down = &op.down[experts];
         forms(model, down).into_iter().for_each(|form| model.cpu.prepare(&mut self.middle, form));
@@ -173,7 +173,7 @@ impl Experts {
 }
 
 /// Rows of some experts, sorted by expert and then by token.
-struct Rows<'a> {
+struct ExpertRows<'a> {
     /// First row of each expert, and the end of the last.
     starts: &'a [usize],
     /// Token of each row.
@@ -183,7 +183,7 @@ struct Rows<'a> {
     groups: &'a [Group],
 }
 
-impl<'a> Rows<'a> {
+impl<'a> ExpertRows<'a> {
     /// Returns the changes of an expert's first or second matrix by the adapters of its rows, whose numbers are counted
     /// from `first`. Tokens with the same adapters follow one another, so their rows do as well.
     fn changed(&self, matrix: usize, expert: usize, rows: &Range<usize>, first: usize) -> Vec<Changed<'a>> {
@@ -204,7 +204,7 @@ fn products(
     model: &Model,
     experts: &[Linear],
     x: &Acts,
-    rows: &Rows<'_>,
+    rows: &ExpertRows<'_>,
     (matrix, first): (usize, usize),
     mut y: &mut [f32],
 ) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Memory that a model needs on the CPU, computed before anything is loaded, by the functions that allocate it later.
 
 use super::kv::{KvLayout, KvType, PAGE};
-use super::open::{Choice, EngineOptions};
+use super::open::{EngineOptions, NumberTypes};
 use super::precision::Precision;
 use super::weights::HeldBytes;
 use crate::error::Result;
@@ -32,7 +32,7 @@ impl Needs {
     /// # Errors
     /// The options do not suit the pack, as for [`super::Engine::open`].
     pub fn of(reader: &IebinReader, options: &EngineOptions) -> Result<Needs> {
-        let Choice { config, precision, context, kv_layout, convert } = Choice::new(reader, options)?;
+        let NumberTypes { config, precision, context, kv_layout, convert } = NumberTypes::new(reader, options)?;
         Ok(Needs {
             precision,
             context,

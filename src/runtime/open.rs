@@ -6,7 +6,7 @@ use super::cpu::place::{Affinity, Numa, Placement, allowed_processors};
 use super::cpu::topology::{SYSTEM_ROOT, Topology};
 use super::cuda::gpus::{self, Search, search};
 pub use super::cuda::gpus::{GpuList, list_gpus};
-use super::cuda::weights::Source;
+use super::cuda::weights::UploadSource;
 use super::device::{DevicePart, Devices, Offload, Parts};
 use super::forward::{CpuPart, Model};
 use super::kv::{KvLayout, KvType, MAX_HEAD, PAGE, PagePool, pages_within};
@@ -80,7 +80,7 @@ impl Default for EngineOptions {
 }
 
 /// Number types and context that follow from the options and the description of a pack, before weights are bound.
-pub(super) struct Choice {
+pub(super) struct NumberTypes {
     pub config: ModelConfig,
     pub precision: Precision,
     /// Length in tokens of the longest sequence.
@@ -90,13 +90,13 @@ pub(super) struct Choice {
     pub convert: Option<DType>,
 }
 
-impl Choice {
+impl NumberTypes {
     /// Chooses the number types and the context.
     ///
     /// # Errors
     /// The pack does not describe a model or does not support the precision, or the context is longer than the model's
     /// maximum.
-    pub(super) fn new(reader: &IebinReader, options: &EngineOptions) -> Result<Choice> {
+    pub(super) fn new(reader: &IebinReader, options: &EngineOptions) -> Result<NumberTypes> {
         let json = reader.dir.join(JSON_NAME);
         if reader.description.adapter.is_some() {
             return Err(Error::usage("found the pack of an adapter, expected that of a model")
@@ -120,7 +120,7 @@ impl Choice {
         kv_layout.check().map_err(|e| e.at(&json))?;
         // Without a requested precision, float weights keep the types that the pack holds, even if they are mixed.
         let convert = options.precision.and_then(Precision::float_dtype);
-        Ok(Choice { config, precision, context, kv_layout, convert })
+        Ok(NumberTypes { config, precision, context, kv_layout, convert })
     }
 }
 
@@ -152,7 +152,7 @@ impl OpenedModel {
     /// The pack lacks a description or tensors or does not support the precision, or the context is longer than the
     /// model's maximum.
     pub fn open(reader: &IebinReader, options: &EngineOptions) -> Result<OpenedModel> {
-        let Choice { config, precision, context, kv_layout, convert } = Choice::new(reader, options)?;
+        let NumberTypes { config, precision, context, kv_layout, convert } = NumberTypes::new(reader, options)?;
         let (cpu, placement) = start_threads(options)?;
         let gpus = search(options.offload.devices)?;
         check_kv_memory(options.kv_memory, matches!(gpus, Search::Found(_)))?;
@@ -165,7 +165,7 @@ impl OpenedModel {
         // could be copied to a GPU.
         let in_place = cpu.unpacks() && matches!(gpus, Search::None { .. });
         let weights = Arc::new(Weights::bind(reader, &config, convert, in_place)?);
-        let source = Source {
+        let source = UploadSource {
             config: &config,
             weights: &weights,
             kv: KvLayout::expanded(&config, kv_layout.kind),
@@ -288,7 +288,7 @@ fn start_threads(options: &EngineOptions) -> Result<(Cpu, Placement)> {
 
 /// Copies layers to the GPUs that were found, if any. The second value is the reason why the CPU computes all layers
 /// although [`Devices::Auto`] was requested.
-fn offload(gpus: Search, offload: Offload, source: &Source<'_>) -> Result<(Parts, Option<String>)> {
+fn offload(gpus: Search, offload: Offload, source: &UploadSource<'_>) -> Result<(Parts, Option<String>)> {
     let devices = match gpus {
         Search::Found(devices) => devices,
         Search::None { why } => return Ok((Vec::new(), why)),

@@ -31,7 +31,7 @@ pub enum Precision {
 }
 
 /// Properties of a precision.
-struct Row {
+struct PrecisionRow {
     precision: Precision,
     name: &'static str,
     /// Float type that wider weights are converted to, or number of bits of quantized weights.
@@ -48,11 +48,17 @@ enum Held {
 }
 
 /// Properties of all precisions, in the order of [`Precision`].
-static TABLE: [Row; 7] = {
+static TABLE: [PrecisionRow; 7] = {
     use Arithmetic::{Bf16, Float, Int8, Int16};
     use Held::{Codes, Floats};
-    const fn row(precision: Precision, name: &'static str, weights: Held, arithmetic: Arithmetic, kv: KvType) -> Row {
-        Row { precision, name, weights, arithmetic, kv }
+    const fn row(
+        precision: Precision,
+        name: &'static str,
+        weights: Held,
+        arithmetic: Arithmetic,
+        kv: KvType,
+    ) -> PrecisionRow {
+        PrecisionRow { precision, name, weights, arithmetic, kv }
     }
     [
         row(Precision::Fp32, "fp32", Floats(DType::F32), Float, KvType::F32),
@@ -66,7 +72,7 @@ static TABLE: [Row; 7] = {
 };
 
 impl Precision {
-    fn row(self) -> &'static Row {
+    fn row(self) -> &'static PrecisionRow {
         &TABLE[self as usize]
     }
 

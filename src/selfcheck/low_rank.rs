@@ -42,7 +42,7 @@ struct Use<'a> {
 }
 
 /// Products with their initial outputs, and the activations that they read.
-struct Task<'a> {
+struct LowRankTask<'a> {
     operands: &'a [Operand],
     /// Outputs before the changes, `(n, rows)` for each product.
     before: Vec<Vec<f32>>,
@@ -150,8 +150,13 @@ fn entries(uses: &[Use<'_>]) -> Vec<Adapted> {
     entries
 }
 
-impl<'a> Task<'a> {
-    fn new(rig: &mut Rig<'_>, operands: &'a [Operand], forms: Forms, [n, inputs]: [usize; 2]) -> Result<Task<'a>> {
+impl<'a> LowRankTask<'a> {
+    fn new(
+        rig: &mut Rig<'_>,
+        operands: &'a [Operand],
+        forms: Forms,
+        [n, inputs]: [usize; 2],
+    ) -> Result<LowRankTask<'a>> {
         let cols = operands[0].linear.matrix.cols();
         let values = normals(&mut rig.rng, inputs * cols, 1.0);
         let acts = rig.acts(forms, &values, cols)?;
@@ -162,7 +167,7 @@ impl<'a> Task<'a> {
         let x = values.iter().map(read).collect();
         let before =
             operands.iter().map(|operand| normals(&mut rig.rng, n * operand.linear.matrix.rows(), 1.0)).collect();
-        Ok(Task { operands, before, acts, x })
+        Ok(LowRankTask { operands, before, acts, x })
     }
 
     /// Launches the changes of the outputs `before`, and returns the outputs.
@@ -260,7 +265,7 @@ fn plain(rig: &mut Rig<'_>, kind: Kind, operands: &[Operand], forms: Forms, n: u
         Use { rows: half..n - n / 9, adapters: vec![(&adapters[2], 2.0)] },
         Use { rows: n..n + from, adapters: vec![(&adapters[3], 1.0)] },
     ];
-    let task = Task::new(rig, operands, forms, [n, n + from])?;
+    let task = LowRankTask::new(rig, operands, forms, [n, n + from])?;
     let found = task.launch(rig, &uses, &task.before, (Rows::Batch(from..n + from), n))?;
     for (product, found) in found.iter().enumerate() {
         task.compare(rig, &case, &uses, (product, found), |i| [i + from, i + from, 0]);
@@ -283,7 +288,7 @@ fn plain(rig: &mut Rig<'_>, kind: Kind, operands: &[Operand], forms: Forms, n: u
 }
 
 /// Checks matrices in place of those of the model, for all rows but the first.
-fn replaced(rig: &mut Rig<'_>, case: &Case, kind: Kind, task: &Task<'_>, rows: Range<usize>) -> Result<()> {
+fn replaced(rig: &mut Rig<'_>, case: &Case, kind: Kind, task: &LowRankTask<'_>, rows: Range<usize>) -> Result<()> {
     let operand = &task.operands[0];
     let (height, cols) = (operand.linear.matrix.rows(), operand.linear.matrix.cols());
     let matrix = Factors::new(rig, kind, [height, 1, cols])?;
@@ -337,7 +342,7 @@ fn experts(rig: &mut Rig<'_>, kind: Kind, forms: Forms) -> Result<()> {
         for gather in [true, false] {
             let shape = format!("{n} rows, shares of {}, gathered {gather}, {forms:?}", grouped.share_rows);
             let case = rig.begin(format!("changes of experts by adapters, {}", kind.name()), shape)?;
-            let task = Task::new(rig, &stack, forms, [grouped.pairs, if gather { n } else { grouped.pairs }])?;
+            let task = LowRankTask::new(rig, &stack, forms, [grouped.pairs, if gather { n } else { grouped.pairs }])?;
             let found = task.launch(rig, &uses, &task.before, (Rows::Pairs(&grouped, gather), grouped.pairs))?;
             task.compare(rig, &case, &uses, (0, &found[0]), |pair| {
                 let row = row_of[pair] as usize;

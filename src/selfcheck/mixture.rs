@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::model_config::{ExpertGroups, RouterSoftmax, Selection};
 use crate::runtime::cuda::args::Share;
 use crate::runtime::cuda::array::{Acts, Array};
-use crate::runtime::cuda::ops::{Choice, Grouped};
+use crate::runtime::cuda::ops::{ExpertChoice, Grouped};
 use crate::runtime::cuda::scratch::ExpertScratch;
 use crate::runtime::cuda::weights::How;
 use crate::runtime::moe::select;
@@ -40,8 +40,8 @@ impl Rule {
     }
 
     /// Returns the arguments of launches, with the numbers on the device.
-    fn choice<'a>(&self, bias: Option<&'a Array<f32>>, factors: Option<&'a Array<f32>>) -> Choice<'a> {
-        Choice { softmax: self.softmax, selection: self.selection, bias, factors }
+    fn choice<'a>(&self, bias: Option<&'a Array<f32>>, factors: Option<&'a Array<f32>>) -> ExpertChoice<'a> {
+        ExpertChoice { softmax: self.softmax, selection: self.selection, bias, factors }
     }
 }
 

@@ -10,7 +10,7 @@ use crate::files;
 use crate::output::{Inputs, Rules, Target as OutputTarget};
 use crate::resources::is_exhausted;
 use crate::session::Encoder;
-use crate::session::adapters::{Source, check_name};
+use crate::session::adapters::{AdapterSource, check_name};
 use crate::strict_json;
 use axum::http::StatusCode;
 use serde_json::{Value, json};
@@ -37,7 +37,7 @@ pub async fn load(app: &App, model: &Arc<Model>, name: &str, path: &str, in_plac
     let _one = app.adapter_loads.lock().await;
     let (root, dir) = allowed_dir(app, path)?;
     check_name(name).map_err(|e| ApiError::field("lora_name", e))?;
-    let source = Source { name: name.into(), dir, scale: 1.0, root: Some(root) };
+    let source = AdapterSource { name: name.into(), dir, scale: 1.0, root: Some(root) };
     if app.models.iter().any(|model| model.name == name) {
         return Err(ApiError::field("lora_name", "a model has this name"));
     }
@@ -97,7 +97,7 @@ pub fn unknown(name: &str) -> ApiError {
 ///
 /// # Errors
 /// Its files are not valid, its rank is too large, or there is no room for it.
-pub fn register(encoder: &Encoder<'_>, source: &Source, rank: usize, replaces: bool) -> ApiResult<()> {
+pub fn register(encoder: &Encoder<'_>, source: &AdapterSource, rank: usize, replaces: bool) -> ApiResult<()> {
     source.check_links().map_err(|e| of_path(&e))?;
     let found = adapter::describe(&source.dir).map_err(|e| of_path(&e))?.rank;
     if found > rank {
@@ -239,7 +239,7 @@ pub async fn restore(app: &Arc<App>) {
 /// Its directory does not lie in that for adapters any more.
 fn list_remembered(app: &App, model: &Model, name: String, path: &str) -> ApiResult<()> {
     let (root, dir) = allowed_dir(app, path)?;
-    let source = Source { name: name.clone(), dir, scale: 1.0, root: Some(root) };
+    let source = AdapterSource { name: name.clone(), dir, scale: 1.0, root: Some(root) };
     app.adapters().insert(name, Adapter { model: model.number, source, created: now() });
     app.keep_adapters(model);
     Ok(())
@@ -250,7 +250,7 @@ fn list_remembered(app: &App, model: &Model, name: String, path: &str) -> ApiRes
 ///
 /// # Errors
 /// A new adapter cannot be loaded; no adapter has changed then.
-pub async fn replace(app: &App, loras: Vec<Source>) -> std::result::Result<(), String> {
+pub async fn replace(app: &App, loras: Vec<AdapterSource>) -> std::result::Result<(), String> {
     let _one = app.adapter_loads.lock().await;
     let model = &app.models[0];
     let is_same = loras == *app.listed();
@@ -258,8 +258,8 @@ pub async fn replace(app: &App, loras: Vec<Source>) -> std::result::Result<(), S
         true => None,
         false => Some(app.lease(model).await.map_err(|e| e.message)?),
     };
-    let known = |source: &Source| app.adapters().values().any(|adapter| adapter.source == *source);
-    let new: Vec<Source> = loras.iter().filter(|source| !known(source)).cloned().collect();
+    let known = |source: &AdapterSource| app.adapters().values().any(|adapter| adapter.source == *source);
+    let new: Vec<AdapterSource> = loras.iter().filter(|source| !known(source)).cloned().collect();
     for (at, source) in new.iter().enumerate() {
         let name = source.name.clone();
         let taken = app.adapters().contains_key(&name) || app.models.iter().any(|model| model.name == name);

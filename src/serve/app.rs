@@ -13,7 +13,7 @@ use super::residency::{Lease, Residency};
 use super::usage_log::UsageLog;
 use crate::resources::memory_left;
 use crate::sched::KeyId;
-use crate::session::adapters::Source;
+use crate::session::adapters::AdapterSource;
 use axum::http::StatusCode;
 use ring::rand::{SecureRandom, SystemRandom};
 use std::collections::BTreeMap;
@@ -49,7 +49,7 @@ pub struct App {
     key_ids: Mutex<KeyIds>,
     adapters: Mutex<BTreeMap<String, Adapter>>,
     /// Adapters that the settings list.
-    listed: Mutex<Vec<Source>>,
+    listed: Mutex<Vec<AdapterSource>>,
     phase: AtomicU8,
     requests: AtomicU64,
 }
@@ -60,7 +60,7 @@ pub struct Adapter {
     /// Number of its model.
     pub model: usize,
     /// Place and scale.
-    pub source: Source,
+    pub source: AdapterSource,
     /// Time at which it was added, in seconds since 1970.
     pub created: u64,
 }
@@ -180,12 +180,12 @@ impl App {
     }
 
     /// Returns the adapters that the settings list.
-    pub fn listed(&self) -> MutexGuard<'_, Vec<Source>> {
+    pub fn listed(&self) -> MutexGuard<'_, Vec<AdapterSource>> {
         self.listed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Replaces the adapters that the settings list, and returns the former ones.
-    pub fn set_listed(&self, loras: Vec<Source>) -> Vec<Source> {
+    pub fn set_listed(&self, loras: Vec<AdapterSource>) -> Vec<AdapterSource> {
         std::mem::replace(&mut *self.listed(), loras)
     }
 

@@ -23,23 +23,23 @@ const GRACE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Bodies {
     most: u64,
-    state: Mutex<State>,
+    state: Mutex<BodiesState>,
     freed: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct BodiesState {
     /// Number of bodies so far.
     bodies: u64,
     held: u64,
     /// Bytes that each key holds, and the number of its bodies that are being read.
     keys: HashMap<KeyId, (u64, usize)>,
-    entries: BTreeMap<u64, Entry>,
+    entries: BTreeMap<u64, BodyEntry>,
 }
 
 /// A body in the room.
 #[derive(Debug)]
-struct Entry {
+struct BodyEntry {
     key: KeyId,
     bytes: u64,
     begin: Instant,
@@ -87,7 +87,7 @@ impl Bodies {
         let number = state.bodies;
         state.bodies += 1;
         let evicted = Arc::<Notify>::default();
-        let entry = Entry { key, bytes: 0, begin: now, is_read: false, evicted: evicted.clone() };
+        let entry = BodyEntry { key, bytes: 0, begin: now, is_read: false, evicted: evicted.clone() };
         state.entries.insert(number, entry);
         state.keys.entry(key).or_default().1 += 1;
         let share = if is_only { self.most } else { self.most / 2 };
@@ -99,7 +99,7 @@ impl Bodies {
         self.freed.notified()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, BodiesState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -145,7 +145,7 @@ impl Drop for BodyRoom {
     }
 }
 
-impl State {
+impl BodiesState {
     fn add(&mut self, number: u64, bytes: u64) {
         let Some(entry) = self.entries.get_mut(&number) else { return };
         entry.bytes += bytes;
@@ -159,7 +159,7 @@ impl State {
         self.keys.entry(entry.key).or_default().1 -= 1;
     }
 
-    fn remove(&mut self, number: u64) -> Option<Entry> {
+    fn remove(&mut self, number: u64) -> Option<BodyEntry> {
         self.finish(number);
         let entry = self.entries.remove(&number)?;
         self.held -= entry.bytes;
@@ -179,7 +179,7 @@ impl State {
 
     /// Returns the body of a key that comes slowest, of those that are being read for some time.
     fn slowest(&self, key: KeyId, except: Option<u64>, now: Instant) -> Option<u64> {
-        let rate = |entry: &Entry| entry.bytes as f64 / now.duration_since(entry.begin).as_secs_f64();
+        let rate = |entry: &BodyEntry| entry.bytes as f64 / now.duration_since(entry.begin).as_secs_f64();
         let candidates = self.entries.iter().filter(|(number, entry)| {
             let is_old = now.duration_since(entry.begin) >= GRACE;
             entry.key == key && !entry.is_read && is_old && except != Some(**number)

@@ -41,7 +41,7 @@ mod usage_log;
 use crate::error::{Error, Result, Signal};
 use crate::interrupt;
 use crate::resources::{raise_open_files, spawn_deep};
-use crate::session::adapters::Source;
+use crate::session::adapters::AdapterSource;
 use app::{App, Phase};
 use config::ServeSettings;
 use engine::{Drained, Shared, UsageOf};
@@ -79,7 +79,7 @@ pub struct Reloaded {
     /// Keys; `None` if they come from no file.
     pub keys: Option<Keys>,
     /// Adapters.
-    pub loras: Vec<Source>,
+    pub loras: Vec<AdapterSource>,
 }
 
 /// Reads settings again, after their files were changed.

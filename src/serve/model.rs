@@ -9,7 +9,7 @@ use crate::generate::Request;
 use crate::generate::constraint::{Constraint, ConstraintSource};
 use crate::generate::sampler::{Breakers, Sampling};
 use crate::sched::KeyId;
-use crate::session::adapters::{Adapters, Source};
+use crate::session::adapters::{AdapterSource, Adapters};
 use crate::session::chat::{Template, TemplateChoice};
 use crate::session::infill::Infill;
 use crate::session::recent::Recent;
@@ -135,7 +135,7 @@ pub struct Model {
     /// Whether it may be unloaded.
     may_unload: bool,
     /// Adapters once clients or a reload changed them; `None` = those with which the model is opened.
-    adapters: Mutex<Option<Vec<Source>>>,
+    adapters: Mutex<Option<Vec<AdapterSource>>>,
     commands: Sender<Command>,
     tickets: AtomicU64,
     /// Milliseconds since the start at which the engine last showed that it is alive.
@@ -311,7 +311,7 @@ impl Model {
     }
 
     /// Sets the adapters that the model has when it is opened again.
-    pub fn set_adapters(&self, adapters: Vec<Source>) {
+    pub fn set_adapters(&self, adapters: Vec<AdapterSource>) {
         *self.adapters.lock().unwrap_or_else(PoisonError::into_inner) = Some(adapters);
     }
 

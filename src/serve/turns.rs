@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 /// Turns of the models.
 #[derive(Debug)]
 pub struct Turns {
-    state: Mutex<State>,
+    state: Mutex<TurnState>,
     /// Notified when a turn ends.
     ended: Condvar,
 }
 
 #[derive(Debug)]
-struct State {
+struct TurnState {
     busy: bool,
     /// Time that each model has used.
     used: Vec<Duration>,
@@ -37,7 +37,7 @@ pub struct Turn<'a> {
 impl Turns {
     /// Creates the turns of `models` models.
     pub fn new(models: usize) -> Turns {
-        let state = State {
+        let state = TurnState {
             busy: false,
             used: vec![Duration::ZERO; models],
             waits: vec![false; models],
@@ -60,12 +60,12 @@ impl Turns {
         Turn { turns: self, model, begin: Instant::now() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, TurnState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl TurnState {
     /// Returns true if no waiting model has used less time.
     fn is_next(&self, model: usize) -> bool {
         let waiting = self.used.iter().zip(&self.waits).enumerate().filter(|(_, (_, waits))| **waits);

@@ -44,11 +44,11 @@ pub type States = HashMap<(String, String), DayUse>;
 #[derive(Debug)]
 pub struct UsageLog {
     path: PathBuf,
-    state: Mutex<State>,
+    state: Mutex<LogState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct LogState {
     file: File,
     bytes: u64,
     last: States,
@@ -64,7 +64,7 @@ impl UsageLog {
         let append = || File::options().append(true).create(true).mode(0o600).open(path).at(path);
         let file = rewritten(path, &last).or_else(|_| append())?;
         let bytes = file.metadata().at(path)?.len();
-        Ok(UsageLog { path: path.to_path_buf(), state: Mutex::new(State { file, bytes, last }) })
+        Ok(UsageLog { path: path.to_path_buf(), state: Mutex::new(LogState { file, bytes, last }) })
     }
 
     /// Returns the state of a key that was recorded last.
@@ -94,14 +94,14 @@ impl UsageLog {
     }
 
     /// Replaces the file by one with the last line of each key.
-    fn rewrite(&self, state: &mut State) {
+    fn rewrite(&self, state: &mut LogState) {
         if let Ok(file) = rewritten(&self.path, &state.last) {
             state.bytes = file.metadata().map_or(0, |found| found.len());
             state.file = file;
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LogState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Name and directory of an adapter: `NAME=DIR`, `DIR`, and either with `:SCALE` at the end.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Source {
+pub struct AdapterSource {
     /// Name by which requests refer to the adapter; by default that of the directory.
     pub name: String,
     /// Directory that PEFT wrote.
@@ -46,10 +46,10 @@ impl FromStr for AdapterPrecision {
     }
 }
 
-impl FromStr for Source {
+impl FromStr for AdapterSource {
     type Err = String;
 
-    fn from_str(text: &str) -> std::result::Result<Source, String> {
+    fn from_str(text: &str) -> std::result::Result<AdapterSource, String> {
         let (rest, scale) =
             match text.rsplit_once(':').and_then(|(rest, scale)| Some((rest, scale.parse::<f32>().ok()?))) {
                 Some((rest, scale)) if scale.is_finite() => (rest, scale),
@@ -66,12 +66,12 @@ impl FromStr for Source {
         check_name(&name)?;
         match dir.as_os_str().is_empty() {
             true => Err("expected NAME=DIR or DIR".into()),
-            false => Ok(Source { name, dir: dir.to_path_buf(), scale, root: None }),
+            false => Ok(AdapterSource { name, dir: dir.to_path_buf(), scale, root: None }),
         }
     }
 }
 
-impl Source {
+impl AdapterSource {
     /// Checks that nothing in the directory is a link out of the root, through which files of others could be read.
     ///
     /// # Errors
@@ -173,27 +173,27 @@ pub struct Adapters {
     precision: AdapterPrecision,
     /// Largest number of bytes of all adapters in memory.
     limit: Option<u64>,
-    state: Mutex<State>,
+    state: Mutex<AdapterState>,
     /// Notified when an adapter was loaded or could not be loaded.
     loaded: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    entries: BTreeMap<String, Entry>,
+struct AdapterState {
+    entries: BTreeMap<String, AdapterEntry>,
     /// Number of uses of all adapters so far.
     uses: u64,
 }
 
 /// An adapter and its state.
 #[derive(Debug)]
-struct Entry {
-    source: Source,
+struct AdapterEntry {
+    source: AdapterSource,
     /// Changes of other parts than the language model, in words.
     left_out: Option<String>,
     /// Bytes that its factors take in memory; those of its numbers until it was loaded, without padding.
     bytes: u64,
-    place: Place,
+    place: AdapterPlace,
     /// Number of the last use.
     used: u64,
     hits: u64,
@@ -201,15 +201,15 @@ struct Entry {
     sha256: Option<String>,
 }
 
-impl Entry {
+impl AdapterEntry {
     /// Returns the bytes that it takes in memory now.
     fn held(&self) -> u64 {
-        if matches!(self.place, Place::Disk) { 0 } else { self.bytes }
+        if matches!(self.place, AdapterPlace::Disk) { 0 } else { self.bytes }
     }
 }
 
 #[derive(Debug)]
-enum Place {
+enum AdapterPlace {
     Disk,
     /// A thread is loading it; its bytes count already.
     Loading,
@@ -242,9 +242,9 @@ struct Loading<'a> {
 impl Drop for Loading<'_> {
     fn drop(&mut self) {
         if let Some(entry) = self.adapters.state().entries.get_mut(self.name)
-            && matches!(entry.place, Place::Loading)
+            && matches!(entry.place, AdapterPlace::Loading)
         {
-            entry.place = Place::Disk;
+            entry.place = AdapterPlace::Disk;
         }
         self.adapters.loaded.notify_all();
     }
@@ -260,7 +260,7 @@ impl Adapters {
     ///
     /// # Errors
     /// Another adapter has its name, its files are invalid, or it alone exceeds the memory for adapters.
-    pub fn add(&self, source: Source) -> Result<()> {
+    pub fn add(&self, source: AdapterSource) -> Result<()> {
         let entry = self.entry(source)?;
         match self.state().entries.entry(entry.source.name.clone()) {
             btree_map::Entry::Occupied(_) => {
@@ -279,7 +279,7 @@ impl Adapters {
     ///
     /// # Errors
     /// There is no such adapter, it is in use, or the new one cannot be loaded.
-    pub fn replace(&self, source: Source) -> Result<bool> {
+    pub fn replace(&self, source: AdapterSource) -> Result<bool> {
         let name = source.name.clone();
         let new = self.entry(source)?;
         {
@@ -300,17 +300,28 @@ impl Adapters {
         }
         state.uses += 1;
         let (used, sha256) = (state.uses, Some(adapter.hash.clone()));
-        state.entries.insert(name, Entry { bytes, used, loads: 1, sha256, place: Place::Memory(adapter), ..new });
+        state
+            .entries
+            .insert(name, AdapterEntry { bytes, used, loads: 1, sha256, place: AdapterPlace::Memory(adapter), ..new });
         Ok(true)
     }
 
     /// Describes an adapter that is not loaded, after its configuration and header were read.
-    fn entry(&self, source: Source) -> Result<Entry> {
+    fn entry(&self, source: AdapterSource) -> Result<AdapterEntry> {
         source.check_links()?;
         let summary = adapter::describe(&source.dir)?;
         let (bytes, left_out) = (summary.parameters * self.number_bytes(), adapter::left_out(&summary.unused));
         self.check_room(bytes, &format!("adapter `{}` needs", source.name))?;
-        Ok(Entry { source, left_out, bytes, place: Place::Disk, used: 0, hits: 0, loads: 0, sha256: None })
+        Ok(AdapterEntry {
+            source,
+            left_out,
+            bytes,
+            place: AdapterPlace::Disk,
+            used: 0,
+            hits: 0,
+            loads: 0,
+            sha256: None,
+        })
     }
 
     /// Returns the bytes that a number of a factor takes in memory.
@@ -345,7 +356,8 @@ impl Adapters {
 
     /// Says which adapters change more than the language model.
     pub fn notes(&self) -> Vec<String> {
-        let note = |(name, entry): (&String, &Entry)| Some(format!("adapter `{name}`: {}", entry.left_out.as_ref()?));
+        let note =
+            |(name, entry): (&String, &AdapterEntry)| Some(format!("adapter `{name}`: {}", entry.left_out.as_ref()?));
         self.state().entries.iter().filter_map(note).collect()
     }
 
@@ -361,10 +373,10 @@ impl Adapters {
 
     /// Returns the adapters that were used, in the order of their names.
     pub fn used(&self) -> Vec<AdapterUse> {
-        let of = |(name, entry): (&String, &Entry)| AdapterUse {
+        let of = |(name, entry): (&String, &AdapterEntry)| AdapterUse {
             name: name.clone(),
             scale: entry.source.scale,
-            bytes: if matches!(entry.place, Place::Memory(_)) { entry.bytes } else { 0 },
+            bytes: if matches!(entry.place, AdapterPlace::Memory(_)) { entry.bytes } else { 0 },
             hits: entry.hits,
             loads: entry.loads,
             sha256: entry.sha256.clone(),
@@ -432,12 +444,12 @@ impl Adapters {
                     Some(entry) => entry,
                 };
                 match &found.place {
-                    Place::Memory(adapter) => {
+                    AdapterPlace::Memory(adapter) => {
                         (found.used, found.hits) = (number, found.hits + 1);
                         return Ok(Some((adapter.clone(), found.source.scale)));
                     }
-                    Place::Loading => state = self.loaded.wait(state).unwrap_or_else(PoisonError::into_inner),
-                    Place::Disk => break,
+                    AdapterPlace::Loading => state = self.loaded.wait(state).unwrap_or_else(PoisonError::into_inner),
+                    AdapterPlace::Disk => break,
                 }
             }
             let needed = state.entries[name].bytes;
@@ -445,7 +457,7 @@ impl Adapters {
                 return Ok(None);
             }
             let entry = state.entries.get_mut(name).expect("the entry that was found");
-            entry.place = Place::Loading;
+            entry.place = AdapterPlace::Loading;
             entry.source.clone()
         };
         let _loading = Loading { adapters: self, name };
@@ -461,34 +473,34 @@ impl Adapters {
         }
         let entry = state.entries.get_mut(name).expect("an adapter that is loading is not removed");
         (entry.used, entry.loads, entry.sha256) = (number, entry.loads + 1, Some(adapter.hash.clone()));
-        entry.place = Place::Memory(adapter.clone());
+        entry.place = AdapterPlace::Memory(adapter.clone());
         Ok(Some((adapter, source.scale)))
     }
 
     /// Makes room for an adapter. Returns false if adapters that are in use leave too little.
-    fn make_room(&self, state: &mut State, needed: u64) -> bool {
+    fn make_room(&self, state: &mut AdapterState, needed: u64) -> bool {
         self.make_room_but(state, needed, None)
     }
 
     /// Makes room for an adapter, and leaves the adapter `kept` where it is.
-    fn make_room_but(&self, state: &mut State, needed: u64, kept: Option<&str>) -> bool {
+    fn make_room_but(&self, state: &mut AdapterState, needed: u64, kept: Option<&str>) -> bool {
         let Some(limit) = self.limit else { return true };
-        let mut held: u64 = state.entries.values().map(Entry::held).sum();
+        let mut held: u64 = state.entries.values().map(AdapterEntry::held).sum();
         while held.saturating_add(needed) > limit {
-            let idle = |entry: &&mut Entry| {
-                let is_idle = matches!(&entry.place, Place::Memory(a) if Arc::strong_count(a) == 1);
+            let idle = |entry: &&mut AdapterEntry| {
+                let is_idle = matches!(&entry.place, AdapterPlace::Memory(a) if Arc::strong_count(a) == 1);
                 is_idle && kept != Some(entry.source.name.as_str())
             };
             let Some(oldest) = state.entries.values_mut().filter(idle).min_by_key(|entry| entry.used) else {
                 return false;
             };
-            oldest.place = Place::Disk;
+            oldest.place = AdapterPlace::Disk;
             held -= oldest.bytes;
         }
         true
     }
 
-    fn load(&self, source: &Source) -> Result<Arc<BoundAdapter>> {
+    fn load(&self, source: &AdapterSource) -> Result<Arc<BoundAdapter>> {
         let binder = self.binder.as_ref().expect("a set with adapters has a binder");
         source.check_links()?;
         let mut read = adapter::read(&source.dir, binder.config())?;
@@ -514,18 +526,18 @@ impl Adapters {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, AdapterState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Returns an adapter that no request uses.
-fn idle<'a>(state: &'a State, name: &str) -> Result<&'a Entry> {
+fn idle<'a>(state: &'a AdapterState, name: &str) -> Result<&'a AdapterEntry> {
     let entry = state.entries.get(name).ok_or_else(|| unknown(name, state))?;
     let is_busy = match &entry.place {
-        Place::Disk => false,
-        Place::Loading => true,
-        Place::Memory(adapter) => Arc::strong_count(adapter) > 1,
+        AdapterPlace::Disk => false,
+        AdapterPlace::Loading => true,
+        AdapterPlace::Memory(adapter) => Arc::strong_count(adapter) > 1,
     };
     match is_busy {
         true => Err(Error::usage(format!("adapter `{name}` is in use")).help("wait until its requests have ended")),
@@ -536,7 +548,7 @@ fn idle<'a>(state: &'a State, name: &str) -> Result<&'a Entry> {
 /// Largest number of names in a message.
 const LISTED: usize = 10;
 
-fn unknown(name: &str, state: &State) -> Error {
+fn unknown(name: &str, state: &AdapterState) -> Error {
     let mut known: Vec<&str> = state.entries.keys().take(LISTED).map(String::as_str).collect();
     let more = format!("{} more", state.entries.len() - known.len());
     if known.len() < state.entries.len() {
@@ -556,13 +568,13 @@ mod tests {
     #[test]
     fn places_have_names_and_scales_of_their_own_or_by_default() {
         let source =
-            |name: &str, dir: &str, scale| Ok(Source { name: name.into(), dir: dir.into(), scale, root: None });
+            |name: &str, dir: &str, scale| Ok(AdapterSource { name: name.into(), dir: dir.into(), scale, root: None });
         assert_eq!("a/b".parse(), source("b", "a/b", 1.0));
         assert_eq!("x=a/b:0.5".parse(), source("x", "a/b", 0.5));
         assert_eq!("x=c:\\b".parse(), source("x", "c:\\b", 1.0));
         assert_eq!("a/b:-2".parse(), source("b", "a/b", -2.0));
         for wrong in ["", "=a", "x=", "x y=a", "a:inf", "..", "x=a:nan"] {
-            assert!(wrong.parse::<Source>().is_err(), "{wrong}");
+            assert!(wrong.parse::<AdapterSource>().is_err(), "{wrong}");
         }
     }
 }

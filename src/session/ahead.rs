@@ -8,12 +8,12 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 pub struct Ahead<T> {
     count: usize,
     room: usize,
-    state: Mutex<State<T>>,
+    state: Mutex<AheadState<T>>,
     /// Signals that a result is ready, that there is room for one, or that no more are wanted.
     changed: Condvar,
 }
 
-struct State<T> {
+struct AheadState<T> {
     /// Results from number `taken` on; `None` while one is being computed.
     ready: VecDeque<Option<T>>,
     /// Number of results that were taken.
@@ -61,7 +61,7 @@ impl<T> Drop for Failure<'_, T> {
 impl<T> Ahead<T> {
     /// Creates the list of results for `count` items, of which at most `room` (at least one) are computed ahead.
     pub fn new(count: usize, room: usize) -> Ahead<T> {
-        let state = State { ready: VecDeque::new(), taken: 0, wanted: true, failed: false };
+        let state = AheadState { ready: VecDeque::new(), taken: 0, wanted: true, failed: false };
         Ahead { count, room: room.max(1), state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -120,7 +120,7 @@ impl<T> Ahead<T> {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
+    fn lock(&self) -> MutexGuard<'_, AheadState<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -30,7 +30,7 @@ enum Order {
 
 /// Tokens of a family.
 #[derive(Debug)]
-struct Row {
+struct InfillRow {
     prefix: &'static str,
     suffix: &'static str,
     order: Order,
@@ -41,9 +41,9 @@ struct Row {
 }
 
 /// Tokens of published families.
-const ROWS: [Row; 7] = [
+const ROWS: [InfillRow; 7] = [
     // Qwen2.5-Coder, CodeGemma.
-    Row {
+    InfillRow {
         prefix: "<|fim_prefix|>",
         suffix: "<|fim_suffix|>",
         order: Order::PrefixFirst("<|fim_middle|>"),
@@ -51,7 +51,7 @@ const ROWS: [Row; 7] = [
         ends: &["<|endoftext|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|file_separator|>"],
     },
     // StarCoder, Granite Code.
-    Row {
+    InfillRow {
         prefix: "<fim_prefix>",
         suffix: "<fim_suffix>",
         order: Order::PrefixFirst("<fim_middle>"),
@@ -59,7 +59,7 @@ const ROWS: [Row; 7] = [
         ends: &["<|endoftext|>", "<fim_pad>", "<file_sep>", "<repo_name>"],
     },
     // SantaCoder.
-    Row {
+    InfillRow {
         prefix: "<fim-prefix>",
         suffix: "<fim-suffix>",
         order: Order::PrefixFirst("<fim-middle>"),
@@ -67,7 +67,7 @@ const ROWS: [Row; 7] = [
         ends: &["<|endoftext|>", "<fim-pad>"],
     },
     // DeepSeek-Coder.
-    Row {
+    InfillRow {
         prefix: "<｜fim▁begin｜>",
         suffix: "<｜fim▁hole｜>",
         order: Order::PrefixFirst("<｜fim▁end｜>"),
@@ -75,11 +75,15 @@ const ROWS: [Row; 7] = [
         ends: &["<｜end▁of▁sentence｜>", "<|EOT|>"],
     },
     // CodeLlama.
-    Row {
-        prefix: "▁<PRE>", suffix: "▁<SUF>", order: Order::PrefixFirst("▁<MID>"), file: None, ends: &["▁<EOT>"]
+    InfillRow {
+        prefix: "▁<PRE>",
+        suffix: "▁<SUF>",
+        order: Order::PrefixFirst("▁<MID>"),
+        file: None,
+        ends: &["▁<EOT>"],
     },
     // GLM-4.
-    Row {
+    InfillRow {
         prefix: "<|code_prefix|>",
         suffix: "<|code_suffix|>",
         order: Order::PrefixFirst("<|code_middle|>"),
@@ -87,13 +91,13 @@ const ROWS: [Row; 7] = [
         ends: &["<|endoftext|>"],
     },
     // Codestral.
-    Row { prefix: "[PREFIX]", suffix: "[SUFFIX]", order: Order::SuffixFirst, file: None, ends: &[] },
+    InfillRow { prefix: "[PREFIX]", suffix: "[SUFFIX]", order: Order::SuffixFirst, file: None, ends: &[] },
 ];
 
 /// Form of the prompts of a model that fills gaps.
 #[derive(Debug, Clone)]
 pub struct Infill {
-    row: &'static Row,
+    row: &'static InfillRow,
     /// Whether the tokenizer has the token before the name of a file.
     names_files: bool,
     /// Tokens that end an answer besides those of the model.
@@ -104,7 +108,7 @@ impl Infill {
     /// Returns the form for the model of a tokenizer; `None` if it has no tokens for gaps.
     pub fn of(tokenizer: &Tokenizer) -> Option<Infill> {
         let has = |token: &str| tokenizer.id(token).is_some();
-        let middle = |row: &Row| match row.order {
+        let middle = |row: &InfillRow| match row.order {
             Order::PrefixFirst(middle) => has(middle),
             Order::SuffixFirst => true,
         };
@@ -115,7 +119,7 @@ impl Infill {
 
     /// Returns the prompt for a gap.
     pub fn prompt(&self, gap: &Gap) -> String {
-        let Row { prefix, suffix, order, file, .. } = self.row;
+        let InfillRow { prefix, suffix, order, file, .. } = self.row;
         let Gap { prefix: before, suffix: behind, context, begun } = gap;
         let mut text = String::new();
         let file = file.filter(|_| self.names_files && !context.is_empty());

@@ -74,7 +74,7 @@ pub struct SessionOptions {
     /// Default sampling of requests.
     pub sampling: Sampling,
     /// Adapters to load. Requests that name none use all of them.
-    pub adapters: Vec<adapters::Source>,
+    pub adapters: Vec<adapters::AdapterSource>,
     /// Number type of the factors of adapters.
     pub adapter_precision: adapters::AdapterPrecision,
     /// Largest number of bytes of adapters in memory; `None` = all of them.

@@ -120,13 +120,13 @@ fn adapters<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Option<Ve
     }
     #[derive(Deserialize)]
     #[serde(untagged, expecting = "expected names of adapters, or objects with `name` and `scale`")]
-    enum Entry {
+    enum PromptEntry {
         Name(String),
         Scaled(Scaled),
     }
-    let entries = Vec::<Entry>::deserialize(from)?.into_iter().map(|entry| match entry {
-        Entry::Name(name) => (name, 1.0),
-        Entry::Scaled(Scaled { name, scale }) => (name, scale),
+    let entries = Vec::<PromptEntry>::deserialize(from)?.into_iter().map(|entry| match entry {
+        PromptEntry::Name(name) => (name, 1.0),
+        PromptEntry::Scaled(Scaled { name, scale }) => (name, scale),
     });
     Ok(Some(entries.collect()))
 }

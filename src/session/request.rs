@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::generate::constraint::{Constraint, ConstraintSource};
 use crate::generate::sampler::{Breakers, Sampling};
 use crate::generate::text::{ChatTemplate, Message, Variables};
-use crate::generate::{self, Event, Next, Request, Source, generate_from};
+use crate::generate::{self, Event, Next, Request, RequestSource, generate_from};
 use crate::tools::{OutputStyle, answer_constraint};
 use std::cell::RefCell;
 use std::num::NonZero;
@@ -120,7 +120,7 @@ struct Encoded<'a, 'b> {
     progress: &'a RefCell<&'b mut dyn Progress>,
 }
 
-impl Source for Encoded<'_, '_> {
+impl RequestSource for Encoded<'_, '_> {
     fn next(&mut self, wait: bool) -> Result<Next> {
         let all = || self.adapters.together();
         loop {

@@ -38,7 +38,7 @@ const QUESTIONS: usize = 10_000;
 
 /// Request to a process.
 #[derive(Serialize, Deserialize)]
-struct Question<'a> {
+struct TemplateQuestion<'a> {
     template: Cow<'a, ChatTemplate>,
     options: Cow<'a, RenderOptions>,
     conversations: Cow<'a, [Vec<Message>]>,
@@ -110,14 +110,14 @@ impl Renderer {
         let mut prompts = Vec::with_capacity(conversations.len());
         for some in conversations.chunks(CONVERSATIONS) {
             let (template, options) = (Cow::Borrowed(template), Cow::Borrowed(options));
-            let question = Question { template, options, conversations: Cow::Borrowed(some), longest };
+            let question = TemplateQuestion { template, options, conversations: Cow::Borrowed(some), longest };
             prompts.extend(self.ask(&question)?);
         }
         Ok(prompts)
     }
 
     /// Asks a process that is idle, or a new one.
-    fn ask(&self, question: &Question<'_>) -> Result<Vec<String>> {
+    fn ask(&self, question: &TemplateQuestion<'_>) -> Result<Vec<String>> {
         let mut worker = self.worker()?;
         match worker.ask(&serde_json::to_vec(question).expect("plain data always serializes")) {
             Ok(answer) => {
@@ -274,7 +274,7 @@ pub fn answer(mut input: impl Read, mut output: impl Write) -> Result<()> {
         let length = u32::from_le_bytes(length);
         let mut question = Vec::new();
         input.by_ref().take(length.into()).read_to_end(&mut question)?;
-        let asked: Question<'_> = serde_json::from_slice(&question)
+        let asked: TemplateQuestion<'_> = serde_json::from_slice(&question)
             .map_err(|e| Error::usage(format!("render-template is an internal command of `iec`: {e}")))?;
         let texts =
             asked.conversations.iter().map(|some| asked.template.render_with(some, &asked.options, asked.longest));

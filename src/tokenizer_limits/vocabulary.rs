@@ -140,8 +140,8 @@ struct Token {
 
 impl<'de> Deserialize<'de> for Token {
     fn deserialize<D: Deserializer<'de>>(d: D) -> std::result::Result<Token, D::Error> {
-        struct Text;
-        impl Visitor<'_> for Text {
+        struct VocabularyText;
+        impl Visitor<'_> for VocabularyText {
             type Value = Token;
             fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
                 f.write_str("a token")
@@ -156,7 +156,7 @@ impl<'de> Deserialize<'de> for Token {
                 Ok(Token { len: text.len(), is_byte, in_alphabet })
             }
         }
-        d.deserialize_str(Text)
+        d.deserialize_str(VocabularyText)
     }
 }
 

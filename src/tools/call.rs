@@ -12,7 +12,7 @@ const HELD: usize = 64 << 10;
 pub(super) struct CallScanner {
     /// True if the object may be ordinary text: it must name an offered function and have arguments.
     doubtful: bool,
-    at: At,
+    at: CallPlace,
     /// Text of the call as long as it may still be something else.
     raw: String,
     name: Option<String>,
@@ -23,14 +23,14 @@ pub(super) struct CallScanner {
 }
 
 #[derive(Debug)]
-enum At {
+enum CallPlace {
     Open,
     KeyOrEnd,
     Key,
-    InKey(Text),
+    InKey(PartialText),
     Colon(Member),
     Value(Member),
-    InText(Member, Text),
+    InText(Member, PartialText),
     /// Within `null` in place of arguments, with the letters that are missing.
     Null(&'static str),
     InObject(ObjectScanner),
@@ -48,12 +48,12 @@ enum Member {
 
 /// A JSON string that is not complete.
 #[derive(Debug, Default)]
-struct Text {
+struct PartialText {
     raw: String,
     escaped: bool,
 }
 
-impl Text {
+impl PartialText {
     /// Reads a character; returns true if the string ends with it.
     fn push(&mut self, c: char) -> bool {
         let ends = c == '"' && !self.escaped;
@@ -72,7 +72,7 @@ impl Text {
 impl CallScanner {
     /// Begins a call before its opening brace.
     pub(super) fn new(doubtful: bool) -> CallScanner {
-        CallScanner { doubtful, at: At::Open, raw: String::new(), name: None, early: None, begun: false }
+        CallScanner { doubtful, at: CallPlace::Open, raw: String::new(), name: None, early: None, begun: false }
     }
 
     /// Returns true if the call was given to the sink.
@@ -82,7 +82,7 @@ impl CallScanner {
 
     /// Completes the arguments of a call whose text ends here, or whose rest cannot be read.
     pub(super) fn complete(&mut self, sink: &mut Sink<'_>) {
-        if let At::InObject(scanner) = &self.at
+        if let CallPlace::InObject(scanner) = &self.at
             && self.begun
         {
             sink.arguments(&scanner.missing());
@@ -99,10 +99,10 @@ impl CallScanner {
         if self.raw.len() >= HELD {
             return Step::Fault;
         }
-        let at = std::mem::replace(&mut self.at, At::Open);
+        let at = std::mem::replace(&mut self.at, CallPlace::Open);
         match self.next(at, c, sink) {
             None => Step::Fault,
-            Some(At::Open) if c == '}' => self.end(sink),
+            Some(CallPlace::Open) if c == '}' => self.end(sink),
             Some(at) => {
                 self.at = at;
                 if !self.begun {
@@ -113,31 +113,31 @@ impl CallScanner {
         }
     }
 
-    /// Returns the place behind a character; [`At::Open`] behind the closing brace.
-    fn next(&mut self, at: At, c: char, sink: &mut Sink<'_>) -> Option<At> {
+    /// Returns the place behind a character; [`CallPlace::Open`] behind the closing brace.
+    fn next(&mut self, at: CallPlace, c: char, sink: &mut Sink<'_>) -> Option<CallPlace> {
         match at {
-            At::InKey(mut text) => match text.push(c) {
-                true => Some(At::Colon(self.member(&text.value()?)?)),
-                false => Some(At::InKey(text)),
+            CallPlace::InKey(mut text) => match text.push(c) {
+                true => Some(CallPlace::Colon(self.member(&text.value()?)?)),
+                false => Some(CallPlace::InKey(text)),
             },
-            At::InText(member, mut text) => match text.push(c) {
+            CallPlace::InText(member, mut text) => match text.push(c) {
                 true => self.text(member, &text.value()?, sink),
-                false => Some(At::InText(member, text)),
+                false => Some(CallPlace::InText(member, text)),
             },
-            At::InObject(scanner) => self.arguments(scanner, c, sink),
-            At::Null(rest) => match rest.strip_prefix(c)? {
+            CallPlace::InObject(scanner) => self.arguments(scanner, c, sink),
+            CallPlace::Null(rest) => match rest.strip_prefix(c)? {
                 "" => self.text(Member::Arguments, "{}", sink),
-                rest => Some(At::Null(rest)),
+                rest => Some(CallPlace::Null(rest)),
             },
             at if matches!(c, ' ' | '\n' | '\r' | '\t') => Some(at),
-            At::Open => (c == '{').then_some(At::KeyOrEnd),
-            At::KeyOrEnd | At::Key => (c == '"').then(|| At::InKey(Text::default())),
-            At::Colon(member) => (c == ':').then_some(At::Value(member)),
-            At::Value(Member::Arguments) if c == '{' => self.arguments(ObjectScanner::new(), c, sink),
-            At::Value(Member::Arguments) if c == 'n' => Some(At::Null("ull")),
-            At::Value(member) => (c == '"').then(|| At::InText(member, Text::default())),
-            At::CommaOrEnd if c == ',' => Some(At::Key),
-            At::CommaOrEnd => (c == '}').then_some(At::Open),
+            CallPlace::Open => (c == '{').then_some(CallPlace::KeyOrEnd),
+            CallPlace::KeyOrEnd | CallPlace::Key => (c == '"').then(|| CallPlace::InKey(PartialText::default())),
+            CallPlace::Colon(member) => (c == ':').then_some(CallPlace::Value(member)),
+            CallPlace::Value(Member::Arguments) if c == '{' => self.arguments(ObjectScanner::new(), c, sink),
+            CallPlace::Value(Member::Arguments) if c == 'n' => Some(CallPlace::Null("ull")),
+            CallPlace::Value(member) => (c == '"').then(|| CallPlace::InText(member, PartialText::default())),
+            CallPlace::CommaOrEnd if c == ',' => Some(CallPlace::Key),
+            CallPlace::CommaOrEnd => (c == '}').then_some(CallPlace::Open),
         }
     }
 
@@ -150,7 +150,7 @@ impl CallScanner {
         }
     }
 
-    fn text(&mut self, member: Member, value: &str, sink: &mut Sink<'_>) -> Option<At> {
+    fn text(&mut self, member: Member, value: &str, sink: &mut Sink<'_>) -> Option<CallPlace> {
         match member {
             Member::Name => {
                 if !is_name(value) || self.doubtful && !sink.offers(value) {
@@ -176,7 +176,7 @@ impl CallScanner {
             }
             Member::Other => {}
         }
-        Some(At::CommaOrEnd)
+        Some(CallPlace::CommaOrEnd)
     }
 
     /// Ends the object: without arguments, it is the call of a function that has none.
@@ -191,11 +191,11 @@ impl CallScanner {
         Step::End
     }
 
-    fn arguments(&mut self, mut scanner: ObjectScanner, c: char, sink: &mut Sink<'_>) -> Option<At> {
+    fn arguments(&mut self, mut scanner: ObjectScanner, c: char, sink: &mut Sink<'_>) -> Option<CallPlace> {
         let step = scanner.push(c);
         if step == Step::Fault {
             // The caller completes what was begun.
-            self.at = At::InObject(scanner);
+            self.at = CallPlace::InObject(scanner);
             return None;
         }
         match self.name {
@@ -205,7 +205,7 @@ impl CallScanner {
             }
             None => self.early.get_or_insert_default().push(c),
         }
-        Some(if step == Step::End { At::CommaOrEnd } else { At::InObject(scanner) })
+        Some(if step == Step::End { CallPlace::CommaOrEnd } else { CallPlace::InObject(scanner) })
     }
 
     fn begin(&mut self, sink: &mut Sink<'_>) {

@@ -1,12 +1,12 @@
 //! The table of formats in which models write calls.
 
-use super::row::Row;
+use super::row::FormatRow;
 use super::{functionary, harmony, hermes, lists, literals, llama3, mistral, sections, tagged};
 use crate::generate::text::{ChatTemplate, Tokenizer};
 use std::fmt;
 
 /// All formats, in the order in which they are tried: those with the more peculiar marks come first.
-pub(super) const FORMATS: &[Row] = &[
+pub(super) const FORMATS: &[FormatRow] = &[
     harmony::ROW,
     literals::GEMMA_4,
     literals::FUNCTIONGEMMA,
@@ -32,7 +32,7 @@ pub(super) const FORMATS: &[Row] = &[
 /// Format in which a model writes calls: a row of the table of formats.
 #[derive(Clone, Copy)]
 pub struct Format {
-    row: &'static Row,
+    row: &'static FormatRow,
 }
 
 impl fmt::Debug for Format {
@@ -71,7 +71,7 @@ impl Format {
         self.row.name
     }
 
-    pub(super) fn row(self) -> &'static Row {
+    pub(super) fn row(self) -> &'static FormatRow {
         self.row
     }
 }

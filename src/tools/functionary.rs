@@ -4,9 +4,9 @@
 use super::events::LONG_IDS;
 use super::named::Named;
 use super::reader::{Notation, OBJECTS, Style};
-use super::row::Row;
+use super::row::FormatRow;
 use super::rules::{CallRules, TextCalls, marker, quoted};
-use crate::generate::constraint::{Phases, Place};
+use crate::generate::constraint::{MarkerPlace, Phases};
 
 const OPENING: &str = "<function=";
 const CLOSING: &str = "</function>";
@@ -15,7 +15,7 @@ const IN_TAGS: Named = Named { prefix: "", numbered: '>', around: &[], end: CLOS
 const BEHIND_ARROWS: Named = Named { prefix: "", numbered: ' ', around: &[], end: "" };
 
 /// The rows of the table of formats.
-pub(super) const FUNCTIONARY_3_1: Row = Row {
+pub(super) const FUNCTIONARY_3_1: FormatRow = FormatRow {
     name: "functionary-3.1",
     detect: |source, _| source.contains(OPENING),
     notation: Some(Notation { openings: &[OPENING], others: &[CLOSING], style: Style::Named(&IN_TAGS), ..OBJECTS }),
@@ -23,7 +23,7 @@ pub(super) const FUNCTIONARY_3_1: Row = Row {
     phases: |rules| {
         let calls = rules
             .calls(|_, name, arguments| format!("{} {arguments} {}", quoted(&format!("{name}>")), quoted(CLOSING)));
-        let open = vec![(marker(rules.tokenizer, OPENING, Place::Anywhere), 0)];
+        let open = vec![(marker(rules.tokenizer, OPENING, MarkerPlace::Anywhere), 0)];
         rules.text_phases(TextCalls {
             first: open.clone(),
             later: open,
@@ -34,7 +34,7 @@ pub(super) const FUNCTIONARY_3_1: Row = Row {
     },
 };
 
-pub(super) const FUNCTIONARY_3_2: Row = Row {
+pub(super) const FUNCTIONARY_3_2: FormatRow = FormatRow {
     name: "functionary-3.2",
     detect: |source, _| source.contains(ARROWS),
     notation: Some(Notation {
@@ -59,7 +59,7 @@ fn arrows(rules: &CallRules<'_>) -> Phases {
     for (i, tool) in rules.tools.iter().enumerate() {
         bodies.push(format!("start: arguments\narguments: {}\n", rules.schemas[i]));
         let text = format!("{ARROWS}{}\n", tool.name);
-        markers.push((marker(rules.tokenizer, &text, Place::Anywhere), i + 1));
+        markers.push((marker(rules.tokenizer, &text, MarkerPlace::Anywhere), i + 1));
     }
     rules.text_phases(TextCalls {
         first: markers.clone(),

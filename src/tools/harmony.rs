@@ -7,14 +7,14 @@
 
 use super::events::{Calls, LONG_IDS, Sink};
 use super::object::{ObjectScanner, Step};
-use super::row::Row;
+use super::row::FormatRow;
 use super::rules::{CallRules, token};
 use super::tool::is_name;
-use crate::generate::constraint::{ConstraintSource, Marker, Phase, Phases, Place};
+use crate::generate::constraint::{ConstraintSource, Marker, MarkerPlace, Phase, Phases};
 use crate::generate::text::Tokenizer;
 
 /// The row of the table of formats.
-pub(super) const ROW: Row = Row {
+pub(super) const ROW: FormatRow = FormatRow {
     name: "harmony",
     detect: |source, tokenizer| source.contains("<|channel|>") && Tokens::of(tokenizer).is_some(),
     notation: None,
@@ -72,11 +72,11 @@ impl Tokens {
 pub(super) struct Harmony {
     tokens: Tokens,
     calls: bool,
-    at: At,
+    at: HarmonyPlace,
 }
 
 #[derive(Debug)]
-enum At {
+enum HarmonyPlace {
     /// Behind `<|start|>` and the role: a recipient, or content of a model that writes no header.
     Role(String),
     /// Behind `<|channel|>`.
@@ -96,7 +96,7 @@ impl Harmony {
     /// Begins the output that follows a prompt; `None` if the tokenizer has no such control tokens.
     pub(super) fn new(tokenizer: &Tokenizer, prompt: &[u32], calls: bool) -> Option<Harmony> {
         let tokens = Tokens::of(tokenizer)?;
-        let mut harmony = Harmony { tokens, calls, at: At::Content };
+        let mut harmony = Harmony { tokens, calls, at: HarmonyPlace::Content };
         let tail = &prompt[prompt.len().saturating_sub(TAIL)..];
         let last = |token: u32| tail.iter().rposition(|id| *id == token);
         // A prompt may end within a header, or within a message that the model continues.
@@ -106,8 +106,8 @@ impl Harmony {
             let text = tokenizer.decode(&[*id], false).unwrap_or_default();
             harmony.push(*id, &text, &mut Sink::new(&mut dropped, &mut calls));
         }
-        if matches!(harmony.at, At::Arguments(_) | At::Call(_)) {
-            harmony.at = At::Content;
+        if matches!(harmony.at, HarmonyPlace::Arguments(_) | HarmonyPlace::Call(_)) {
+            harmony.at = HarmonyPlace::Content;
         }
         Some(harmony)
     }
@@ -122,18 +122,20 @@ impl Harmony {
         }
         let tokens = self.tokens;
         if id == tokens.channel {
-            let header = match std::mem::replace(&mut self.at, At::Content) {
-                At::Role(held) | At::Between(held) | At::Header(held) => held + " ",
+            let header = match std::mem::replace(&mut self.at, HarmonyPlace::Content) {
+                HarmonyPlace::Role(held) | HarmonyPlace::Between(held) | HarmonyPlace::Header(held) => held + " ",
                 _ => String::new(),
             };
-            self.at = At::Header(header);
+            self.at = HarmonyPlace::Header(header);
         } else if id == tokens.message {
-            self.at = match std::mem::replace(&mut self.at, At::Content) {
-                At::Header(header) | At::Role(header) | At::Between(header) => self.message(&header),
+            self.at = match std::mem::replace(&mut self.at, HarmonyPlace::Content) {
+                HarmonyPlace::Header(header) | HarmonyPlace::Role(header) | HarmonyPlace::Between(header) => {
+                    self.message(&header)
+                }
                 at => at,
             };
         } else if Some(id) != tokens.constrain {
-            if let At::Call(name) = &self.at
+            if let HarmonyPlace::Call(name) = &self.at
                 && Some(id) == tokens.stops[0]
             {
                 // A call of a function that has no arguments.
@@ -141,8 +143,8 @@ impl Harmony {
                 sink.arguments("{}");
             }
             self.end(sink);
-            self.at = At::Between(String::new());
-        } else if let At::Header(header) = &mut self.at {
+            self.at = HarmonyPlace::Between(String::new());
+        } else if let HarmonyPlace::Header(header) = &mut self.at {
             // The type of the content follows, which is no part of the recipient.
             header.push(' ');
         }
@@ -155,17 +157,17 @@ impl Harmony {
 
     fn text(&mut self, text: &str, sink: &mut Sink<'_>) {
         match &mut self.at {
-            At::Content => sink.content(text),
-            At::Behind => {
+            HarmonyPlace::Content => sink.content(text),
+            HarmonyPlace::Behind => {
                 // White space is dropped before other text, too: the result must not depend on how much text has come.
                 let text = text.trim_start();
                 if !text.is_empty() {
-                    self.at = At::Content;
+                    self.at = HarmonyPlace::Content;
                     sink.content(text);
                 }
             }
-            At::Reasoning => sink.reasoning(text),
-            At::Header(header) => {
+            HarmonyPlace::Reasoning => sink.reasoning(text),
+            HarmonyPlace::Header(header) => {
                 // Letter by letter: where a header is cut must not depend on how much text has come.
                 for c in text.chars() {
                     if header.len() < HEADER {
@@ -173,50 +175,50 @@ impl Harmony {
                     }
                 }
             }
-            At::Role(held) => {
+            HarmonyPlace::Role(held) => {
                 held.push_str(text);
                 self.role(sink);
             }
-            At::Between(held) => {
+            HarmonyPlace::Between(held) => {
                 held.push_str(text);
                 // The role of the messages that a model writes.
                 if held.trim_start().starts_with("assistant") {
                     let rest = held.trim_start()["assistant".len()..].to_string();
-                    self.at = At::Role(rest);
+                    self.at = HarmonyPlace::Role(rest);
                     self.role(sink);
                 } else if !"assistant".starts_with(held.trim_start()) {
                     let held = std::mem::take(held);
                     sink.content(&held);
-                    self.at = At::Content;
+                    self.at = HarmonyPlace::Content;
                 }
             }
-            At::Call(name) => {
+            HarmonyPlace::Call(name) => {
                 let text = text.trim_start();
                 if text.starts_with('{') {
                     sink.begin(name);
-                    self.at = At::Arguments(ObjectScanner::new());
+                    self.at = HarmonyPlace::Arguments(ObjectScanner::new());
                     self.arguments(text, sink);
                 } else if !text.is_empty() {
-                    self.at = At::Content;
+                    self.at = HarmonyPlace::Content;
                     sink.content(text);
                 }
             }
-            At::Arguments(_) => self.arguments(text, sink),
+            HarmonyPlace::Arguments(_) => self.arguments(text, sink),
         }
     }
 
     /// Continues as content if the text behind the role cannot be a recipient.
     fn role(&mut self, sink: &mut Sink<'_>) {
-        let At::Role(held) = &self.at else { return };
+        let HarmonyPlace::Role(held) = &self.at else { return };
         let text = held.trim_start();
         if !(text.starts_with("to=") || "to=".starts_with(text)) || held.len() > HEADER {
             sink.content(held);
-            self.at = At::Content;
+            self.at = HarmonyPlace::Content;
         }
     }
 
     fn arguments(&mut self, text: &str, sink: &mut Sink<'_>) {
-        let At::Arguments(scanner) = &mut self.at else { return };
+        let HarmonyPlace::Arguments(scanner) = &mut self.at else { return };
         for (at, c) in text.char_indices() {
             let step = scanner.push(c);
             if step != Step::Fault {
@@ -224,32 +226,32 @@ impl Harmony {
             }
             if step != Step::More {
                 let end = at + if step == Step::End { c.len_utf8() } else { 0 };
-                self.at = At::Behind;
+                self.at = HarmonyPlace::Behind;
                 return self.text(&text[end..], sink);
             }
         }
     }
 
     /// Returns the state in a message with this header.
-    fn message(&self, header: &str) -> At {
+    fn message(&self, header: &str) -> HarmonyPlace {
         let mut words = header.split_whitespace();
         let recipient = words.clone().find_map(|word| word.split_once("to=").map(|(_, recipient)| recipient));
         let name = recipient.and_then(|recipient| recipient.strip_prefix(FUNCTIONS)).filter(|name| is_name(name));
         match name {
-            Some(name) if self.calls => At::Call(name.into()),
-            _ if words.any(|word| word.starts_with("analysis")) => At::Reasoning,
-            _ => At::Content,
+            Some(name) if self.calls => HarmonyPlace::Call(name.into()),
+            _ if words.any(|word| word.starts_with("analysis")) => HarmonyPlace::Reasoning,
+            _ => HarmonyPlace::Content,
         }
     }
 
     /// Ends a message: text that turned out to be no header becomes content.
     fn end(&mut self, sink: &mut Sink<'_>) {
-        if let At::Role(held) = &self.at
+        if let HarmonyPlace::Role(held) = &self.at
             && !held.trim_start().starts_with("to=")
         {
             sink.content(held);
         }
-        self.at = At::Content;
+        self.at = HarmonyPlace::Content;
     }
 }
 
@@ -281,9 +283,9 @@ pub(super) fn answer_phases(
 ) -> Option<Phases> {
     let tokens = Tokens::of(tokenizer)?;
     let begin = match Harmony::new(tokenizer, prompt, false)?.at {
-        At::Reasoning => BODY,
-        At::Header(header) if header.is_empty() => CHANNEL,
-        At::Role(_) => ROLE,
+        HarmonyPlace::Reasoning => BODY,
+        HarmonyPlace::Header(header) if header.is_empty() => CHANNEL,
+        HarmonyPlace::Role(_) => ROLE,
         _ => return None,
     };
     Some(Messages { tokens, rules }.phases(begin, Some(answer)))
@@ -300,7 +302,7 @@ impl Messages<'_> {
     /// Returns the phases of an output that begins with one of them. The answer follows a constraint, if there is one.
     fn phases(&self, begin: usize, answer: Option<&ConstraintSource>) -> Phases {
         let tokens = self.tokens;
-        let marker = |id: u32| Marker { text: String::new(), token: Some(id), place: Place::Anywhere };
+        let marker = |id: u32| Marker { text: String::new(), token: Some(id), place: MarkerPlace::Anywhere };
         let forced = self.rules.is_some_and(|rules| rules.forced);
         let must_go_on = forced || answer.is_some();
         let [start, channel] = [tokens.start, tokens.channel].map(token);
@@ -323,7 +325,8 @@ impl Messages<'_> {
         ];
         if answer.is_some() {
             // The name of the channel shows which phase follows; the rest of the header is read there.
-            in_channel.insert(0, (Some(Marker { text: "final".into(), token: None, place: Place::Anywhere }), FINAL));
+            in_channel
+                .insert(0, (Some(Marker { text: "final".into(), token: None, place: MarkerPlace::Anywhere }), FINAL));
         }
         phases.push(grammar(self.channel(forced, answer.is_some()), in_channel));
         if let Some(answer) = answer {

@@ -3,16 +3,16 @@
 
 use super::events::LONG_IDS;
 use super::reader::{Notation, OBJECTS};
-use super::row::Row;
+use super::row::FormatRow;
 use super::rules::{CallRules, TextCalls, marker, spelled};
-use crate::generate::constraint::{Phases, Place};
+use crate::generate::constraint::{MarkerPlace, Phases};
 
 const GRANITE_OPENING: &str = "<|tool_call|>";
 const ACTION: &str = "<|START_ACTION|>";
 const END_OF_ACTION: &str = "<|END_ACTION|>";
 
 /// The rows of the table of formats.
-pub(super) const GRANITE: Row = Row {
+pub(super) const GRANITE: FormatRow = FormatRow {
     name: "granite",
     detect: |source, _| source.contains(GRANITE_OPENING),
     notation: Some(Notation {
@@ -29,7 +29,7 @@ pub(super) const GRANITE: Row = Row {
     },
 };
 
-pub(super) const COMMAND: Row = Row {
+pub(super) const COMMAND: FormatRow = FormatRow {
     name: "command-r",
     detect: |source, _| source.contains(ACTION),
     notation: Some(Notation {
@@ -54,7 +54,7 @@ pub(super) fn list(rules: &CallRules<'_>, calls: &str, end: &str) -> String {
 }
 
 fn phases(rules: &CallRules<'_>, opening: &str, body: String) -> Phases {
-    let open = vec![(marker(rules.tokenizer, opening, Place::Anywhere), 0)];
+    let open = vec![(marker(rules.tokenizer, opening, MarkerPlace::Anywhere), 0)];
     rules.text_phases(TextCalls {
         first: open.clone(),
         later: open,

@@ -38,7 +38,7 @@ pub(super) struct LiteralScanner {
     /// True if the call may be ordinary text: it must name an offered function, and begin with a named argument or have
     /// none.
     doubtful: bool,
-    at: At,
+    at: LiteralPlace,
     frames: Vec<Frame>,
     /// Text of the call as long as it may still be something else.
     raw: String,
@@ -51,7 +51,7 @@ pub(super) struct LiteralScanner {
 }
 
 #[derive(Debug)]
-enum At {
+enum LiteralPlace {
     Name(String),
     /// Before the key of an argument or of a member.
     Key,
@@ -72,12 +72,12 @@ enum At {
 /// An open bracket.
 #[derive(Debug)]
 struct Frame {
-    kind: Kind,
+    kind: LiteralKind,
     items: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum LiteralKind {
     Call,
     Object,
     /// A list, with its closing bracket.
@@ -90,7 +90,7 @@ impl LiteralScanner {
         LiteralScanner {
             dialect,
             doubtful,
-            at: At::Name(String::new()),
+            at: LiteralPlace::Name(String::new()),
             frames: Vec::new(),
             raw: String::new(),
             json: String::new(),
@@ -112,7 +112,7 @@ impl LiteralScanner {
 
     /// Reads a character. After a [`Step::Fault`] the character is not part of the call.
     pub(super) fn push(&mut self, c: char, sink: &mut Sink<'_>) -> Step {
-        let at = std::mem::replace(&mut self.at, At::Key);
+        let at = std::mem::replace(&mut self.at, LiteralPlace::Key);
         let next = if self.raw.len() < (64 << 10) { self.next(at, c, sink) } else { None };
         if self.begun && !self.json.is_empty() {
             sink.arguments(&std::mem::take(&mut self.json));
@@ -130,73 +130,79 @@ impl LiteralScanner {
         if !self.begun {
             return;
         }
-        match std::mem::replace(&mut self.at, At::CommaOrEnd) {
-            At::Word(word) => self.json += &json_of(&word),
-            At::Text(text) if !text.is_key => self.json += &text.complete(),
+        match std::mem::replace(&mut self.at, LiteralPlace::CommaOrEnd) {
+            LiteralPlace::Word(word) => self.json += &json_of(&word),
+            LiteralPlace::Text(text) if !text.is_key => self.json += &text.complete(),
             _ if self.awaits_value => self.json += "null",
             _ => {}
         }
         while let Some(frame) = self.frames.pop() {
-            self.json.push(if matches!(frame.kind, Kind::List(_)) { ']' } else { '}' });
+            self.json.push(if matches!(frame.kind, LiteralKind::List(_)) { ']' } else { '}' });
         }
         sink.arguments(&std::mem::take(&mut self.json));
     }
 
     /// Returns the place behind a character; `None` if the character cannot follow.
-    fn next(&mut self, at: At, c: char, sink: &mut Sink<'_>) -> Option<At> {
+    fn next(&mut self, at: LiteralPlace, c: char, sink: &mut Sink<'_>) -> Option<LiteralPlace> {
         match at {
-            At::Name(name) => self.name(name, c, sink),
-            At::InKey(key) if is_word(c) && key.len() < WORD_BYTES => Some(At::InKey(key + c.encode_utf8(&mut [0; 4]))),
-            At::InKey(key) => self.assign(key, c, sink),
-            At::Text(mut text) => match text.push(c) {
+            LiteralPlace::Name(name) => self.name(name, c, sink),
+            LiteralPlace::InKey(key) if is_word(c) && key.len() < WORD_BYTES => {
+                Some(LiteralPlace::InKey(key + c.encode_utf8(&mut [0; 4])))
+            }
+            LiteralPlace::InKey(key) => self.assign(key, c, sink),
+            LiteralPlace::Text(mut text) => match text.push(c) {
                 None => {
                     if !text.is_key {
                         self.json += &text.take();
                     }
-                    Some(At::Text(text))
+                    Some(LiteralPlace::Text(text))
                 }
                 Some(rest) => {
                     let behind = match text.is_key {
-                        true => At::Assign(text.take()),
+                        true => LiteralPlace::Assign(text.take()),
                         false => {
                             self.json += &text.take();
                             self.json.push('"');
-                            At::CommaOrEnd
+                            LiteralPlace::CommaOrEnd
                         }
                     };
                     rest.chars().try_fold(behind, |at, c| self.next(at, c, sink))
                 }
             },
-            At::Word(word) => self.word(word, c, sink),
-            At::Mark(mark) => {
+            LiteralPlace::Word(word) => self.word(word, c, sink),
+            LiteralPlace::Mark(mark) => {
                 let mark = mark + c.encode_utf8(&mut [0; 4]);
                 match (mark == self.dialect.mark, self.dialect.mark.starts_with(&mark)) {
                     (true, _) => Some(self.text(Quoted::marked(self.dialect.mark))),
-                    (false, true) => Some(At::Mark(mark)),
+                    (false, true) => Some(LiteralPlace::Mark(mark)),
                     _ => None,
                 }
             }
-            At::Behind if matches!(c, ',' | ']') => {
+            LiteralPlace::Behind if matches!(c, ',' | ']') => {
                 self.begin(sink);
-                Some(At::Behind)
+                Some(LiteralPlace::Behind)
             }
             at if c.is_whitespace() => Some(at),
-            At::Key if c == self.closing()? => self.close(sink),
-            At::Key if is_word(c) => Some(At::InKey(c.into())),
-            At::Key | At::Value if matches!(c, '"' | '\'') => Some(self.text(Quoted::new(c, false))),
-            At::Key | At::Value if self.dialect.mark.starts_with(c) => Some(At::Mark(c.into())),
-            At::Assign(key) => self.assign(key, c, sink),
-            At::Value => self.value(c, sink),
-            At::CommaOrEnd if c == ',' => Some(match self.frames.last()?.kind {
-                Kind::List(_) => At::Value,
-                Kind::Call | Kind::Object => At::Key,
+            LiteralPlace::Key if c == self.closing()? => self.close(sink),
+            LiteralPlace::Key if is_word(c) => Some(LiteralPlace::InKey(c.into())),
+            LiteralPlace::Key | LiteralPlace::Value if matches!(c, '"' | '\'') => {
+                Some(self.text(Quoted::new(c, false)))
+            }
+            LiteralPlace::Key | LiteralPlace::Value if self.dialect.mark.starts_with(c) => {
+                Some(LiteralPlace::Mark(c.into()))
+            }
+            LiteralPlace::Assign(key) => self.assign(key, c, sink),
+            LiteralPlace::Value => self.value(c, sink),
+            LiteralPlace::CommaOrEnd if c == ',' => Some(match self.frames.last()?.kind {
+                LiteralKind::List(_) => LiteralPlace::Value,
+                LiteralKind::Call | LiteralKind::Object => LiteralPlace::Key,
             }),
-            At::CommaOrEnd if c == self.closing()? => self.close(sink),
-            At::Key | At::CommaOrEnd | At::Behind => None,
+            LiteralPlace::CommaOrEnd if c == self.closing()? => self.close(sink),
+            LiteralPlace::Key | LiteralPlace::CommaOrEnd | LiteralPlace::Behind => None,
         }
     }
 
-    fn name(&mut self, mut name: String, c: char, sink: &mut Sink<'_>) -> Option<At> {
+    fn name(&mut self, mut name: String, c: char, sink: &mut Sink<'_>) -> Option<LiteralPlace> {
         let prefix = self.dialect.prefix;
         if c == self.dialect.brackets.0 {
             let name = name.trim();
@@ -205,11 +211,11 @@ impl LiteralScanner {
                 return None;
             }
             self.name = name.into();
-            self.open(Kind::Call);
+            self.open(LiteralKind::Call);
             if !self.doubtful {
                 self.begin(sink);
             }
-            return Some(At::Key);
+            return Some(LiteralPlace::Key);
         }
         let fits = is_word(c)
             || prefix.contains(c)
@@ -220,9 +226,9 @@ impl LiteralScanner {
         if !c.is_whitespace() {
             name.push(c);
         } else if name.is_empty() {
-            return Some(At::Name(name));
+            return Some(LiteralPlace::Name(name));
         }
-        Some(At::Name(name))
+        Some(LiteralPlace::Name(name))
     }
 
     fn begin(&mut self, sink: &mut Sink<'_>) {
@@ -235,48 +241,48 @@ impl LiteralScanner {
     /// Returns the bracket that closes the innermost value.
     fn closing(&self) -> Option<char> {
         Some(match self.frames.last()?.kind {
-            Kind::Call => self.dialect.brackets.1,
-            Kind::Object => '}',
-            Kind::List(closing) => closing,
+            LiteralKind::Call => self.dialect.brackets.1,
+            LiteralKind::Object => '}',
+            LiteralKind::List(closing) => closing,
         })
     }
 
-    fn open(&mut self, kind: Kind) -> At {
-        self.json.push(if matches!(kind, Kind::List(_)) { '[' } else { '{' });
+    fn open(&mut self, kind: LiteralKind) -> LiteralPlace {
+        self.json.push(if matches!(kind, LiteralKind::List(_)) { '[' } else { '{' });
         self.frames.push(Frame { kind, items: 0 });
-        if matches!(kind, Kind::List(_)) { At::Value } else { At::Key }
+        if matches!(kind, LiteralKind::List(_)) { LiteralPlace::Value } else { LiteralPlace::Key }
     }
 
-    fn close(&mut self, sink: &mut Sink<'_>) -> Option<At> {
+    fn close(&mut self, sink: &mut Sink<'_>) -> Option<LiteralPlace> {
         let frame = self.frames.pop()?;
-        self.json.push(if matches!(frame.kind, Kind::List(_)) { ']' } else { '}' });
+        self.json.push(if matches!(frame.kind, LiteralKind::List(_)) { ']' } else { '}' });
         if !self.frames.is_empty() {
-            return Some(At::CommaOrEnd);
+            return Some(LiteralPlace::CommaOrEnd);
         }
         // A function in a sentence may be followed by empty brackets.
         if self.doubtful && frame.items == 0 {
-            return Some(At::Behind);
+            return Some(LiteralPlace::Behind);
         }
         self.begin(sink);
-        Some(At::CommaOrEnd)
+        Some(LiteralPlace::CommaOrEnd)
     }
 
     /// Begins a text.
-    fn text(&mut self, text: Quoted) -> At {
-        let in_list = self.frames.last().is_some_and(|frame| matches!(frame.kind, Kind::List(_)));
+    fn text(&mut self, text: Quoted) -> LiteralPlace {
+        let in_list = self.frames.last().is_some_and(|frame| matches!(frame.kind, LiteralKind::List(_)));
         let is_key = !in_list && !self.awaits_value;
         if !is_key {
             self.item();
             self.json.push('"');
         }
-        At::Text(text.keyed(is_key))
+        LiteralPlace::Text(text.keyed(is_key))
     }
 
     /// Begins a value: items of a list are separated.
     fn item(&mut self) {
         self.awaits_value = false;
         let Some(frame) = self.frames.last_mut() else { return };
-        if matches!(frame.kind, Kind::List(_)) {
+        if matches!(frame.kind, LiteralKind::List(_)) {
             if frame.items > 0 {
                 self.json += ", ";
             }
@@ -284,12 +290,12 @@ impl LiteralScanner {
         }
     }
 
-    fn assign(&mut self, key: String, c: char, sink: &mut Sink<'_>) -> Option<At> {
+    fn assign(&mut self, key: String, c: char, sink: &mut Sink<'_>) -> Option<LiteralPlace> {
         if c.is_whitespace() {
-            return Some(At::Assign(key));
+            return Some(LiteralPlace::Assign(key));
         }
         let kind = self.frames.last()?.kind;
-        let assign = if kind == Kind::Call { self.dialect.assign } else { ':' };
+        let assign = if kind == LiteralKind::Call { self.dialect.assign } else { ':' };
         if c != assign {
             return None;
         }
@@ -301,18 +307,18 @@ impl LiteralScanner {
         self.json += &format!("\"{}\": ", escaped(&key));
         self.awaits_value = true;
         self.begin(sink);
-        Some(At::Value)
+        Some(LiteralPlace::Value)
     }
 
-    fn value(&mut self, c: char, sink: &mut Sink<'_>) -> Option<At> {
+    fn value(&mut self, c: char, sink: &mut Sink<'_>) -> Option<LiteralPlace> {
         let kind = match c {
-            '[' => Kind::List(']'),
-            '(' => Kind::List(')'),
-            '{' => Kind::Object,
-            c if self.frames.last()?.kind == Kind::List(c) => return self.close(sink),
+            '[' => LiteralKind::List(']'),
+            '(' => LiteralKind::List(')'),
+            '{' => LiteralKind::Object,
+            c if self.frames.last()?.kind == LiteralKind::List(c) => return self.close(sink),
             c if is_word(c) || c == '+' => {
                 self.item();
-                return Some(At::Word(c.into()));
+                return Some(LiteralPlace::Word(c.into()));
             }
             _ => return None,
         };
@@ -323,22 +329,22 @@ impl LiteralScanner {
         Some(self.open(kind))
     }
 
-    fn word(&mut self, word: String, c: char, sink: &mut Sink<'_>) -> Option<At> {
+    fn word(&mut self, word: String, c: char, sink: &mut Sink<'_>) -> Option<LiteralPlace> {
         let is_python = self.dialect.mark.is_empty();
         let ends = matches!(c, ',' | ']' | '}') || is_python && (c == ')' || c.is_whitespace());
         if is_python && matches!(c, '"' | '\'') && word.len() <= 2 && word.chars().all(|c| "rRbBuUfF".contains(c)) {
             self.json.push('"');
-            return Some(At::Text(Quoted::new(c, word.contains(['r', 'R']))));
+            return Some(LiteralPlace::Text(Quoted::new(c, word.contains(['r', 'R']))));
         }
         if !ends {
             if word.len() < WORD_BYTES && (!is_python || is_word(c) || c == '+') {
-                return Some(At::Word(word + c.encode_utf8(&mut [0; 4])));
+                return Some(LiteralPlace::Word(word + c.encode_utf8(&mut [0; 4])));
             }
             self.json += &json_of(word.trim());
             return None;
         }
         self.json += &json_of(word.trim());
-        self.next(At::CommaOrEnd, c, sink)
+        self.next(LiteralPlace::CommaOrEnd, c, sink)
     }
 }
 

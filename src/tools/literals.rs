@@ -4,10 +4,10 @@ use super::events::LONG_IDS;
 use super::literal::{Dialect, PYTHON};
 use super::members::Members;
 use super::reader::{Notation, OBJECTS, Style};
-use super::row::Row;
+use super::row::FormatRow;
 use super::rules::{CallRules, TextCalls, marker, quoted, spelled};
 use super::types::Types;
-use crate::generate::constraint::{Marker, Phases, Place};
+use crate::generate::constraint::{Marker, MarkerPlace, Phases};
 use regex::Regex;
 use serde_json::Value;
 use std::sync::LazyLock;
@@ -28,7 +28,7 @@ static EXAMPLE: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"\[[A-Za-z_]\w*\([A-Za-z_]\w*=").expect("a constant pattern"));
 
 /// The rows of the table of formats.
-pub(super) const OLMO3: Row = Row {
+pub(super) const OLMO3: FormatRow = FormatRow {
     name: "olmo3",
     detect: |source, _| source.contains(OLMO.0),
     notation: Some(Notation { openings: &[OLMO.0], others: &[OLMO.1], ..PYTHON_CALLS }),
@@ -36,7 +36,7 @@ pub(super) const OLMO3: Row = Row {
     phases: |rules| python(rules, OLMO, ("", "", "")),
 };
 
-pub(super) const LFM: Row = Row {
+pub(super) const LFM: FormatRow = FormatRow {
     name: "lfm2",
     detect: |source, _| source.contains(LFM2.0),
     notation: Some(Notation { openings: &[LFM2.0], others: &[LFM2.1], ..PYTHON_CALLS }),
@@ -45,7 +45,7 @@ pub(super) const LFM: Row = Row {
 };
 
 /// Llama 4 begins its output with the list, or writes tokens around it.
-pub(super) const LLAMA_4: Row = Row {
+pub(super) const LLAMA_4: FormatRow = FormatRow {
     name: "llama4",
     detect: |source, _| EXAMPLE.is_match(source),
     notation: Some(Notation { openings: &[LLAMA4.0], others: &[LLAMA4.1], bare: true, ..PYTHON_CALLS }),
@@ -53,7 +53,7 @@ pub(super) const LLAMA_4: Row = Row {
     phases: bare_python,
 };
 
-pub(super) const GEMMA_4: Row = Row {
+pub(super) const GEMMA_4: FormatRow = FormatRow {
     name: "gemma4",
     detect: |source, _| source.contains(GEMMA4.0) && source.contains(GEMMA4.1),
     notation: Some(Notation {
@@ -66,7 +66,7 @@ pub(super) const GEMMA_4: Row = Row {
     phases: |rules| gemma(rules, GEMMA4, &GEMMA4_DIALECT),
 };
 
-pub(super) const FUNCTIONGEMMA: Row = Row {
+pub(super) const FUNCTIONGEMMA: FormatRow = FormatRow {
     name: "functiongemma",
     detect: |source, _| source.contains(FUNCTION_GEMMA.0),
     notation: Some(Notation {
@@ -113,7 +113,7 @@ fn python(rules: &CallRules<'_>, tags: (&str, &str), around: (&str, &str, &str))
     let closing = spelled(rules.tokenizer, tags.1);
     let body =
         format!("start: space {before} space call {more} space {after} space {closing}\n{}", python_calls(rules));
-    let open = vec![(marker(rules.tokenizer, tags.0, Place::Anywhere), 0)];
+    let open = vec![(marker(rules.tokenizer, tags.0, MarkerPlace::Anywhere), 0)];
     rules.text_phases(TextCalls {
         first: open.clone(),
         later: open,
@@ -150,7 +150,7 @@ fn bare_python(rules: &CallRules<'_>) -> Phases {
             if known == bodies.len() {
                 bodies.push(body);
             }
-            first.push((marker(tokenizer, &format!("[{}({key}=", tool.name), Place::Start), known));
+            first.push((marker(tokenizer, &format!("[{}({key}=", tool.name), MarkerPlace::Start), known));
         }
     }
     rules.text_phases(TextCalls {
@@ -158,7 +158,7 @@ fn bare_python(rules: &CallRules<'_>) -> Phases {
         ordinary: true,
         bodies,
         body_is_last: true,
-        tag: Some(marker(tokenizer, LLAMA4.0, Place::Anywhere)),
+        tag: Some(marker(tokenizer, LLAMA4.0, MarkerPlace::Anywhere)),
         ..TextCalls::default()
     })
 }
@@ -199,7 +199,7 @@ space: (/[ \n\r\t]{{1,16}}/)?
         format!("{} space {members} space \"}}\"", quoted(&format!("call:{name}{{")))
     });
     let [opening, closing] = [tags.0, tags.1].map(|tag| spelled(tokenizer, tag));
-    let open = vec![(marker(tokenizer, tags.0, Place::Anywhere), 0)];
+    let open = vec![(marker(tokenizer, tags.0, MarkerPlace::Anywhere), 0)];
     rules.text_phases(TextCalls {
         first: open.clone(),
         later: open,

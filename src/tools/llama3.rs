@@ -5,9 +5,9 @@
 
 use super::events::LONG_IDS;
 use super::reader::{Notation, OBJECTS};
-use super::row::Row;
+use super::row::FormatRow;
 use super::rules::{CallRules, TextCalls, marker};
-use crate::generate::constraint::{Marker, Phases, Place};
+use crate::generate::constraint::{Marker, MarkerPlace, Phases};
 
 const TAG: &str = "<|python_tag|>";
 /// Beginnings of a call before the name, without white space.
@@ -16,7 +16,7 @@ const FIRST: [&str; 2] = ["{\"name\":\"", "{\"type\":\"function\",\"name\":\""];
 const KEYS: [&str; 2] = ["parameters", "arguments"];
 
 /// The row of the table of formats.
-pub(super) const ROW: Row = Row {
+pub(super) const ROW: FormatRow = FormatRow {
     name: "llama3",
     detect: |source, _| source.contains("ipython") && source.contains("parameters"),
     notation: Some(Notation {
@@ -46,7 +46,7 @@ fn phases(rules: &CallRules<'_>) -> Phases {
     for (i, tool) in rules.tools.iter().enumerate() {
         bodies.push(format!("start: {space} arguments {space} \"}}\"\narguments: {}\n", rules.schemas[i]));
         for (begin, key) in FIRST.iter().flat_map(|begin| KEYS.map(|key| (begin, key))) {
-            first.push((marker(tokenizer, &format!("{begin}{}\",\"{key}\":", tool.name), Place::Start), i + 1));
+            first.push((marker(tokenizer, &format!("{begin}{}\",\"{key}\":", tool.name), MarkerPlace::Start), i + 1));
         }
     }
     let later = first.iter().map(|(marker, body)| {
@@ -59,7 +59,7 @@ fn phases(rules: &CallRules<'_>) -> Phases {
         ordinary: true,
         body_is_last: rules.forced,
         bodies,
-        tag: Some(marker(tokenizer, TAG, Place::Anywhere)),
+        tag: Some(marker(tokenizer, TAG, MarkerPlace::Anywhere)),
         ..TextCalls::default()
     })
 }

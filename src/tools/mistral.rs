@@ -4,9 +4,9 @@
 use super::events::IdForm;
 use super::named::Named;
 use super::reader::{Notation, OBJECTS, Style};
-use super::row::Row;
+use super::row::FormatRow;
 use super::rules::{CallRules, TextCalls, marker, quoted, spelled};
-use crate::generate::constraint::{Phases, Place};
+use crate::generate::constraint::{MarkerPlace, Phases};
 
 const OPENING: &str = "[TOOL_CALLS]";
 const ARGUMENTS: &str = "[ARGS]";
@@ -14,7 +14,7 @@ const ARGUMENTS: &str = "[ARGS]";
 const NAMED: Named = Named { prefix: "", numbered: '[', around: &[], end: "" };
 
 /// The row of the table of formats. Templates refuse ids of calls that have not nine letters and digits.
-pub(super) const ROW: Row = Row {
+pub(super) const ROW: FormatRow = FormatRow {
     name: "mistral",
     detect: |source, _| source.contains(OPENING),
     notation: Some(Notation {
@@ -39,7 +39,7 @@ fn phases(rules: &CallRules<'_>) -> Phases {
         }
         false => super::lists::list(rules, &rules.objects("name", &["arguments", "parameters"], "id"), ""),
     };
-    let open = vec![(marker(tokenizer, OPENING, Place::Anywhere), 0)];
+    let open = vec![(marker(tokenizer, OPENING, MarkerPlace::Anywhere), 0)];
     rules.text_phases(TextCalls {
         first: open.clone(),
         later: open,

@@ -8,12 +8,12 @@ const NESTING: usize = 512;
 pub(super) struct ObjectScanner {
     /// Open objects (true) and arrays (false).
     open: Vec<bool>,
-    at: At,
+    at: ObjectPlace,
 }
 
 /// Place in the object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum At {
+enum ObjectPlace {
     /// Before the opening brace.
     Begin,
     Value,
@@ -67,14 +67,14 @@ pub(super) enum Step {
 
 impl ObjectScanner {
     pub(super) fn new() -> ObjectScanner {
-        ObjectScanner { open: Vec::new(), at: At::Begin }
+        ObjectScanner { open: Vec::new(), at: ObjectPlace::Begin }
     }
 
     /// Reads a character.
     pub(super) fn push(&mut self, c: char) -> Step {
         match self.next(c) {
-            Some(At::End) => {
-                self.at = At::End;
+            Some(ObjectPlace::End) => {
+                self.at = ObjectPlace::End;
                 Step::End
             }
             Some(at) => {
@@ -88,40 +88,42 @@ impl ObjectScanner {
     /// Returns the brackets that are missing, if the object can end here.
     pub(super) fn missing(&self) -> String {
         let ends = match self.at {
-            At::CommaOrEnd | At::KeyOrEnd | At::ValueOrEnd => true,
-            At::Number(number) => number.may_end(),
+            ObjectPlace::CommaOrEnd | ObjectPlace::KeyOrEnd | ObjectPlace::ValueOrEnd => true,
+            ObjectPlace::Number(number) => number.may_end(),
             _ => false,
         };
         let brackets = self.open.iter().rev().map(|is_object| if *is_object { '}' } else { ']' });
         brackets.filter(|_| ends).collect()
     }
 
-    fn next(&mut self, c: char) -> Option<At> {
+    fn next(&mut self, c: char) -> Option<ObjectPlace> {
         let is_space = matches!(c, ' ' | '\n' | '\r' | '\t');
         match self.at {
-            At::String { is_key, escape } => string(c, is_key, escape),
-            At::Word(rest) => {
+            ObjectPlace::String { is_key, escape } => string(c, is_key, escape),
+            ObjectPlace::Word(rest) => {
                 let rest = rest.strip_prefix(c)?;
-                Some(if rest.is_empty() { At::CommaOrEnd } else { At::Word(rest) })
+                Some(if rest.is_empty() { ObjectPlace::CommaOrEnd } else { ObjectPlace::Word(rest) })
             }
-            At::Number(number) => match number_goes_on(number, c) {
-                Some(number) => Some(At::Number(number)),
+            ObjectPlace::Number(number) => match number_goes_on(number, c) {
+                Some(number) => Some(ObjectPlace::Number(number)),
                 None if !number.may_end() => None,
                 None => {
-                    self.at = At::CommaOrEnd;
+                    self.at = ObjectPlace::CommaOrEnd;
                     self.next(c)
                 }
             },
-            At::Begin if c == '{' => self.open(true),
-            At::End | At::Begin => None,
+            ObjectPlace::Begin if c == '{' => self.open(true),
+            ObjectPlace::End | ObjectPlace::Begin => None,
             at if is_space => Some(at),
-            At::Colon => (c == ':').then_some(At::Value),
-            At::ValueOrEnd if c == ']' => self.close(false),
-            At::KeyOrEnd if c == '}' => self.close(true),
-            At::Value | At::ValueOrEnd => self.value(c),
-            At::Key | At::KeyOrEnd => (c == '"').then_some(At::String { is_key: true, escape: Escape::No }),
-            At::CommaOrEnd => match c {
-                ',' => Some(if *self.open.last()? { At::Key } else { At::Value }),
+            ObjectPlace::Colon => (c == ':').then_some(ObjectPlace::Value),
+            ObjectPlace::ValueOrEnd if c == ']' => self.close(false),
+            ObjectPlace::KeyOrEnd if c == '}' => self.close(true),
+            ObjectPlace::Value | ObjectPlace::ValueOrEnd => self.value(c),
+            ObjectPlace::Key | ObjectPlace::KeyOrEnd => {
+                (c == '"').then_some(ObjectPlace::String { is_key: true, escape: Escape::No })
+            }
+            ObjectPlace::CommaOrEnd => match c {
+                ',' => Some(if *self.open.last()? { ObjectPlace::Key } else { ObjectPlace::Value }),
                 '}' => self.close(true),
                 ']' => self.close(false),
                 _ => None,
@@ -129,38 +131,38 @@ impl ObjectScanner {
         }
     }
 
-    fn value(&mut self, c: char) -> Option<At> {
+    fn value(&mut self, c: char) -> Option<ObjectPlace> {
         Some(match c {
             '{' => return self.open(true),
             '[' => return self.open(false),
-            '"' => At::String { is_key: false, escape: Escape::No },
-            't' => At::Word("rue"),
-            'f' => At::Word("alse"),
-            'n' => At::Word("ull"),
-            '-' => At::Number(Number::Minus),
-            '0' => At::Number(Number::Zero),
-            '1'..='9' => At::Number(Number::Digits),
+            '"' => ObjectPlace::String { is_key: false, escape: Escape::No },
+            't' => ObjectPlace::Word("rue"),
+            'f' => ObjectPlace::Word("alse"),
+            'n' => ObjectPlace::Word("ull"),
+            '-' => ObjectPlace::Number(Number::Minus),
+            '0' => ObjectPlace::Number(Number::Zero),
+            '1'..='9' => ObjectPlace::Number(Number::Digits),
             _ => return None,
         })
     }
 
-    fn open(&mut self, is_object: bool) -> Option<At> {
+    fn open(&mut self, is_object: bool) -> Option<ObjectPlace> {
         self.open.push(is_object);
-        let inside = if is_object { At::KeyOrEnd } else { At::ValueOrEnd };
+        let inside = if is_object { ObjectPlace::KeyOrEnd } else { ObjectPlace::ValueOrEnd };
         (self.open.len() <= NESTING).then_some(inside)
     }
 
-    fn close(&mut self, is_object: bool) -> Option<At> {
+    fn close(&mut self, is_object: bool) -> Option<ObjectPlace> {
         if self.open.pop()? != is_object {
             return None;
         }
-        Some(if self.open.is_empty() { At::End } else { At::CommaOrEnd })
+        Some(if self.open.is_empty() { ObjectPlace::End } else { ObjectPlace::CommaOrEnd })
     }
 }
 
-fn string(c: char, is_key: bool, escape: Escape) -> Option<At> {
+fn string(c: char, is_key: bool, escape: Escape) -> Option<ObjectPlace> {
     let escape = match (escape, c) {
-        (Escape::No, '"') => return Some(if is_key { At::Colon } else { At::CommaOrEnd }),
+        (Escape::No, '"') => return Some(if is_key { ObjectPlace::Colon } else { ObjectPlace::CommaOrEnd }),
         (Escape::No, '\\') => Escape::Begin,
         (Escape::No, c) if c >= ' ' => Escape::No,
         (Escape::Begin, 'u') => Escape::Hex(4),
@@ -171,7 +173,7 @@ fn string(c: char, is_key: bool, escape: Escape) -> Option<At> {
         },
         _ => return None,
     };
-    Some(At::String { is_key, escape })
+    Some(ObjectPlace::String { is_key, escape })
 }
 
 fn number_goes_on(number: Number, c: char) -> Option<Number> {

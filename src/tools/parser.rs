@@ -14,12 +14,12 @@ use crate::generate::text::Tokenizer;
 /// State of an output that is divided.
 #[derive(Debug)]
 pub struct OutputParser {
-    kind: Kind,
+    kind: ParserKind,
     calls: Calls,
 }
 
 #[derive(Debug)]
-enum Kind {
+enum ParserKind {
     /// Messages between control tokens.
     Harmony(Harmony),
     Tagged(Box<Tagged>),
@@ -41,12 +41,12 @@ impl OutputParser {
     pub fn new(style: &OutputStyle, tools: &[Tool], tokenizer: &Tokenizer, prompt: &[u32], seed: u64) -> OutputParser {
         let format = style.format.filter(|_| !tools.is_empty());
         let kind = match Harmony::new(tokenizer, prompt, format.is_some()) {
-            Some(harmony) => Kind::Harmony(harmony),
+            Some(harmony) => ParserKind::Harmony(harmony),
             None => {
                 let notation = format.and_then(|format| format.row().notation);
                 let markers = notation.map_or((&[][..], &[][..]), |notation| (notation.openings, notation.others));
                 let markers = markers.0.iter().chain(markers.1).copied().chain(style.tags.texts());
-                Kind::Tagged(Box::new(Tagged {
+                ParserKind::Tagged(Box::new(Tagged {
                     special: special(markers, tokenizer),
                     reasoning: Reasoning::new(style.tags.clone(), style.tags.begins(tokenizer, prompt)),
                     reader: notation.map(Reader::new),
@@ -67,7 +67,7 @@ impl OutputParser {
     /// reasoning is then reasoning, although it had no opening tag.
     #[must_use]
     pub fn not_streamed(mut self) -> OutputParser {
-        if let Kind::Tagged(tagged) = &mut self.kind {
+        if let ParserKind::Tagged(tagged) = &mut self.kind {
             tagged.reasoning.hold();
         }
         self
@@ -78,8 +78,8 @@ impl OutputParser {
     pub fn push(&mut self, id: u32, text: &str, out: &mut Vec<OutputEvent>) {
         let mut sink = Sink::new(out, &mut self.calls);
         match &mut self.kind {
-            Kind::Harmony(harmony) => harmony.push(id, text, &mut sink),
-            Kind::Tagged(tagged) => {
+            ParserKind::Harmony(harmony) => harmony.push(id, text, &mut sink),
+            ParserKind::Tagged(tagged) => {
                 let Tagged { reasoning, reader, special } = &mut **tagged;
                 // A special token that is hidden has no text but what was held back before it.
                 let marker = special.iter().find(|(token, marker)| *token == id && !text.contains(marker));
@@ -95,8 +95,8 @@ impl OutputParser {
     pub fn finish(&mut self, is_cut: bool, out: &mut Vec<OutputEvent>) {
         let mut sink = Sink::new(out, &mut self.calls);
         match &mut self.kind {
-            Kind::Harmony(harmony) => harmony.finish(&mut sink),
-            Kind::Tagged(tagged) => {
+            ParserKind::Harmony(harmony) => harmony.finish(&mut sink),
+            ParserKind::Tagged(tagged) => {
                 let Tagged { reasoning, reader, .. } = &mut **tagged;
                 let content = reasoning.finish(&mut sink);
                 read(reader, &content, &mut sink);

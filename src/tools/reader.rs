@@ -58,7 +58,7 @@ pub(super) const OBJECTS: Notation = Notation {
 #[derive(Debug)]
 pub(super) struct Reader {
     notation: Notation,
-    at: At,
+    at: ReaderPlace,
     /// White space that becomes content unless a call follows.
     space: String,
     /// True if nothing but white space has followed a call.
@@ -70,7 +70,7 @@ pub(super) struct Reader {
 }
 
 #[derive(Debug)]
-enum At {
+enum ReaderPlace {
     /// In content, with text that may be the beginning of a marker.
     Text(String),
     /// Behind a call, where another one may begin, with the text since then.
@@ -130,7 +130,7 @@ impl Scanner {
 impl Reader {
     /// Begins an output.
     pub(super) fn new(notation: Notation) -> Reader {
-        let at = if notation.bare { At::Marked(String::new()) } else { At::Text(String::new()) };
+        let at = if notation.bare { ReaderPlace::Marked(String::new()) } else { ReaderPlace::Text(String::new()) };
         let (space, before) = (String::new(), String::new());
         Reader { notation, at, space, after_call: false, before, doubtful: notation.bare || notation.ordinary }
     }
@@ -146,16 +146,16 @@ impl Reader {
     /// Ends the output: text that was held back becomes content. Calls are completed unless the output `is_cut`.
     pub(super) fn finish(&mut self, is_cut: bool, sink: &mut Sink<'_>) {
         loop {
-            match std::mem::replace(&mut self.at, At::Text(String::new())) {
-                At::Text(held) => {
+            match std::mem::replace(&mut self.at, ReaderPlace::Text(String::new())) {
+                ReaderPlace::Text(held) => {
                     self.content(&held, sink);
                     break;
                 }
-                At::Marked(held) => {
+                ReaderPlace::Marked(held) => {
                     let before = std::mem::take(&mut self.before);
                     self.push_text(before, held, sink);
                 }
-                At::Call(mut scanner) => {
+                ReaderPlace::Call(mut scanner) => {
                     if !is_cut {
                         scanner.complete(sink);
                     }
@@ -165,7 +165,7 @@ impl Reader {
                         false => self.push_text(before, scanner.into_raw(), sink),
                     }
                 }
-                At::Open(_) => {}
+                ReaderPlace::Open(_) => {}
             }
         }
         let space = std::mem::take(&mut self.space);
@@ -177,18 +177,18 @@ impl Reader {
     /// Reads text after a call turned out to be none. `before` may have a marker that means nothing.
     fn push_text(&mut self, before: String, text: String, sink: &mut Sink<'_>) {
         self.content(&before, sink);
-        self.at = At::Text(String::new());
+        self.at = ReaderPlace::Text(String::new());
         let rest = self.text(String::new(), text, sink);
         self.push(&rest, sink);
     }
 
     /// Reads some of the text and returns the rest.
     fn step(&mut self, text: String, sink: &mut Sink<'_>) -> String {
-        match std::mem::replace(&mut self.at, At::Text(String::new())) {
-            At::Text(held) => self.text(held, text, sink),
-            At::Open(held) => self.open(held, text, false, sink),
-            At::Marked(held) => self.open(held, text, true, sink),
-            At::Call(scanner) => self.call(scanner, text, sink),
+        match std::mem::replace(&mut self.at, ReaderPlace::Text(String::new())) {
+            ReaderPlace::Text(held) => self.text(held, text, sink),
+            ReaderPlace::Open(held) => self.open(held, text, false, sink),
+            ReaderPlace::Marked(held) => self.open(held, text, true, sink),
+            ReaderPlace::Call(scanner) => self.call(scanner, text, sink),
         }
     }
 
@@ -204,14 +204,14 @@ impl Reader {
                     true => self.before = std::mem::take(&mut self.space) + marker,
                     false => self.space.clear(),
                 }
-                self.at = At::Marked(String::new());
+                self.at = ReaderPlace::Marked(String::new());
             }
             return text[at + marker.len()..].to_string();
         }
         let kept = self.markers().map(|(marker, _)| begun(&text, marker)).max().unwrap_or(0);
         let (shown, held) = text.split_at(text.len() - kept);
         self.content(shown, sink);
-        self.at = At::Text(held.to_string());
+        self.at = ReaderPlace::Text(held.to_string());
         String::new()
     }
 
@@ -235,19 +235,19 @@ impl Reader {
                 return answer.to_string();
             }
             if user.starts_with(&rest) {
-                self.at = At::Marked(held + &rest);
+                self.at = ReaderPlace::Marked(held + &rest);
                 return String::new();
             }
         }
         let Some(first) = rest.chars().next() else {
-            self.at = if is_marked { At::Marked(held) } else { At::Open(held) };
+            self.at = if is_marked { ReaderPlace::Marked(held) } else { ReaderPlace::Open(held) };
             return String::new();
         };
         if let Some(scanner) = self.scanner(first, is_marked, &held) {
             if is_marked {
                 self.before += &held;
             }
-            self.at = At::Call(Box::new(scanner));
+            self.at = ReaderPlace::Call(Box::new(scanner));
             return rest;
         }
         if is_marked {
@@ -297,7 +297,7 @@ impl Reader {
                 Step::Fault if scanner.begun() => {
                     scanner.complete(sink);
                     self.ended();
-                    self.at = At::Text(String::new());
+                    self.at = ReaderPlace::Text(String::new());
                     return text[at..].to_string();
                 }
                 Step::Fault => {
@@ -308,7 +308,7 @@ impl Reader {
                 }
             }
         }
-        self.at = At::Call(scanner);
+        self.at = ReaderPlace::Call(scanner);
         String::new()
     }
 
@@ -316,7 +316,8 @@ impl Reader {
         self.after_call = true;
         self.before.clear();
         self.space.clear();
-        self.at = if self.notation.several { At::Open(String::new()) } else { At::Text(String::new()) };
+        self.at =
+            if self.notation.several { ReaderPlace::Open(String::new()) } else { ReaderPlace::Text(String::new()) };
     }
 
     /// Writes content; white space at its end is held back.

@@ -149,7 +149,7 @@ pub(super) fn token_of(opening: &str) -> &str {
 
 /// State of the search for tags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum At {
+enum TagSearch {
     /// Nothing but white space was generated.
     Start,
     /// Between the tags.
@@ -166,7 +166,7 @@ enum At {
 #[derive(Debug)]
 pub(super) struct Reasoning {
     known: KnownTags,
-    at: At,
+    at: TagSearch,
     /// Text that may be the beginning of a tag.
     held: String,
     /// True if a closing tag without an opening one divides the output.
@@ -183,8 +183,8 @@ impl Reasoning {
     /// Begins an output.
     pub(super) fn new(known: KnownTags, begins: Begins) -> Reasoning {
         let at = match begins {
-            Begins::Inside(tags) => At::Inside(tags),
-            Begins::Anywhere | Begins::Behind => At::Start,
+            Begins::Inside(tags) => TagSearch::Inside(tags),
+            Begins::Anywhere | Begins::Behind => TagSearch::Start,
         };
         let may_be_unopened = begins == Begins::Anywhere && known.reasons();
         let at_line = matches!(begins, Begins::Inside(tags) if tags.line);
@@ -212,11 +212,11 @@ impl Reasoning {
     /// Reads as much of the text as one state can.
     fn step(&mut self, sink: &mut Sink<'_>) -> String {
         match self.at {
-            At::Start => self.start(),
-            At::Inside(tags) => self.inside(tags, sink),
-            At::Behind => self.behind(),
-            At::Unopened => self.unopened(sink),
-            At::Content => self.content(),
+            TagSearch::Start => self.start(),
+            TagSearch::Inside(tags) => self.inside(tags, sink),
+            TagSearch::Behind => self.behind(),
+            TagSearch::Unopened => self.unopened(sink),
+            TagSearch::Content => self.content(),
         }
     }
 
@@ -224,13 +224,14 @@ impl Reasoning {
         let text = self.held.trim_start();
         let opened = self.known.openings().find(|tags| text.starts_with(tags.opening));
         if let Some(tags) = opened {
-            (self.at, self.at_line, self.held) = (At::Inside(tags), tags.line, text[tags.opening.len()..].to_string());
+            (self.at, self.at_line, self.held) =
+                (TagSearch::Inside(tags), tags.line, text[tags.opening.len()..].to_string());
         } else if self.known.answers().any(|opening| text.starts_with(opening)) {
-            self.at = At::Behind;
+            self.at = TagSearch::Behind;
         } else {
             let mut openings = self.known.openings().map(|tags| tags.opening).chain(self.known.answers());
             if !openings.any(|opening| opening.starts_with(text)) {
-                self.at = if self.may_be_unopened { At::Unopened } else { At::Content };
+                self.at = if self.may_be_unopened { TagSearch::Unopened } else { TagSearch::Content };
             }
         }
         String::new()
@@ -246,7 +247,7 @@ impl Reasoning {
         self.held.truncate(end);
         sink.reasoning(&std::mem::replace(&mut self.held, rest));
         if closed.is_some() {
-            self.at = At::Behind;
+            self.at = TagSearch::Behind;
         }
         String::new()
     }
@@ -259,7 +260,7 @@ impl Reasoning {
             let Some((opening, closing)) = opened.filter(|_| self.closing.is_none()) else {
                 let may_open = self.closing.is_none() && self.known.answers().any(|opening| opening.starts_with(text));
                 if !text.is_empty() && !may_open {
-                    self.at = At::Content;
+                    self.at = TagSearch::Content;
                 }
                 self.held = text.to_string();
                 return String::new();
@@ -278,7 +279,7 @@ impl Reasoning {
             let rest = self.held.split_off(at + length);
             self.held.truncate(at);
             let text = std::mem::replace(&mut self.held, rest);
-            self.at = At::Behind;
+            self.at = TagSearch::Behind;
             if self.is_whole {
                 sink.reasoning(&text);
                 return String::new();
@@ -287,7 +288,7 @@ impl Reasoning {
         }
         if opened.is_some() {
             // The tags belong to the text.
-            self.at = At::Content;
+            self.at = TagSearch::Content;
             return String::new();
         }
         if self.is_whole {
@@ -305,7 +306,7 @@ impl Reasoning {
         if let Some((at, tags)) = opened.min_by_key(|(at, _)| *at) {
             let rest = self.held.split_off(at)[tags.opening.len()..].to_string();
             let content = std::mem::replace(&mut self.held, rest);
-            (self.at, self.at_line) = (At::Inside(tags), tags.line);
+            (self.at, self.at_line) = (TagSearch::Inside(tags), tags.line);
             return self.plain(content);
         }
         let openings = self.known.special.iter().map(|tags| tags.opening);
@@ -332,7 +333,7 @@ impl Reasoning {
     /// Ends the output: writes the rest of the reasoning to `sink`, or returns the rest of the content.
     pub(super) fn finish(&mut self, sink: &mut Sink<'_>) -> String {
         let held = std::mem::take(&mut self.held);
-        if !matches!(self.at, At::Inside(_)) {
+        if !matches!(self.at, TagSearch::Inside(_)) {
             return self.plain(held);
         }
         sink.reasoning(&held);

@@ -7,7 +7,7 @@ use crate::generate::constraint::Phases;
 use crate::generate::text::Tokenizer;
 
 /// A format of calls.
-pub(super) struct Row {
+pub(super) struct FormatRow {
     /// Name of the format.
     pub(super) name: &'static str,
     /// Tells from the source of a chat template and the tokenizer whether a model uses the format.

@@ -3,7 +3,7 @@
 
 use super::reasoning::{Begins, KnownTags, Tags, token_of};
 use super::tool::Tool;
-use crate::generate::constraint::{ConstraintSource, Marker, Phase, Phases, Place};
+use crate::generate::constraint::{ConstraintSource, Marker, MarkerPlace, Phase, Phases};
 use crate::generate::text::Tokenizer;
 use serde_json::Value;
 use std::fmt::Write;
@@ -132,7 +132,7 @@ impl CallRules<'_> {
         };
         let thinking = BODIES + calls.bodies.len();
         let thinking: Vec<(Marker, usize)> =
-            (thinking..).zip(&tags).map(|(i, tags)| (self.tag(tags.opening, Place::Start), i)).collect();
+            (thinking..).zip(&tags).map(|(i, tags)| (self.tag(tags.opening, MarkerPlace::Start), i)).collect();
         let free = |markers: Vec<(Marker, usize)>| Phase::Free { ends: true, markers };
         let is_last = calls.body_is_last || !self.parallel;
         let again = BODIES + calls.bodies.len() + tags.len();
@@ -191,7 +191,7 @@ impl CallRules<'_> {
 
     /// Returns the phase of reasoning, which ends with its closing tag.
     fn reasoning(&self, tags: &Tags) -> Phase {
-        let closing = self.tag(tags.closing, Place::Anywhere);
+        let closing = self.tag(tags.closing, MarkerPlace::Anywhere);
         Phase::Free { ends: !self.forced && self.answer.is_none(), markers: vec![(closing, BEHIND)] }
     }
 
@@ -206,7 +206,7 @@ impl CallRules<'_> {
     }
 
     /// Returns the marker of a tag of reasoning: its special token, if it begins with one.
-    fn tag(&self, tag: &str, place: Place) -> Marker {
+    fn tag(&self, tag: &str, place: MarkerPlace) -> Marker {
         marker(self.tokenizer, self.part(tag), place)
     }
 
@@ -218,7 +218,7 @@ impl CallRules<'_> {
 }
 
 /// Returns the marker of a text, which may be a special token.
-pub(super) fn marker(tokenizer: &Tokenizer, text: &str, place: Place) -> Marker {
+pub(super) fn marker(tokenizer: &Tokenizer, text: &str, place: MarkerPlace) -> Marker {
     let token = tokenizer.id(text).filter(|id| tokenizer.is_special(*id));
     Marker { text: text.into(), token, place }
 }

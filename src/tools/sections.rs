@@ -7,9 +7,9 @@
 use super::events::{IdForm, LONG_IDS};
 use super::named::Named;
 use super::reader::{Notation, OBJECTS, Style};
-use super::row::Row;
+use super::row::FormatRow;
 use super::rules::{CallRules, TextCalls, marker, quoted, spelled};
-use crate::generate::constraint::{Phases, Place};
+use crate::generate::constraint::{MarkerPlace, Phases};
 
 /// Texts around the calls of a section.
 struct Section {
@@ -53,7 +53,7 @@ const DEEPSEEK_CALLS: Notation = Notation {
 };
 
 /// The rows of the table of formats.
-pub(super) const DEEPSEEK_V3: Row = Row {
+pub(super) const DEEPSEEK_V3: FormatRow = FormatRow {
     name: "deepseek-v3",
     detect: |source, _| source.contains(DEEPSEEK.call.0) && source.contains("```json"),
     // The end of the code block follows the arguments.
@@ -68,7 +68,7 @@ pub(super) const DEEPSEEK_V3: Row = Row {
     },
 };
 
-pub(super) const DEEPSEEK_V3_1: Row = Row {
+pub(super) const DEEPSEEK_V3_1: FormatRow = FormatRow {
     name: "deepseek-v3.1",
     detect: |source, _| source.contains(DEEPSEEK.call.0),
     notation: Some(Notation { style: Style::Named(&V3_1_NAME), ..DEEPSEEK_CALLS }),
@@ -79,7 +79,7 @@ pub(super) const DEEPSEEK_V3_1: Row = Row {
     },
 };
 
-pub(super) const KIMI: Row = Row {
+pub(super) const KIMI: FormatRow = FormatRow {
     name: "kimi-k2",
     detect: |source, _| source.contains(KIMI_SECTION.opening) || source.contains(KIMI_SECTION.call.0),
     notation: Some(Notation {
@@ -104,7 +104,7 @@ fn phases(rules: &CallRules<'_>, section: &Section, before: impl Fn(&str) -> Str
     let calls = rules.calls(|_, name, arguments| format!("{} {arguments} {after} {end}", before(name)));
     let between = if section.between.is_empty() { String::new() } else { format!("{}?", quoted(section.between)) };
     let more = if rules.parallel { format!("({between} {begin} call)*") } else { String::new() };
-    let at = |text: &str| marker(tokenizer, text, Place::Anywhere);
+    let at = |text: &str| marker(tokenizer, text, MarkerPlace::Anywhere);
     let markers = vec![(at(section.opening), 0), (at(section.call.0), 1)];
     rules.text_phases(TextCalls {
         first: markers.clone(),

@@ -4,11 +4,11 @@ use super::constrain::value_schema;
 use super::events::LONG_IDS;
 use super::members::Members;
 use super::reader::{Notation, OBJECTS, Style};
-use super::row::Row;
+use super::row::FormatRow;
 use super::rules::{CallRules, SPACE, TextCalls, marker, quoted, spelled};
 use super::types::Types;
 use super::xml::Xml;
-use crate::generate::constraint::{Phases, Place};
+use crate::generate::constraint::{MarkerPlace, Phases};
 use serde_json::Value;
 
 const QWEN: Xml = Xml {
@@ -55,7 +55,7 @@ const fn within(xml: &'static Xml, openings: &'static [&'static str], others: &'
 }
 
 /// The rows of the table of formats.
-pub(super) const QWEN3_CODER: Row = Row {
+pub(super) const QWEN3_CODER: FormatRow = FormatRow {
     name: "qwen3-coder",
     detect: |source, _| source.contains(QWEN.function) && source.contains(QWEN.key),
     notation: Some(within(&QWEN, &[QWEN.function], &[QWEN.opening, QWEN.closing, QWEN.valued, QWEN.called])),
@@ -63,7 +63,7 @@ pub(super) const QWEN3_CODER: Row = Row {
     phases: |rules| phases(rules, &QWEN),
 };
 
-pub(super) const SEED_OSS: Row = Row {
+pub(super) const SEED_OSS: FormatRow = FormatRow {
     name: "seed-oss",
     detect: |source, _| source.contains(SEED.opening),
     notation: Some(within(&SEED, &[SEED.function], &[SEED.opening, SEED.closing, SEED.valued, SEED.called])),
@@ -71,7 +71,7 @@ pub(super) const SEED_OSS: Row = Row {
     phases: |rules| phases(rules, &SEED),
 };
 
-pub(super) const GLM4: Row = Row {
+pub(super) const GLM4: FormatRow = FormatRow {
     name: "glm-4.5",
     detect: |source, _| source.contains(GLM.key),
     notation: Some(within(&GLM, &[GLM.opening], &[GLM.closing, GLM.key, GLM.keyed, GLM.value, GLM.valued])),
@@ -79,7 +79,7 @@ pub(super) const GLM4: Row = Row {
     phases: |rules| phases(rules, &GLM),
 };
 
-pub(super) const MINIMAX_M2: Row = Row {
+pub(super) const MINIMAX_M2: FormatRow = FormatRow {
     name: "minimax-m2",
     detect: |source, _| source.contains(MINIMAX.opening) && source.contains("<invoke name="),
     notation: Some(within(
@@ -113,7 +113,7 @@ fn phases(rules: &CallRules<'_>, xml: &Xml) -> Phases {
     });
     let function = if xml.function.is_empty() { String::new() } else { tag(xml.function) };
     let [opening, closing] = [xml.opening, xml.closing].map(tag);
-    let at = |text: &str| marker(tokenizer, text, Place::Anywhere);
+    let at = |text: &str| marker(tokenizer, text, MarkerPlace::Anywhere);
     let mut markers = vec![(at(xml.opening), 0)];
     // Calls within one pair of tags follow one another if the tags are those of a section.
     let more =

@@ -45,7 +45,7 @@ pub(super) struct Xml {
 #[derive(Debug)]
 pub(super) struct XmlScanner {
     xml: &'static Xml,
-    at: At,
+    at: XmlPlace,
     name: String,
     /// Text of the call as long as it may still be something else.
     raw: String,
@@ -57,14 +57,14 @@ pub(super) struct XmlScanner {
 }
 
 #[derive(Debug)]
-enum At {
+enum XmlPlace {
     Name(String),
     /// Between arguments.
     Between(String),
     Key(String),
     /// Before the tag of a value.
     Tag(String, String),
-    Text(Text),
+    Text(PartialText),
     Json {
         key: String,
         held: String,
@@ -75,7 +75,7 @@ enum At {
 
 /// A text that is not complete.
 #[derive(Debug)]
-struct Text {
+struct PartialText {
     /// Characters that may be the beginning of a tag.
     held: String,
     /// True before the first character.
@@ -97,7 +97,7 @@ impl XmlScanner {
     pub(super) fn new(xml: &'static Xml) -> XmlScanner {
         XmlScanner {
             xml,
-            at: At::Name(String::new()),
+            at: XmlPlace::Name(String::new()),
             name: String::new(),
             raw: String::new(),
             arguments: 0,
@@ -118,9 +118,9 @@ impl XmlScanner {
 
     /// Reads a character. After a [`Step::Fault`] the character is not part of the call.
     pub(super) fn push(&mut self, c: char, sink: &mut Sink<'_>) -> Step {
-        let at = std::mem::replace(&mut self.at, At::End);
+        let at = std::mem::replace(&mut self.at, XmlPlace::End);
         match self.next(at, c, sink) {
-            Some(At::End) => Step::End,
+            Some(XmlPlace::End) => Step::End,
             Some(at) => {
                 self.at = at;
                 if !self.begun {
@@ -134,13 +134,13 @@ impl XmlScanner {
 
     /// Completes a call whose text ends here, or whose rest cannot be read.
     pub(super) fn complete(&mut self, sink: &mut Sink<'_>) {
-        match std::mem::replace(&mut self.at, At::End) {
-            At::Name(name) if self.xml.named.is_empty() && is_name(name.trim()) => self.begin(name.trim(), sink),
-            At::Text(text) => {
+        match std::mem::replace(&mut self.at, XmlPlace::End) {
+            XmlPlace::Name(name) if self.xml.named.is_empty() && is_name(name.trim()) => self.begin(name.trim(), sink),
+            XmlPlace::Text(text) => {
                 let held = text.held.strip_suffix('\n').filter(|_| text.in_lines).unwrap_or(&text.held);
                 sink.arguments(&(escaped(held) + "\""));
             }
-            At::Json { key, held } => self.json(&key, &held, sink),
+            XmlPlace::Json { key, held } => self.json(&key, &held, sink),
             _ => {}
         }
         if self.begun && !self.ended {
@@ -148,53 +148,57 @@ impl XmlScanner {
         }
     }
 
-    fn next(&mut self, at: At, c: char, sink: &mut Sink<'_>) -> Option<At> {
+    fn next(&mut self, at: XmlPlace, c: char, sink: &mut Sink<'_>) -> Option<XmlPlace> {
         match at {
-            At::Name(name) => self.named(name, c, sink),
-            At::Between(held) => self.between(held, c, sink),
-            At::Key(mut key) => {
+            XmlPlace::Name(name) => self.named(name, c, sink),
+            XmlPlace::Between(held) => self.between(held, c, sink),
+            XmlPlace::Key(mut key) => {
                 key.push(c);
                 match key.strip_suffix(self.xml.keyed) {
                     Some(name) if self.xml.value.is_empty() => Some(self.value(name.trim(), sink)),
-                    Some(name) => Some(At::Tag(name.trim().into(), String::new())),
-                    None => (key.len() < NAME_BYTES).then_some(At::Key(key)),
+                    Some(name) => Some(XmlPlace::Tag(name.trim().into(), String::new())),
+                    None => (key.len() < NAME_BYTES).then_some(XmlPlace::Key(key)),
                 }
             }
-            At::Tag(key, mut held) => {
+            XmlPlace::Tag(key, mut held) => {
                 held.push(c);
                 let tag = held.trim_start();
                 match (tag == self.xml.value, self.xml.value.starts_with(tag)) {
                     (true, _) => Some(self.value(&key, sink)),
-                    (false, true) if held.len() < NAME_BYTES => Some(At::Tag(key, held)),
+                    (false, true) if held.len() < NAME_BYTES => Some(XmlPlace::Tag(key, held)),
                     _ => None,
                 }
             }
-            At::Text(text) => Some(self.text(text, c, sink)),
-            At::Json { key, mut held } => {
+            XmlPlace::Text(text) => Some(self.text(text, c, sink)),
+            XmlPlace::Json { key, mut held } => {
                 held.push(c);
                 match self.ended(&held, true) {
-                    None => Some(At::Json { key, held }),
+                    None => Some(XmlPlace::Json { key, held }),
                     Some((length, ended)) => {
                         self.json(&key, &held[..held.len() - length], sink);
                         Some(self.behind(ended, sink))
                     }
                 }
             }
-            At::End => None,
+            XmlPlace::End => None,
         }
     }
 
-    fn named(&mut self, mut name: String, c: char, sink: &mut Sink<'_>) -> Option<At> {
+    fn named(&mut self, mut name: String, c: char, sink: &mut Sink<'_>) -> Option<XmlPlace> {
         if self.xml.named.is_empty() {
             if name.is_empty() && c.is_whitespace() {
-                return Some(At::Name(name));
+                return Some(XmlPlace::Name(name));
             }
             if c == '\n' || c == '<' {
                 if !is_name(name.trim()) {
                     return None;
                 }
                 self.begin(name.trim(), sink);
-                return if c == '<' { self.between(String::new(), c, sink) } else { Some(At::Between(String::new())) };
+                return if c == '<' {
+                    self.between(String::new(), c, sink)
+                } else {
+                    Some(XmlPlace::Between(String::new()))
+                };
             }
         }
         name.push(c);
@@ -207,9 +211,9 @@ impl XmlScanner {
                 return None;
             }
             self.begin(&whole, sink);
-            return Some(At::Between(String::new()));
+            return Some(XmlPlace::Between(String::new()));
         }
-        (name.len() < NAME_BYTES && c != '\n' && c != '{').then_some(At::Name(name))
+        (name.len() < NAME_BYTES && c != '\n' && c != '{').then_some(XmlPlace::Name(name))
     }
 
     fn begin(&mut self, name: &str, sink: &mut Sink<'_>) {
@@ -220,33 +224,33 @@ impl XmlScanner {
     }
 
     /// Reads tags between arguments; closing tags that belong to none are skipped.
-    fn between(&mut self, mut held: String, c: char, sink: &mut Sink<'_>) -> Option<At> {
+    fn between(&mut self, mut held: String, c: char, sink: &mut Sink<'_>) -> Option<XmlPlace> {
         if held.is_empty() && c.is_whitespace() {
-            return Some(At::Between(held));
+            return Some(XmlPlace::Between(held));
         }
         held.push(c);
         let Xml { key, valued, called, closing, .. } = *self.xml;
         if held == key {
-            return Some(At::Key(String::new()));
+            return Some(XmlPlace::Key(String::new()));
         }
         if held == called || held == closing {
             return Some(self.behind(Ended::Call, sink));
         }
         if held == valued {
-            return Some(At::Between(String::new()));
+            return Some(XmlPlace::Between(String::new()));
         }
-        [key, valued, called, closing].iter().any(|tag| tag.starts_with(&held)).then_some(At::Between(held))
+        [key, valued, called, closing].iter().any(|tag| tag.starts_with(&held)).then_some(XmlPlace::Between(held))
     }
 
     /// Begins the value of a parameter.
-    fn value(&mut self, key: &str, sink: &mut Sink<'_>) -> At {
+    fn value(&mut self, key: &str, sink: &mut Sink<'_>) -> XmlPlace {
         match sink.types(&self.name, key) {
             types if types.is_text() => {
                 self.key(key, sink);
                 sink.arguments("\"");
-                At::Text(Text { held: String::new(), is_first: true, in_lines: false })
+                XmlPlace::Text(PartialText { held: String::new(), is_first: true, in_lines: false })
             }
-            _ => At::Json { key: key.into(), held: String::new() },
+            _ => XmlPlace::Json { key: key.into(), held: String::new() },
         }
     }
 
@@ -256,10 +260,10 @@ impl XmlScanner {
         sink.arguments(&format!("{before}\"{}\": ", escaped(key)));
     }
 
-    fn text(&mut self, mut text: Text, c: char, sink: &mut Sink<'_>) -> At {
+    fn text(&mut self, mut text: PartialText, c: char, sink: &mut Sink<'_>) -> XmlPlace {
         if std::mem::replace(&mut text.is_first, false) && c == '\n' && self.xml.lines {
             text.in_lines = true;
-            return At::Text(text);
+            return XmlPlace::Text(text);
         }
         text.held.push(c);
         if let Some((length, ended)) = self.ended(&text.held, text.in_lines) {
@@ -271,7 +275,7 @@ impl XmlScanner {
         if !shown.is_empty() {
             sink.arguments(&escaped(&shown));
         }
-        At::Text(text)
+        XmlPlace::Text(text)
     }
 
     /// Returns the tags that end a value. Those of the next parameter and of the end of the call count only at the
@@ -297,13 +301,13 @@ impl XmlScanner {
         found.max_by_key(|(tag, _)| tag.len()).map(|(tag, ended)| (tag.len(), ended()))
     }
 
-    fn behind(&mut self, ended: Ended, sink: &mut Sink<'_>) -> At {
+    fn behind(&mut self, ended: Ended, sink: &mut Sink<'_>) -> XmlPlace {
         match ended {
-            Ended::Value => At::Between(String::new()),
-            Ended::Key => At::Key(String::new()),
+            Ended::Value => XmlPlace::Between(String::new()),
+            Ended::Key => XmlPlace::Key(String::new()),
             Ended::Call => {
                 self.end(sink);
-                At::End
+                XmlPlace::End
             }
         }
     }

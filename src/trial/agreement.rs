@@ -24,7 +24,7 @@ use crate::signature::Signature;
 use crate::verify::trace::{TracedStep, TracedText};
 use crate::verify::{Comparison, RefDtype, Rules, Scores, Step, Trace};
 #[cfg(feature = "reference")]
-use crate::verify::{Reference, Text};
+use crate::verify::{Reference, ScoredText};
 use std::path::{Path, PathBuf};
 
 /// Number of prompts decoded in one batch.
@@ -504,7 +504,8 @@ fn against_reference(
             .help("name the checkpoint that the pack was made from with --hf-dir"));
     }
     let texts: Vec<&TracedText> = texts.iter().filter(|text| !text.steps.is_empty()).collect();
-    let asked: Vec<Text> = texts.iter().map(|text| Text { ids: whole(text), from: text.ids.len() - 1 }).collect();
+    let asked: Vec<ScoredText> =
+        texts.iter().map(|text| ScoredText { ids: whole(text), from: text.ids.len() - 1 }).collect();
     let bar = progress::items("layers", reference.layers() as u64);
     let mut own = Vec::new();
     reference.logits(

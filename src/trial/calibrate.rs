@@ -7,7 +7,7 @@
 
 use super::ModelSource;
 use crate::calibration::file::{Description, SiteShape};
-use crate::calibration::{Calibration, CalibrationWriter, Sums, Text};
+use crate::calibration::{Calibration, CalibrationText, CalibrationWriter, Sums};
 use crate::convert::pack::{self, PackOptions};
 use crate::error::{Context, Error, Result};
 use crate::files;
@@ -158,13 +158,13 @@ fn refuse_quantized(reader: &IebinReader, dir: &Path) -> Result<()> {
 }
 
 /// Reads a text; returns its description and its tokens without BOS.
-fn tokenize(path: &Path, tokenizer: &Tokenizer, most: Option<usize>) -> Result<(Text, Vec<u32>)> {
+fn tokenize(path: &Path, tokenizer: &Tokenizer, most: Option<usize>) -> Result<(CalibrationText, Vec<u32>)> {
     let text = files::read_to_string(path)?;
     let mut ids = tokenizer.encode_plain(&text)?;
     ids.truncate(most.unwrap_or(usize::MAX));
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let sha256 = hex(Sha256::new_with_prefix(&text));
-    Ok((Text { name, sha256, tokens: ids.len() as u64 }, ids))
+    Ok((CalibrationText { name, sha256, tokens: ids.len() as u64 }, ids))
 }
 
 /// Calibration passes over the texts.

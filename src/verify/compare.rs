@@ -71,7 +71,7 @@ pub struct Step<'a> {
 /// Kind of a difference.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum DifferenceKind {
     /// The prompt has different tokens.
     #[default]
     PromptIds,
@@ -87,10 +87,10 @@ pub enum Kind {
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Mismatch {
     /// Kind of the difference.
-    pub kind: Kind,
+    pub kind: DifferenceKind,
     /// Index of the prompt.
     pub prompt_index: usize,
-    /// Index of the step; for [`Kind::PromptIds`], index of the first token of the prompt that differs.
+    /// Index of the step; for [`DifferenceKind::PromptIds`], index of the first token of the prompt that differs.
     pub step: usize,
     /// Position of the token in the text.
     pub position: usize,
@@ -104,10 +104,10 @@ pub struct Mismatch {
     pub expected_logit: Option<f32>,
     /// Logit of `expected_id` in the reference.
     pub expected_id_logit: Option<f32>,
-    /// Difference of the two predictions. For [`Kind::NextId`], the logit of `expected_id` minus that of `id`,
-    /// both in the reference if it has them; for [`Kind::Logits`], the difference of `logit` and `expected_logit`; for
-    /// [`Kind::Topk`], how far the logit of `id` is below that of the least likely of the
-    /// reference's most likely tokens.
+    /// Difference of the two predictions. For [`DifferenceKind::NextId`], the logit of `expected_id` minus that of
+    /// `id`, both in the reference if it has them; for [`DifferenceKind::Logits`], the difference of `logit` and
+    /// `expected_logit`; for [`DifferenceKind::Topk`], how far the logit of `id` is below that of the least likely of
+    /// the reference's most likely tokens.
     pub margin: Option<f32>,
 }
 
@@ -138,7 +138,7 @@ impl Comparison {
         if !same && self.first_mismatch.is_none() {
             let at = ours.iter().zip(theirs).take_while(|(a, b)| a == b).count();
             self.first_mismatch = Some(Mismatch {
-                kind: Kind::PromptIds,
+                kind: DifferenceKind::PromptIds,
                 prompt_index: prompt,
                 step: at,
                 position: at,
@@ -160,18 +160,18 @@ impl Comparison {
         let ids = (ours_id != theirs_id).then(|| {
             let margin = difference(theirs.of(theirs_id), theirs.of(ours_id))
                 .or_else(|| difference(ours.of(ours_id), ours.of(theirs_id)));
-            (Kind::NextId, ours_id, margin)
+            (DifferenceKind::NextId, ours_id, margin)
         });
-        let ranks = outranked(&ours, &theirs, rules.topk).map(|(id, margin)| (Kind::Topk, id, Some(margin)));
-        let beyond = |found: &(Kind, u32, Option<f32>)| {
+        let ranks = outranked(&ours, &theirs, rules.topk).map(|(id, margin)| (DifferenceKind::Topk, id, Some(margin)));
+        let beyond = |found: &(DifferenceKind, u32, Option<f32>)| {
             found.2.is_none_or(|margin| margin.is_nan() || margin > rules.logits_tol)
         };
-        let logits = (apart > rules.logits_tol).then_some((Kind::Logits, worst, Some(apart)));
+        let logits = (apart > rules.logits_tol).then_some((DifferenceKind::Logits, worst, Some(apart)));
         let first = [ids, ranks, logits].into_iter().flatten().find(beyond);
         let class = match first {
             None if ours_id == theirs_id => &mut self.same,
             None => &mut self.ties,
-            Some((Kind::NextId, ..)) => &mut self.other_tokens,
+            Some((DifferenceKind::NextId, ..)) => &mut self.other_tokens,
             Some(_) => &mut self.other_logits,
         };
         *class += 1;
@@ -222,18 +222,18 @@ impl Mismatch {
         let [own, reference, best, margin] =
             [self.logit, self.expected_logit, self.expected_id_logit, self.margin].map(number);
         match self.kind {
-            Kind::PromptIds => {
+            DifferenceKind::PromptIds => {
                 format!("prompt {} token {}: found {id}, expected {expected}", self.prompt_index, self.position)
             }
-            Kind::NextId => format!(
+            DifferenceKind::NextId => format!(
                 "{place}: chose {id}, expected {expected}; the reference gives them the logits {reference} and {best}, \
                  a margin of {margin}"
             ),
-            Kind::Topk => format!(
+            DifferenceKind::Topk => format!(
                 "{place}: found {id} among the most likely tokens with the logit {own}; the reference gives it \
                  {reference}, which is {margin} below the last of its most likely tokens"
             ),
-            Kind::Logits => {
+            DifferenceKind::Logits => {
                 format!("{place}: token {id} has the logit {own}, expected {reference}: a difference of {margin}")
             }
         }
@@ -306,15 +306,15 @@ mod tests {
     fn a_difference_beyond_the_noise_is_explained() {
         let found = compared(&[1.0, 2.0, 0.0], &[1.5, 1.0, 0.0]);
         let mismatch = found.first_mismatch.clone().unwrap();
-        assert_eq!((mismatch.kind, mismatch.id, mismatch.expected_id), (Kind::NextId, Some(1), Some(0)));
+        assert_eq!((mismatch.kind, mismatch.id, mismatch.expected_id), (DifferenceKind::NextId, Some(1), Some(0)));
         assert_eq!((mismatch.margin, found.max_logit_difference, found.other_tokens), (Some(0.5), 1.0, 1));
         let text = mismatch.explain(|id| format!("`{id}`"));
         assert!(text.contains("prompt 1 step 2 (position 9): chose 1 `1`, expected 0 `0`"), "{text}");
         let logits = compared(&[1.0, 2.0, -9.0], &[1.0, 2.0, -8.0]);
         assert_eq!((logits.other_tokens, logits.other_logits, logits.same, logits.agreement()), (0, 1, 0, 1.0));
-        assert_eq!(logits.first_mismatch.unwrap().kind, Kind::Logits);
+        assert_eq!(logits.first_mismatch.unwrap().kind, DifferenceKind::Logits);
         let ranks = compared(&[0.0, 2.0, 1.0], &[0.5, 2.0, 0.0]);
-        assert_eq!(ranks.first_mismatch.unwrap().kind, Kind::Topk);
+        assert_eq!(ranks.first_mismatch.unwrap().kind, DifferenceKind::Topk);
         assert_eq!(compared(&[f32::NAN, 1.0, 0.0], &[0.0, 1.0, 0.0]).differing(), 1);
     }
 

@@ -37,7 +37,7 @@ pub struct TracedStep {
 
 #[derive(Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-enum Line {
+enum TraceLine {
     Prompt {
         prompt_index: usize,
         prompt: String,
@@ -77,11 +77,11 @@ impl Trace {
             let line = serde_json::from_str(line).map_err(|e| Error::corrupt(format!("not a line of a trace: {e}")));
             let twice = || Error::corrupt("found this prompt or step twice").tensor(&place);
             match line.tensor(&place)? {
-                Line::Prompt { prompt_index: index, prompt, prompt_token_ids: ids } => {
+                TraceLine::Prompt { prompt_index: index, prompt, prompt_token_ids: ids } => {
                     let text = TracedText { index, prompt, ids, steps: Vec::new() };
                     texts.insert(index, text).map_or(Ok(()), |_| Err(twice()))?;
                 }
-                Line::GenStep { prompt_index, step, next_id, topk_ids, topk_logits } => {
+                TraceLine::GenStep { prompt_index, step, next_id, topk_ids, topk_logits } => {
                     if topk_ids.len() != topk_logits.len() {
                         let found = format!(
                             "found {} topk_ids and {} topk_logits, expected the same number",

@@ -12,7 +12,7 @@ use iec::convert::adapter;
 use iec::rng::Rng;
 use iec::runtime::adapters::AdapterSet;
 use iec::runtime::{Engine, EngineOptions, Precision};
-use iec::verify::{RefDtype, Reference, Text};
+use iec::verify::{RefDtype, Reference, ScoredText};
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -319,7 +319,7 @@ fn engine_and_reference_agree_with_f64_on_every_kind_of_adapter() {
             of_reference = apart(logits);
             Ok(())
         };
-        reference.logits(&[Text { ids: ids.clone(), from: 0 }], || Ok(()), take).unwrap();
+        reference.logits(&[ScoredText { ids: ids.clone(), from: 0 }], || Ok(()), take).unwrap();
         let changed = apart(&plain.iter().map(|x| *x as f32).collect::<Vec<f32>>());
         if !(of_engine <= LIMIT && of_reference <= LIMIT && changed > 0.1) {
             failures.push(format!(

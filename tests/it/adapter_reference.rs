@@ -10,7 +10,7 @@ use iec::model_config::ModelConfig;
 use iec::rng::Rng;
 use iec::runtime::adapters::AdapterSet;
 use iec::runtime::{Engine, EngineOptions, Precision};
-use iec::verify::{RefDtype, Reference, Text};
+use iec::verify::{RefDtype, Reference, ScoredText};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
@@ -40,9 +40,9 @@ fn differences(base: &Path, adapters: &[(PathBuf, f32)], golden: &Value) -> Vec<
     let text = |prompt: &Value| {
         let (before, mut said) = (ids(&prompt["ids"]), ids(&prompt["greedy_ids"]));
         said.pop();
-        Text { from: before.len() - 1, ids: [before, said].concat() }
+        ScoredText { from: before.len() - 1, ids: [before, said].concat() }
     };
-    let texts: Vec<Text> = prompts.iter().map(text).collect();
+    let texts: Vec<ScoredText> = prompts.iter().map(text).collect();
     let (vocab, mut found) = (reference.vocab(), Vec::new());
     let compare = |index: usize, logits: &[f32]| {
         let prompt = &prompts[index];
@@ -173,7 +173,7 @@ fn engine_and_reference_agree_with_adapters_of_the_further_families() {
             of_reference = apart(&changed, logits);
             Ok(())
         };
-        reference.logits(&[Text { ids, from: 0 }], || Ok(()), take).unwrap();
+        reference.logits(&[ScoredText { ids, from: 0 }], || Ok(()), take).unwrap();
         let without = apart(&changed, &plain);
         if of_reference > 1e-3 || without < 0.1 {
             failures.push(format!("{name}: {of_reference:e} from the reference, {without:e} without the adapter"));

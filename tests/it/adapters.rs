@@ -9,7 +9,7 @@ use iec::dtype::DType;
 use iec::rng::Rng;
 use iec::runtime::adapters::{AdapterSet, BoundAdapter};
 use iec::runtime::{Engine, EngineOptions, Feed, Precision, Want};
-use iec::session::adapters::{AdapterPrecision, Adapters, Source};
+use iec::session::adapters::{AdapterPrecision, AdapterSource, Adapters};
 use iec::session::{Session, SessionOptions};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -299,7 +299,7 @@ fn ten_thousand_adapters_are_registered_without_being_read() {
     let adapters = Adapters::new(engine.adapter_binder(), AdapterPrecision::Auto, Some(1 << 20));
     let dir = fixture("lora-llama-gqa").join("r8-qv");
     for i in 0..10_000 {
-        adapters.add(Source { name: format!("a{i}"), dir: dir.clone(), scale: 1.0, root: None }).unwrap();
+        adapters.add(AdapterSource { name: format!("a{i}"), dir: dir.clone(), scale: 1.0, root: None }).unwrap();
     }
     for i in 0..100 {
         assert!(adapters.set(&[(format!("a{}", i * 97), 1.0)]).unwrap().is_some());
@@ -311,9 +311,9 @@ fn ten_thousand_adapters_are_registered_without_being_read() {
 }
 
 /// Returns ten adapters by name: three directories under several names.
-fn ten() -> Vec<Source> {
+fn ten() -> Vec<AdapterSource> {
     let dirs = ["r8-qv", "r16-all", "r32-dora"].map(|name| fixture("lora-llama-gqa").join(name));
-    (0..10).map(|i| Source { name: format!("a{i}"), dir: dirs[i % 3].clone(), scale: 1.0, root: None }).collect()
+    (0..10).map(|i| AdapterSource { name: format!("a{i}"), dir: dirs[i % 3].clone(), scale: 1.0, root: None }).collect()
 }
 
 #[test]
@@ -327,7 +327,7 @@ fn adapters_leave_memory_for_others_and_every_text_stays_the_same() {
     let run = |options: &[&str]| {
         let mut command = iec();
         command.args(["run", "--json", "--precision", "fp32", "--ignore-eos", "--model-dir"]).arg(&pack);
-        for Source { name, dir, .. } in ten() {
+        for AdapterSource { name, dir, .. } in ten() {
             command.arg("--lora").arg(format!("{name}={}", dir.display()));
         }
         command.arg("--prompts-file").arg(&path).args(options).assert()

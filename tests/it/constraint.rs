@@ -4,7 +4,7 @@
 use crate::common::{FIXTURES, fixture, iec, packed_as};
 use crate::cuda::on_gpu;
 use crate::schemas::{self, validate::problem};
-use iec::generate::constraint::{ConstraintSource, Marker, Phase, Phases, Place};
+use iec::generate::constraint::{ConstraintSource, Marker, MarkerPlace, Phase, Phases};
 use iec::generate::sampler::Sampling;
 use iec::generate::speculate::Speculator;
 use iec::generate::{Completion, Finish, Options, Request, generate};
@@ -75,7 +75,7 @@ fn answers_to_300_schemas_are_valid() {
 
 /// Constraint of a text whose sentences end with three digits in brackets.
 fn numbered_sentences() -> ConstraintSource {
-    let period = Marker { text: ".".into(), token: None, place: Place::Anywhere };
+    let period = Marker { text: ".".into(), token: None, place: MarkerPlace::Anywhere };
     ConstraintSource::Phases(Phases(vec![
         Phase::Free { ends: true, markers: vec![(period, 1)] },
         Phase::Grammar { lark: "start: \"[\" /[0-9]{3}/ \"]\"".into(), exits: vec![(None, 0)] },

@@ -16,7 +16,7 @@ use iec::rng::Rng;
 use iec::runtime::kv::KvType;
 use iec::runtime::precision::Precision;
 use iec::runtime::{Engine, EngineOptions, Feed, Want};
-use iec::verify::{RefDtype, Reference, Text};
+use iec::verify::{RefDtype, Reference, ScoredText};
 use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -224,7 +224,7 @@ pub fn reference_logits(checkpoint: &Path, config: &Value, ids: &[u32]) -> Vec<f
 /// Returns the logits of a reference, see [`reference_logits`].
 pub fn logits_of(reference: &Reference, config: &Value, ids: &[u32]) -> Vec<f32> {
     let border = config["original_max_position_embeddings"].as_u64().map_or(0, |border| border as usize);
-    let text = Text { ids: ids.to_vec(), from: if border < ids.len() { border } else { 0 } };
+    let text = ScoredText { ids: ids.to_vec(), from: if border < ids.len() { border } else { 0 } };
     let mut all = Vec::new();
     let take = |_, logits: &[f32]| {
         all.extend_from_slice(logits);

@@ -125,7 +125,7 @@ mod reference {
     use crate::checkpoint::{copy_of, load};
     use crate::common::{FAMILIES, FIXTURES, packed_as};
     use crate::torch_file::{legacy, state_dict};
-    use iec::verify::{RefDtype, Reference, Text};
+    use iec::verify::{RefDtype, Reference, ScoredText};
 
     /// Fixtures outside the repository, used when `IEC_EXTRA_FIXTURES` names their directory.
     const EXTRA: [&str; 2] = ["llama-trained", "stories656k"];
@@ -139,7 +139,7 @@ mod reference {
             std::fs::remove_file(dir.path().join("model.safetensors")).unwrap();
             std::fs::write(dir.path().join("pytorch_model.bin"), container(&all)).unwrap();
             let reference = Reference::open(dir.path(), RefDtype::F32).unwrap();
-            let text = Text { ids: vec![1, 5, 9, 2], from: 0 };
+            let text = ScoredText { ids: vec![1, 5, 9, 2], from: 0 };
             let mut found = Vec::new();
             reference
                 .logits(
@@ -197,11 +197,11 @@ mod reference {
     fn compared(dir: &Path, dtype: RefDtype) -> Compared {
         let golden: Value = serde_json::from_slice(&std::fs::read(dir.join("golden.json")).unwrap()).unwrap();
         let prompts = golden["prompts"].as_array().unwrap();
-        let texts: Vec<Text> = (prompts.iter())
+        let texts: Vec<ScoredText> = (prompts.iter())
             .map(|prompt| {
                 let (before, mut said) = (ids(&prompt["ids"]), ids(&prompt["greedy_ids"]));
                 said.pop();
-                Text { from: before.len() - 1, ids: [before, said].concat() }
+                ScoredText { from: before.len() - 1, ids: [before, said].concat() }
             })
             .collect();
         let reference = Reference::open(dir, dtype).unwrap();

@@ -11,7 +11,7 @@ use iec::error::{Cause, Error, Result};
 use iec::output::{Rules, Target};
 use iec::report::measurement::bench::{BenchOptions, BenchPrompts, bench};
 use iec::report::measurement::compare::compare;
-use iec::report::measurement::{Line, Measurement};
+use iec::report::measurement::{Measurement, MeasurementLine};
 use iec::report::table::Table;
 use iec::session::{Session, Speculation, prompts};
 use iec::trial::agreement::AgreementOptions;
@@ -131,7 +131,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     let document = args.performance_md.as_deref().map(|path| Target::check(path, rules)).transpose()?;
     let json = args.json || !std::io::stdout().is_terminal();
     let (mut session, options) = args.ready(global)?;
-    let each = |line: &Line| if json { console::print_json(line) } else { Ok(()) };
+    let each = |line: &MeasurementLine| if json { console::print_json(line) } else { Ok(()) };
     let mut measurement = bench(&mut session, &options, each)?;
     args.report.save(&mut measurement, global)?;
     document.map_or(Ok(()), |document| measurement.merge_into(&document))?;
@@ -151,7 +151,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
 }
 
 /// Runs the measurement of `args`; `each` is called with every line of the report as soon as it is measured.
-pub fn measure(args: &Args, global: &Global, each: impl FnMut(&Line) -> Result<()>) -> Result<Measurement> {
+pub fn measure(args: &Args, global: &Global, each: impl FnMut(&MeasurementLine) -> Result<()>) -> Result<Measurement> {
     let (mut session, options) = args.ready(global)?;
     bench(&mut session, &options, each)
 }
@@ -225,7 +225,7 @@ impl Args {
     }
 }
 
-fn table(lines: &[Line]) -> Table {
+fn table(lines: &[MeasurementLine]) -> Table {
     // The table fits 80 columns; the JSON line and the reports have all figures.
     let number = |value: Option<f64>| match value {
         None => "-".to_string(),

@@ -11,7 +11,7 @@ use iec::iebin::IebinReader;
 use iec::manifest::Manifest;
 use iec::models::embedded;
 use iec::report::agreement;
-use iec::report::measurement::Line;
+use iec::report::measurement::MeasurementLine;
 use iec::report::table::{Column, Table};
 use iec::runtime::device::Offload;
 use iec::runtime::{EngineOptions, Precision};
@@ -85,14 +85,14 @@ struct Demo<'a> {
 
 /// One line of the summary.
 #[derive(serde::Serialize)]
-struct Row {
+struct SummaryRow {
     precision: &'static str,
     bytes: u64,
     bits_per_weight: f64,
     cosine: Option<f64>,
     perplexity: f64,
     text: String,
-    bench: Line,
+    bench: MeasurementLine,
 }
 
 impl Demo<'_> {
@@ -182,7 +182,7 @@ impl Demo<'_> {
         Ok(mean)
     }
 
-    fn measure(&self, pack: &str, precision: Precision, cosine: Option<f64>) -> Result<Row> {
+    fn measure(&self, pack: &str, precision: Precision, cosine: Option<f64>) -> Result<SummaryRow> {
         let dir = self.dir.join(pack);
         let shown = self.words(&format!("@{pack}"), self.shown).join("");
         let command = format!("run --model-dir {shown} --precision {precision} --max-new {STORY_TOKENS}");
@@ -199,10 +199,10 @@ impl Demo<'_> {
         let perplexity = perplexity(&mut session, HELD_OUT)?;
         let (bytes, bits_per_weight) = size(&session.reader);
         let bench = self.bench(pack, precision)?;
-        Ok(Row { precision: precision.name(), bytes, bits_per_weight, cosine, perplexity, text: story, bench })
+        Ok(SummaryRow { precision: precision.name(), bytes, bits_per_weight, cosine, perplexity, text: story, bench })
     }
 
-    fn bench(&self, pack: &str, precision: Precision) -> Result<Line> {
+    fn bench(&self, pack: &str, precision: Precision) -> Result<MeasurementLine> {
         let cli =
             self.announce(&format!("bench --model-dir @{pack} --precision {precision} --threads {}", self.threads))?;
         let Command::Bench(args) = cli.command else { unreachable!("the line says bench") };
@@ -217,8 +217,8 @@ impl Demo<'_> {
         Ok(line)
     }
 
-    fn summary(&self, rows: &[Row], seconds: f64) -> Result<Value> {
-        let columns: [Column<'_, &Row>; 7] = [
+    fn summary(&self, rows: &[SummaryRow], seconds: f64) -> Result<Value> {
+        let columns: [Column<'_, &SummaryRow>; 7] = [
             ("precision", &|row| row.precision.to_string()),
             (">size", &|row| human_bytes(row.bytes)),
             (">bits/weight", &|row| format!("{:.2}", row.bits_per_weight)),

@@ -2,7 +2,7 @@
 
 use crate::console;
 use iec::convert::LeftOutPart;
-use iec::convert::dry_run::{Disk, DryRun, Row};
+use iec::convert::dry_run::{Disk, DryRun, TensorRow};
 use iec::error::Result;
 use iec::output::require_space;
 use iec::report::table::{Column, Table};
@@ -47,7 +47,7 @@ pub fn made_tokenizer(from: &[String]) -> String {
 
 fn table(dry_run: &DryRun) -> Table {
     let bits = |bytes: u64, shape: &[usize]| bytes as f64 * 8.0 / shape.iter().product::<usize>().max(1) as f64;
-    let columns: [Column<'_, &Row>; 8] = [
+    let columns: [Column<'_, &TensorRow>; 8] = [
         ("tensor", &|row| row.name.clone()),
         ("shape", &|row| row.shape.iter().map(|n| n.to_string()).collect::<Vec<_>>().join(" x ")),
         ("source", &|row| row.source.to_string()),

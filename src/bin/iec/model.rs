@@ -12,7 +12,7 @@ use iec::files;
 use iec::generate::text::Tokenizer;
 use iec::iebin::{self, IebinReader, JSON_NAME};
 use iec::models::embedded;
-use iec::models::{Places, Resolved, Source, resolve};
+use iec::models::{FoundModel, Places, Resolved, resolve};
 use iec::output::Inputs;
 use iec::runtime::device::{Devices, Offload};
 use iec::runtime::{AttentionKernel, EngineOptions, KvType, Precision};
@@ -86,7 +86,7 @@ pub struct ModelArgs {
     /// Adapter (LoRA, DoRA) in a directory of PEFT, by the name that prompts files use, with a scale; repeatable, all
     /// are added for prompts that choose none
     #[arg(long, value_name = "NAME=DIR[:SCALE]")]
-    pub lora: Vec<iec::session::adapters::Source>,
+    pub lora: Vec<iec::session::adapters::AdapterSource>,
     /// Number type of adapters: auto, or int8 with a scale per row (half the memory; refused for an adapter whose rows
     /// have a cosine below 0.9995 to the original) [default: auto, the type of the file or that of --precision]
     #[arg(long, value_name = "TYPE", hide_possible_values = true)]
@@ -158,7 +158,7 @@ impl ModelArgs {
         let places = Places::of(&non_empty_variable);
         // A model that cannot be found is reported when it is opened.
         models.fold(Inputs::default().files(named), |inputs, model| {
-            match places.as_ref().map(|places| Source::find(&model, places)) {
+            match places.as_ref().map(|places| FoundModel::find(&model, places)) {
                 Ok(Ok(source)) => source.add_to(inputs),
                 _ => inputs.packs([model], &iebin::members()),
             }

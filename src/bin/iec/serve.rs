@@ -9,7 +9,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches};
 use iec::error::{Cause, Error, Result, Signal};
 use iec::interrupt;
 use iec::models::embedded;
-use iec::models::{Description, Kind, Places, Resolved, resolve};
+use iec::models::{Description, ModelKind, Places, Resolved, resolve};
 use iec::resources::memory_left;
 use iec::serve::config::{Given, LogFormat, ModelSource, SETTINGS, ServeSettings, Setting, Size};
 use iec::serve::keys::Keys;
@@ -301,7 +301,7 @@ impl Served {
         let path = match &self.spec {
             Some(spec) => {
                 let found = Description::of(spec, &self.places).ok()?;
-                let is_packed = found.kind == Kind::Pack || found.entry.is_some();
+                let is_packed = found.kind == ModelKind::Pack || found.entry.is_some();
                 is_packed.then_some(found.path)?
             }
             None => self.pack().ok()?,

@@ -8,7 +8,7 @@ use iec::convert::adapter::Combination;
 use iec::convert::unpack::{UnpackOptions, UnpackSummary, unpack};
 use iec::dtype::DType;
 use iec::error::{Error, Result};
-use iec::session::adapters::Source;
+use iec::session::adapters::AdapterSource;
 use iec::session::dedup::DedupOptions;
 use iec::units::{human_bytes, parse_size};
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ pub struct Args {
     dtype: Option<DType>,
     /// Merge an adapter (LoRA, DoRA) in a directory of PEFT into the weights, in f32; repeatable
     #[arg(long, value_name = "DIR[:SCALE]")]
-    lora: Vec<Source>,
+    lora: Vec<AdapterSource>,
     /// Combination of several adapters: cat, linear or ties[:DENSITY]. cat adds their changes. The others combine the
     /// factors A and B of adapters of the same rank, as PEFT does; ties keeps the share DENSITY of the largest numbers
     /// of each factor (0.2 if it is left out)

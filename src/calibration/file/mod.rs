@@ -11,13 +11,13 @@
 //! | `SITE.products` | F32 | `[2, cols * (cols + 1) / 2]` | upper triangle of `X^T X` by rows, only with `--hessian` |
 //!
 //! The last tensor, `seal`, is the SHA-256 of all bytes before it; manifests refer to the file by this hash.
-//! `__metadata__` has `format` and `description`, a JSON text with the model's [`Source`] and the [`Text`]s that were
-//! read.
+//! `__metadata__` has `format` and `description`, a JSON text with the model's [`Source`] and the [`CalibrationText`]s
+//! that were read.
 
 mod read;
 mod write;
 
-pub use read::{Calibration, Inputs};
+pub use read::{Calibration, InputMeans};
 pub use write::CalibrationWriter;
 
 use crate::provenance::Source;
@@ -28,7 +28,7 @@ const FORMAT: &str = "iec_calibration_v1";
 /// Calibration text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Text {
+pub struct CalibrationText {
     /// File name without directories.
     pub name: String,
     /// SHA-256 of the file.
@@ -51,7 +51,7 @@ pub struct Description {
     /// Tokens per window.
     pub window: u64,
     /// Texts that were read.
-    pub texts: Vec<Text>,
+    pub texts: Vec<CalibrationText>,
 }
 
 /// Name and dimensions of a site.

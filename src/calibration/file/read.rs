@@ -39,7 +39,7 @@ pub struct Calibration {
 
 /// Mean statistics of the inputs of a matrix over the collected rows.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Inputs {
+pub struct InputMeans {
     /// Mean square of each input channel.
     pub squares: Vec<f32>,
     /// Mean products, `(cols, cols)`; only the upper triangle is filled.
@@ -187,7 +187,7 @@ impl Calibration {
         matrix: usize,
         half: Option<Half>,
         products: bool,
-    ) -> Result<Option<Inputs>> {
+    ) -> Result<Option<InputMeans>> {
         let Some(index) = Site::name_of_tensor(tensor).and_then(|site| self.by_name.get(&site)) else {
             return Ok(None);
         };
@@ -235,7 +235,7 @@ impl Calibration {
             self.map.release_range(products_at..products_at + 4 * cols * (cols + 1));
             mean
         });
-        Ok(Some(Inputs { squares, products }))
+        Ok(Some(InputMeans { squares, products }))
     }
 
     /// Adds the triangle of products of a half, multiplied by `scale`, to the upper triangle of a matrix.

@@ -10,7 +10,7 @@
 
 use super::config::AdapterConfig;
 use super::map::Mapper;
-use super::modules::{Modules, Part, Values};
+use super::modules::{ModulePart, Modules, Values};
 use super::{FILE, arch_of, digest, modules, settings};
 use crate::adapter::Adapter;
 use crate::error::{Context, Error, Result};
@@ -114,12 +114,12 @@ fn check(settings: &AdapterConfig, modules: &Modules) -> Result<()> {
     if !settings.parameters.is_empty() {
         return Err(refused("factors of parameters (`target_parameters`)"));
     }
-    let factors = [Part::A, Part::B, Part::EmbeddingA, Part::EmbeddingB];
+    let factors = [ModulePart::A, ModulePart::B, ModulePart::EmbeddingA, ModulePart::EmbeddingB];
     for (name, parts) in modules {
         if let Some(part) = parts.keys().find(|part| !factors.contains(part)) {
             let what = match part {
-                Part::Magnitude => "magnitudes of DoRA",
-                Part::Weight => "a whole weight",
+                ModulePart::Magnitude => "magnitudes of DoRA",
+                ModulePart::Weight => "a whole weight",
                 _ => "a bias",
             };
             return Err(refused(what).tensor(name));
@@ -133,8 +133,8 @@ const ADVICE: &str = "merge without --merge, which adds changes exactly, or save
                       alone (for embeddings with `save_embedding_layers=False`)";
 
 /// Combines the factors of a module.
-fn module(all: &[Weighted], name: &str, how: Combination) -> Result<BTreeMap<Part, Values>> {
-    let changing: Vec<(&Weighted, &BTreeMap<Part, Values>)> =
+fn module(all: &[Weighted], name: &str, how: Combination) -> Result<BTreeMap<ModulePart, Values>> {
+    let changing: Vec<(&Weighted, &BTreeMap<ModulePart, Values>)> =
         all.iter().filter_map(|adapter| Some((adapter, adapter.modules.get(name)?))).collect();
     let (_, parts) = changing[0];
     let mut combined = BTreeMap::new();
@@ -157,11 +157,11 @@ fn module(all: &[Weighted], name: &str, how: Combination) -> Result<BTreeMap<Par
 
 impl Weighted {
     /// Returns the weight of a factor of a module.
-    fn weight(&self, name: &str, part: Part, parts: &BTreeMap<Part, Values>) -> f32 {
-        let a = parts.get(&Part::A).or(parts.get(&Part::EmbeddingA));
+    fn weight(&self, name: &str, part: ModulePart, parts: &BTreeMap<ModulePart, Values>) -> f32 {
+        let a = parts.get(&ModulePart::A).or(parts.get(&ModulePart::EmbeddingA));
         let rank = a.map_or(1, |a| a.shape[0]);
         let weight = f64::from(self.factor) * f64::from(self.settings.scale(name, rank));
-        let is_a = matches!(part, Part::A | Part::EmbeddingA);
+        let is_a = matches!(part, ModulePart::A | ModulePart::EmbeddingA);
         (weight.abs().sqrt() * if is_a && weight < 0.0 { -1.0 } else { 1.0 }) as f32
     }
 }

@@ -7,7 +7,7 @@
 //! transformers 4.
 
 use super::map::{Mapper, incomplete};
-use super::modules::{Part, Values};
+use super::modules::{ModulePart, Values};
 use crate::adapter::{Change, LowRank, transposed};
 use crate::convert::arch::{ExpectedTensor, View};
 use crate::error::{Error, Result};
@@ -27,7 +27,9 @@ pub(super) fn of_parameter(mapper: &Mapper<'_>, tensor: &ExpectedTensor) -> Resu
         _ => return Ok(None),
     };
     let Some(parts) = mapper.modules.get(&name) else { return Ok(None) };
-    let (Some(a), Some(b)) = (parts.get(&Part::A), parts.get(&Part::B)) else { return Err(incomplete(&name)) };
+    let (Some(a), Some(b)) = (parts.get(&ModulePart::A), parts.get(&ModulePart::B)) else {
+        return Err(incomplete(&name));
+    };
     if parts.len() > 2 {
         return Err(Error::unsupported("found more than lora_A and lora_B of experts").tensor(name));
     }
@@ -75,7 +77,7 @@ fn is_exchanged(mapper: &Mapper<'_>, a: &Values, rows: usize, cols: usize, turne
     }
     // gate_up_proj is twice as high as down_proj is wide.
     let other = mapper.modules.iter().find(|(name, _)| name.ends_with(".mlp.experts.base_layer"));
-    other.and_then(|(_, parts)| parts.get(&Part::A)?.shape.last().copied()).is_some_and(|width| width == 2 * cols)
+    other.and_then(|(_, parts)| parts.get(&ModulePart::A)?.shape.last().copied()).is_some_and(|width| width == 2 * cols)
 }
 
 /// Returns the rows of the first and of the second half in turn.

@@ -2,7 +2,7 @@
 
 use super::config::AdapterConfig;
 use super::experts;
-use super::modules::{Modules, Part, Values};
+use super::modules::{ModulePart, Modules, Values};
 use crate::adapter::{Change, LowRank, transposed};
 use crate::convert::arch::{Arch, ExpectedTensor, View, expected_tensors, tower};
 use crate::error::{Error, Result};
@@ -114,30 +114,34 @@ impl Mapper<'_> {
         let Some(name) = self.known_name(source.strip_suffix(".weight").unwrap_or(source)) else { return Ok(None) };
         let parts = &self.modules[&name];
         self.used.borrow_mut().insert(name.clone());
-        let part = |part: Part| parts.get(&part);
-        let sized = |part: Part, expected: &[usize]| sized(parts.get(&part), expected, &name, part);
-        let is_embedding = part(Part::EmbeddingA).is_some() || part(Part::EmbeddingB).is_some();
-        let pair = if is_embedding { (Part::EmbeddingA, Part::EmbeddingB) } else { (Part::A, Part::B) };
+        let part = |part: ModulePart| parts.get(&part);
+        let sized = |part: ModulePart, expected: &[usize]| sized(parts.get(&part), expected, &name, part);
+        let is_embedding = part(ModulePart::EmbeddingA).is_some() || part(ModulePart::EmbeddingB).is_some();
+        let pair = if is_embedding {
+            (ModulePart::EmbeddingA, ModulePart::EmbeddingB)
+        } else {
+            (ModulePart::A, ModulePart::B)
+        };
         let low_rank = match (part(pair.0), part(pair.1)) {
             (None, None) => None,
             (Some(a), Some(b)) => Some(self.low_rank(&name, is_embedding, [a, b], rows, cols)?),
             _ => return Err(incomplete(&name)),
         };
-        let added = sized(Part::BiasOfB, &[rows.of])?.map(|bias| {
+        let added = sized(ModulePart::BiasOfB, &[rows.of])?.map(|bias| {
             let scale = low_rank.as_ref().map_or(0.0, |factors| factors.scale);
             bias.values[rows.first..][..rows.count].iter().map(|x| x * scale).collect()
         });
         if added.is_some() && !self.settings.lora_bias {
             return Err(Error::corrupt("found a bias of lora_B, but `lora_bias` is not true").tensor(name));
         }
-        if part(Part::Weight).is_some() && !["embed_tokens", "lm_head"].iter().any(|last| name.ends_with(last)) {
+        if part(ModulePart::Weight).is_some() && !["embed_tokens", "lm_head"].iter().any(|last| name.ends_with(last)) {
             let found = "found a whole weight, which is supported for embed_tokens and lm_head only";
             return Err(Error::unsupported(found).tensor(name));
         }
         let vector = |values: &Values| values.values[rows.first..][..rows.count].to_vec();
         let magnitude = match is_embedding {
-            true => sized(Part::Magnitude, &[cols])?.map(|values| values.values.clone()),
-            false => sized(Part::Magnitude, &[rows.of])?.map(vector),
+            true => sized(ModulePart::Magnitude, &[cols])?.map(|values| values.values.clone()),
+            false => sized(ModulePart::Magnitude, &[rows.of])?.map(vector),
         };
         if magnitude.is_some() != (self.settings.dora && low_rank.is_some()) {
             let found = if magnitude.is_some() { "a magnitude vector, but" } else { "no magnitude vector, although" };
@@ -146,10 +150,10 @@ impl Mapper<'_> {
         Ok(Some(Change {
             low_rank,
             magnitude,
-            replaced: sized(Part::Weight, &[rows.of, cols])?
+            replaced: sized(ModulePart::Weight, &[rows.of, cols])?
                 .map(|weight| weight.values[rows.first * cols..][..rows.count * cols].to_vec()),
             added,
-            bias: sized(Part::Bias, &[rows.of])?.map(vector),
+            bias: sized(ModulePart::Bias, &[rows.of])?.map(vector),
         }))
     }
 
@@ -210,7 +214,12 @@ impl Mapper<'_> {
 }
 
 /// Checks the shape of a part that may be absent.
-fn sized<'a>(found: Option<&'a Values>, expected: &[usize], name: &str, part: Part) -> Result<Option<&'a Values>> {
+fn sized<'a>(
+    found: Option<&'a Values>,
+    expected: &[usize],
+    name: &str,
+    part: ModulePart,
+) -> Result<Option<&'a Values>> {
     match found {
         Some(values) if values.shape != expected => {
             let found = format!("{part:?}: found shape {:?}, expected {expected:?}", values.shape);

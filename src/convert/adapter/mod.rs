@@ -28,7 +28,7 @@ use crate::model_config::ModelConfig;
 use crate::sha256::{Digest, Sha256, hex, of_file};
 use config::AdapterConfig;
 pub use int8::round_to_int8;
-use modules::Part;
+use modules::ModulePart;
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -108,8 +108,9 @@ pub fn describe(dir: &Path) -> Result<Summary> {
         *counts.entry(key.to_string()).or_insert(0) += 1;
     }
     let used = || modules.iter().filter(|(name, _)| tower(name).is_none()).flat_map(|(_, parts)| parts);
-    let rank =
-        |(part, tensor): (&Part, &SourceTensor)| matches!(part, Part::A | Part::EmbeddingA).then(|| tensor.shape[0]);
+    let rank = |(part, tensor): (&ModulePart, &SourceTensor)| {
+        matches!(part, ModulePart::A | ModulePart::EmbeddingA).then(|| tensor.shape[0])
+    };
     Ok(Summary {
         method: settings.method().to_string(),
         base,

@@ -14,23 +14,23 @@ use std::path::Path;
 const PREFIX: &str = "base_model.model.";
 
 /// Parts of a module, by the ends of their names.
-const PARTS: &[(&str, Part)] = &[
-    (".lora_A.weight", Part::A),
-    (".lora_B.weight", Part::B),
-    (".lora_B.bias", Part::BiasOfB),
-    (".lora_magnitude_vector", Part::Magnitude),
-    (".lora_magnitude_vector.weight", Part::Magnitude),
-    (".lora_embedding_A", Part::EmbeddingA),
-    (".lora_embedding_B", Part::EmbeddingB),
-    (".base_layer.weight", Part::Weight),
-    (".base_layer.bias", Part::Bias),
-    (".weight", Part::Weight),
-    (".bias", Part::Bias),
+const PARTS: &[(&str, ModulePart)] = &[
+    (".lora_A.weight", ModulePart::A),
+    (".lora_B.weight", ModulePart::B),
+    (".lora_B.bias", ModulePart::BiasOfB),
+    (".lora_magnitude_vector", ModulePart::Magnitude),
+    (".lora_magnitude_vector.weight", ModulePart::Magnitude),
+    (".lora_embedding_A", ModulePart::EmbeddingA),
+    (".lora_embedding_B", ModulePart::EmbeddingB),
+    (".base_layer.weight", ModulePart::Weight),
+    (".base_layer.bias", ModulePart::Bias),
+    (".weight", ModulePart::Weight),
+    (".bias", ModulePart::Bias),
 ];
 
 /// Part of a module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Part {
+pub(super) enum ModulePart {
     /// `(rank, cols)`.
     A,
     /// `(rows, rank)`.
@@ -70,14 +70,14 @@ impl Values {
 }
 
 /// The modules that an adapter changes, by the names in the model that was trained, with their parts.
-pub(super) type Modules = BTreeMap<String, BTreeMap<Part, Values>>;
+pub(super) type Modules = BTreeMap<String, BTreeMap<ModulePart, Values>>;
 
 /// Lists the tensors of a file by module and part, without reading their values.
 ///
 /// # Errors
 /// The file is no safetensors file, or a tensor has a name, type or shape that an adapter cannot have.
-pub(super) fn list(file: &InputFile, path: &Path) -> Result<BTreeMap<String, BTreeMap<Part, SourceTensor>>> {
-    let mut modules: BTreeMap<String, BTreeMap<Part, SourceTensor>> = BTreeMap::new();
+pub(super) fn list(file: &InputFile, path: &Path) -> Result<BTreeMap<String, BTreeMap<ModulePart, SourceTensor>>> {
+    let mut modules: BTreeMap<String, BTreeMap<ModulePart, SourceTensor>> = BTreeMap::new();
     for tensor in safetensors::list(file, 0).at(path)? {
         let name = tensor.name.clone();
         check(&tensor).at(path).tensor(&name)?;
@@ -95,16 +95,17 @@ pub(super) fn list(file: &InputFile, path: &Path) -> Result<BTreeMap<String, BTr
 /// The errors of [`list()`], or a number is not finite.
 pub(super) fn read(path: &Path) -> Result<Modules> {
     let file = InputFile::open(path)?;
-    let one = |(part, tensor): (Part, SourceTensor)| Ok((part, values(&file, &tensor).at(path).tensor(&tensor.name)?));
+    let one =
+        |(part, tensor): (ModulePart, SourceTensor)| Ok((part, values(&file, &tensor).at(path).tensor(&tensor.name)?));
     let modules = list(&file, path)?.into_par_iter().map(|(module, parts)| {
-        let parts: Vec<(Part, Values)> = parts.into_par_iter().map(one).collect::<Result<_>>()?;
+        let parts: Vec<(ModulePart, Values)> = parts.into_par_iter().map(one).collect::<Result<_>>()?;
         Ok((module, parts.into_iter().collect()))
     });
     modules.collect()
 }
 
 /// Splits the name of a tensor into the name of its module and the part.
-fn place(name: &str) -> Result<(&str, Part)> {
+fn place(name: &str) -> Result<(&str, ModulePart)> {
     let inner = name.strip_prefix(PREFIX);
     let placed = inner.and_then(|inner| {
         let found = PARTS.iter().find_map(|(end, part)| Some((inner.strip_suffix(end)?, *part)));

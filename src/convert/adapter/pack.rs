@@ -76,7 +76,7 @@ pub struct AdapterPackSummary {
 
 /// Part of the change of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum ChangePart {
     A,
     B,
     Magnitude,
@@ -86,13 +86,13 @@ enum Part {
 }
 
 /// All parts with the ends of their names.
-const PARTS: [(Part, &str); 6] = [
-    (Part::A, "lora_A"),
-    (Part::B, "lora_B"),
-    (Part::Magnitude, "magnitude"),
-    (Part::Replaced, "weight"),
-    (Part::Added, "added"),
-    (Part::Bias, "bias"),
+const PARTS: [(ChangePart, &str); 6] = [
+    (ChangePart::A, "lora_A"),
+    (ChangePart::B, "lora_B"),
+    (ChangePart::Magnitude, "magnitude"),
+    (ChangePart::Replaced, "weight"),
+    (ChangePart::Added, "added"),
+    (ChangePart::Bias, "bias"),
 ];
 
 /// Shape, storage and bytes of a tensor.
@@ -209,7 +209,7 @@ fn payloads(adapter: &Adapter, numbers: FactorNumbers) -> Result<(Vec<Payload>, 
 }
 
 /// Returns the shape, the storage and the bytes of a part, if the change has it.
-fn payload(part: Part, change: &Change, numbers: FactorNumbers) -> Result<Option<Stored>> {
+fn payload(part: ChangePart, change: &Change, numbers: FactorNumbers) -> Result<Option<Stored>> {
     let low_rank = change.low_rank.as_ref();
     let factor =
         |i: usize, values: &[f32], shape: Vec<usize>, dtype: DType| match &low_rank.and_then(|f| f.int8[i].clone()) {
@@ -220,14 +220,14 @@ fn payload(part: Part, change: &Change, numbers: FactorNumbers) -> Result<Option
         values.as_ref().map(|values| floats(values, vec![values.len()], FactorNumbers::Float(DType::F32), DType::F32))
     };
     match part {
-        Part::A => low_rank.map(|f| factor(0, &f.a, vec![f.rank, f.a.len() / f.rank], f.dtype)),
-        Part::B => low_rank.map(|f| factor(1, &f.b, vec![f.b.len() / f.rank, f.rank], f.dtype)),
-        Part::Magnitude => vector(&change.magnitude),
-        Part::Replaced => {
+        ChangePart::A => low_rank.map(|f| factor(0, &f.a, vec![f.rank, f.a.len() / f.rank], f.dtype)),
+        ChangePart::B => low_rank.map(|f| factor(1, &f.b, vec![f.b.len() / f.rank, f.rank], f.dtype)),
+        ChangePart::Magnitude => vector(&change.magnitude),
+        ChangePart::Replaced => {
             change.replaced.as_ref().map(|values| floats(values, vec![values.len()], numbers, DType::BF16))
         }
-        Part::Added => vector(&change.added),
-        Part::Bias => vector(&change.bias),
+        ChangePart::Added => vector(&change.added),
+        ChangePart::Bias => vector(&change.bias),
     }
     .transpose()
 }
@@ -409,7 +409,7 @@ impl AdapterPack {
 
     /// Reads the change of a matrix of `rows` x `cols`.
     fn change(&self, name: &str, scale: Option<f32>, (rows, cols): (usize, usize)) -> Result<Change> {
-        let part = |part: Part, shape: &[usize]| -> Result<Option<Numbers>> {
+        let part = |part: ChangePart, shape: &[usize]| -> Result<Option<Numbers>> {
             let end = PARTS.iter().find(|(of, _)| *of == part).map_or("", |(_, end)| end);
             let name = format!("{name}.{end}");
             let Some(entry) = self.reader.get(&name) else { return Ok(None) };
@@ -417,7 +417,7 @@ impl AdapterPack {
         };
         let rank =
             self.reader.get(&format!("{name}.lora_A")).and_then(|entry| entry.shape.first().copied()).unwrap_or(0);
-        let low_rank = match (scale, part(Part::A, &[rank, cols])?, part(Part::B, &[rows, rank])?) {
+        let low_rank = match (scale, part(ChangePart::A, &[rank, cols])?, part(ChangePart::B, &[rows, rank])?) {
             (None, None, None) => None,
             (Some(scale), Some((a, of_a, dtype)), Some((b, of_b, other))) if scale.is_finite() && rank > 0 => {
                 let dtype = if of_a.is_some() { other } else { dtype };
@@ -429,13 +429,13 @@ impl AdapterPack {
             }
         };
         let is_embedding = name.starts_with("model.embed_tokens.");
-        let vector = |of: Part, len: usize| Ok::<_, Error>(part(of, &[len])?.map(|(values, ..)| values));
+        let vector = |of: ChangePart, len: usize| Ok::<_, Error>(part(of, &[len])?.map(|(values, ..)| values));
         Ok(Change {
             low_rank,
-            magnitude: vector(Part::Magnitude, if is_embedding { cols } else { rows })?,
-            replaced: vector(Part::Replaced, rows * cols)?,
-            added: vector(Part::Added, rows)?,
-            bias: vector(Part::Bias, rows)?,
+            magnitude: vector(ChangePart::Magnitude, if is_embedding { cols } else { rows })?,
+            replaced: vector(ChangePart::Replaced, rows * cols)?,
+            added: vector(ChangePart::Added, rows)?,
+            bias: vector(ChangePart::Bias, rows)?,
         })
     }
 

@@ -18,7 +18,7 @@ const STILL: f32 = 1e30;
 
 /// Metadata keys, extra tensors, and notes for the user.
 #[derive(Debug, Default)]
-pub struct Description {
+pub struct GgufDescription {
     /// Keys and values in the order in which they are written.
     pub entries: Vec<(String, Meta)>,
     /// Tensors that hold hyper-parameters (factors of RoPE scaling, constant weights): name and values.
@@ -31,9 +31,9 @@ pub struct Description {
 ///
 /// # Errors
 /// The model needs a feature that llama.cpp lacks for this family; the message names the field.
-pub fn describe(model: &ModelConfig, family: &Family) -> Result<Description> {
+pub fn describe(model: &ModelConfig, family: &Family) -> Result<GgufDescription> {
     check(model, family)?;
-    let mut out = Description::default();
+    let mut out = GgufDescription::default();
     let mut put = |leaf: &str, value: Meta| out.entries.push((format!("{}.{leaf}", family.name), value));
     put("vocab_size", count(model.vocab));
     put("context_length", count(context(model, family)));
@@ -160,7 +160,7 @@ fn layer_sizes(model: &ModelConfig, put: &mut impl FnMut(&str, Meta)) {
 
 /// Adds tensors that hold constants: the divisors of frequencies of pairs that do not turn, and the weights of norms
 /// that have none.
-fn extra_tensors(model: &ModelConfig, out: &mut Description) {
+fn extra_tensors(model: &ModelConfig, out: &mut GgufDescription) {
     if let Some(turning) = model.rope.turning_pairs {
         let pairs = model.rotated_head_dim(0) / 2;
         let factors = (0..pairs).map(|pair| if pair < turning { 1.0 } else { STILL }).collect();
@@ -189,7 +189,7 @@ fn context(model: &ModelConfig, family: &Family) -> usize {
     lost_window(model, family).unwrap_or(model.max_context)
 }
 
-fn windows(model: &ModelConfig, family: &Family, out: &mut Description) {
+fn windows(model: &ModelConfig, family: &Family, out: &mut GgufDescription) {
     let key = |leaf: &str| format!("{}.attention.{leaf}", family.name);
     let Some(period) = family.window else {
         if let Some(width) = lost_window(model, family) {
@@ -233,7 +233,7 @@ fn check_steps(model: &ModelConfig, family: &Family) -> Result<()> {
     Err(cannot(family, "attention.position_scale", &why))
 }
 
-fn rope(model: &ModelConfig, family: &Family, out: &mut Description) -> Result<()> {
+fn rope(model: &ModelConfig, family: &Family, out: &mut GgufDescription) -> Result<()> {
     let no = |what: &str| cannot(family, "rope", what);
     let mut put = |leaf: &str, value: Meta| out.entries.push((format!("{}.rope.{leaf}", family.name), value));
     let has_windows = model.attention.windows.iter().any(Option::is_some);

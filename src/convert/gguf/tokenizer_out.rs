@@ -11,7 +11,7 @@ use std::collections::{HashMap, HashSet};
 
 /// Tokenizer files and settings of a pack.
 #[derive(Debug)]
-pub struct Source<'a> {
+pub struct TokenizerSource<'a> {
     /// Contents of `tokenizer.json`.
     pub tokenizer: &'a Value,
     /// Contents of `tokenizer_config.json`, or null.
@@ -45,7 +45,7 @@ impl Keys {
 ///
 /// # Errors
 /// GGUF cannot represent the tokenizer, or this program cannot convert it.
-pub fn tokenizer_keys(source: &Source<'_>) -> Result<Keys> {
+pub fn tokenizer_keys(source: &TokenizerSource<'_>) -> Result<Keys> {
     let model = &source.tokenizer["model"];
     if model["type"] != "BPE" {
         let found = model["type"].as_str().unwrap_or("none");
@@ -71,7 +71,7 @@ pub fn tokenizer_keys(source: &Source<'_>) -> Result<Keys> {
     Ok(keys)
 }
 
-fn byte_level(source: &Source, tokens: &Tokens, keys: &mut Keys) -> Result<()> {
+fn byte_level(source: &TokenizerSource, tokens: &Tokens, keys: &mut Keys) -> Result<()> {
     let pre = source.pre.map_or_else(|| Pre::of_json(source.tokenizer).map(|pre| pre.name), Ok)?;
     let merges = merges(source.tokenizer)?.into_iter().map(|(left, right)| format!("{left} {right}")).collect();
     keys.put("model", Meta::String("gpt2".into()));
@@ -81,7 +81,7 @@ fn byte_level(source: &Source, tokens: &Tokens, keys: &mut Keys) -> Result<()> {
     Ok(())
 }
 
-fn sentence_piece(source: &Source, tokens: &Tokens, keys: &mut Keys) -> Result<()> {
+fn sentence_piece(source: &TokenizerSource, tokens: &Tokens, keys: &mut Keys) -> Result<()> {
     let prefix = space_prefix(source.tokenizer)?;
     let merges = merges(source.tokenizer)?;
     let (scores, unordered) = tokens.scores(&merges);
@@ -147,7 +147,7 @@ struct Tokens<'a> {
 }
 
 impl<'a> Tokens<'a> {
-    fn read(source: &Source<'a>) -> Result<Tokens<'a>> {
+    fn read(source: &TokenizerSource<'a>) -> Result<Tokens<'a>> {
         let vocab = source.model.vocab;
         let wrong = |what: &str| Error::corrupt(format!("found an invalid `{what}` in tokenizer.json"));
         let id_of = |value: &Value, token: &str| {
@@ -266,7 +266,7 @@ fn frame(post: &Value) -> Result<(Vec<u32>, Vec<u32>)> {
     }
 }
 
-fn special_tokens(source: &Source, tokens: &Tokens, keys: &mut Keys) -> Result<()> {
+fn special_tokens(source: &TokenizerSource, tokens: &Tokens, keys: &mut Keys) -> Result<()> {
     let (before, after) = frame(&source.tokenizer["post_processor"])?;
     if after.len() > 1 {
         let found = format!("found {} tokens added after a text", after.len());

@@ -8,7 +8,7 @@ mod manifest_file;
 pub mod plan;
 
 use super::companions::{self, Companions, TOKENIZER, always_copied};
-use super::dry_run::{DryRun, Row};
+use super::dry_run::{DryRun, TensorRow};
 use super::executor::{Conversion, Finished, Task};
 use super::pack_output::{self, Totals, refuse_occupied};
 use super::source::foreign;
@@ -162,7 +162,7 @@ pub fn pack(options: &PackOptions) -> Result<PackSummary> {
 pub fn dry_run(options: &PackOptions) -> Result<DryRun> {
     let inputs = Inputs::open(options)?;
     let plan = inputs.plan()?;
-    let row = |(item, entry): (&PackItem<'_>, &Entry)| Row {
+    let row = |(item, entry): (&PackItem<'_>, &Entry)| TensorRow {
         name: entry.name.clone(),
         shape: entry.shape.clone(),
         source: item.tensor.store_name(),

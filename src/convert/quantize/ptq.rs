@@ -6,7 +6,7 @@ use super::judge::{Judgement, Measuring};
 use super::select::Selection;
 use super::weights::{Tensor, Weights};
 use crate::calibration::Calibration;
-use crate::convert::dry_run::{DryRun, Row, in_words};
+use crate::convert::dry_run::{DryRun, TensorRow, in_words};
 use crate::convert::executor::{Conversion, Task, TaskOutput};
 use crate::error::{Context, Error, Result};
 use crate::job::{Command, Fingerprint, Output, RunOptions, dir_of_file, this_version};
@@ -125,7 +125,7 @@ pub fn dry_run(weights: &Weights, selection: &Selection) -> Result<DryRun> {
         let stays = already_quantized(tensor)?;
         let (count, rows, cols) = tensor.matrices()?;
         let layout = TileLayout::new(quant.spec, rows, cols).tensor(&tensor.name)?;
-        Ok(Row {
+        Ok(TensorRow {
             name: tensor.name.clone(),
             shape: tensor.shape.clone(),
             source: tensor.store.name(),
@@ -135,7 +135,7 @@ pub fn dry_run(weights: &Weights, selection: &Selection) -> Result<DryRun> {
             why: stays.map_or(quant.method.name().to_string(), |entry| entry.reasons.join("; ")),
         })
     };
-    let rows: Vec<Row> = selected(weights, selection)?.iter().map(row).collect::<Result<_>>()?;
+    let rows: Vec<TensorRow> = selected(weights, selection)?.iter().map(row).collect::<Result<_>>()?;
     let bytes_in = rows.iter().map(|row| row.bytes_in).sum();
     Ok(DryRun::new(rows, bytes_in, None))
 }

@@ -94,7 +94,8 @@ impl Strided<'_> {
             interrupt::check()?;
             let from: u64 = index.iter().zip(self.strides).map(|(i, s)| *i as u64 * *s as u64).sum();
             let to: usize = (0..ranges.len()).map(|axis| (index[axis] - ranges[axis].start) * steps[axis]).sum();
-            let run = Run { from, stride: self.strides[along], to, step: steps[along], count: ranges[along].len() };
+            let run =
+                StridedRun { from, stride: self.strides[along], to, step: steps[along], count: ranges[along].len() };
             self.read_run(&run, &mut line, out)?;
             // The next line: count up like an odometer, skipping the axis that is read in runs.
             let mut axes = (0..ranges.len()).rev().filter(|axis| *axis != along);
@@ -109,7 +110,7 @@ impl Strided<'_> {
         }
     }
 
-    fn read_run(&self, run: &Run, line: &mut Vec<u8>, out: &mut [u8]) -> Result<()> {
+    fn read_run(&self, run: &StridedRun, line: &mut Vec<u8>, out: &mut [u8]) -> Result<()> {
         let size = self.size;
         let piece = (RUN_BYTES / size / run.stride.max(1)).max(1);
         for first in (0..run.count).step_by(piece) {
@@ -127,7 +128,7 @@ impl Strided<'_> {
 }
 
 /// Elements of a box along one axis, all numbers counted in elements.
-struct Run {
+struct StridedRun {
     /// Position of the first element in the file, relative to the start of the tensor.
     from: u64,
     /// Distance of neighbours in the file.

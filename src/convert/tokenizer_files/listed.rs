@@ -3,7 +3,7 @@
 //! The first holds the id of each token, the second a merge on each line, the most important one first. How a text is
 //! divided into words is known from the class of the tokenizer.
 
-use super::settings::{Row, Settings};
+use super::settings::{RuleRow, Settings};
 use super::vocabulary::Vocabulary;
 use crate::convert::gguf::pre::QWEN2;
 use crate::convert::json::Pairs;
@@ -30,13 +30,13 @@ struct WordRules {
 
 const END_OF_TEXT: &[&str] = &["<|endoftext|>"];
 
-const CLASSES: &[Row<WordRules>] = &[
-    Row {
+const CLASSES: &[RuleRow<WordRules>] = &[
+    RuleRow {
         classes: &["GPT2Tokenizer"],
         model_types: &["gpt2"],
         rules: WordRules { pattern: None, nfc: false, special: END_OF_TEXT },
     },
-    Row {
+    RuleRow {
         classes: &["Qwen2Tokenizer"],
         model_types: &[
             "qwen2",
@@ -51,7 +51,7 @@ const CLASSES: &[Row<WordRules>] = &[
         ],
         rules: WordRules { pattern: Some(QWEN2), nfc: true, special: END_OF_TEXT },
     },
-    Row {
+    RuleRow {
         classes: &["Qwen3_5Tokenizer"],
         model_types: &["qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"],
         rules: WordRules { pattern: Some(QWEN35), nfc: true, special: END_OF_TEXT },

@@ -22,12 +22,12 @@ pub(super) struct SentencePieceModel<'a> {
 pub(super) struct Piece<'a> {
     pub(super) text: &'a str,
     pub(super) score: f32,
-    pub(super) kind: Kind,
+    pub(super) kind: PieceKind,
 }
 
 /// Kind of a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum PieceKind {
     Normal,
     Unknown,
     /// Special token such as `<s>`, which no text contains.
@@ -84,7 +84,7 @@ impl<'a> SentencePieceModel<'a> {
         let normalizer = Normalizer { charsmap: &[], add_dummy_prefix: true, remove_extra_whitespaces: true };
         let mut model = SentencePieceModel { pieces: Vec::new(), trainer, normalizer };
         let (mut trained, mut normalized) = (false, false);
-        for field in Fields::of(bytes) {
+        for field in MessageFields::of(bytes) {
             let field = field?;
             trained |= field.0 == 2;
             normalized |= field.0 == 3;
@@ -117,18 +117,18 @@ impl<'a> SentencePieceModel<'a> {
     /// Returns `id` if it is that of a control token.
     pub(super) fn control(&self, id: i32) -> Option<u32> {
         let id = u32::try_from(id).ok()?;
-        self.pieces.get(id as usize).filter(|piece| piece.kind == Kind::Control).map(|_| id)
+        self.pieces.get(id as usize).filter(|piece| piece.kind == PieceKind::Control).map(|_| id)
     }
 }
 
 impl<'a> Piece<'a> {
     fn parse(bytes: &'a [u8]) -> Result<Piece<'a>> {
-        let mut piece = Piece { text: "", score: 0.0, kind: Kind::Normal };
-        for field in Fields::of(bytes) {
+        let mut piece = Piece { text: "", score: 0.0, kind: PieceKind::Normal };
+        for field in MessageFields::of(bytes) {
             match field? {
                 (1, value) => piece.text = value.text().tensor("piece")?,
                 (2, value) => piece.score = value.float().tensor("score")?,
-                (3, value) => piece.kind = Kind::of(value.number().tensor("type")?)?,
+                (3, value) => piece.kind = PieceKind::of(value.number().tensor("type")?)?,
                 _ => {}
             }
         }
@@ -139,15 +139,15 @@ impl<'a> Piece<'a> {
     }
 }
 
-impl Kind {
-    fn of(number: u64) -> Result<Kind> {
+impl PieceKind {
+    fn of(number: u64) -> Result<PieceKind> {
         Ok(match number {
-            1 => Kind::Normal,
-            2 => Kind::Unknown,
-            3 => Kind::Control,
-            4 => Kind::UserDefined,
-            5 => Kind::Unused,
-            6 => Kind::Byte,
+            1 => PieceKind::Normal,
+            2 => PieceKind::Unknown,
+            3 => PieceKind::Control,
+            4 => PieceKind::UserDefined,
+            5 => PieceKind::Unused,
+            6 => PieceKind::Byte,
             _ => return Err(Error::unsupported(format!("found the type {number}, expected 1 to 6"))),
         })
     }
@@ -155,7 +155,7 @@ impl Kind {
 
 impl Trainer {
     fn read(&mut self, bytes: &[u8]) -> Result<()> {
-        for field in Fields::of(bytes) {
+        for field in MessageFields::of(bytes) {
             match field? {
                 (3, value) => {
                     self.algorithm = match value.number().tensor("model_type")? {
@@ -181,7 +181,7 @@ impl Trainer {
 
 impl<'a> Normalizer<'a> {
     fn read(&mut self, bytes: &'a [u8]) -> Result<()> {
-        for field in Fields::of(bytes) {
+        for field in MessageFields::of(bytes) {
             match field? {
                 (2, value) => self.charsmap = value.bytes().tensor("precompiled_charsmap")?,
                 (3, value) => self.add_dummy_prefix = value.number().tensor("add_dummy_prefix")? != 0,
@@ -196,7 +196,7 @@ impl<'a> Normalizer<'a> {
 
 /// Refuses a map by which decoded texts would be changed.
 fn refuse_denormalizer(bytes: &[u8]) -> Result<()> {
-    for field in Fields::of(bytes) {
+    for field in MessageFields::of(bytes) {
         if let (2, value) = field?
             && !value.bytes()?.is_empty()
         {
@@ -259,13 +259,13 @@ impl<'a> Value<'a> {
 }
 
 /// The fields of a message, in the order of the file.
-struct Fields<'a> {
+struct MessageFields<'a> {
     rest: &'a [u8],
 }
 
-impl<'a> Fields<'a> {
-    fn of(message: &'a [u8]) -> Fields<'a> {
-        Fields { rest: message }
+impl<'a> MessageFields<'a> {
+    fn of(message: &'a [u8]) -> MessageFields<'a> {
+        MessageFields { rest: message }
     }
 
     /// Reads a number of up to 64 bits: 7 bits per byte, the lowest first; the highest bit marks that more follow.
@@ -314,7 +314,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-impl<'a> Iterator for Fields<'a> {
+impl<'a> Iterator for MessageFields<'a> {
     type Item = Result<(u64, Value<'a>)>;
 
     fn next(&mut self) -> Option<Self::Item> {

@@ -6,7 +6,7 @@
 //! `tekken.json` holds the pattern that divides a text, the tokens in the order of their ranks, and the special tokens,
 //! which have the lowest ids.
 
-use super::settings::{AddedToken, Row, Settings};
+use super::settings::{AddedToken, RuleRow, Settings};
 use super::vocabulary::Vocabulary;
 use crate::convert::gguf::pre::{LLAMA3, QWEN2};
 use crate::convert::tokenizer_json::{self, MOST_ADDED, MOST_TOKENS, bpe, byte_level, words};
@@ -48,13 +48,13 @@ enum SpecialTokens {
     Fixed(&'static [&'static str], u32),
 }
 
-const CLASSES: &[Row<TiktokenRules>] = &[
-    Row {
+const CLASSES: &[RuleRow<TiktokenRules>] = &[
+    RuleRow {
         classes: &["TikTokenTokenizer"],
         model_types: &["kimi_k2"],
         rules: TiktokenRules { pattern: KIMI, nfc: false, adds_bos: false, special: SpecialTokens::Reserved(258) },
     },
-    Row {
+    RuleRow {
         classes: &["QWenTokenizer"],
         model_types: &["qwen"],
         rules: TiktokenRules {
@@ -64,7 +64,7 @@ const CLASSES: &[Row<TiktokenRules>] = &[
             special: SpecialTokens::Fixed(&["<|endoftext|>", "<|im_start|>", "<|im_end|>"], 205),
         },
     },
-    Row {
+    RuleRow {
         classes: &[],
         model_types: &["llama"],
         rules: TiktokenRules { pattern: LLAMA3, nfc: false, adds_bos: true, special: SpecialTokens::Listed },

@@ -8,8 +8,8 @@
 //! goes then is the difference between the two versions of the classes of `transformers`: the older one (`legacy`) puts
 //! it before each part, the newer one only before a text that does not begin with a space.
 
-use super::proto::{Algorithm, Kind, Piece, SentencePieceModel};
-use super::settings::{AddedToken, Row, Settings};
+use super::proto::{Algorithm, Piece, PieceKind, SentencePieceModel};
+use super::settings::{AddedToken, RuleRow, Settings};
 use super::vocabulary::Vocabulary;
 use crate::convert::merges;
 use crate::convert::tokenizer_json::{self, bpe, sentence_piece_decoder};
@@ -33,18 +33,18 @@ struct SentencePieceRules {
 const LLAMA: SentencePieceRules =
     SentencePieceRules { adds_bos: true, adds_eos: false, has_prefix: true, has_sentinels: false };
 
-const CLASSES: &[Row<SentencePieceRules>] = &[
-    Row {
+const CLASSES: &[RuleRow<SentencePieceRules>] = &[
+    RuleRow {
         classes: &["LlamaTokenizer", "CodeLlamaTokenizer"],
         model_types: &["llama", "mistral", "mixtral", "phi3"],
         rules: LLAMA,
     },
-    Row {
+    RuleRow {
         classes: &["GemmaTokenizer"],
         model_types: &["gemma", "gemma2", "gemma3", "gemma3_text"],
         rules: SentencePieceRules { has_prefix: false, ..LLAMA },
     },
-    Row {
+    RuleRow {
         classes: &["T5Tokenizer"],
         model_types: &[],
         rules: SentencePieceRules { adds_bos: false, adds_eos: true, has_sentinels: true, ..LLAMA },
@@ -120,14 +120,14 @@ fn vocabulary(model: &SentencePieceModel<'_>, prefix: Prefix) -> Result<Vocabula
         };
         vocabulary.insert(id, text).tensor("pieces")?;
         let added = match piece.kind {
-            Kind::Control | Kind::Unknown => AddedToken::special(piece.text.to_string()),
+            PieceKind::Control | PieceKind::Unknown => AddedToken::special(piece.text.to_string()),
             // SentencePiece finds these in the normalized text. A step that puts a space before each part would put
             // one before the token, too.
-            Kind::UserDefined => {
+            PieceKind::UserDefined => {
                 AddedToken { normalized: prefix != Prefix::EachPart, ..AddedToken::visible(piece.text.to_string()) }
             }
-            Kind::Normal | Kind::Byte => continue,
-            Kind::Unused => {
+            PieceKind::Normal | PieceKind::Byte => continue,
+            PieceKind::Unused => {
                 let found = format!("found the unused piece `{:.60}`, expected that all pieces are used", piece.text);
                 return Err(Error::unsupported(found).tensor("pieces"));
             }
@@ -140,7 +140,7 @@ fn vocabulary(model: &SentencePieceModel<'_>, prefix: Prefix) -> Result<Vocabula
 /// Returns the character of one byte that a piece like `<0x0A>` stands for.
 fn letter(piece: &Piece<'_>) -> Option<char> {
     let byte = piece.text.strip_prefix("<0x")?.strip_suffix('>')?;
-    let byte = u8::from_str_radix(byte, 16).ok().filter(|byte| piece.kind == Kind::Byte && byte.is_ascii())?;
+    let byte = u8::from_str_radix(byte, 16).ok().filter(|byte| piece.kind == PieceKind::Byte && byte.is_ascii())?;
     Some(char::from(byte))
 }
 
@@ -153,7 +153,7 @@ fn missing_letters(model: &SentencePieceModel<'_>) -> Result<HashSet<char>> {
     let known: HashSet<&str> = model.pieces.iter().map(|piece| piece.text).collect();
     let bytes: HashSet<char> = model.pieces.iter().filter_map(letter).collect();
     let mut missing = HashSet::new();
-    for piece in model.pieces.iter().filter(|piece| piece.kind == Kind::Normal && piece.text.chars().count() > 1) {
+    for piece in model.pieces.iter().filter(|piece| piece.kind == PieceKind::Normal && piece.text.chars().count() > 1) {
         for (at, letter) in piece.text.char_indices() {
             if known.contains(&piece.text[at..at + letter.len_utf8()]) {
                 continue;
@@ -194,7 +194,7 @@ fn normalizer(model: &SentencePieceModel<'_>, prefix: Prefix) -> Value {
         steps.push(json!({"type": "Prepend", "prepend": "▁"}));
     }
     // The pre-tokenizer of `Prefix::Text` replaces spaces, too, but after the user-defined pieces were found.
-    let is_spaced = |piece: &Piece<'_>| piece.kind == Kind::UserDefined && piece.text.contains('▁');
+    let is_spaced = |piece: &Piece<'_>| piece.kind == PieceKind::UserDefined && piece.text.contains('▁');
     if prefix != Prefix::Text || model.pieces.iter().any(is_spaced) {
         steps.push(replace(json!({"String": " "}), "▁"));
     }
@@ -205,7 +205,7 @@ fn normalizer(model: &SentencePieceModel<'_>, prefix: Prefix) -> Value {
 }
 
 fn unknown(model: &SentencePieceModel<'_>) -> Result<usize> {
-    let mut unknown = model.pieces.iter().enumerate().filter(|(_, piece)| piece.kind == Kind::Unknown);
+    let mut unknown = model.pieces.iter().enumerate().filter(|(_, piece)| piece.kind == PieceKind::Unknown);
     match (unknown.next(), unknown.next()) {
         (Some((id, _)), None) => Ok(id),
         (found, _) => {
@@ -216,11 +216,11 @@ fn unknown(model: &SentencePieceModel<'_>) -> Result<usize> {
 }
 
 fn bpe_json(model: &SentencePieceModel<'_>, vocabulary: &Vocabulary) -> Result<Value> {
-    let bytes = model.pieces.iter().filter(|piece| piece.kind == Kind::Byte).count();
+    let bytes = model.pieces.iter().filter(|piece| piece.kind == PieceKind::Byte).count();
     if model.trainer.byte_fallback && bytes != 256 {
         return Err(Error::corrupt(format!("found {bytes} pieces for bytes, expected 256")).tensor("pieces"));
     }
-    let is_merged = |piece: &Piece<'_>| matches!(piece.kind, Kind::Normal | Kind::UserDefined);
+    let is_merged = |piece: &Piece<'_>| matches!(piece.kind, PieceKind::Normal | PieceKind::UserDefined);
     let lacking = |id: usize, piece: &Piece<'_>| vocabulary.text(id as u32).is_some_and(|text| text != piece.text);
     let merged = model.pieces.iter().enumerate().filter(|(id, piece)| is_merged(piece) || lacking(*id, piece));
     let texts = merged.filter_map(|(id, piece)| Some((id, vocabulary.text(id as u32)?, piece.score)));

@@ -48,7 +48,7 @@ pub(super) struct AddedToken {
 
 /// A row of a table of rules.
 #[derive(Debug)]
-pub(super) struct Row<T: 'static> {
+pub(super) struct RuleRow<T: 'static> {
     /// Names of the classes of tokenizers, without `Fast`.
     pub(super) classes: &'static [&'static str],
     /// Model types whose tokenizers have these rules if no class is named.
@@ -204,7 +204,7 @@ impl Settings {
     ///
     /// # Errors
     /// No row has the class or the type.
-    pub(super) fn row<'t, T>(&self, file: &str, rows: &'t [Row<T>]) -> Result<&'t T> {
+    pub(super) fn row<'t, T>(&self, file: &str, rows: &'t [RuleRow<T>]) -> Result<&'t T> {
         let class = self.config.get("tokenizer_class").and_then(Value::as_str);
         let class = class.map(|class| class.strip_suffix("Fast").unwrap_or(class));
         let class = class.filter(|class| !ANY_CLASS.contains(class));

@@ -1,6 +1,6 @@
 //! Tests the readers with random files: what is written is read again, and damaged files end in an error.
 
-use super::proto::{Algorithm, Kind, SentencePieceModel};
+use super::proto::{Algorithm, PieceKind, SentencePieceModel};
 use super::{SourceFile, make, names};
 use crate::rng::Rng;
 use base64::Engine;
@@ -111,7 +111,14 @@ fn pieces_are_read_as_they_were_written() {
         let read = SentencePieceModel::parse(&bytes).unwrap();
         assert_eq!(read.pieces.len(), pieces.len());
         for (found, (text, score, kind)) in read.pieces.iter().zip(&pieces) {
-            let kinds = [Kind::Normal, Kind::Unknown, Kind::Control, Kind::UserDefined, Kind::Unused, Kind::Byte];
+            let kinds = [
+                PieceKind::Normal,
+                PieceKind::Unknown,
+                PieceKind::Control,
+                PieceKind::UserDefined,
+                PieceKind::Unused,
+                PieceKind::Byte,
+            ];
             assert_eq!((found.text, found.score, found.kind), (&**text, *score, kinds[*kind as usize - 1]));
         }
         let algorithm = [Algorithm::Unigram, Algorithm::Bpe][round % 2];

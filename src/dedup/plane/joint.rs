@@ -32,7 +32,7 @@ const MOST_CLASSES: usize = 4;
 
 /// Layout of exponents and the bits below them.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Shape {
+pub(super) struct JointShape {
     /// Number of weights in a window.
     pub window: usize,
     /// Position of the first bits of the mantissa in the plane below the exponents.
@@ -104,14 +104,14 @@ fn place(values: &[u8], classes: usize) -> usize {
 /// There is no memory for the tables of zstd.
 pub(super) fn encode(
     level: Level,
-    shape: Shape,
+    shape: JointShape,
     exponents: &[u8],
     lower: &[u8],
     zstd: &mut Zstd,
     symbols: &mut Vec<u8>,
     out: &mut Streams,
 ) -> Result<()> {
-    let Shape { window, shift } = shape;
+    let JointShape { window, shift } = shape;
     // A class takes a table of some 100 bytes.
     let classes = if exponents.len() > 65_536 { MOST_CLASSES } else { 1 };
     let mut places = Places::find(exponents, window, classes);
@@ -139,14 +139,14 @@ pub(super) fn encode(
 /// Reads a plane of exponents, and adds the first bits of the plane below it; `symbols` is a buffer.
 pub(super) fn decode(
     level: Level,
-    shape: Shape,
+    shape: JointShape,
     from: &mut Cursors<'_>,
     zstd: &mut Zstd,
     symbols: &mut Vec<u8>,
     exponents: &mut [u8],
     lower: &mut [u8],
 ) -> Result<()> {
-    let Shape { window, shift } = shape;
+    let JointShape { window, shift } = shape;
     let places = Places::read(&mut from.masks, exponents.len().div_ceil(window))?;
     symbols.resize(exponents.len(), 0);
     let ranges = places.ranges(exponents.len(), window);

@@ -15,7 +15,7 @@ use bits::{Fives, Threes};
 
 /// Content of a plane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum PlaneKind {
     /// Exponents of neighbouring weights: few values, close together.
     Exponents,
     /// Exponents of four-byte numbers, which have three raw planes each, so that an entropy coder slows them down
@@ -27,10 +27,10 @@ pub(crate) enum Kind {
     Bytes,
 }
 
-impl Kind {
+impl PlaneKind {
     /// Returns the number of bits of this plane below those that can be joined with exponents.
     fn shift(self) -> u32 {
-        if self == Kind::Threes { 0 } else { u8::BITS - joint::LEAD }
+        if self == PlaneKind::Threes { 0 } else { u8::BITS - joint::LEAD }
     }
 }
 
@@ -151,7 +151,7 @@ impl Scratch {
 pub(crate) fn encode(
     level: Level,
     plane: &[u8],
-    kind: Kind,
+    kind: PlaneKind,
     effort: Effort,
     scratch: &mut Scratch,
     out: &mut Streams,
@@ -161,7 +161,7 @@ pub(crate) fn encode(
             out.masks.extend([Codec::Constant as u8, *first]);
             return Ok(());
         }
-        _ if kind == Kind::Threes => {
+        _ if kind == PlaneKind::Threes => {
             out.masks.push(Codec::Raw as u8);
             Threes::pack(level, plane, &mut out.defaults);
             return Ok(());
@@ -180,8 +180,8 @@ pub(crate) fn encode(
         }
         Ok(())
     };
-    let exponents = matches!(kind, Kind::Exponents | Kind::SparseExponents);
-    if exponents && effort != Effort::None && (effort, kind) != (Effort::Fast, Kind::SparseExponents) {
+    let exponents = matches!(kind, PlaneKind::Exponents | PlaneKind::SparseExponents);
+    if exponents && effort != Effort::None && (effort, kind) != (Effort::Fast, PlaneKind::SparseExponents) {
         offer(&mut |s| {
             window::encode(level, plane, s, bytes);
             Ok(())
@@ -206,13 +206,13 @@ pub(crate) fn encode(
 pub(crate) fn encode_floats(
     level: Level,
     [lower, exponents]: [&[u8]; 2],
-    [below, kind]: [Kind; 2],
+    [below, kind]: [PlaneKind; 2],
     window: usize,
     effort: Effort,
     scratch: &mut Scratch,
     out: &mut Streams,
 ) -> Result<()> {
-    if effort == Effort::None || (effort, kind) == (Effort::Fast, Kind::Exponents) {
+    if effort == Effort::None || (effort, kind) == (Effort::Fast, PlaneKind::Exponents) {
         encode(level, lower, below, effort, scratch, out)?;
         return encode(level, exponents, kind, effort, scratch, out);
     }
@@ -220,10 +220,10 @@ pub(crate) fn encode_floats(
     encode(level, lower, below, effort, scratch, &mut smallest)?;
     encode(level, exponents, kind, effort, scratch, &mut smallest)?;
     let Scratch { zstd, tried, bytes, .. } = scratch;
-    let shape = joint::Shape { window, shift: below.shift() };
+    let shape = joint::JointShape { window, shift: below.shift() };
     tried.clear();
     tried.masks.push(Codec::Rest as u8);
-    if below == Kind::Bytes {
+    if below == PlaneKind::Bytes {
         Fives::pack(level, lower, &mut tried.defaults);
     }
     joint::encode(level, shape, exponents, lower, zstd, bytes, tried)?;
@@ -235,26 +235,26 @@ pub(crate) fn encode_floats(
 /// with exponents; they are then added to `lower`.
 pub(crate) fn decode(
     level: Level,
-    kind: Kind,
+    kind: PlaneKind,
     from: &mut Cursors<'_>,
     window: usize,
     scratch: &mut Scratch,
-    lower: Option<(Kind, &mut [u8])>,
+    lower: Option<(PlaneKind, &mut [u8])>,
     out: &mut [u8],
 ) -> Result<()> {
     match (take(&mut from.masks, 1)?[0], lower) {
-        (0, _) if kind == Kind::Threes => {
+        (0, _) if kind == PlaneKind::Threes => {
             Threes::unpack(level, take(&mut from.defaults, Threes::packed_len(out.len()))?, out);
         }
         (0, _) => out.copy_from_slice(take(&mut from.defaults, out.len())?),
         (1, _) => out.fill(take(&mut from.masks, 1)?[0]),
         (2, _) => window::decode(level, from, out)?,
         (3, Some((below, lower))) => {
-            let shape = joint::Shape { window, shift: below.shift() };
+            let shape = joint::JointShape { window, shift: below.shift() };
             joint::decode(level, shape, from, &mut scratch.zstd, &mut scratch.bytes, out, lower)?;
         }
         (4, _) => scratch.zstd.restore(&mut from.exceptions, out)?,
-        (5, _) if kind == Kind::Threes => out.fill(0),
+        (5, _) if kind == PlaneKind::Threes => out.fill(0),
         (5, _) => Fives::unpack(level, take(&mut from.defaults, Fives::packed_len(out.len()))?, out),
         (other, _) => {
             return Err(Error::corrupt(format!("found codec {other} of a plane, which is unknown or not valid here")));
@@ -265,8 +265,8 @@ pub(crate) fn decode(
 
 /// Returns the next plane, of `len` values, without a copy, if it is stored in full; otherwise leaves the cursors as
 /// they are and returns `None`.
-pub(crate) fn in_place<'a>(kind: Kind, from: &mut Cursors<'a>, len: usize) -> Option<&'a [u8]> {
-    if kind != Kind::Bytes || from.masks.first() != Some(&(Codec::Raw as u8)) {
+pub(crate) fn in_place<'a>(kind: PlaneKind, from: &mut Cursors<'a>, len: usize) -> Option<&'a [u8]> {
+    if kind != PlaneKind::Bytes || from.masks.first() != Some(&(Codec::Raw as u8)) {
         return None;
     }
     let plane = take(&mut from.defaults, len).ok()?;

@@ -23,7 +23,7 @@ pub use json::{Options as SchemaOptions, SchemaRules, rules as schema_rules};
 use llguidance::Matcher;
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use phases::{Compiled, Free, Progress};
-pub use phases::{Marker, Phase, Phases, Place};
+pub use phases::{Marker, MarkerPlace, Phase, Phases};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

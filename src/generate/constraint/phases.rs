@@ -67,12 +67,12 @@ pub struct Marker {
     /// Token of the marker, which need not have a text.
     pub token: Option<u32>,
     /// Place where the marker counts.
-    pub place: Place,
+    pub place: MarkerPlace,
 }
 
 /// Place of a marker in a phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum MarkerPlace {
     /// Any place.
     Anywhere,
     /// The beginning of the phase. White space before the marker, and within one of JSON, is ignored.
@@ -178,7 +178,7 @@ impl Reader {
             }
             borders[n] = border + usize::from(text[border] == text[n - 1]);
         }
-        let states = if marker.place == Place::Anywhere { text.len() } else { 0 };
+        let states = if marker.place == MarkerPlace::Anywhere { text.len() } else { 0 };
         let mut reader = Reader { marker, next, borders, beyond: vec![Vec::new(); states] };
         if states > 0 {
             vocabulary.tokens().for_each(|(id, bytes)| reader.add_beyond(id, bytes));
@@ -207,7 +207,7 @@ impl Reader {
     /// Returns the tokens that run beyond the end of the marker.
     fn beyond(&self, progress: Progress, vocabulary: &Vocabulary) -> Vec<u32> {
         let Some(written) = progress.filter(|_| !self.marker.text.is_empty()) else { return Vec::new() };
-        if self.marker.place == Place::Start {
+        if self.marker.place == MarkerPlace::Start {
             return self.following(written, vocabulary).1;
         }
         let longer = |written: &usize| (*written > 0).then(|| self.borders[*written]);
@@ -255,13 +255,13 @@ impl Reader {
     }
 
     fn is_token(&self, progress: Progress, id: u32) -> bool {
-        self.marker.token == Some(id) && (self.marker.place == Place::Anywhere || progress == Some(0))
+        self.marker.token == Some(id) && (self.marker.place == MarkerPlace::Anywhere || progress == Some(0))
     }
 
     /// Returns true for white space that does not count: before a marker at the beginning, and within JSON.
     fn skips(&self, byte: u8, written: usize) -> bool {
         let within = written == 0 || self.marker.text.starts_with(['{', ';']);
-        self.marker.place == Place::Start && within && byte.is_ascii_whitespace()
+        self.marker.place == MarkerPlace::Start && within && byte.is_ascii_whitespace()
     }
 
     fn read(&self, progress: Progress, bytes: &[u8]) -> Read {
@@ -271,12 +271,12 @@ impl Reader {
             if self.skips(*byte, written) {
                 continue;
             }
-            while written > 0 && text[written] != *byte && self.marker.place == Place::Anywhere {
+            while written > 0 && text[written] != *byte && self.marker.place == MarkerPlace::Anywhere {
                 written = self.borders[written];
             }
             match text[written] == *byte {
                 true => written += 1,
-                false if self.marker.place == Place::Start => return Read::Progress(None),
+                false if self.marker.place == MarkerPlace::Start => return Read::Progress(None),
                 false => {}
             }
             if written == text.len() {

@@ -2,7 +2,7 @@
 //! the accepted tokens of the text before it drafts, and always drafts its own most likely token.
 
 use super::pace::Cost;
-use super::{KINDS, Memory, Text};
+use super::{KINDS, Memory, TextSoFar};
 use crate::error::Result;
 use crate::generate::sampler::argmax;
 use crate::runtime::engine::Engine;
@@ -28,7 +28,7 @@ impl Draft {
     ///
     /// # Errors
     /// The draft model fails.
-    pub fn draft_tokens(&mut self, texts: &mut [Text<'_>], cost: &mut Cost) -> Result<Vec<Vec<u32>>> {
+    pub fn draft_tokens(&mut self, texts: &mut [TextSoFar<'_>], cost: &mut Cost) -> Result<Vec<Vec<u32>>> {
         let likely = texts.iter_mut().map(|text| self.likely(text)).collect::<Result<Vec<_>>>()?;
         let plan = cost.plan(&likely);
         let mut drafts = vec![Vec::new(); texts.len()];
@@ -50,7 +50,7 @@ impl Draft {
     }
 
     /// Returns the probability that a draft token of a text is accepted, and the largest number of draft tokens.
-    fn likely(&self, text: &mut Text<'_>) -> Result<(f64, usize)> {
+    fn likely(&self, text: &mut TextSoFar<'_>) -> Result<(f64, usize)> {
         let Memory { sequence, .. } = text.memory;
         let sequence = match sequence {
             Some(sequence) => sequence,
@@ -65,7 +65,7 @@ impl Draft {
     }
 
     /// Drafts one more token for every text that has fewer than planned.
-    fn step(&mut self, texts: &mut [Text<'_>], plan: &[usize], drafts: &mut [Vec<u32>]) -> Result<()> {
+    fn step(&mut self, texts: &mut [TextSoFar<'_>], plan: &[usize], drafts: &mut [Vec<u32>]) -> Result<()> {
         let (mut feeds, mut open) = (Vec::new(), Vec::new());
         for ((text, ahead), draft) in texts.iter_mut().zip(plan).zip(drafts) {
             let Some(sequence) = text.memory.sequence.as_mut().filter(|_| draft.len() < *ahead) else { continue };

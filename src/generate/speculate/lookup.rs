@@ -23,7 +23,7 @@ pub struct Lookup {
 
 /// An earlier place in the text whose preceding tokens agree with the end of the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct EarlierPlace {
     /// Position of the first token to copy.
     pub start: usize,
     /// Number of tokens before it that agree with the end of the text: 2 to 16.
@@ -32,7 +32,7 @@ pub struct Place {
 
 impl Lookup {
     /// Returns the best place in `ids`, which may only have grown since the last call.
-    pub fn find(&mut self, ids: &[u32]) -> Option<Place> {
+    pub fn find(&mut self, ids: &[u32]) -> Option<EarlierPlace> {
         if self.last.len() < ids.len() {
             self.last = vec![NOWHERE; (2 * ids.len()).next_power_of_two().max(1024)];
             self.previous.clear();
@@ -45,7 +45,7 @@ impl Lookup {
             self.previous.push(before);
         }
         let mut place = self.last[self.slot(ids)?];
-        let mut best = Place { start: 0, agreement: 1 };
+        let mut best = EarlierPlace { start: 0, agreement: 1 };
         for _ in 0..PLACES {
             if place == NOWHERE || best.agreement == LONGEST {
                 break;
@@ -53,7 +53,7 @@ impl Lookup {
             let pairs = ids[..place].iter().rev().zip(ids.iter().rev());
             let agreement = pairs.take(LONGEST).take_while(|(a, b)| a == b).count();
             if agreement > best.agreement {
-                best = Place { start: place, agreement };
+                best = EarlierPlace { start: place, agreement };
             }
             place = self.previous[place];
         }
@@ -68,7 +68,7 @@ impl Lookup {
     }
 }
 
-impl Place {
+impl EarlierPlace {
     /// Returns the next `count` tokens under the assumption that the text continues as it did at this place.
     pub fn copy(&self, ids: &[u32], count: usize) -> Vec<u32> {
         let period = ids.len() - self.start;
@@ -84,9 +84,9 @@ mod tests {
     fn the_place_that_agrees_longest_wins_and_the_latest_of_equals() {
         let mut lookup = Lookup::default();
         let ids = [7, 1, 2, 3, 50, 9, 2, 3, 60, 8, 2, 3, 70, 7, 1, 2, 3];
-        assert_eq!(lookup.find(&ids), Some(Place { start: 4, agreement: 4 }));
+        assert_eq!(lookup.find(&ids), Some(EarlierPlace { start: 4, agreement: 4 }));
         let ids = [&ids[..], &[51, 2, 3]].concat();
-        assert_eq!(lookup.find(&ids), Some(Place { start: 17, agreement: 2 }));
+        assert_eq!(lookup.find(&ids), Some(EarlierPlace { start: 17, agreement: 2 }));
     }
 
     #[test]

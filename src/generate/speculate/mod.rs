@@ -23,12 +23,12 @@ use std::time::Duration;
 /// another.
 #[derive(Debug)]
 pub struct Speculator {
-    source: Source,
+    source: DraftSource,
     cost: Cost,
 }
 
 #[derive(Debug)]
-enum Source {
+enum DraftSource {
     Nothing,
     Lookup,
     Draft(Box<Draft>),
@@ -37,18 +37,21 @@ enum Source {
 impl Speculator {
     /// Creates a speculator that drafts no tokens.
     pub fn off() -> Speculator {
-        Speculator { source: Source::Nothing, cost: Cost::new(0.0) }
+        Speculator { source: DraftSource::Nothing, cost: Cost::new(0.0) }
     }
 
     /// Creates a speculator that drafts tokens by prompt lookup, from earlier occurrences of the same n-gram.
     pub fn ngram() -> Speculator {
-        Speculator { source: Source::Lookup, cost: Cost::new(0.0) }
+        Speculator { source: DraftSource::Lookup, cost: Cost::new(0.0) }
     }
 
     /// Creates a speculator that drafts tokens with `small`, a model with the same vocabulary as `engine`.
     pub fn draft(small: Engine, engine: &Engine) -> Speculator {
         let cost = small.weight_bytes_per_token() as f64 / engine.weight_bytes_per_token().max(1) as f64;
-        Speculator { source: Source::Draft(Box::new(Draft::new(small, engine.config().vocab))), cost: Cost::new(cost) }
+        Speculator {
+            source: DraftSource::Draft(Box::new(Draft::new(small, engine.config().vocab))),
+            cost: Cost::new(cost),
+        }
     }
 
     /// Drafts `ahead` tokens in every step even if that is slower, for measurements and tests.
@@ -58,18 +61,18 @@ impl Speculator {
 
     /// Returns true when no tokens are drafted.
     pub fn is_off(&self) -> bool {
-        matches!(self.source, Source::Nothing)
+        matches!(self.source, DraftSource::Nothing)
     }
 
     /// Drafts the next tokens of each text; often there are none.
     ///
     /// # Errors
     /// The draft model fails.
-    pub fn draft_tokens(&mut self, texts: &mut [Text<'_>]) -> Result<Vec<Vec<u32>>> {
+    pub fn draft_tokens(&mut self, texts: &mut [TextSoFar<'_>]) -> Result<Vec<Vec<u32>>> {
         match &mut self.source {
-            Source::Nothing => Ok(vec![Vec::new(); texts.len()]),
-            Source::Lookup => Ok(look_up(texts, &self.cost)),
-            Source::Draft(draft) => draft.draft_tokens(texts, &mut self.cost),
+            DraftSource::Nothing => Ok(vec![Vec::new(); texts.len()]),
+            DraftSource::Lookup => Ok(look_up(texts, &self.cost)),
+            DraftSource::Draft(draft) => draft.draft_tokens(texts, &mut self.cost),
         }
     }
 
@@ -81,7 +84,7 @@ impl Speculator {
 
 /// A text to draft tokens for.
 #[derive(Debug)]
-pub struct Text<'a> {
+pub struct TextSoFar<'a> {
     /// Tokens of the text; the model has read all but the last.
     pub ids: &'a [u32],
     /// Largest number of draft tokens that can be used.
@@ -168,7 +171,7 @@ impl Memory {
 }
 
 /// Drafts tokens for each text by prompt lookup, as many as are expected to save time.
-fn look_up(texts: &mut [Text<'_>], cost: &Cost) -> Vec<Vec<u32>> {
+fn look_up(texts: &mut [TextSoFar<'_>], cost: &Cost) -> Vec<Vec<u32>> {
     let places: Vec<_> = texts.iter_mut().map(|text| text.memory.lookup.find(text.ids)).collect();
     let kind = |agreement: usize| match agreement {
         ..=2 => 0,

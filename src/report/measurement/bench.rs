@@ -3,7 +3,7 @@
 
 use super::Measurement;
 use super::expected;
-use super::line::{Line, Measured};
+use super::line::{Measured, MeasurementLine};
 use super::record::{Meta, Record};
 use super::touch::Touch;
 use crate::error::{Cause, Error, Result};
@@ -141,7 +141,7 @@ impl BenchOptions {
 pub fn bench(
     session: &mut Session,
     options: &BenchOptions,
-    mut each: impl FnMut(&Line) -> Result<()>,
+    mut each: impl FnMut(&MeasurementLine) -> Result<()>,
 ) -> Result<Measurement> {
     options.validate()?;
     let begin = Instant::now();

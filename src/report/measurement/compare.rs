@@ -6,7 +6,7 @@
 //! (paired, because prompts differ from each other more than versions of a program do), then single tokens.
 
 use super::rank::{Comparison, median, paired, unpaired};
-use super::record::{self, Entry, Meta, Record};
+use super::record::{self, Meta, Record, RecordEntry};
 use crate::error::{Error, Result};
 use crate::report::table::{Column, Table};
 use serde::Serialize;
@@ -94,7 +94,7 @@ enum Verdict {
 
 /// Comparison of one metric.
 #[derive(Debug, Serialize)]
-struct Row {
+struct MetricRow {
     metric: &'static str,
     unit: &'static str,
     samples_a: usize,
@@ -123,7 +123,7 @@ pub struct Report {
     differences: Vec<String>,
     /// Number of prompts whose generated tokens differ between A and B.
     texts_differ: usize,
-    metrics: Vec<Row>,
+    metrics: Vec<MetricRow>,
     verdict: Verdict,
 }
 
@@ -133,7 +133,7 @@ pub struct Report {
 /// A file cannot be read or does not contain a measurement.
 pub fn compare(a: &Path, b: &Path, tolerance: f64) -> Result<Report> {
     let (first, second) = (Side::read(a)?, Side::read(b)?);
-    let metrics: Vec<Row> = METRICS.iter().map(|metric| metric.compare(&first, &second, tolerance)).collect();
+    let metrics: Vec<MetricRow> = METRICS.iter().map(|metric| metric.compare(&first, &second, tolerance)).collect();
     let is = |verdict: Verdict| metrics.iter().any(|row| row.verdict == verdict);
     let order = [Verdict::Slower, Verdict::Faster, Verdict::Unclear, Verdict::Same, Verdict::Unknown];
     Ok(Report {
@@ -154,9 +154,9 @@ impl Side {
         let mut side = Side { metas: Vec::new(), records: Vec::new(), runs: Vec::new() };
         for entry in record::read(path)? {
             match entry {
-                Entry::Meta(meta) => side.metas.push(meta),
-                Entry::Record(record) => side.records.push(record),
-                Entry::Summary(run) => side.runs.push(run),
+                RecordEntry::Meta(meta) => side.metas.push(meta),
+                RecordEntry::Record(record) => side.records.push(record),
+                RecordEntry::Summary(run) => side.runs.push(run),
             }
         }
         if side.metas.is_empty() || side.records.is_empty() {
@@ -180,7 +180,7 @@ impl Side {
 
 impl Metric {
     /// Compares the largest units of which there are enough samples.
-    fn compare(&self, a: &Side, b: &Side, tolerance: f64) -> Row {
+    fn compare(&self, a: &Side, b: &Side, tolerance: f64) -> MetricRow {
         let runs = |side: &Side| -> Vec<f64> { side.runs.iter().filter_map(self.run).collect() };
         let (runs_a, runs_b) = (runs(a), runs(b));
         if runs_a.len().min(runs_b.len()) >= RUNS {
@@ -203,7 +203,7 @@ impl Metric {
         self.row("run", &runs_a, &runs_b, None, tolerance)
     }
 
-    fn row(&self, unit: &'static str, a: &[f64], b: &[f64], test: Option<Comparison>, tolerance: f64) -> Row {
+    fn row(&self, unit: &'static str, a: &[f64], b: &[f64], test: Option<Comparison>, tolerance: f64) -> MetricRow {
         let verdict = match test {
             None => Verdict::Unknown,
             Some(test) if test.p < SIGNIFICANT && test.ratio > 1.0 + tolerance => Verdict::Slower,
@@ -212,7 +212,7 @@ impl Metric {
             Some(_) => Verdict::Same,
         };
         let middle = |values: &[f64]| positive(median(&mut values.to_vec()));
-        Row {
+        MetricRow {
             metric: self.name,
             unit,
             samples_a: a.len(),
@@ -235,7 +235,7 @@ impl Report {
     /// B is slower: exit code 4.
     pub fn verdict(&self) -> Result<()> {
         let slower: Vec<String> =
-            self.metrics.iter().filter(|row| row.verdict == Verdict::Slower).map(Row::describe).collect();
+            self.metrics.iter().filter(|row| row.verdict == Verdict::Slower).map(MetricRow::describe).collect();
         if slower.is_empty() {
             Ok(())
         } else {
@@ -246,9 +246,10 @@ impl Report {
     /// Returns a table of all metrics.
     pub fn table(&self) -> Table {
         let number = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.3}"));
-        let interval = |row: &Row| row.ratio_low.zip(row.ratio_high).map(|(low, high)| format!("{low:.3} – {high:.3}"));
+        let interval =
+            |row: &MetricRow| row.ratio_low.zip(row.ratio_high).map(|(low, high)| format!("{low:.3} – {high:.3}"));
         let chance = |p: f64| if p < 1e-4 { "< 0.0001".into() } else { format!("{p:.4}") };
-        let columns: [Column<'_, &Row>; 8] = [
+        let columns: [Column<'_, &MetricRow>; 8] = [
             ("metric", &|row| row.metric.replace('_', " ")),
             (">A", &|row| number(row.median_a)),
             (">B", &|row| number(row.median_b)),
@@ -285,7 +286,7 @@ impl Report {
     }
 }
 
-impl Row {
+impl MetricRow {
     fn describe(&self) -> String {
         let percent = 100.0 * (self.ratio.unwrap_or(f64::NAN) - 1.0);
         format!("{} by {percent:.1} % (p = {:.2e})", self.metric.replace('_', " "), self.p.unwrap_or(f64::NAN))

@@ -44,7 +44,7 @@ pub struct Measured<'a> {
 
 /// JSON line of a run.
 #[derive(Debug, Serialize)]
-pub struct Line {
+pub struct MeasurementLine {
     schema_version: u32,
     model: String,
     architecture: String,
@@ -170,7 +170,7 @@ impl Times {
     }
 }
 
-impl Line {
+impl MeasurementLine {
     /// Returns the line without its prompts.
     pub fn summary(&self) -> Map<String, Value> {
         let Ok(Value::Object(mut fields)) = serde_json::to_value(self) else { unreachable!("a struct of plain data") };
@@ -181,12 +181,12 @@ impl Line {
 
 impl Measured<'_> {
     /// Samples the peak memory and computes the line; to be called after the timed window.
-    pub fn line(&self) -> Line {
+    pub fn line(&self) -> MeasurementLine {
         let metrics = Metrics::new(self.session, self.rounds);
         let engine = &self.session.engine;
         let last = self.rounds.iter().flat_map(|round| &round.outcome.completions).next_back();
         let only = |wanted: bool| last.filter(|_| wanted && self.prompts.len() == 1);
-        Line {
+        MeasurementLine {
             schema_version: SCHEMA_VERSION,
             model: self.session.name.clone(),
             architecture: engine.config().architecture.clone(),

@@ -2,7 +2,7 @@
 //! the same machine; nothing outside of the markers changes.
 
 use super::Measurement;
-use super::line::Line;
+use super::line::MeasurementLine;
 use crate::files;
 
 use super::rank::median;
@@ -84,7 +84,7 @@ fn cells(line: &str) -> Vec<String> {
 fn row(measurement: &Measurement) -> [(&'static str, String); 15] {
     let (meta, lines) = (&measurement.meta, &measurement.lines);
     let setting = |name: &str| meta.settings.get(name).map_or_else(|| "–".to_string(), Value::to_string);
-    let middle = |of: fn(&Line) -> Option<f64>, digits: usize| {
+    let middle = |of: fn(&MeasurementLine) -> Option<f64>, digits: usize| {
         let mut values: Vec<f64> = lines.iter().filter_map(of).collect();
         if values.is_empty() { "–".to_string() } else { format!("{:.digits$}", median(&mut values)) }
     };

@@ -18,8 +18,8 @@ use crate::error::Result;
 use crate::files;
 use crate::output::{Target, write_atomically};
 use crate::trial::agreement::GeneratedText;
-pub use line::{Line, Measured};
-use record::{Entry, Meta, Record};
+pub use line::{Measured, MeasurementLine};
+use record::{Meta, Record, RecordEntry};
 use std::path::{Path, PathBuf};
 
 /// Data of a measurement.
@@ -30,7 +30,7 @@ pub struct Measurement {
     /// One record per generated text.
     pub records: Vec<Record>,
     /// One line per run.
-    pub lines: Vec<Line>,
+    pub lines: Vec<MeasurementLine>,
     /// The different texts that were generated, for a comparison with the checkpoint; none for a single run.
     pub texts: Vec<GeneratedText>,
 }
@@ -81,9 +81,9 @@ impl Measurement {
     }
 
     fn json_lines(&self) -> String {
-        let meta = Entry::Meta(self.meta.clone());
-        let records = self.records.iter().cloned().map(Entry::Record);
-        let summaries = self.lines.iter().map(|line| Entry::Summary(line.summary()));
+        let meta = RecordEntry::Meta(self.meta.clone());
+        let records = self.records.iter().cloned().map(RecordEntry::Record);
+        let summaries = self.lines.iter().map(|line| RecordEntry::Summary(line.summary()));
         let entries = [meta].into_iter().chain(records).chain(summaries);
         entries.map(|entry| serde_json::to_string(&entry).expect("plain data always serializes") + "\n").collect()
     }

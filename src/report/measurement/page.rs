@@ -1,7 +1,7 @@
 //! Builds the HTML page of a measurement: one file without scripts and without external resources.
 
 use super::Measurement;
-use super::line::Line;
+use super::line::MeasurementLine;
 use super::rank::median;
 use super::record::Record;
 use super::stages::StageTimes;
@@ -52,7 +52,7 @@ pub fn page(measurement: &Measurement) -> String {
 
 /// Renders the medians of the runs, with their range.
 fn tiles(measurement: &Measurement) -> String {
-    let tile = |name: &str, unit: &str, of: fn(&Line) -> Option<f64>| {
+    let tile = |name: &str, unit: &str, of: fn(&MeasurementLine) -> Option<f64>| {
         let mut values: Vec<f64> = measurement.lines.iter().filter_map(of).collect();
         if values.is_empty() {
             return String::new();
@@ -83,11 +83,11 @@ fn tiles(measurement: &Measurement) -> String {
     format!("<div class=\"tiles\">{}</div>\n", tiles.concat())
 }
 
-fn runs(lines: &[Line]) -> String {
+fn runs(lines: &[MeasurementLine]) -> String {
     if lines.len() < 2 {
         return String::new();
     }
-    let row = |(i, line): (usize, &Line)| {
+    let row = |(i, line): (usize, &MeasurementLine)| {
         let optional = |value: Option<f64>| value.map_or("–".to_string(), number);
         [
             (i + 1).to_string(),
@@ -144,7 +144,7 @@ fn latencies(records: &[Record]) -> String {
 }
 
 /// Draws the time per stage, summed over the runs that were profiled.
-fn stages(lines: &[Line]) -> String {
+fn stages(lines: &[MeasurementLine]) -> String {
     let profiles: Vec<&StageTimes> = lines.iter().filter_map(|line| line.stages.as_ref()).collect();
     let Some(first) = profiles.first() else { return String::new() };
     let sum = |part: fn(&StageTimes) -> &Map<String, Value>| -> Vec<(String, f64)> {

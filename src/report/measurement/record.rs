@@ -18,7 +18,7 @@ const SCHEMA_VERSION: u32 = 1;
 /// Line of the file.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
-pub enum Entry {
+pub enum RecordEntry {
     /// First line: model, settings and machine.
     Meta(Meta),
     /// Generated text.
@@ -203,7 +203,7 @@ impl Record {
 ///
 /// # Errors
 /// The file cannot be read, or a line does not belong to a measurement.
-pub fn read(path: &Path) -> Result<Vec<Entry>> {
+pub fn read(path: &Path) -> Result<Vec<RecordEntry>> {
     let text = files::read_to_string(path)?;
     let lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
     let entry = |(number, line): (usize, &str)| {

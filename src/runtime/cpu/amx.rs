@@ -16,7 +16,7 @@
 use super::acts::{GROUP_BLOCKS, Line, Q8Group};
 use super::avx512::{Avx512, TABLE_BF16};
 use super::generic::{Codes, Isa, NextTiles, Packed, Piece, Routine, byte_quarter, byte_zeros};
-use super::kernels::{Kernel, KernelTable, Part, Tiles, kind, with_kind};
+use super::kernels::{Kernel, KernelTable, Rectangle, Tiles, kind, with_kind};
 use super::panel::{Panel, PanelKernel, Turn};
 use crate::scheme::TILE_ROWS;
 use std::arch::asm;
@@ -106,7 +106,7 @@ impl Codes for Signed {
 
 /// # Safety
 /// Same as [`PanelKernel::run`].
-unsafe fn run(part: &Part<'_>, panel: &mut Panel, turn: Turn, out: &mut [f32]) {
+unsafe fn run(part: &Rectangle<'_>, panel: &mut Panel, turn: Turn, out: &mut [f32]) {
     let layout = part.layout();
     let tiles = Tiles::of(part);
     let (groups, run) = (layout.blocks.div_ceil(GROUP_BLOCKS), tiles.run_blocks());
@@ -139,7 +139,13 @@ unsafe fn run(part: &Part<'_>, panel: &mut Panel, turn: Turn, out: &mut [f32]) {
 
 /// # Safety
 /// Same as [`run`], with the configuration loaded and a panel that has the lines of all groups.
-unsafe fn sized(part: &Part<'_>, panel: &mut Panel, source: impl Source, shape: (usize, usize), out: &mut [f32]) {
+unsafe fn sized(
+    part: &Rectangle<'_>,
+    panel: &mut Panel,
+    source: impl CodeSource,
+    shape: (usize, usize),
+    out: &mut [f32],
+) {
     let (registers, tokens) = shape;
     // SAFETY: the caller guarantees the same.
     unsafe {
@@ -152,7 +158,7 @@ unsafe fn sized(part: &Part<'_>, panel: &mut Panel, source: impl Source, shape: 
 }
 
 /// Source of the codes of a panel.
-trait Source: Copy {
+trait CodeSource: Copy {
     /// Makes sure that the lines of this group are in the panel.
     ///
     /// # Safety
@@ -164,7 +170,7 @@ trait Source: Copy {
 #[derive(Clone, Copy)]
 struct Filled;
 
-impl Source for Filled {
+impl CodeSource for Filled {
     #[inline(always)]
     unsafe fn group<I: Isa>(self, _isa: I, _panel: &mut Panel, _group: usize) {}
 }
@@ -175,7 +181,7 @@ struct Fill<'a, const KIND: u8> {
     tiles: Tiles<'a>,
 }
 
-impl<const KIND: u8> Source for Fill<'_, KIND> {
+impl<const KIND: u8> CodeSource for Fill<'_, KIND> {
     #[inline(always)]
     unsafe fn group<I: Isa>(self, isa: I, panel: &mut Panel, group: usize) {
         let (layout, run) = (self.tiles.layout, self.tiles.run_blocks());
@@ -204,7 +210,7 @@ type Sums = [Line; GROUP_BLOCKS * TILES * SUM];
 
 /// A step: a group of activations of the tokens of a register.
 #[derive(Clone, Copy)]
-struct Step<'a> {
+struct AmxStep<'a> {
     group: usize,
     /// First token, counted from the first column of the part.
     token: usize,
@@ -216,7 +222,7 @@ struct Step<'a> {
 
 /// Product of a panel with the columns of a part, in runs of `RUN` blocks.
 struct Product<'a, S, const RUN: usize> {
-    part: &'a Part<'a>,
+    part: &'a Rectangle<'a>,
     panel: &'a mut Panel,
     source: S,
     /// Number of registers that hold all tokens.
@@ -226,7 +232,7 @@ struct Product<'a, S, const RUN: usize> {
     out: &'a mut [f32],
 }
 
-impl<S: Source, const RUN: usize> Routine for Product<'_, S, RUN> {
+impl<S: CodeSource, const RUN: usize> Routine for Product<'_, S, RUN> {
     type Output = ();
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
@@ -242,7 +248,7 @@ impl<S: Source, const RUN: usize> Routine for Product<'_, S, RUN> {
             let (group, register) = (i / registers, i % registers);
             let token = (register * tokens).min(part.cols - tokens);
             let x = &part.x.row_q8(part.col + token)[group];
-            let step = Step { group, token, done: register * tokens - token, x };
+            let step = AmxStep { group, token, done: register * tokens - token, x };
             let [even, odd] = sums.as_chunks_mut().0 else { unreachable!("two times the sums of a step") };
             let (to, from): (&mut Sums, &Sums) = if i % 2 == 0 { (even, odd) } else { (odd, even) };
             // SAFETY: the panel has lines for all groups, and the register lies inside the columns.
@@ -274,7 +280,7 @@ impl<S: Source, const RUN: usize> Routine for Product<'_, S, RUN> {
 /// The sums of a step, which are multiplied by their scales and added to the results.
 struct Scaling<'a, const RUN: usize> {
     /// The step; none before the first one.
-    step: Option<Step<'a>>,
+    step: Option<AmxStep<'a>>,
     panel: &'a Panel,
     sums: &'a Sums,
     /// Bytes between the groups of consecutive tokens.
@@ -344,7 +350,7 @@ fn prefetch_group(x: *const Q8Group) {
 #[inline(always)]
 unsafe fn by_blocks<I: Isa, const RUN: usize>(
     isa: I,
-    step: &Step<'_>,
+    step: &AmxStep<'_>,
     panel: &Panel,
     stride: usize,
     sums: &mut Sums,
@@ -388,7 +394,7 @@ unsafe fn by_blocks<I: Isa, const RUN: usize>(
 #[inline(always)]
 unsafe fn by_pairs<I: Isa, const RUN: usize>(
     isa: I,
-    step: &Step<'_>,
+    step: &AmxStep<'_>,
     panel: &Panel,
     stride: usize,
     sums: &mut Sums,
@@ -424,7 +430,7 @@ unsafe fn by_pairs<I: Isa, const RUN: usize>(
 #[inline(always)]
 unsafe fn by_groups<I: Isa, const RUN: usize>(
     isa: I,
-    step: &Step<'_>,
+    step: &AmxStep<'_>,
     panel: &Panel,
     stride: usize,
     sums: &mut Sums,
@@ -457,7 +463,7 @@ const LINES_APART: usize = TILES * size_of::<Line>();
 
 /// Returns the start of the activations of a step, and of the weights of its group.
 #[inline(always)]
-fn operands(step: &Step<'_>, panel: &Panel) -> (*const u8, *const Line) {
+fn operands(step: &AmxStep<'_>, panel: &Panel) -> (*const u8, *const Line) {
     let lines = &panel.codes[step.group * GROUP_BLOCKS * BLOCK_LINES..][..GROUP_BLOCKS * BLOCK_LINES];
     (step.x.codes.as_ptr().cast(), lines.as_ptr())
 }

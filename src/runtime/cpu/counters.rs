@@ -42,7 +42,7 @@ impl Counts {
 
 /// Counters of the thread that opened them.
 #[derive(Debug)]
-pub struct Counters(system::Group);
+pub struct Counters(system::CounterGroup);
 
 impl Counters {
     /// Opens the counters of the calling thread, which begin to count.
@@ -50,7 +50,7 @@ impl Counters {
     /// # Errors
     /// The machine has no hardware counters, as many virtual machines, or the system does not allow to read them.
     pub fn open() -> io::Result<Counters> {
-        system::Group::open(system::HARDWARE, [system::INSTRUCTIONS, system::CYCLES, system::CACHE_MISSES])
+        system::CounterGroup::open(system::HARDWARE, [system::INSTRUCTIONS, system::CYCLES, system::CACHE_MISSES])
             .map(Counters)
     }
 
@@ -122,17 +122,17 @@ mod system {
 
     /// Three events that are counted at the same time.
     #[derive(Debug)]
-    pub(super) struct Group {
+    pub(super) struct CounterGroup {
         leader: File,
         /// The other events, which are counted as long as they are open.
         _members: [File; 2],
     }
 
-    impl Group {
-        pub(super) fn open(kind: u32, [first, second, third]: [u64; 3]) -> Result<Group> {
+    impl CounterGroup {
+        pub(super) fn open(kind: u32, [first, second, third]: [u64; 3]) -> Result<CounterGroup> {
             let leader = open(kind, first, -1)?;
             let members = [open(kind, second, leader.as_raw_fd())?, open(kind, third, leader.as_raw_fd())?];
-            Ok(Group { leader, _members: members })
+            Ok(CounterGroup { leader, _members: members })
         }
 
         pub(super) fn read(&self) -> Option<[u64; 3]> {
@@ -182,10 +182,10 @@ mod system {
 
     /// Group of events, which this system does not have.
     #[derive(Debug)]
-    pub(super) enum Group {}
+    pub(super) enum CounterGroup {}
 
-    impl Group {
-        pub(super) fn open(_kind: u32, _events: [u64; 3]) -> std::io::Result<Group> {
+    impl CounterGroup {
+        pub(super) fn open(_kind: u32, _events: [u64; 3]) -> std::io::Result<CounterGroup> {
             Err(std::io::ErrorKind::Unsupported.into())
         }
 
@@ -210,7 +210,7 @@ mod tests {
     #[test]
     fn a_group_counts_the_work_of_its_thread() {
         // Software events exist on machines without hardware counters, too: page faults, context switches, a dummy.
-        let Ok(group) = system::Group::open(1, [2, 3, 9]) else { return };
+        let Ok(group) = system::CounterGroup::open(1, [2, 3, 9]) else { return };
         let before = group.read().unwrap();
         // Memory of the heap may have been touched before.
         let mut pages = memmap2::MmapMut::map_anon(8 << 20).unwrap();

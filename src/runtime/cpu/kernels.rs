@@ -15,7 +15,7 @@ use std::ops::Range;
 
 /// A rectangle of a product: items (rows of plain weights, tiles of tiled ones) times columns (tokens).
 #[derive(Clone, Copy)]
-pub(super) struct Part<'a> {
+pub(super) struct Rectangle<'a> {
     pub matrix: &'a Matrix,
     pub x: &'a Acts,
     /// First row or tile.
@@ -32,7 +32,7 @@ pub(super) struct Part<'a> {
     pub next: &'a [u8],
 }
 
-impl<'a> Part<'a> {
+impl<'a> Rectangle<'a> {
     /// Returns the layout of the tiles of the matrix.
     #[inline(always)]
     pub fn layout(&self) -> &'a TileLayout {
@@ -41,15 +41,15 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Function that computes a [`Part`] of a tiled matrix into `out`: for each column 16 results per tile.
+/// Function that computes a [`Rectangle`] of a tiled matrix into `out`: for each column 16 results per tile.
 ///
 /// # Safety
 /// * The CPU has the instruction set of the table the kernel comes from.
 /// * Items and columns of the part lie inside the matrix and the activations, whose columns agree.
 /// * The activations have the form (f32, 16-bit or int8) that the kernel reads.
-pub(super) type PartFn = unsafe fn(&Part<'_>, out: &mut [f32]);
+pub(super) type PartFn = unsafe fn(&Rectangle<'_>, out: &mut [f32]);
 
-impl Part<'_> {
+impl Rectangle<'_> {
     /// Returns true when no subnormal number can occur in the products of these BF16 columns with the matrix, so that
     /// instructions that treat subnormal numbers as zeros return the same bits.
     ///
@@ -64,14 +64,14 @@ impl Part<'_> {
     }
 }
 
-/// Function that computes a [`Part`] of any size of a plain matrix, and passes each result to the sink once.
+/// Function that computes a [`Rectangle`] of any size of a plain matrix, and passes each result to the sink once.
 ///
 /// # Safety
 /// * The CPU has the instruction set of the table the kernel comes from.
 /// * Items and columns of the part lie inside the matrix, the activations (whose columns agree) and the sink; the
 ///   activations have the form that the kernel reads.
 /// * No other thread writes these rows of the sink.
-pub(super) type PlainFn = unsafe fn(&Part<'_>, &Sink<'_>);
+pub(super) type PlainFn = unsafe fn(&Rectangle<'_>, &Sink<'_>);
 
 /// Distance in bytes at which a product with a single column prefetches its weights, line by line in the order of
 /// memory. Without this, the processor executes too much arithmetic per line to load far enough ahead: decoding q4_0
@@ -81,7 +81,7 @@ pub(super) const AHEAD: usize = 8192;
 /// Rectangle of a product whose items are tiles.
 #[derive(Clone, Copy)]
 pub(super) struct Tiles<'a> {
-    pub part: Part<'a>,
+    pub part: Rectangle<'a>,
     pub layout: &'a TileLayout,
     /// Bytes of `part.items` tiles.
     data: &'a [u8],
@@ -90,7 +90,7 @@ pub(super) struct Tiles<'a> {
 impl<'a> Tiles<'a> {
     /// Views the part as tiles.
     #[inline]
-    pub fn of(part: &Part<'a>) -> Tiles<'a> {
+    pub fn of(part: &Rectangle<'a>) -> Tiles<'a> {
         let layout = part.layout();
         let data = &part.matrix.data[part.item * layout.tile_bytes..][..part.items * layout.tile_bytes];
         Tiles { part: *part, layout, data }

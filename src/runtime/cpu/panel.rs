@@ -1,7 +1,7 @@
 //! Panels: the weights of a few tiles, which are unpacked once and multiplied by many columns (tokens).
 
 use super::acts::Line;
-use super::kernels::Part;
+use super::kernels::Rectangle;
 use crate::scheme::TILE_ROWS;
 use std::ops::Range;
 
@@ -27,7 +27,7 @@ pub(super) struct PanelKernel {
     pub cached: usize,
     /// Function with the conditions of [`super::kernels::PartFn`]. A panel with [`Turn::Again`] must have been
     /// unpacked from the same items.
-    pub run: unsafe fn(&Part<'_>, &mut Panel, Turn, out: &mut [f32]),
+    pub run: unsafe fn(&Rectangle<'_>, &mut Panel, Turn, out: &mut [f32]),
 }
 
 impl PanelKernel {
@@ -68,7 +68,7 @@ pub(super) struct Ahead<'a> {
 impl<'a> Ahead<'a> {
     /// Selects the weights that follow the items of `whole` in memory, over the same length. The items form `panels`
     /// panels.
-    pub fn behind(whole: &Part<'a>, panels: usize) -> Ahead<'a> {
+    pub fn behind(whole: &Rectangle<'a>, panels: usize) -> Ahead<'a> {
         let (data, tile_bytes): (&'a [u8], usize) = (&whole.matrix.data, whole.layout().tile_bytes);
         let end = (whole.item + whole.items) * tile_bytes;
         let len = whole.items * tile_bytes;

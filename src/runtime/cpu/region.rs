@@ -9,7 +9,7 @@
 
 use super::acts::Acts;
 use super::generic::plain::STRIPE;
-use super::kernels::{Kernel, KernelTable, MAX_OUT, MAX_PANEL_OUT, Out, Part, PlainFn};
+use super::kernels::{Kernel, KernelTable, MAX_OUT, MAX_PANEL_OUT, Out, PlainFn, Rectangle};
 use super::matrix::{Arithmetic, Matrix, MatrixStore};
 use super::packed::{Packed, Rows};
 use super::panel::{Ahead, Panel, PanelKernel, Turn};
@@ -58,7 +58,7 @@ impl<'a> Job<'a> {
 }
 
 /// Kernel that computes a product.
-enum Run {
+enum ProductKernel {
     Plain(PlainFn),
     Tiles(Kernel),
 }
@@ -70,7 +70,7 @@ pub(super) struct Task<'a> {
     /// Rows (tokens) of `x` that take part.
     tokens: Range<usize>,
     sink: Sink<'a>,
-    run: Run,
+    run: ProductKernel,
     /// Number of units of 16 rows; the last may be shorter.
     pub units: usize,
     /// Cost of a unit: the bytes to read, plus `cols` for the arithmetic of each token.
@@ -116,8 +116,8 @@ impl<'a> Task<'a> {
                 added: job.added,
             },
             run: match matrix.store {
-                MatrixStore::Plain(_) => Run::Plain(table.plain(form)),
-                MatrixStore::Tiled(_) => Run::Tiles(table.tile(form)),
+                MatrixStore::Plain(_) => ProductKernel::Plain(table.plain(form)),
+                MatrixStore::Tiled(_) => ProductKernel::Tiles(table.tile(form)),
             },
             units,
             unit_cost: (unit_bytes + matrix.cols * n).max(1),
@@ -133,8 +133,8 @@ impl<'a> Task<'a> {
     /// panels of tiles or blocks of plain rows, otherwise 1.
     fn grain(&self) -> u32 {
         let few = match &self.run {
-            Run::Plain(_) => self.tokens.len() <= 1,
-            Run::Tiles(kernel) => self.panel(kernel).is_none(),
+            ProductKernel::Plain(_) => self.tokens.len() <= 1,
+            ProductKernel::Tiles(kernel) => self.panel(kernel).is_none(),
         };
         if few { 1 } else { 8 }
     }
@@ -153,16 +153,16 @@ impl<'a> Task<'a> {
     pub(super) unsafe fn run(&self, units: Range<usize>) {
         match &self.run {
             // SAFETY: `plain` requires the same as this function; `new` has checked form and shapes.
-            Run::Plain(run) => unsafe { self.plain(*run, units) },
+            ProductKernel::Plain(run) => unsafe { self.plain(*run, units) },
             // SAFETY: `tiles` requires the same as this function; `new` has checked form and shapes.
-            Run::Tiles(kernel) => unsafe { self.tiles(kernel, units) },
+            ProductKernel::Tiles(kernel) => unsafe { self.tiles(kernel, units) },
         }
     }
 
     /// Returns the rectangle of these items (rows or tiles) and all tokens.
-    fn part(&self, item: usize, items: usize) -> Part<'a> {
+    fn part(&self, item: usize, items: usize) -> Rectangle<'a> {
         let (col, cols) = (self.tokens.start, self.tokens.len());
-        Part { matrix: self.matrix, x: self.x, item, items, col, cols, near: false, next: &[] }
+        Rectangle { matrix: self.matrix, x: self.x, item, items, col, cols, near: false, next: &[] }
     }
 
     /// # Safety
@@ -194,7 +194,7 @@ impl<'a> Task<'a> {
         for item in rows.clone().step_by(step) {
             let items = step.min(rows.end - item);
             let matrix = memory.unpack(self.matrix, packed, item, items);
-            let part = Part { matrix, near: true, ..self.part(0, items) };
+            let part = Rectangle { matrix, near: true, ..self.part(0, items) };
             // SAFETY: the caller guarantees the instruction set and that no other thread writes these rows; the part
             // is all rows that were unpacked, and row 0 of the sink is the first of them.
             unsafe { run(&part, &self.sink.starting_at(item)) };
@@ -216,7 +216,7 @@ impl<'a> Task<'a> {
         for item in units.clone().step_by(step) {
             let items = step.min(units.end - item);
             for (col, cols) in pieces(n, kernel.cols) {
-                let part = Part { col: self.tokens.start + col, cols, ..self.part(item, items) };
+                let part = Rectangle { col: self.tokens.start + col, cols, ..self.part(item, items) };
                 // SAFETY: the caller guarantees the instruction set and that no other thread computes these units; the
                 // part lies inside the matrix and the activations.
                 unsafe { self.tile_part(&part, &mut out.0, |out| (kernel.run)(&part, out)) };
@@ -247,7 +247,7 @@ impl<'a> Task<'a> {
                     let next = ahead.share(done..done + cols);
                     done += cols;
                     let part = self.part(first + i * kernel.items, kernel.items);
-                    let part = Part { col: self.tokens.start + col, cols, next, ..part };
+                    let part = Rectangle { col: self.tokens.start + col, cols, next, ..part };
                     // SAFETY: the caller guarantees the instruction set and that no other thread computes these
                     // units; the part lies inside the matrix and the activations, and the first turn unpacks the panel
                     // from the same items.
@@ -261,7 +261,7 @@ impl<'a> Task<'a> {
     ///
     /// # Safety
     /// Same as [`Task::run`], for the tiles of the part.
-    unsafe fn tile_part(&self, part: &Part<'_>, out: &mut [f32], sums: impl FnOnce(&mut [f32])) {
+    unsafe fn tile_part(&self, part: &Rectangle<'_>, out: &mut [f32], sums: impl FnOnce(&mut [f32])) {
         let width = part.items * TILE_ROWS;
         sums(&mut out[..width * part.cols]);
         let row = part.item * TILE_ROWS;

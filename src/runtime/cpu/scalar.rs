@@ -12,7 +12,7 @@
 //!   runs in K order from zero; row = mul_add(group, activation scale, row), groups in K order.
 
 use super::acts::{Acts, GROUP, GROUP_BLOCKS, Q8Group, Q16Group};
-use super::kernels::{Kernel, KernelTable, Part};
+use super::kernels::{Kernel, KernelTable, Rectangle};
 use super::matrix::{Form, MatrixStore};
 use super::sink::Sink;
 use super::weighted_sum;
@@ -43,7 +43,7 @@ pub(super) const TABLE: KernelTable = KernelTable {
 };
 
 /// Computes rows of a plain matrix times f32 activations.
-fn plain(part: &Part<'_>, sink: &Sink<'_>) {
+fn plain(part: &Rectangle<'_>, sink: &Sink<'_>) {
     let MatrixStore::Plain(dtype) = part.matrix.store else { unreachable!("tiles have their own kernels") };
     let cols = part.matrix.cols;
     each(part, sink, |row, col| {
@@ -58,7 +58,7 @@ fn plain(part: &Part<'_>, sink: &Sink<'_>) {
 }
 
 /// Computes rows of a BF16 matrix times BF16 activations.
-fn plain_bf16(part: &Part<'_>, sink: &Sink<'_>) {
+fn plain_bf16(part: &Rectangle<'_>, sink: &Sink<'_>) {
     let cols = part.matrix.cols;
     each(part, sink, |row, col| {
         let w = part.matrix.data[2 * row * cols..][..2 * cols].as_chunks::<2>().0;
@@ -68,7 +68,7 @@ fn plain_bf16(part: &Part<'_>, sink: &Sink<'_>) {
 
 #[allow(unsafe_code)]
 /// Writes `result(row, col)` to the sink for all rows and columns of the part.
-fn each(part: &Part<'_>, sink: &Sink<'_>, result: impl Fn(usize, usize) -> f32) {
+fn each(part: &Rectangle<'_>, sink: &Sink<'_>, result: impl Fn(usize, usize) -> f32) {
     for row in part.item..part.item + part.items {
         for col in part.col..part.col + part.cols {
             // SAFETY: the caller of the kernel guarantees that the part lies inside the outputs and that no other
@@ -79,7 +79,7 @@ fn each(part: &Part<'_>, sink: &Sink<'_>, result: impl Fn(usize, usize) -> f32) 
 }
 
 /// Computes one tile times one token.
-fn tile(part: &Part<'_>, out: &mut [f32], form: Form) {
+fn tile(part: &Rectangle<'_>, out: &mut [f32], form: Form) {
     let MatrixStore::Tiled(layout) = part.matrix.store else { unreachable!("plain rows have their own kernel") };
     let tile = &part.matrix.data[part.item * layout.tile_bytes..][..layout.tile_bytes];
     out.copy_from_slice(&tile_dot(&layout, tile, part.x, part.col, form));

@@ -47,7 +47,7 @@ const ALIGN: usize = 256;
 
 /// Product that adapters may change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum AdaptedProduct {
     /// A target of a layer, counted from the first layer of the device.
     Target(usize, Target),
     /// The first or second matrix of the experts of such a layer.
@@ -60,23 +60,25 @@ pub enum Place {
     Further,
 }
 
-impl Place {
+impl AdaptedProduct {
     /// Returns the number of the column among those of a layer and of the model.
     fn column(self) -> usize {
         match self {
-            Place::Target(_, target) => target as usize,
-            Place::Experts(_, matrix) => TARGETS.len() + matrix,
-            Place::Head => COLUMNS,
-            Place::Replaced => COLUMNS + 1,
-            Place::Further => COLUMNS + 2,
+            AdaptedProduct::Target(_, target) => target as usize,
+            AdaptedProduct::Experts(_, matrix) => TARGETS.len() + matrix,
+            AdaptedProduct::Head => COLUMNS,
+            AdaptedProduct::Replaced => COLUMNS + 1,
+            AdaptedProduct::Further => COLUMNS + 2,
         }
     }
 
     /// Returns the index of the change in the table of an adapter with this number of layers.
     fn index(self, layers: usize) -> usize {
         match self {
-            Place::Target(layer, _) | Place::Experts(layer, _) => layer * COLUMNS + self.column(),
-            Place::Head | Place::Replaced | Place::Further => (layers - 1) * COLUMNS + self.column(),
+            AdaptedProduct::Target(layer, _) | AdaptedProduct::Experts(layer, _) => layer * COLUMNS + self.column(),
+            AdaptedProduct::Head | AdaptedProduct::Replaced | AdaptedProduct::Further => {
+                (layers - 1) * COLUMNS + self.column()
+            }
         }
     }
 }
@@ -96,7 +98,7 @@ pub struct ChangePlan {
 
 impl ChangePlan {
     /// Returns true if an adapter changes one of `count` products that begin with this place.
-    pub fn has(&self, first: Place, count: usize) -> bool {
+    pub fn has(&self, first: AdaptedProduct, count: usize) -> bool {
         self.columns >> first.column() & ((1 << count) - 1) != 0
     }
 }
@@ -200,7 +202,7 @@ impl DeviceAdapters {
     }
 
     /// Returns the index of a change in the tables.
-    pub fn index(&self, place: Place) -> usize {
+    pub fn index(&self, place: AdaptedProduct) -> usize {
         place.index(self.layers.len())
     }
 
@@ -227,7 +229,8 @@ impl DeviceAdapters {
     fn keep_last_replaced(&self, groups: &[Group], entries: &mut [Adapted]) {
         let mut entries = entries.iter_mut();
         for group in groups {
-            let replaces = |(adapter, _): &(Arc<BoundAdapter>, f32)| self.all[&adapter.hash].has(Place::Replaced);
+            let replaces =
+                |(adapter, _): &(Arc<BoundAdapter>, f32)| self.all[&adapter.hash].has(AdaptedProduct::Replaced);
             let last = group.set.adapters().iter().rposition(replaces);
             let own = entries.by_ref().take(group.set.adapters().len()).enumerate();
             own.filter(|(part, _)| Some(*part) != last).for_each(|(_, entry)| entry.count = 0);
@@ -236,7 +239,7 @@ impl DeviceAdapters {
 }
 
 impl DeviceAdapter {
-    fn has(&self, place: Place) -> bool {
+    fn has(&self, place: AdaptedProduct) -> bool {
         self.columns >> place.column() & 1 == 1
     }
 
@@ -256,14 +259,14 @@ impl DeviceAdapter {
             .map(|layer| Pack::of_layer(adapter, layer, layers))
             .collect::<Result<_>>()?;
         let head = adapter.lm_head.as_ref().filter(|_| has_head);
-        for (place, change) in [(Place::Head, head), (Place::Further, adapter.further.as_ref())] {
+        for (place, change) in [(AdaptedProduct::Head, head), (AdaptedProduct::Further, adapter.further.as_ref())] {
             if let Some(change) = change {
                 let mut pack = Pack::new();
                 pack.put_at(place, place.index(layers.len()), change)?;
                 packs.push(pack);
             }
         }
-        let mut table = vec![args::Change::default(); Place::Further.index(layers.len()) + 1];
+        let mut table = vec![args::Change::default(); AdaptedProduct::Further.index(layers.len()) + 1];
         let (mut factors, mut rank, mut columns) = (Vec::new(), 0, 0);
         for pack in packs.into_iter().filter(|pack| pack.columns != 0) {
             (rank, columns) = (pack.rank.max(rank), columns | pack.columns);
@@ -274,8 +277,8 @@ impl DeviceAdapter {
         }
         if let Some(matrix) = head.and_then(|change| change.replaced()) {
             let (memory, change) = upload_matrix(&mut uploader, matrix)?;
-            table[Place::Replaced.index(layers.len())] = change;
-            columns |= 1 << Place::Replaced.column();
+            table[AdaptedProduct::Replaced.index(layers.len())] = change;
+            columns |= 1 << AdaptedProduct::Replaced.column();
             factors.push(memory);
         }
         let of_device = Array::<args::Change>::new(context, table.len())?;
@@ -333,7 +336,7 @@ impl Pack {
         let mut pack = Pack::new();
         let own = layer - layers.start;
         for target in TARGETS {
-            let place = Place::Target(own, target);
+            let place = AdaptedProduct::Target(own, target);
             if let Some(change) = adapter.of_target(layer, target) {
                 pack.put_at(place, place.index(layers.len()), change).map_err(|e| tell(e, layer))?;
             }
@@ -341,7 +344,7 @@ impl Pack {
         for matrix in [0, 1] {
             let changes = adapter.of_experts(layer, matrix);
             if changes.iter().any(Option::is_some) {
-                let place = Place::Experts(own, matrix);
+                let place = AdaptedProduct::Experts(own, matrix);
                 let change = |change: &Option<BoundChange>| match change {
                     None => Ok(args::Change::default()),
                     Some(change) => pack.put(place, change),
@@ -353,15 +356,15 @@ impl Pack {
         Ok(pack)
     }
 
-    fn put_at(&mut self, place: Place, index: usize, change: &BoundChange) -> Result<()> {
+    fn put_at(&mut self, place: AdaptedProduct, index: usize, change: &BoundChange) -> Result<()> {
         let change = self.put(place, change)?;
         self.changes.push((index, change));
         Ok(())
     }
 
-    fn put(&mut self, place: Place, change: &BoundChange) -> Result<args::Change> {
+    fn put(&mut self, place: AdaptedProduct, change: &BoundChange) -> Result<args::Change> {
         let plain = change.plain();
-        if plain.replaced.is_some() && place != Place::Head {
+        if plain.replaced.is_some() && place != AdaptedProduct::Head {
             return Err(Error::unsupported(
                 "an adapter with whole matrices in place of those of a layer is not \
                                            supported on a GPU",

@@ -62,7 +62,8 @@ pub struct Attend<'a> {
     pub window: Option<usize>,
     /// Cap of scores, if any, times log2(e).
     pub softcap: Option<f32>,
-    /// Number of positions that the longest sequence may reach before steps get another [`Plan`](super::input::Plan).
+    /// Number of positions that the longest sequence may reach before steps get another
+    /// [`StepPlan`](super::input::StepPlan).
     pub longest: usize,
 }
 

@@ -1,14 +1,14 @@
 //! Forward pass through the layers of a part, block by block.
 
-use super::adapters::Place;
+use super::adapters::AdaptedProduct;
 use super::args;
 use super::array::{Acts, Array, View};
 use super::attend::Attend;
 use super::heads::{LatentRope, Rope, TokenInputs};
-use super::input::{ANGLES, Plan, Section, TILES};
+use super::input::{ANGLES, Section, StepPlan, TILES};
 use super::low_rank::{LowRank, Rows};
 use super::multiply::{Middle, Product};
-use super::ops::{self, Branch, Choice, Norm};
+use super::ops::{self, Branch, ExpertChoice, Norm};
 use super::part::CudaPart;
 use super::scratch::Inputs;
 use super::weights::{DeviceLinear, OnDevice};
@@ -29,7 +29,7 @@ const SHARED_MLP: [Target; 2] = [Target::SharedGate, Target::SharedDown];
 impl CudaPart {
     /// Starts the work of all layers of this part. The residual stream is updated in the memory of the input. If this
     /// part has the output matrix, the wanted rows after the final norm are written to `normed`.
-    pub(super) fn walk(&self, plan: &Plan) -> Result<()> {
+    pub(super) fn walk(&self, plan: &StepPlan) -> Result<()> {
         if let Some(inputs) = &self.inputs {
             self.set_further(plan, inputs)?;
         }
@@ -69,7 +69,7 @@ impl CudaPart {
     }
 
     /// Returns a norm of the residual stream, without branch, factors and output.
-    fn norm_of(&self, plan: &Plan) -> Norm<'_> {
+    fn norm_of(&self, plan: &StepPlan) -> Norm<'_> {
         let c = &self.config;
         Norm {
             kind: Some(c.norm_kind),
@@ -79,7 +79,7 @@ impl CudaPart {
     }
 
     /// Adds the output of the block before to the residual stream, and writes the input of a block to `normed`.
-    fn enter(&self, plan: &Plan, branch: Option<Branch<'_>>, input: &BlockInput<Array<f32>>) -> Result<()> {
+    fn enter(&self, plan: &StepPlan, branch: Option<Branch<'_>>, input: &BlockInput<Array<f32>>) -> Result<()> {
         let norm = Norm { branch, ..self.norm_of(plan) };
         let out = Some(&self.scratch.normed);
         match input {
@@ -90,11 +90,11 @@ impl CudaPart {
     }
 
     /// Computes the further inputs of all layers from the embeddings of the step.
-    fn set_further(&self, plan: &Plan, inputs: &Inputs) -> Result<()> {
+    fn set_further(&self, plan: &StepPlan, inputs: &Inputs) -> Result<()> {
         self.enter(plan, None, &BlockInput::Stream)?;
         let product = (&inputs.projection, inputs.projected.view());
         self.ops.matmul(product.0, &self.scratch.normed, 0, product.1, plan.rows)?;
-        self.adapt(plan, Place::Further, &[product], &self.scratch.normed)?;
+        self.adapt(plan, AdaptedProduct::Further, &[product], &self.scratch.normed)?;
         self.ops.token_inputs(&TokenInputs {
             projected: product.1,
             embedded: self.input.view(plan, Section::Further),
@@ -108,32 +108,32 @@ impl CudaPart {
     }
 
     /// Computes what the token alone says to a layer.
-    fn token_input(&self, plan: &Plan, index: usize, op: &TokenInput<OnDevice>) -> Result<Branch<'_>> {
+    fn token_input(&self, plan: &StepPlan, index: usize, op: &TokenInput<OnDevice>) -> Result<Branch<'_>> {
         let (s, n, width) = (&self.scratch, plan.rows, op.gate.matrix.rows());
         let further = self.inputs.as_ref().expect("uploaded with such layers").further.view();
         let further = further.part((self.layers.start + index) * n * width, n * width);
         let middle = Middle { activation: Activation::GeluTanh, out: s.middle.of(width), intermediate: width };
         let (gate, projection) = ((&op.gate, s.gate.view()), (&op.projection, s.branch.view()));
         self.ops.matmul(gate.0, &s.normed, 0, gate.1, n)?;
-        self.adapt(plan, Place::Target(index, Target::InputGate), &[gate], &s.normed)?;
+        self.adapt(plan, AdaptedProduct::Target(index, Target::InputGate), &[gate], &s.normed)?;
         self.ops.gated(&ops::gated(&middle, gate.1, Some(further), n))?;
         self.ops.matmul(projection.0, middle.out, 0, projection.1, n)?;
-        self.adapt(plan, Place::Target(index, Target::InputProjection), &[projection], middle.out)?;
+        self.adapt(plan, AdaptedProduct::Target(index, Target::InputProjection), &[projection], middle.out)?;
         Ok(Branch::of(projection.1))
     }
 
     /// Computes an attention block, including its projections. `index` counts the layers of this part.
-    fn attention(&self, plan: &Plan, index: usize, op: &Attention<OnDevice>) -> Result<Branch<'_>> {
+    fn attention(&self, plan: &StepPlan, index: usize, op: &Attention<OnDevice>) -> Result<Branch<'_>> {
         let (s, shape, n) = (&self.scratch, &op.shape, plan.rows);
         let mut products = vec![(&op.q, s.q.view())];
         products.extend(op.k.as_ref().map(|k| (k, s.k.view())));
         products.extend(op.v.as_ref().map(|v| (v, s.v.view())));
         self.ops.matmuls(&products, &s.normed, n)?;
-        self.adapt(plan, Place::Target(index, Target::Q), &products, &s.normed)?;
+        self.adapt(plan, AdaptedProduct::Target(index, Target::Q), &products, &s.normed)?;
         if let Some(gate) = &op.gate {
             let product = (gate, s.output_gate.view());
             self.ops.matmul(gate, &s.normed, 0, product.1, n)?;
-            self.adapt(plan, Place::Target(index, Target::OutputGate), &[product], &s.normed)?;
+            self.adapt(plan, AdaptedProduct::Target(index, Target::OutputGate), &[product], &s.normed)?;
         }
         let kv = match &op.k {
             Some(_) => Some([s.k.view(), self.values(plan, op)?]),
@@ -160,7 +160,7 @@ impl CudaPart {
 
     /// Returns the values of a layer that has keys of its own. Values that are the projected keys share their memory,
     /// unless the keys are changed in place for a cache of int8.
-    fn values(&self, plan: &Plan, op: &Attention<OnDevice>) -> Result<View<f32>> {
+    fn values(&self, plan: &StepPlan, op: &Attention<OnDevice>) -> Result<View<f32>> {
         let (s, width) = (&self.scratch, op.shape.n_kv_heads * op.shape.head_dim);
         if op.v.is_some() {
             return Ok(s.v.view());
@@ -173,7 +173,7 @@ impl CudaPart {
     }
 
     /// Returns the factors of the norms of single heads. Norms of all heads together are computed here.
-    fn head_norms(&self, plan: &Plan, op: &Attention<OnDevice>) -> Result<Option<[View<f32>; 2]>> {
+    fn head_norms(&self, plan: &StepPlan, op: &Attention<OnDevice>) -> Result<Option<[View<f32>; 2]>> {
         let Some(norms) = op.head_norms.as_ref().map(|[q, k]| [q.view(), k.view()]) else { return Ok(None) };
         if self.config.attention.qk_norm != QkNorm::All {
             return Ok(Some(norms));
@@ -186,7 +186,7 @@ impl CudaPart {
     }
 
     /// Computes a block of latent attention, whose keys and values are expanded before they are cached.
-    fn latent_attention(&self, plan: &Plan, index: usize, op: &LatentAttention<OnDevice>) -> Result<Branch<'_>> {
+    fn latent_attention(&self, plan: &StepPlan, index: usize, op: &LatentAttention<OnDevice>) -> Result<Branch<'_>> {
         let (s, shape, latent, n) = (&self.scratch, &op.shape, &op.latent, plan.rows);
         let (kv, kv_width) = (s.latent.kv.view(), latent.kv_rank + latent.rope);
         let norm = |x: View<f32>, x_stride: usize, weight: &Array<f32>| -> Result<&Acts> {
@@ -200,23 +200,23 @@ impl CudaPart {
         let x = match &op.q_a {
             None => {
                 self.ops.matmuls(&[q, kv_a], &s.normed, n)?;
-                self.adapt(plan, Place::Target(index, Target::KvLatent), &[kv_a], &s.normed)?;
+                self.adapt(plan, AdaptedProduct::Target(index, Target::KvLatent), &[kv_a], &s.normed)?;
                 &s.normed
             }
             Some((q_a, weight)) => {
                 let both = [(q_a, s.latent.q.view()), kv_a];
                 self.ops.matmuls(&both, &s.normed, n)?;
-                self.adapt(plan, Place::Target(index, Target::QLatent), &both, &s.normed)?;
+                self.adapt(plan, AdaptedProduct::Target(index, Target::QLatent), &both, &s.normed)?;
                 let x = norm(s.latent.q.view(), q_a.matrix.rows(), weight)?;
                 self.ops.matmul(q.0, x, 0, q.1, n)?;
                 x
             }
         };
-        self.adapt(plan, Place::Target(index, Target::Q), &[q], x)?;
+        self.adapt(plan, AdaptedProduct::Target(index, Target::Q), &[q], x)?;
         let normed = norm(kv, kv_width, &op.kv_norm)?;
         let kv_b = (&op.kv_b, s.latent.expanded.view());
         self.ops.matmul(kv_b.0, normed, 0, kv_b.1, n)?;
-        self.adapt(plan, Place::Target(index, Target::KvHeads), &[kv_b], normed)?;
+        self.adapt(plan, AdaptedProduct::Target(index, Target::KvHeads), &[kv_b], normed)?;
         self.ops.latent_rope(&LatentRope {
             sizes: *latent,
             q: s.q.view(),
@@ -236,13 +236,13 @@ impl CudaPart {
     }
 
     /// Returns the cosines and sines of each row for a layer; none if it does not rotate.
-    fn angles(&self, plan: &Plan, shape: &AttentionShape) -> View<f32> {
+    fn angles(&self, plan: &StepPlan, shape: &AttentionShape) -> View<f32> {
         let angles = self.input.view(plan, ANGLES[shape.rotary.unwrap_or(0)]);
         if shape.rotary.is_some() { angles } else { angles.part(0, 0) }
     }
 
     /// Returns the cache whose keys and values a layer reads: its own, or that of an earlier layer.
-    fn cache(&self, plan: &Plan, index: usize, shape: &AttentionShape) -> args::Cache {
+    fn cache(&self, plan: &StepPlan, index: usize, shape: &AttentionShape) -> args::Cache {
         let owner = shape.kv_from.map_or(index, |owner| owner - self.layers.start);
         self.pool.cache(owner, self.input.view::<u64>(plan, Section::Tables).address(), plan.table_stride)
     }
@@ -250,7 +250,7 @@ impl CudaPart {
     /// Computes attention for the queries of all rows.
     fn attend(
         &self,
-        plan: &Plan,
+        plan: &StepPlan,
         index: usize,
         shape: &AttentionShape,
         sinks: Option<&Array<f32>>,
@@ -275,16 +275,16 @@ impl CudaPart {
     }
 
     /// Computes the output projection of attention.
-    fn project(&self, plan: &Plan, index: usize, o: &DeviceLinear) -> Result<Branch<'_>> {
+    fn project(&self, plan: &StepPlan, index: usize, o: &DeviceLinear) -> Result<Branch<'_>> {
         let (s, product) = (&self.scratch, (o, self.scratch.branch.view()));
         let attended = s.attended.of(o.matrix.cols());
         self.ops.matmul(o, attended, 0, product.1, plan.rows)?;
-        self.adapt(plan, Place::Target(index, Target::O), &[product], attended)?;
+        self.adapt(plan, AdaptedProduct::Target(index, Target::O), &[product], attended)?;
         Ok(Branch::of(product.1))
     }
 
     /// Changes the results of products of all rows of `x` by adapters; `first` is the place of the first product.
-    fn adapt(&self, plan: &Plan, first: Place, products: &[Product<'_>], x: &Acts) -> Result<()> {
+    fn adapt(&self, plan: &StepPlan, first: AdaptedProduct, products: &[Product<'_>], x: &Acts) -> Result<()> {
         let changes = self.changes(plan, first, products, x, Rows::Batch(0..plan.rows));
         changes.map_or(Ok(()), |changes| self.ops.low_rank(&changes))
     }
@@ -292,8 +292,8 @@ impl CudaPart {
     /// Returns the changes of products by adapters, if there are any; the places of the products follow `first`.
     pub(super) fn changes<'a>(
         &self,
-        plan: &Plan,
-        first: Place,
+        plan: &StepPlan,
+        first: AdaptedProduct,
         products: &'a [Product<'a>],
         x: &'a Acts,
         rows: Rows<'a>,
@@ -301,9 +301,9 @@ impl CudaPart {
         let (changes, index) = (plan.changes, self.adapters.index(first));
         let all = self.input.view(plan, Section::Adapted);
         let section = match first {
-            Place::Target(..) | Place::Experts(..) | Place::Further => 0,
-            Place::Head => 1,
-            Place::Replaced => 2,
+            AdaptedProduct::Target(..) | AdaptedProduct::Experts(..) | AdaptedProduct::Further => 0,
+            AdaptedProduct::Head => 1,
+            AdaptedProduct::Replaced => 2,
         };
         let task = || LowRank {
             plan: changes,
@@ -320,7 +320,7 @@ impl CudaPart {
     /// Computes an MLP, whose gate and down projections adapters change as `targets`, and writes its output to `to`.
     fn mlp(
         &self,
-        plan: &Plan,
+        plan: &StepPlan,
         index: usize,
         op: &Mlp<OnDevice>,
         [gate, down]: [Target; 2],
@@ -331,7 +331,7 @@ impl CudaPart {
         let middle = Middle { activation: op.activation, out, intermediate: op.intermediate };
         let (gates, ups) = (s.gate.view(), s.up.view());
         let products = [(&op.gate, gates), (&op.up, ups)];
-        let first = Place::Target(index, gate);
+        let first = AdaptedProduct::Target(index, gate);
         if plan.changes.has(first, products.len()) {
             self.ops.matmuls(&products, &s.normed, n)?;
             self.adapt(plan, first, &products, &s.normed)?;
@@ -340,12 +340,12 @@ impl CudaPart {
             self.ops.gate_and_up(&products, &s.normed, &middle, n)?;
         }
         self.ops.matmul(&op.down, out, 0, to.view(), n)?;
-        self.adapt(plan, Place::Target(index, down), &[(&op.down, to.view())], out)?;
+        self.adapt(plan, AdaptedProduct::Target(index, down), &[(&op.down, to.view())], out)?;
         Ok(to.view())
     }
 
     /// Computes a mixture of experts and the MLP beside them, if there is one.
-    fn mixture(&self, plan: &Plan, index: usize, op: &Moe<OnDevice>) -> Result<Branch<'_>> {
+    fn mixture(&self, plan: &StepPlan, index: usize, op: &Moe<OnDevice>) -> Result<Branch<'_>> {
         let s = &self.scratch;
         let shared = op.shared.as_ref().map(|mlp| self.mlp(plan, index, mlp, SHARED_MLP, &s.beside)).transpose()?;
         match &op.norms {
@@ -358,7 +358,7 @@ impl CudaPart {
     /// been computed.
     fn normed_mixture(
         &self,
-        plan: &Plan,
+        plan: &StepPlan,
         index: usize,
         op: &Moe<OnDevice>,
         norms: &MixtureNorms<Array<f32>>,
@@ -376,20 +376,21 @@ impl CudaPart {
 
     /// Computes experts, whose router reads `router_input`. Returns the outputs of the chosen experts, sorted by
     /// expert, and the choices.
-    fn experts(&self, plan: &Plan, index: usize, op: &Moe<OnDevice>, router_input: &Acts) -> Result<Branch<'_>> {
+    fn experts(&self, plan: &StepPlan, index: usize, op: &Moe<OnDevice>, router_input: &Acts) -> Result<Branch<'_>> {
         let s = &self.scratch;
         let Moe { activation, intermediate, experts, top_k, softmax, selection, .. } = *op;
         let e = s.experts.as_ref().expect("made for a mixture");
         let grouped = e.grouped(plan.rows, experts, top_k);
-        let choice = Choice { softmax, selection, bias: op.selection_bias.as_ref(), factors: op.factors.as_ref() };
+        let choice =
+            ExpertChoice { softmax, selection, bias: op.selection_bias.as_ref(), factors: op.factors.as_ref() };
         let router = [(&op.router, e.logits.view())];
-        let place = Place::Target(index, Target::Router);
+        let place = AdaptedProduct::Target(index, Target::Router);
         let changes = self.changes(plan, place, &router, router_input, Rows::Batch(0..plan.rows));
         self.ops.route(router[0], router_input, &grouped, &choice, changes.as_ref())?;
         let out = s.expert_middle.of(intermediate);
         let middle = Middle { activation, out, intermediate };
         let gate_up = [(&op.gate_up, s.gate.view())];
-        match self.changes(plan, Place::Experts(index, 0), &gate_up, &s.normed, Rows::Pairs(&grouped, true)) {
+        match self.changes(plan, AdaptedProduct::Experts(index, 0), &gate_up, &s.normed, Rows::Pairs(&grouped, true)) {
             None => self.ops.matmul_experts(gate_up[0], &s.normed, true, Some(&middle), &grouped)?,
             Some(changes) => {
                 self.ops.matmul_experts(gate_up[0], &s.normed, true, None, &grouped)?;
@@ -400,7 +401,7 @@ impl CudaPart {
         let down = [(&op.down, e.outputs.view())];
         self.ops.matmul_experts(down[0], out, false, None, &grouped)?;
         let rows = Rows::Pairs(&grouped, false);
-        if let Some(changes) = self.changes(plan, Place::Experts(index, 1), &down, out, rows) {
+        if let Some(changes) = self.changes(plan, AdaptedProduct::Experts(index, 1), &down, out, rows) {
             self.ops.low_rank(&changes)?;
         }
         Ok(Branch { chosen: Some(grouped.chosen), ..Branch::of(e.outputs.view()) })

@@ -6,7 +6,7 @@ use super::driver::Driver;
 use super::kv::{self, Pool};
 use super::ops;
 use super::part::CudaPart;
-use super::weights::{Source, layer_bytes};
+use super::weights::{UploadSource, layer_bytes};
 use crate::error::{Error, Result};
 use crate::model_config::{LayerConfig, Mlp, ModelConfig};
 use crate::progress;
@@ -73,7 +73,7 @@ pub fn list_gpus() -> Result<GpuList> {
 ///
 /// # Errors
 /// A device cannot be used, or there is not enough device memory.
-pub fn parts(devices: Vec<DeviceInfo>, layers: Option<usize>, source: &Source<'_>) -> Result<Parts> {
+pub fn parts(devices: Vec<DeviceInfo>, layers: Option<usize>, source: &UploadSource<'_>) -> Result<Parts> {
     kv::kind(source.kv.kind)?;
     ops::check(source.config, source.rows)?;
     let contexts = devices.into_iter().map(Context::open).collect::<Result<Vec<_>>>()?;
@@ -97,7 +97,7 @@ pub fn parts(devices: Vec<DeviceInfo>, layers: Option<usize>, source: &Source<'_
 ///
 /// # Errors
 /// The requested layers do not fit, or no layer fits.
-fn plan(source: &Source<'_>, free: &[u64], asked: Option<usize>) -> Result<Vec<Range<usize>>> {
+fn plan(source: &UploadSource<'_>, free: &[u64], asked: Option<usize>) -> Result<Vec<Range<usize>>> {
     let layers = source.config.n_layers;
     let wanted = asked.unwrap_or(layers).min(layers);
     if wanted == 0 {
@@ -160,7 +160,7 @@ fn indivisible(config: &ModelConfig) -> Option<&'static str> {
 }
 
 /// Estimates the bytes of working memory of a part.
-fn scratch_bytes(source: &Source<'_>) -> u64 {
+fn scratch_bytes(source: &UploadSource<'_>) -> u64 {
     let c = source.config;
     let largest = |size: fn(&LayerConfig) -> usize| c.layers().map(|layer| size(&layer)).max().unwrap_or(0);
     let q = largest(|layer| layer.n_heads * layer.head_dim.max(layer.value_dim));

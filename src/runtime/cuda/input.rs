@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// Shape of a step; steps with equal plans start the same launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Plan {
+pub struct StepPlan {
     /// Number of rows of the residual stream.
     pub rows: usize,
     /// Number of rows whose logits are wanted.
@@ -71,13 +71,13 @@ pub const TILES: [Section; 2] = [Section::Tiles, Section::SmallTiles];
 /// Sections with the angles of each kind of rotation.
 pub const ANGLES: [Section; ROTATIONS] = [Section::Angles, Section::OtherAngles];
 
-impl Plan {
+impl StepPlan {
     /// Returns the plan for a step; `kernels` are those of all layers.
-    pub fn new(step: &Step<'_>, pages: &[&[Page]], best: usize, hidden: usize, kernels: &[Kernels]) -> Plan {
+    pub fn new(step: &Step<'_>, pages: &[&[Page]], best: usize, hidden: usize, kernels: &[Kernels]) -> StepPlan {
         let tokens = step.runs.iter().map(|run| run.tokens);
         let tile_rows = tile_rows(kernels, tokens.clone());
         let longest = pages.iter().map(|pages| pages.len()).max().unwrap_or(0);
-        Plan {
+        StepPlan {
             rows: tokens.clone().sum(),
             wanted: step.wanted.len(),
             best,
@@ -139,7 +139,7 @@ impl Input {
     ///
     /// # Errors
     /// There is not enough memory.
-    pub fn reserve(&mut self, plan: &Plan) -> Result<bool> {
+    pub fn reserve(&mut self, plan: &StepPlan) -> Result<bool> {
         let len = plan.len(plan.sizes().len());
         if self.memory.as_ref().is_some_and(|(_, buffer)| buffer.len() >= len) {
             return Ok(false);
@@ -154,7 +154,7 @@ impl Input {
     ///
     /// # Errors
     /// The driver reports an error.
-    pub fn send(&mut self, step: &Step<'_>, pages: &[&[Page]], plan: &Plan, changes: &StepChanges) -> Result<()> {
+    pub fn send(&mut self, step: &Step<'_>, pages: &[&[Page]], plan: &StepPlan, changes: &StepChanges) -> Result<()> {
         let (pinned, buffer) = self.memory.as_mut().expect("reserved before");
         let bytes = pinned.bytes_mut();
         let mut put = |section, data: &[u8]| bytes[plan.offset(section)..][..data.len()].copy_from_slice(data);
@@ -194,7 +194,7 @@ impl Input {
     }
 
     /// Returns a section on the device as elements of type `T`.
-    pub fn view<T>(&self, plan: &Plan, section: Section) -> View<T> {
+    pub fn view<T>(&self, plan: &StepPlan, section: Section) -> View<T> {
         self.buffer().view(plan.offset(section), plan.sizes()[section as usize] / size_of::<T>())
     }
 
@@ -202,7 +202,7 @@ impl Input {
     ///
     /// # Errors
     /// The driver reports an error.
-    pub fn read_x(&self, plan: &Plan, to: &mut Pinned) -> Result<()> {
+    pub fn read_x(&self, plan: &StepPlan, to: &mut Pinned) -> Result<()> {
         self.buffer().copy_to(to, 0, plan.offset(Section::X), 4 * plan.rows * plan.hidden)
     }
 }

@@ -114,7 +114,7 @@ impl<'a> Norm<'a> {
 }
 
 /// Choice of experts by the logits of a router.
-pub struct Choice<'a> {
+pub struct ExpertChoice<'a> {
     pub softmax: RouterSoftmax,
     pub selection: Selection,
     /// Numbers added to the scores for the choice, if any: `(experts)`.
@@ -268,7 +268,7 @@ impl Ops {
         (router, logits): Product<'_>,
         x: &Acts,
         grouped: &Grouped,
-        choice: &Choice<'_>,
+        choice: &ExpertChoice<'_>,
         changes: Option<&LowRank<'_>>,
     ) -> Result<()> {
         let Grouped { pairs, experts, share_rows, chosen, .. } = *grouped;
@@ -314,7 +314,7 @@ impl Ops {
     }
 }
 
-impl Choice<'_> {
+impl ExpertChoice<'_> {
     /// Returns the arguments of the choice for `n` rows of logits.
     fn args(&self, logits: View<f32>, grouped: &Grouped, n: usize) -> args::Route {
         let Selection { sigmoid, bias, groups, scale, .. } = self.selection;

@@ -4,15 +4,15 @@
 //! that the launches of a small step are recorded once as a graph and replayed. Within the layers of a step, the
 //! device never waits for the host.
 
-use super::adapters::{DeviceAdapters, Place};
+use super::adapters::{AdaptedProduct, DeviceAdapters};
 use super::attend::Kernels;
 use super::context::{Context, Graph, Mark, Pinned};
-use super::input::{Input, Plan};
+use super::input::{Input, StepPlan};
 use super::kv::{Page, Pages, Pool};
 use super::low_rank::Rows;
 use super::ops::Ops;
 use super::scratch::{Head, Inputs, LOGIT_ROWS, MOST_BEST, Scratch};
-use super::weights::{OnDevice, Source, Uploader, upload};
+use super::weights::{OnDevice, UploadSource, Uploader, upload};
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::model_config::{Mlp, ModelConfig};
@@ -48,7 +48,7 @@ pub struct CudaPart {
     pub(super) input: Input,
     output: Pinned,
     /// Graphs of small steps by plan; `None` = the plan occurred once and is recorded next time.
-    graphs: HashMap<Plan, Option<Graph>>,
+    graphs: HashMap<StepPlan, Option<Graph>>,
     busy: Duration,
 }
 
@@ -93,11 +93,11 @@ impl CudaPart {
     /// There is not enough device memory, or the driver reports an error.
     pub fn new(
         context: &Arc<Context>,
-        source: &Source<'_>,
+        source: &UploadSource<'_>,
         layers: Range<usize>,
         bar: &ProgressBar,
     ) -> Result<CudaPart> {
-        let Source { config, weights, arithmetic, rows, .. } = *source;
+        let UploadSource { config, weights, arithmetic, rows, .. } = *source;
         context.enter()?;
         let of_layer = |layer: usize| {
             let owner = config.layer(layer).kv_from.unwrap_or(layer);
@@ -152,7 +152,7 @@ impl CudaPart {
         let pages = step.caches.iter().map(|cache| cache.get::<Pages>().expect("a cache of this part").0.as_slice());
         let pages: Vec<&[Page]> = pages.collect();
         let best = if let Answer::Best(k, _) = answer { k } else { 0 };
-        let mut plan = Plan::new(step, &pages, best, self.config.hidden, &self.kernels);
+        let mut plan = StepPlan::new(step, &pages, best, self.config.hidden, &self.kernels);
         let changes = self.adapters.prepare(&self.context, step.groups, step.wanted, plan.rows)?;
         plan.changes = changes.plan;
         if self.input.reserve(&plan)? || changes.moved {
@@ -175,7 +175,7 @@ impl CudaPart {
     /// Starts a small step. The first time its plan occurs, the step is started launch by launch, which also loads
     /// the kernels (loading cannot be recorded). The second time, the launches are recorded as a graph, which is
     /// replayed from then on.
-    fn start(&mut self, plan: &Plan) -> Result<()> {
+    fn start(&mut self, plan: &StepPlan) -> Result<()> {
         let launches = |part: &CudaPart| part.walk(plan).and_then(|()| part.answer(plan, 0..plan.wanted));
         match self.graphs.get(plan) {
             None => {
@@ -195,7 +195,7 @@ impl CudaPart {
         self.ops.replay(graph)
     }
 
-    fn take_hidden(&mut self, plan: &Plan, begin: &Mark, hidden: &mut Vec<f32>) -> Result<()> {
+    fn take_hidden(&mut self, plan: &StepPlan, begin: &Mark, hidden: &mut Vec<f32>) -> Result<()> {
         let len = plan.rows * self.config.hidden;
         self.input.read_x(plan, &mut self.output)?;
         self.finish(begin)?;
@@ -205,7 +205,7 @@ impl CudaPart {
     }
 
     /// Copies the answer to the host, and computes it first unless it is already `computed`.
-    fn take_answer(&mut self, plan: &Plan, begin: &Mark, answer: &mut Answer<'_>, computed: bool) -> Result<()> {
+    fn take_answer(&mut self, plan: &StepPlan, begin: &Mark, answer: &mut Answer<'_>, computed: bool) -> Result<()> {
         let vocab = self.config.vocab;
         for first in (0..plan.wanted).step_by(LOGIT_ROWS) {
             let rows = first..(first + LOGIT_ROWS).min(plan.wanted);
@@ -239,16 +239,16 @@ impl CudaPart {
     }
 
     /// Computes the logits of some of the wanted rows in `normed`, and finds the largest ones if these are wanted.
-    fn answer(&self, plan: &Plan, rows: Range<usize>) -> Result<()> {
+    fn answer(&self, plan: &StepPlan, rows: Range<usize>) -> Result<()> {
         let Some(head) = self.head.as_ref().filter(|_| !rows.is_empty()) else { return Ok(()) };
         let n = rows.len();
         let x = &self.scratch.normed;
         self.ops.matmul(&head.lm_head, x, rows.start, head.logits.view(), n)?;
         let product = [(&head.lm_head, head.logits.view())];
-        if let Some(changes) = self.changes(plan, Place::Replaced, &product, x, Rows::Batch(rows.clone())) {
+        if let Some(changes) = self.changes(plan, AdaptedProduct::Replaced, &product, x, Rows::Batch(rows.clone())) {
             self.ops.replace(&changes)?;
         }
-        if let Some(changes) = self.changes(plan, Place::Head, &product, x, Rows::Batch(rows)) {
+        if let Some(changes) = self.changes(plan, AdaptedProduct::Head, &product, x, Rows::Batch(rows)) {
             self.ops.low_rank(&changes)?;
         }
         let (scale, cap, logits) = (self.config.logit_scale, self.config.logit_softcap, head.logits.view());

@@ -6,7 +6,7 @@ use super::best::Best;
 use super::context::Context;
 use super::multiply;
 use super::ops::{self, Chosen, Grouped};
-use super::weights::{DeviceLinear, OnDevice, Source, Uploader};
+use super::weights::{DeviceLinear, OnDevice, UploadSource, Uploader};
 use crate::error::Result;
 use crate::runtime::layer::{AttentionShape, LatentAttention, Layer, Mlp, Operation};
 use crate::runtime::weights::PerLayerWeights;
@@ -129,8 +129,8 @@ impl Head {
     ///
     /// # Errors
     /// There is not enough device memory, or the driver reports an error.
-    pub fn upload(uploader: &mut Uploader<'_>, source: &Source<'_>) -> Result<Head> {
-        let Source { config, weights, arithmetic, .. } = *source;
+    pub fn upload(uploader: &mut Uploader<'_>, source: &UploadSource<'_>) -> Result<Head> {
+        let UploadSource { config, weights, arithmetic, .. } = *source;
         let context = uploader.context;
         Ok(Head {
             norm: uploader.vector(&weights.final_norm)?,
@@ -146,7 +146,7 @@ impl Inputs {
     ///
     /// # Errors
     /// There is not enough device memory, or the driver reports an error.
-    pub fn upload(uploader: &mut Uploader<'_>, weights: &PerLayerWeights, source: &Source<'_>) -> Result<Inputs> {
+    pub fn upload(uploader: &mut Uploader<'_>, weights: &PerLayerWeights, source: &UploadSource<'_>) -> Result<Inputs> {
         let (context, len) = (uploader.context, source.rows * weights.projection.matrix.rows());
         Ok(Inputs {
             projection: DeviceLinear::upload(uploader, &[&weights.projection], source.arithmetic)?,
@@ -163,7 +163,7 @@ impl Scratch {
     /// # Errors
     /// There is not enough device memory.
     pub fn new(
-        source: &Source<'_>,
+        source: &UploadSource<'_>,
         context: &Arc<Context>,
         layers: &[Layer<OnDevice>],
         inputs: Option<&Inputs>,

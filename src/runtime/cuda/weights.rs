@@ -252,7 +252,7 @@ impl Storage for OnDevice {
 }
 
 /// Model to upload to GPUs, and the sizes that its execution needs.
-pub struct Source<'a> {
+pub struct UploadSource<'a> {
     /// Dimensions and flags of the model.
     pub config: &'a ModelConfig,
     /// Tensors of the model on the host.

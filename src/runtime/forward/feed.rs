@@ -1,7 +1,7 @@
 //! Feed-forward parts of layers: dense MLPs, experts with the MLP beside them, and further inputs of layers.
 
 use super::{Model, Product, Walk, product};
-use crate::calibration::Part;
+use crate::calibration::LayerInput;
 use crate::error::Result;
 use crate::model_config::Activation;
 use crate::runtime::adapters::Target;
@@ -90,7 +90,7 @@ impl Model {
             MlpRole::Only => [Target::Gate, Target::Up, Target::Down],
             MlpRole::BesideExperts | MlpRole::Added => [Target::SharedGate, Target::SharedUp, Target::SharedDown],
         };
-        see(w.step.observer.as_deref_mut(), index, Part::Mlp, &s.normed);
+        see(w.step.observer.as_deref_mut(), index, LayerInput::Mlp, &s.normed);
         let n = s.normed.n();
         s.gate.resize(n * width, 0.0);
         s.up.resize(n * width, 0.0);
@@ -107,7 +107,7 @@ impl Model {
             let out = &mut out[..width];
             self.cpu.level().run(Gated { activation, gate: &gate[row.clone()], up: &up[row], out });
         });
-        see(w.step.observer.as_deref_mut(), index, Part::MlpMiddle, &s.middle);
+        see(w.step.observer.as_deref_mut(), index, LayerInput::MlpMiddle, &s.middle);
         self.prepare(&mut s.middle);
         let is_added = role == MlpRole::Added;
         let out = if is_added { &mut s.beside } else { &mut s.branch };

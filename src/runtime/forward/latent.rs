@@ -8,7 +8,7 @@
 //! part of a prompt or not, so it has the same bits however it was fed.
 
 use super::{Changed, Model, Product, Walk, adapters, product};
-use crate::calibration::Part;
+use crate::calibration::LayerInput;
 use crate::error::Result;
 use crate::model_config::RotaryPairs;
 use crate::runtime::adapters::{HeadMatrix, Target};
@@ -26,7 +26,7 @@ impl Model {
     /// Projects all rows to queries and to the vectors of keys and values, and writes these to the caches.
     pub(super) fn read_latent(&self, index: usize, op: &LatentAttention<Host>, w: &mut Walk<'_>) -> Result<()> {
         let (s, shape, latent) = (&mut *w.scratch, &op.shape, &op.latent);
-        see(w.step.observer.as_deref_mut(), index, Part::Attention, &s.normed);
+        see(w.step.observer.as_deref_mut(), index, LayerInput::Attention, &s.normed);
         let (n, n_heads, head_dim) = (s.normed.n(), shape.n_heads, shape.head_dim);
         let kv_width = latent.kv_rank + latent.rope;
         s.q.resize(n * n_heads * head_dim, 0.0);

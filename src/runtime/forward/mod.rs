@@ -20,7 +20,7 @@ use super::ops::{Scale, SigmoidGate, SoftCap};
 use super::per_head::PerHead;
 use super::profile::Stage;
 use super::weights::{Held, Host, Linear, Weight, Weights};
-use crate::calibration::Part;
+use crate::calibration::LayerInput;
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::model_config::ModelConfig;
@@ -281,7 +281,7 @@ impl Model {
         }
         let s = &mut *w.scratch;
         self.norm_rows(w.step.x, &self.weights.final_norm, &mut s.normed);
-        see(w.step.observer.as_deref_mut(), layers, Part::LmHead, &s.normed);
+        see(w.step.observer.as_deref_mut(), layers, LayerInput::LmHead, &s.normed);
         w.step.profile.lap(Stage::Norms);
         if logits.is_empty() {
             return Ok(());
@@ -327,7 +327,7 @@ impl Model {
     /// Projects all rows to queries, keys and values, and writes the keys and values to the caches.
     fn read(&self, index: usize, op: &Attention<Host>, w: &mut Walk<'_>) -> Result<()> {
         let (s, shape) = (&mut *w.scratch, &op.shape);
-        see(w.step.observer.as_deref_mut(), index, Part::Attention, &s.normed);
+        see(w.step.observer.as_deref_mut(), index, LayerInput::Attention, &s.normed);
         let (q_width, kv_width) = (shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim);
         let n = s.normed.n();
         s.q.resize(n * q_width, 0.0);
@@ -452,7 +452,7 @@ impl Model {
     /// Writes the projected results of attention to `branch`.
     fn project(&self, index: usize, o: &Linear, w: &mut Walk<'_>) -> Result<()> {
         let s = &mut *w.scratch;
-        see(w.step.observer.as_deref_mut(), index, Part::AttentionOutput, &s.attended);
+        see(w.step.observer.as_deref_mut(), index, LayerInput::AttentionOutput, &s.attended);
         self.prepare(&mut s.attended);
         w.step.profile.lap(Stage::Attention);
         s.branch.resize(s.attended.n() * self.config.hidden, 0.0);

@@ -8,7 +8,7 @@
 
 use super::{KvLayout, Line, PAGE};
 use crate::error::{Cause, Error, Result};
-use crate::mapped::Part;
+use crate::mapped::SlabPart;
 use crate::resources::is_left;
 use crate::units::human_bytes;
 use std::ops::Deref;
@@ -26,15 +26,15 @@ pub struct PagePool {
     locked: bool,
     /// Largest number of pages; `None` = as many as the machine has memory for.
     most: Option<usize>,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct PoolState {
     /// Pages that were used before and have no owner.
-    returned: Vec<Part>,
+    returned: Vec<SlabPart>,
     /// Memory that was mapped and never used; it holds zeros.
-    fresh: Vec<Part>,
+    fresh: Vec<SlabPart>,
     /// Number of pages that have an owner.
     owned: usize,
 }
@@ -59,7 +59,7 @@ pub struct Page(Arc<Owned>);
 #[derive(Debug)]
 struct Owned {
     /// Memory of the page; `None` only while it is dropped.
-    memory: Option<Part>,
+    memory: Option<SlabPart>,
     pool: Arc<PagePool>,
 }
 
@@ -111,8 +111,8 @@ impl PagePool {
             Error::new(Cause::OutOfMemory("a page of the KV cache does not fit the address space".into()))
         })?;
         let most = budget.map(|budget| pages_within(&layout, budget)).transpose()?;
-        let fresh = most.map_or(Ok(Vec::new()), |most| Part::map(page_bytes, most, locked))?;
-        let state = Mutex::new(State { fresh, ..State::default() });
+        let fresh = most.map_or(Ok(Vec::new()), |most| SlabPart::map(page_bytes, most, locked))?;
+        let state = Mutex::new(PoolState { fresh, ..PoolState::default() });
         Ok(Arc::new(PagePool { layout, page_bytes, locked, most, state }))
     }
 
@@ -161,12 +161,12 @@ impl PagePool {
         Ok(self.owned(memory))
     }
 
-    fn owned(self: &Arc<PagePool>, memory: Part) -> Page {
+    fn owned(self: &Arc<PagePool>, memory: SlabPart) -> Page {
         Page(Arc::new(Owned { memory: Some(memory), pool: self.clone() }))
     }
 
     /// Takes memory for a page, which counts as owned from now on. The second value is true if it was never used.
-    fn take(&self) -> Result<(Part, bool)> {
+    fn take(&self) -> Result<(SlabPart, bool)> {
         let mut state = self.state();
         let memory = match state.returned.pop() {
             Some(memory) => (memory, false),
@@ -177,7 +177,7 @@ impl PagePool {
     }
 
     /// Takes memory that was never used. Without a budget, each mapping doubles the number of pages, up to [`SLAB`].
-    fn fresh(&self, state: &mut State) -> Result<Part> {
+    fn fresh(&self, state: &mut PoolState) -> Result<SlabPart> {
         if self.most.is_none() && !is_left(self.page_bytes) {
             return Err(out_of_memory(state.owned, self.page_bytes()));
         }
@@ -186,9 +186,9 @@ impl PagePool {
                 return Err(self.exhausted(state.owned));
             }
             let count = state.owned.clamp(1, (SLAB / self.page_bytes.max(1)).max(1));
-            let mapped = Part::map(self.page_bytes, count, self.locked);
+            let mapped = SlabPart::map(self.page_bytes, count, self.locked);
             let mapped =
-                if count > 1 { mapped.or_else(|_| Part::map(self.page_bytes, 1, self.locked)) } else { mapped };
+                if count > 1 { mapped.or_else(|_| SlabPart::map(self.page_bytes, 1, self.locked)) } else { mapped };
             state.fresh = match (mapped, self.locked) {
                 (Err(_), false) => return Err(out_of_memory(state.owned, self.page_bytes())),
                 (mapped, _) => mapped?,
@@ -205,7 +205,7 @@ impl PagePool {
         .help("raise --kv-memory, or use a smaller batch, a shorter context (--ctx) or a narrower type (`--kv int8`)")
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 }

@@ -20,7 +20,7 @@ use radix::{Hit, Key, RadixTree};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-use store::{PageName, Place, PrefixStore};
+use store::{PageName, PagePlace, PrefixStore};
 
 /// Version of the arithmetic that computes keys and values. It increases when the same pack gives other bits.
 const ARITHMETIC: u32 = 2;
@@ -72,7 +72,7 @@ impl PrefixCache {
         let known = known.full();
         let (mut before, mut name, mut loaded, mut damaged) = (known.last().copied(), PageName::default(), 0, false);
         for (i, tokens) in ids.chunks_exact(PAGE).enumerate() {
-            let place = Place { key, before: name, tokens };
+            let place = PagePlace { key, before: name, tokens };
             name = place.name();
             if i < known.len() {
                 continue;
@@ -110,7 +110,7 @@ impl PrefixCache {
         let Some(store) = &mut self.store else { return Ok(saved) };
         let result = self.tree.visit_full(|page| {
             let before = page.before.map_or(PageName::default(), |before| names[&before]);
-            let place = Place { key: page.key, before, tokens: page.tokens };
+            let place = PagePlace { key: page.key, before, tokens: page.tokens };
             names.insert(page.node, place.name());
             if !page.saved && saved.written < most {
                 store.write(&place, page.parts, &mut saved)?;

@@ -41,14 +41,14 @@ pub(super) type PageName = [u8; DIGEST];
 
 /// Place of a page: what its keys and values depend on.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place<'a> {
+pub(super) struct PagePlace<'a> {
     pub key: &'a Key,
     /// Name of the page before, or zeros.
     pub before: PageName,
     pub tokens: &'a [u32],
 }
 
-impl Place<'_> {
+impl PagePlace<'_> {
     /// Returns the name of the page.
     pub fn name(&self) -> PageName {
         let mut hash = Sha256::new();
@@ -148,7 +148,7 @@ impl PrefixStore {
 
     /// Reads a page into `parts`, new pages of memory. Returns false if there is none; a file that is not what this
     /// page was written as is removed.
-    pub fn read(&mut self, place: &Place<'_>, parts: &mut [Page]) -> bool {
+    pub fn read(&mut self, place: &PagePlace<'_>, parts: &mut [Page]) -> bool {
         let name = place.name();
         if !self.has(&name) {
             return false;
@@ -181,7 +181,7 @@ impl PrefixStore {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn write(&mut self, place: &Place<'_>, parts: &[Page], saved: &mut Saved) -> Result<()> {
+    pub fn write(&mut self, place: &PagePlace<'_>, parts: &[Page], saved: &mut Saved) -> Result<()> {
         let name = place.name();
         if self.has(&name) {
             return Ok(());
@@ -278,7 +278,7 @@ mod tests {
         vec![page(1), page(2)]
     }
 
-    fn read(store: &mut PrefixStore, pool: &Arc<PagePool>, place: &Place<'_>) -> Option<Vec<u8>> {
+    fn read(store: &mut PrefixStore, pool: &Arc<PagePool>, place: &PagePlace<'_>) -> Option<Vec<u8>> {
         let mut parts = vec![pool.page().unwrap(), pool.page().unwrap()];
         store.read(place, &mut parts).then(|| bytes(&parts))
     }
@@ -291,8 +291,8 @@ mod tests {
     fn a_page_is_read_where_it_was_written_and_nowhere_else() {
         let (dir, pool) = (tempfile::tempdir().unwrap(), PagePool::new(layout(), None).unwrap());
         let (first, second) = (tokens(1), tokens(500));
-        let root = Place { key: &KEY, before: PageName::default(), tokens: &first };
-        let next = Place { key: &KEY, before: root.name(), tokens: &second };
+        let root = PagePlace { key: &KEY, before: PageName::default(), tokens: &first };
+        let next = PagePlace { key: &KEY, before: root.name(), tokens: &second };
         let mut store = PrefixStore::open(dir.path(), LIMIT).unwrap();
         let mut saved = Saved::default();
         for _ in 0..2 {
@@ -306,10 +306,10 @@ mod tests {
             assert_eq!(read(&mut store, &pool, &next), Some(bytes(&pages(&pool, 20))));
             let other: Key = [4; 32];
             for place in [
-                Place { key: &other, ..root },
-                Place { before: root.name(), ..root },
-                Place { before: PageName::default(), ..next },
-                Place { tokens: &second, ..root },
+                PagePlace { key: &other, ..root },
+                PagePlace { before: root.name(), ..root },
+                PagePlace { before: PageName::default(), ..next },
+                PagePlace { tokens: &second, ..root },
             ] {
                 assert_eq!(read(&mut store, &pool, &place), None);
             }
@@ -320,7 +320,7 @@ mod tests {
     fn every_flipped_byte_and_every_other_length_makes_the_file_disappear() {
         let (dir, pool) = (tempfile::tempdir().unwrap(), PagePool::new(layout(), None).unwrap());
         let ids = tokens(9);
-        let place = Place { key: &KEY, before: PageName::default(), tokens: &ids };
+        let place = PagePlace { key: &KEY, before: PageName::default(), tokens: &ids };
         let mut store = PrefixStore::open(dir.path(), LIMIT).unwrap();
         store.write(&place, &pages(&pool, 1), &mut Saved::default()).unwrap();
         let path = store.path(&place.name());
@@ -348,7 +348,7 @@ mod tests {
     fn pages_that_were_used_least_recently_leave_and_other_files_stay() {
         let (dir, pool) = (tempfile::tempdir().unwrap(), PagePool::new(layout(), None).unwrap());
         let texts: Vec<Vec<u32>> = (0..5).map(|i| tokens(1000 * i)).collect();
-        let place = |i: usize| Place { key: &KEY, before: PageName::default(), tokens: &texts[i] };
+        let place = |i: usize| PagePlace { key: &KEY, before: PageName::default(), tokens: &texts[i] };
         let mut one = Saved::default();
         PrefixStore::open(dir.path(), LIMIT).unwrap().write(&place(0), &pages(&pool, 0), &mut one).unwrap();
         let foreign = [dir.path().join(DIRECTORY).join("note.txt"), dir.path().join(DIRECTORY).join("zz")];

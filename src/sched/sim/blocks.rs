@@ -17,7 +17,7 @@ pub struct Head {
 
 /// Page of the cache.
 #[derive(Debug)]
-struct Block {
+struct CachePage {
     uses: u32,
     /// Time of the last release, as a count of releases.
     released: u64,
@@ -29,7 +29,7 @@ type Hash = u64;
 /// Prefix cache of the simulation.
 #[derive(Debug, Default)]
 pub struct BlockCache {
-    blocks: HashMap<Hash, Block>,
+    blocks: HashMap<Hash, CachePage>,
     heads: HashMap<RequestId, Head>,
     /// Pages that running requests hold, in the order of positions, and how many of their pages were entered.
     held: HashMap<RequestId, (Vec<Hash>, u32)>,
@@ -102,7 +102,7 @@ impl PrefixCache for BlockCache {
             // A page that another sequence has entered meanwhile stays a private copy of this one.
             self.blocks.entry(hash).or_insert_with(|| {
                 held.push(hash);
-                Block { uses: 1, released: 0 }
+                CachePage { uses: 1, released: 0 }
             });
         }
     }

@@ -80,7 +80,7 @@ impl Body {
             return Err(ApiError::invalid(format!("the body is nested more than {DEPTH} levels deep")));
         }
         let mut deserializer = serde_json::Deserializer::from_slice(text);
-        let body = Reader.deserialize(&mut deserializer).and_then(|body| deserializer.end().map(|()| body));
+        let body = BodyReader.deserialize(&mut deserializer).and_then(|body| deserializer.end().map(|()| body));
         body.map_err(|e| json_error::of(text, &e))
     }
 
@@ -293,9 +293,9 @@ fn depth(text: &[u8]) -> usize {
 }
 
 /// Reads a body. Lists of token ids become numbers at once: as a tree they would take twenty times the memory.
-struct Reader;
+struct BodyReader;
 
-impl<'de> DeserializeSeed<'de> for Reader {
+impl<'de> DeserializeSeed<'de> for BodyReader {
     type Value = Body;
 
     fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<Body, D::Error> {
@@ -303,7 +303,7 @@ impl<'de> DeserializeSeed<'de> for Reader {
     }
 }
 
-impl<'de> Visitor<'de> for Reader {
+impl<'de> Visitor<'de> for BodyReader {
     type Value = Body;
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {

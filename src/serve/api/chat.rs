@@ -7,7 +7,7 @@ use super::form::{Events, Form};
 use super::job::Named;
 use super::messages_in;
 use super::other_fields::Api;
-use super::prepare::{Conversation, Plan, Prepared, Source};
+use super::prepare::{Conversation, Plan, Prepared, PromptSource};
 use super::settings::{Limits, Settings};
 use super::text::{ChatText, Piece};
 use crate::generate::text::{Ending, RenderOptions, Variables};
@@ -21,7 +21,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct ChatRequest {
     /// The conversation.
-    pub source: Source,
+    pub source: PromptSource,
     /// Settings.
     pub settings: Settings,
     /// Largest number of tokens of an answer.
@@ -65,7 +65,7 @@ impl ChatRequest {
             choice,
             parallel,
         };
-        Ok(ChatRequest { source: Source::Chat(Box::new(chat)), settings, max_tokens, logprobs, shows_reasoning })
+        Ok(ChatRequest { source: PromptSource::Chat(Box::new(chat)), settings, max_tokens, logprobs, shows_reasoning })
     }
 }
 
@@ -171,12 +171,12 @@ pub struct Chat {
     /// Tokens of the request that end an answer.
     stop_ids: Vec<u32>,
     prompt_ids: Vec<u32>,
-    texts: Vec<Text>,
+    texts: Vec<ChatAnswer>,
     usage: Usage,
 }
 
 /// An answer that is generated.
-struct Text {
+struct ChatAnswer {
     chat: ChatText,
     /// Entries of the list of tokens.
     logprobs: Vec<Value>,
@@ -198,7 +198,7 @@ struct Waiting {
 impl Chat {
     /// Creates the answer to a request that was prepared.
     pub fn new(named: Named, request: &ChatForm, plan: &Plan, prepared: &mut Prepared) -> Chat {
-        let text = |parser| Text {
+        let text = |parser| ChatAnswer {
             chat: ChatText::new(parser),
             logprobs: Vec::new(),
             ids: Vec::new(),

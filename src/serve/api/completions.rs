@@ -6,7 +6,7 @@ use super::error::{ApiError, ApiResult};
 use super::form::{Events, Form};
 use super::job::Named;
 use super::other_fields::Api;
-use super::prepare::{Plan, Prepared, ShownPrompt, Source};
+use super::prepare::{Plan, Prepared, PromptSource, ShownPrompt};
 use super::settings::{Limits, Settings};
 use crate::generate::Likelihood;
 use crate::serve::model::Facts;
@@ -22,7 +22,7 @@ const MAX_TOKENS: usize = 16;
 #[derive(Debug)]
 pub struct CompletionRequest {
     /// Texts to continue.
-    pub sources: Vec<Source>,
+    pub sources: Vec<PromptSource>,
     /// Settings.
     pub settings: Settings,
     /// Largest number of tokens of an answer.
@@ -46,8 +46,8 @@ impl CompletionRequest {
         let special = body.flag("add_special_tokens", true)?;
         let sources = match body.take_prompts()? {
             None => return Err(ApiError::field("prompt", "found none, expected a text or token ids")),
-            Some(Prompts::Texts(texts)) => texts.into_iter().map(|text| Source::Text(text, special)).collect(),
-            Some(Prompts::Ids(lists)) => lists.into_iter().map(Source::Ids).collect::<Vec<_>>(),
+            Some(Prompts::Texts(texts)) => texts.into_iter().map(|text| PromptSource::Text(text, special)).collect(),
+            Some(Prompts::Ids(lists)) => lists.into_iter().map(PromptSource::Ids).collect::<Vec<_>>(),
         };
         let echo = body.flag("echo", false)?;
         let suffix = body.text("suffix")?.filter(|text| !text.is_empty());
@@ -82,10 +82,10 @@ impl CompletionRequest {
 }
 
 /// Returns gaps between texts and a suffix.
-fn gaps(sources: Vec<Source>, suffix: &str) -> ApiResult<Vec<Source>> {
+fn gaps(sources: Vec<PromptSource>, suffix: &str) -> ApiResult<Vec<PromptSource>> {
     let gap = |source| match source {
-        Source::Text(prefix, _) => {
-            Ok(Source::Gap(Box::new(Gap { prefix, suffix: suffix.to_string(), ..Gap::default() })))
+        PromptSource::Text(prefix, _) => {
+            Ok(PromptSource::Gap(Box::new(Gap { prefix, suffix: suffix.to_string(), ..Gap::default() })))
         }
         _ => Err(ApiError::field("suffix", "the prompt must be a text with it")),
     };
@@ -94,7 +94,7 @@ fn gaps(sources: Vec<Source>, suffix: &str) -> ApiResult<Vec<Source>> {
 
 /// A text that is generated.
 #[derive(Debug, Default)]
-struct Text {
+struct CompletionText {
     text: String,
     /// Bytes of `text` that were streamed.
     sent: usize,
@@ -177,7 +177,7 @@ pub struct Completions {
     prompts: Vec<Vec<u32>>,
     /// Text of each prompt, and the characters before each of its tokens; empty without echo.
     shown_prompts: Vec<ShownPrompt>,
-    texts: Vec<Text>,
+    texts: Vec<CompletionText>,
     usage: Usage,
 }
 
@@ -200,7 +200,9 @@ impl Completions {
     pub fn new(named: Named, request: &CompletionRequest, plan: &Plan, prepared: &Prepared) -> Completions {
         let settings = &request.settings;
         let logprobs = || Logprobs { as_ids: settings.tokens_as_ids, ..Logprobs::default() };
-        let texts = (0..prepared.choices.len()).map(|_| Text { logprobs: logprobs(), ..Text::default() }).collect();
+        let texts = (0..prepared.choices.len())
+            .map(|_| CompletionText { logprobs: logprobs(), ..CompletionText::default() })
+            .collect();
         let prompt = prepared.prompts.iter().map(Vec::len).sum();
         Completions {
             named,
@@ -343,7 +345,7 @@ impl Form for Completions {
             text.logprobs.cut(text.text.chars().count());
         }
         let empty = Logprobs { as_ids: self.texts[choice].logprobs.as_ids, ..Logprobs::default() };
-        let empty = Text { logprobs: empty, ..Text::default() };
+        let empty = CompletionText { logprobs: empty, ..CompletionText::default() };
         let answer = self.holds().then(|| std::mem::replace(&mut self.texts[choice], empty));
         self.begin(choice, &completion.scores);
         let text = &mut self.texts[choice];

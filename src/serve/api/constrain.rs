@@ -4,7 +4,7 @@
 //! named in the header `x-iec-ignored` by their path in the request.
 
 use super::error::{ApiError, ApiResult};
-use super::prepare::{Conversation, Plan, Source, no_template};
+use super::prepare::{Conversation, Plan, PromptSource, no_template};
 use crate::error::Error;
 use crate::generate::constraint::{Constraint, ConstraintSource};
 use crate::session::Encoder;
@@ -30,14 +30,14 @@ pub struct Constrained {
 ///
 /// # Errors
 /// It cannot be compiled, or contradicts the tools.
-pub fn constraint(encoder: &Encoder<'_>, source: &Source, ids: &[u32], plan: &Plan) -> ApiResult<Constrained> {
+pub fn constraint(encoder: &Encoder<'_>, source: &PromptSource, ids: &[u32], plan: &Plan) -> ApiResult<Constrained> {
     let begin = Instant::now();
     let mut made = uncounted(encoder, source, ids, plan)?;
     made.spent = begin.elapsed();
     Ok(made)
 }
 
-fn uncounted(encoder: &Encoder<'_>, source: &Source, ids: &[u32], plan: &Plan) -> ApiResult<Constrained> {
+fn uncounted(encoder: &Encoder<'_>, source: &PromptSource, ids: &[u32], plan: &Plan) -> ApiResult<Constrained> {
     let settings = &plan.settings;
     let compile = |source: ConstraintSource| plan.facts.constraints.get(source, |source| encoder.constraint(source));
     let done = |constraint, ignored| {

@@ -6,7 +6,7 @@ use super::error::{ApiError, ApiResult};
 use super::form::{Events, Form};
 use super::job::{Job, Named};
 use super::object::{Object, list};
-use super::prepare::{Prepared, Source};
+use super::prepare::{Prepared, PromptSource};
 use super::settings::{Limits, Settings};
 use crate::generate::Finish;
 use crate::serve::reply::{Done, Token};
@@ -58,7 +58,7 @@ pub fn read(body: &mut Body, limits: &Limits) -> ApiResult<Job> {
     }
     let shows = most != Some(0);
     Ok(Job {
-        sources: vec![Source::Gap(Box::new(gap))],
+        sources: vec![PromptSource::Gap(Box::new(gap))],
         settings,
         // A request for no token computes the prompt, which later requests find in the prefix cache.
         max_tokens: most.map(|most| most.max(1)),
@@ -229,7 +229,7 @@ mod tests {
         ignored.sort();
         let expected =
             Gap { prefix: "a".into(), suffix: "b".into(), context: vec![("f".into(), "x".into())], begun: "c".into() };
-        assert!(matches!(&job.sources[..], [Source::Gap(gap)] if **gap == expected), "{:?}", job.sources);
+        assert!(matches!(&job.sources[..], [PromptSource::Gap(gap)] if **gap == expected), "{:?}", job.sources);
         let sampling = &job.settings.sampling;
         assert_eq!((job.max_tokens, sampling.top_k, sampling.repeat_penalty), (Some(128), Some(40), Some(1.1)));
         assert_eq!(ignored, ["n_indent", "response_fields", "samplers", "t_max_prompt_ms"]);

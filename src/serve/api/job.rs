@@ -5,7 +5,7 @@ use super::chat::{Chat, ChatForm, ChatRequest};
 use super::completions::{CompletionRequest, Completions};
 use super::error::{ApiError, ApiResult};
 use super::form::Form;
-use super::prepare::{Plan, Prepared, Source};
+use super::prepare::{Plan, Prepared, PromptSource};
 use super::settings::{Limits, Settings};
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub type MakeForm = Box<dyn FnOnce(Named, &Plan, &mut Prepared) -> Box<dyn Form>
 /// A request that was read and not yet encoded.
 pub struct Job {
     /// Texts to continue.
-    pub sources: Vec<Source>,
+    pub sources: Vec<PromptSource>,
     /// Settings of the client.
     pub settings: Settings,
     /// Largest number of tokens of an answer; `None` = as many as the context holds.

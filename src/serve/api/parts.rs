@@ -6,7 +6,7 @@ use crate::tools::OutputParser;
 
 /// Kind of a part.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Kind {
+pub enum PartKind {
     /// Reasoning.
     Reasoning,
     /// Text for the user.
@@ -22,9 +22,9 @@ pub enum Kind {
 
 /// A part of an output.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
+pub struct OutputPart {
     /// Kind.
-    pub kind: Kind,
+    pub kind: PartKind,
     /// Text so far; of a call, the arguments as JSON text.
     pub text: String,
 }
@@ -45,7 +45,7 @@ pub enum Change {
 pub struct Parts {
     /// State that divides the output; without one, everything is text.
     parser: Option<OutputParser>,
-    list: Vec<Part>,
+    list: Vec<OutputPart>,
     /// Part of each call.
     calls: Vec<usize>,
     open: Option<usize>,
@@ -61,7 +61,7 @@ impl Parts {
     }
 
     /// Returns the parts.
-    pub fn list(&self) -> &[Part] {
+    pub fn list(&self) -> &[OutputPart] {
         &self.list
     }
 
@@ -106,11 +106,11 @@ impl Parts {
         let mut changes = Vec::new();
         for piece in pieces {
             match piece {
-                Piece::Content(text) => self.add(Kind::Text, text, &mut changes),
-                Piece::Reasoning(text) => self.add(Kind::Reasoning, text, &mut changes),
+                Piece::Content(text) => self.add(PartKind::Text, text, &mut changes),
+                Piece::Reasoning(text) => self.add(PartKind::Reasoning, text, &mut changes),
                 Piece::CallBegin { id, name, .. } => {
                     self.calls.push(self.list.len());
-                    self.begin(Kind::Call { id, name }, &mut changes);
+                    self.begin(PartKind::Call { id, name }, &mut changes);
                 }
                 // The parser adds to the last call only, and to none that another part follows.
                 Piece::CallArguments { index, text } => {
@@ -123,7 +123,7 @@ impl Parts {
         changes
     }
 
-    fn add(&mut self, kind: Kind, text: String, changes: &mut Vec<Change>) {
+    fn add(&mut self, kind: PartKind, text: String, changes: &mut Vec<Change>) {
         if text.is_empty() {
             return;
         }
@@ -132,10 +132,10 @@ impl Parts {
         self.extend(part, text, changes);
     }
 
-    fn begin(&mut self, kind: Kind, changes: &mut Vec<Change>) -> usize {
+    fn begin(&mut self, kind: PartKind, changes: &mut Vec<Change>) -> usize {
         self.close(changes);
         let part = self.list.len();
-        self.list.push(Part { kind, text: String::new() });
+        self.list.push(OutputPart { kind, text: String::new() });
         self.open = Some(part);
         changes.push(Change::Begin(part));
         part

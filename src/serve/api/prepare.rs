@@ -20,7 +20,7 @@ use std::time::Duration;
 
 /// A text to continue, before it is encoded.
 #[derive(Debug)]
-pub enum Source {
+pub enum PromptSource {
     /// A text, with or without the special tokens that the tokenizer adds.
     Text(String, bool),
     /// Token ids.
@@ -33,21 +33,21 @@ pub enum Source {
     Gap(Box<Gap>),
 }
 
-impl Source {
+impl PromptSource {
     /// Returns the name of the field that errors name.
     fn field(&self) -> &'static str {
         match self {
-            Source::Text(..) | Source::Ids(_) | Source::Gap(_) => "prompt",
-            Source::Chat(chat) | Source::TextOrChat(_, chat) => chat.field,
+            PromptSource::Text(..) | PromptSource::Ids(_) | PromptSource::Gap(_) => "prompt",
+            PromptSource::Chat(chat) | PromptSource::TextOrChat(_, chat) => chat.field,
         }
     }
 
     /// Returns the conversation; `None` for a text.
     pub fn chat(&self, facts: &Facts) -> Option<&Conversation> {
         match self {
-            Source::Chat(chat) => Some(chat),
-            Source::TextOrChat(_, chat) => Some(chat).filter(|_| facts.template.is_some()).map(Box::as_ref),
-            Source::Text(..) | Source::Ids(_) | Source::Gap(_) => None,
+            PromptSource::Chat(chat) => Some(chat),
+            PromptSource::TextOrChat(_, chat) => Some(chat).filter(|_| facts.template.is_some()).map(Box::as_ref),
+            PromptSource::Text(..) | PromptSource::Ids(_) | PromptSource::Gap(_) => None,
         }
     }
 }
@@ -130,7 +130,7 @@ pub struct ShownPrompt {
 
 impl ShownPrompt {
     /// Decodes a prompt; one that was a text stays as it was.
-    fn new(encoder: &Encoder<'_>, source: &Source, ids: &[u32], show_special: bool) -> ApiResult<ShownPrompt> {
+    fn new(encoder: &Encoder<'_>, source: &PromptSource, ids: &[u32], show_special: bool) -> ApiResult<ShownPrompt> {
         let tokenizer = encoder.tokenizer()?;
         let mut stream = TextStream::new(!show_special);
         let (mut text, mut offsets, mut length) = (String::new(), Vec::with_capacity(ids.len()), 0);
@@ -142,7 +142,7 @@ impl ShownPrompt {
         }
         text += &stream.finish(tokenizer)?;
         match source {
-            Source::Text(own, _) => Ok(ShownPrompt { text: own.clone(), offsets }),
+            PromptSource::Text(own, _) => Ok(ShownPrompt { text: own.clone(), offsets }),
             _ => Ok(ShownPrompt { text, offsets }),
         }
     }
@@ -162,7 +162,7 @@ pub type MaybePrepared = ApiResult<Option<Prepared>>;
 ///
 /// # Errors
 /// A prompt does not fit the context, the template refuses it, or a setting is not valid for this model.
-pub fn prepare(encoder: &Encoder<'_>, sources: &[Source], plan: &Plan) -> MaybePrepared {
+pub fn prepare(encoder: &Encoder<'_>, sources: &[PromptSource], plan: &Plan) -> MaybePrepared {
     let Some(adapters) = adapters(encoder, plan)? else { return Ok(None) };
     let sampling = sampling(encoder, plan)?;
     let (mut prepared, mut tokens) = (Prepared::default(), 0);
@@ -218,7 +218,7 @@ fn truncate(ids: &mut Vec<u32>, truncation: Truncation, plan: &Plan) {
     }
 }
 
-fn request(ids: Vec<u32>, sampling: Sampling, seed: u64, source: &Source, plan: &Plan) -> Request {
+fn request(ids: Vec<u32>, sampling: Sampling, seed: u64, source: &PromptSource, plan: &Plan) -> Request {
     let (settings, facts) = (&plan.settings, &plan.facts);
     let (mut stop, mut tokens) = (settings.stop.clone(), settings.stop_tokens.clone());
     let is_chat = source.chat(facts).is_some();
@@ -226,7 +226,7 @@ fn request(ids: Vec<u32>, sampling: Sampling, seed: u64, source: &Source, plan: 
         stop.extend(format.end_texts.iter().cloned());
         tokens.extend(&format.end_tokens);
     }
-    if let (Source::Gap(_), Some(infill), false) = (source, &facts.infill, settings.ignore_eos) {
+    if let (PromptSource::Gap(_), Some(infill), false) = (source, &facts.infill, settings.ignore_eos) {
         tokens.extend(&infill.ends);
     }
     let rest = facts.context.saturating_sub(ids.len());
@@ -258,17 +258,17 @@ fn salt(plan: &Plan) -> Vec<u8> {
     [&(owner.len() as u64).to_le_bytes(), owner.as_bytes(), plan.settings.salt.as_bytes()].concat()
 }
 
-fn encode(encoder: &Encoder<'_>, source: &Source, plan: &Plan) -> ApiResult<Vec<u32>> {
+fn encode(encoder: &Encoder<'_>, source: &PromptSource, plan: &Plan) -> ApiResult<Vec<u32>> {
     let plain = |text: &str| encoder.encode(text, true).map_err(|e| encode_error(source.field(), &e));
     match (source, source.chat(&plan.facts)) {
-        (Source::Ids(ids), _) => Ok(ids.clone()),
-        (Source::Text(text, add_special_tokens), _) => {
+        (PromptSource::Ids(ids), _) => Ok(ids.clone()),
+        (PromptSource::Text(text, add_special_tokens), _) => {
             let text = normalized(text, plan)?;
             encoder.encode(&text, *add_special_tokens).map_err(|e| encode_error(source.field(), &e))
         }
-        (Source::Gap(gap), _) => plain(&infill(plan)?.prompt(gap)),
-        (Source::TextOrChat(text, _), None) => plain(&normalized(text, plan)?),
-        (Source::TextOrChat(_, chat) | Source::Chat(chat), _) => {
+        (PromptSource::Gap(gap), _) => plain(&infill(plan)?.prompt(gap)),
+        (PromptSource::TextOrChat(text, _), None) => plain(&normalized(text, plan)?),
+        (PromptSource::TextOrChat(_, chat) | PromptSource::Chat(chat), _) => {
             let mut messages = Cow::Borrowed(&chat.messages[..]);
             if plan.settings.sampling.normalize.is_some() {
                 for message in messages.to_mut() {

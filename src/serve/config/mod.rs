@@ -35,7 +35,7 @@ use crate::files;
 use crate::runtime::KvType;
 use crate::sched;
 use crate::serve::toml_text::{Document, Field, Table};
-use crate::session::adapters::Source;
+use crate::session::adapters::AdapterSource;
 use crate::session::chat::TemplateChoice;
 use serde_json::{Map, Value as Json, json};
 use std::io::Read;
@@ -129,7 +129,7 @@ macro_rules! settings {
             /// Models to serve.
             pub models: Vec<ModelSource>,
             /// Adapters that are loaded at the start.
-            pub loras: Vec<Source>,
+            pub loras: Vec<AdapterSource>,
         }
 
         /// Settings that a source (options, environment variables or the file) gives.
@@ -139,7 +139,7 @@ macro_rules! settings {
             /// Models to serve.
             pub models: Option<Vec<ModelSource>>,
             /// Adapters that are loaded at the start.
-            pub loras: Option<Vec<Source>>,
+            pub loras: Option<Vec<AdapterSource>>,
         }
 
         /// All settings except models and adapters, in the order of the help.
@@ -383,14 +383,14 @@ fn parse_model(table: Table<'_>) -> Result<ModelSource> {
     }
 }
 
-fn parse_lora(table: Table<'_>) -> Result<Source> {
+fn parse_lora(table: Table<'_>) -> Result<AdapterSource> {
     let (mut name, mut dir, mut scale) = (None, None, 1.0f32);
     for field in table.fields() {
         match field.name {
             "name" => {
                 // The name is checked as in an option, with another directory in the place of that of the file.
                 let text = field.string()?;
-                let source = format!("{text}=.").parse::<Source>().map_err(|message| field.error(&message))?;
+                let source = format!("{text}=.").parse::<AdapterSource>().map_err(|message| field.error(&message))?;
                 name = Some(source.name).filter(|name| name == text);
                 name.as_ref().ok_or_else(|| field.error("found the character `=`, expected a name"))?;
             }
@@ -400,7 +400,7 @@ fn parse_lora(table: Table<'_>) -> Result<Source> {
         }
     }
     match (name, dir) {
-        (Some(name), Some(dir)) => Ok(Source { name, dir, scale, root: None }),
+        (Some(name), Some(dir)) => Ok(AdapterSource { name, dir, scale, root: None }),
         (None, _) => Err(table.error("this adapter has no `name`")),
         (_, None) => Err(table.error("this adapter has no `dir`")),
     }
@@ -435,7 +435,7 @@ impl ServeSettings {
             let template = model.chat_template.as_ref().map(Value::to_json);
             json!({"name": model.name, "path": model.path.to_json(), "chat_template": template})
         });
-        let lora = |lora: &Source| json!({"name": lora.name, "dir": lora.dir.to_json(), "scale": lora.scale});
+        let lora = |lora: &AdapterSource| json!({"name": lora.name, "dir": lora.dir.to_json(), "scale": lora.scale});
         object.insert("models".into(), models.collect());
         object.insert("loras".into(), self.loras.iter().map(lora).collect());
         Json::Object(object)

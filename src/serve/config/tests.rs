@@ -130,7 +130,7 @@ fn options_win_over_variables_these_over_the_file_and_the_file_over_defaults() {
         b"port = 3\nmax-seqs = 3\nmax-n = 3\ncors-origin = [\"http://x\"]\n[[model]]\nname = \"m\"\npath = \"p\"\n\
         [[lora]]\nname = \"f\"\ndir = \"e\"\nscale = 2";
     let file = Given::parse(file).unwrap();
-    assert_eq!(file.loras, Some(vec![Source { name: "f".into(), dir: "e".into(), scale: 2.0, root: None }]));
+    assert_eq!(file.loras, Some(vec![AdapterSource { name: "f".into(), dir: "e".into(), scale: 2.0, root: None }]));
     let settings = Given::merge(options.or(variables), file).unwrap();
     assert_eq!((settings.port, settings.max_seqs, settings.max_n, settings.max_logprobs), (1, 2, 3, 20));
     assert_eq!(settings.cors_origin, ["*"]);
@@ -139,7 +139,7 @@ fn options_win_over_variables_these_over_the_file_and_the_file_over_defaults() {
         ModelSource { name, path: path.into(), chat_template: None }
     });
     assert_eq!(settings.models, models);
-    assert_eq!(settings.loras, [Source { name: "l".into(), dir: "d".into(), scale: 0.5, root: None }]);
+    assert_eq!(settings.loras, [AdapterSource { name: "l".into(), dir: "d".into(), scale: 0.5, root: None }]);
     let json = settings.to_json();
     assert_eq!(json["models"][1], json!({"name": null, "path": "y", "chat_template": null}));
     assert_eq!(json["loras"], json!([{"name": "l", "dir": "d", "scale": 0.5}]));

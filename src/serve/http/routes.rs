@@ -3,7 +3,7 @@
 //! handler without the checks of its row.
 
 use super::{adapters, check, generate, info, models, ollama, slots, tokens};
-use crate::serve::api::openapi::{Access, Answer, Endpoint};
+use crate::serve::api::openapi::{Access, AnswerBody, Endpoint};
 use crate::serve::api::style::Style;
 use crate::serve::api::{anthropic, infill, job, ollama as ollama_api, responses};
 use crate::serve::app::App;
@@ -64,7 +64,7 @@ type Handler = fn(MethodFilter) -> MethodRouter<Arc<App>>;
 const fn get(
     path: &'static str,
     access: Access,
-    answer: Answer,
+    answer: AnswerBody,
     errors: &'static [u16],
     summary: &'static str,
     handler: Handler,
@@ -77,7 +77,7 @@ const fn get(
 const fn post(
     path: &'static str,
     body: &'static str,
-    answer: Answer,
+    answer: AnswerBody,
     errors: &'static [u16],
     summary: &'static str,
     handler: Handler,
@@ -119,7 +119,7 @@ pub const ROUTES: &[Route] = &[
     post(
         "/v1/completions",
         "CompletionRequest",
-        Answer::Generated("Completion", "Completion"),
+        AnswerBody::Generated("Completion", "Completion"),
         GENERATE,
         "Continues texts or token ids.",
         |method| on(method, generate::endpoint(job::completions)),
@@ -128,7 +128,7 @@ pub const ROUTES: &[Route] = &[
     post(
         "/v1/chat/completions",
         "ChatRequest",
-        Answer::Generated("ChatCompletion", "ChatCompletionChunk"),
+        AnswerBody::Generated("ChatCompletion", "ChatCompletionChunk"),
         GENERATE,
         "Answers a conversation.",
         |method| on(method, generate::endpoint(job::chat)),
@@ -137,7 +137,7 @@ pub const ROUTES: &[Route] = &[
     post(
         "/v1/responses",
         "ResponsesRequest",
-        Answer::Generated("Response", "ResponseEvent"),
+        AnswerBody::Generated("Response", "ResponseEvent"),
         GENERATE,
         "Answers a conversation, in the Responses API of OpenAI without stored state.",
         |method| on(method, generate::endpoint(responses::read)),
@@ -146,7 +146,7 @@ pub const ROUTES: &[Route] = &[
     post(
         "/v1/responses/input_tokens",
         "ResponsesRequest",
-        Answer::Json("InputTokens"),
+        AnswerBody::Json("InputTokens"),
         TOKENS,
         "Counts the tokens of a conversation, in the Responses API of OpenAI.",
         |method| on(method, tokens::count_input),
@@ -156,7 +156,7 @@ pub const ROUTES: &[Route] = &[
     post(
         "/v1/messages",
         "MessagesRequest",
-        Answer::Generated("Message", "MessageEvent"),
+        AnswerBody::Generated("Message", "MessageEvent"),
         GENERATE,
         "Answers a conversation, in the API of Anthropic.",
         |method| on(method, generate::endpoint(anthropic::read)),
@@ -166,7 +166,7 @@ pub const ROUTES: &[Route] = &[
     post(
         "/v1/messages/count_tokens",
         "CountTokensRequest",
-        Answer::Json("TokenCount"),
+        AnswerBody::Json("TokenCount"),
         TOKENS,
         "Counts the tokens of a conversation, in the API of Anthropic.",
         |method| on(method, tokens::count),
@@ -177,7 +177,7 @@ pub const ROUTES: &[Route] = &[
     post(
         "/infill",
         "InfillRequest",
-        Answer::Generated("InfillAnswer", "InfillAnswer"),
+        AnswerBody::Generated("InfillAnswer", "InfillAnswer"),
         GENERATE,
         "Fills the gap between two texts, for models with tokens for it.",
         |method| on(method, generate::endpoint(infill::read)),
@@ -185,7 +185,7 @@ pub const ROUTES: &[Route] = &[
     post(
         "/apply-template",
         "ChatRequest",
-        Answer::Json("Text"),
+        AnswerBody::Json("Text"),
         TOKENS,
         "Renders a conversation as the prompt that the model gets.",
         |method| on(method, tokens::apply_template),
@@ -194,7 +194,7 @@ pub const ROUTES: &[Route] = &[
     get(
         "/props",
         INFER,
-        Answer::Json("Props"),
+        AnswerBody::Json("Props"),
         &[400, 401, 403, 404, 503],
         "Tells the context, the defaults and the chat template of a model.",
         |method| on(method, slots::props),
@@ -202,7 +202,7 @@ pub const ROUTES: &[Route] = &[
     get(
         "/slots",
         Access::Key(Scope::Metrics),
-        Answer::Json("Slots"),
+        AnswerBody::Json("Slots"),
         &[400, 401, 403, 404, 500, 503],
         "Tells how far the requests are that a model computes.",
         |method| on(method, slots::slots),
@@ -210,7 +210,7 @@ pub const ROUTES: &[Route] = &[
     post(
         "/api/chat",
         "OllamaChatRequest",
-        Answer::Lines("OllamaChat"),
+        AnswerBody::Lines("OllamaChat"),
         GENERATE,
         "Answers a conversation, in the API of ollama.",
         |method| on(method, generate::endpoint(ollama_api::chat)),
@@ -219,80 +219,95 @@ pub const ROUTES: &[Route] = &[
     post(
         "/api/generate",
         "OllamaGenerateRequest",
-        Answer::Lines("OllamaText"),
+        AnswerBody::Lines("OllamaText"),
         GENERATE,
         "Answers a text, in the API of ollama.",
         |method| on(method, generate::endpoint(ollama_api::generate)),
     )
     .style(Style::Ollama),
-    post("/api/show", "OllamaShowRequest", Answer::Json("OllamaModel"), TOKENS, "Describes a model.", |method| {
+    post("/api/show", "OllamaShowRequest", AnswerBody::Json("OllamaModel"), TOKENS, "Describes a model.", |method| {
         on(method, ollama::show)
     })
     .tag("ollama")
     .style(Style::Ollama),
-    get("/api/tags", INFER, Answer::Json("OllamaModels"), READ, "Lists models and adapters.", |method| {
+    get("/api/tags", INFER, AnswerBody::Json("OllamaModels"), READ, "Lists models and adapters.", |method| {
         on(method, ollama::tags)
     })
     .tag("ollama")
     .style(Style::Ollama),
-    get("/api/ps", INFER, Answer::Json("OllamaModels"), READ, "Lists the models that are loaded.", |method| {
+    get("/api/ps", INFER, AnswerBody::Json("OllamaModels"), READ, "Lists the models that are loaded.", |method| {
         on(method, ollama::running)
     })
     .tag("ollama")
     .style(Style::Ollama),
-    get("/api/version", Access::Open, Answer::Json("Version"), &[403], "Tells the version of the program.", |method| {
-        on(method, ollama::version)
-    })
+    get(
+        "/api/version",
+        Access::Open,
+        AnswerBody::Json("Version"),
+        &[403],
+        "Tells the version of the program.",
+        |method| on(method, ollama::version),
+    )
     .tag("ollama")
     .style(Style::Ollama),
-    post("/api/embed", "", Answer::Empty, &[401, 403, 501], "Is not implemented: the answer is 501.", |method| {
+    post("/api/embed", "", AnswerBody::Empty, &[401, 403, 501], "Is not implemented: the answer is 501.", |method| {
         on(method, info::embeddings)
     })
     .without_body()
     .tag("ollama")
     .style(Style::Ollama)
     .also(&["/api/embeddings"]),
-    post("/v1/embeddings", "", Answer::Empty, &[401, 403, 501], "Is not implemented: the answer is 501.", |method| {
-        on(method, info::embeddings)
-    })
+    post(
+        "/v1/embeddings",
+        "",
+        AnswerBody::Empty,
+        &[401, 403, 501],
+        "Is not implemented: the answer is 501.",
+        |method| on(method, info::embeddings),
+    )
     .without_body()
     .also(&["/embeddings"]),
     post(
         "/tokenize",
         "TokenizeRequest",
-        Answer::Json("Tokens"),
+        AnswerBody::Json("Tokens"),
         TOKENS,
         "Encodes a text or a conversation.",
         |method| on(method, tokens::tokenize),
     )
     .tag("tokens"),
-    post("/detokenize", "DetokenizeRequest", Answer::Json("Text"), TOKENS, "Decodes tokens.", |method| {
+    post("/detokenize", "DetokenizeRequest", AnswerBody::Json("Text"), TOKENS, "Decodes tokens.", |method| {
         on(method, tokens::detokenize)
     })
     .tag("tokens"),
     get(
         "/tokenizer_info",
         INFER,
-        Answer::Json("TokenizerInfo"),
+        AnswerBody::Json("TokenizerInfo"),
         &[400, 401, 403, 404, 503],
         "Shows the configuration of the tokenizer, with the chat template.",
         |method| on(method, tokens::info),
     )
     .tag("tokens"),
-    get("/v1/models", INFER, Answer::Json("Models"), &[400, 401, 403], "Lists models and adapters.", |method| {
+    get("/v1/models", INFER, AnswerBody::Json("Models"), &[400, 401, 403], "Lists models and adapters.", |method| {
         on(method, models::list)
     })
     .style(Style::ByHeader)
     .also(&["/models"]),
-    get("/v1/models/{id}", INFER, Answer::Json("Model"), &[401, 403, 404], "Shows a model or an adapter.", |method| {
-        on(method, models::show)
-    })
+    get(
+        "/v1/models/{id}",
+        INFER,
+        AnswerBody::Json("Model"),
+        &[401, 403, 404],
+        "Shows a model or an adapter.",
+        |method| on(method, models::show),
+    )
     .style(Style::ByHeader)
     .also(&["/models/{id}"]),
     post(
         "/v1/load_lora_adapter",
         "LoadAdapterRequest",
-        Answer::Text("text/plain"),
+        AnswerBody::Text("text/plain"),
         ADAPTERS,
         "Loads an adapter. The answer comes when requests can use it.",
         |method| on(method, adapters::load),
@@ -302,7 +317,7 @@ pub const ROUTES: &[Route] = &[
     post(
         "/v1/unload_lora_adapter",
         "UnloadAdapterRequest",
-        Answer::Text("text/plain"),
+        AnswerBody::Text("text/plain"),
         ADAPTERS,
         "Unloads an adapter that no request uses.",
         |method| on(method, adapters::unload),
@@ -312,7 +327,7 @@ pub const ROUTES: &[Route] = &[
     get(
         "/v1/lora_adapters",
         Access::Key(Scope::Admin),
-        Answer::Json("Adapters"),
+        AnswerBody::Json("Adapters"),
         READ,
         "Lists the adapters.",
         |method| on(method, adapters::list),
@@ -321,7 +336,7 @@ pub const ROUTES: &[Route] = &[
     get(
         "/metrics",
         Access::Key(Scope::Metrics),
-        Answer::Text("text/plain"),
+        AnswerBody::Text("text/plain"),
         READ,
         "Shows the metrics for Prometheus.",
         |method| on(method, info::metrics),
@@ -329,28 +344,28 @@ pub const ROUTES: &[Route] = &[
     get(
         "/load",
         Access::Key(Scope::Metrics),
-        Answer::Json("Load"),
+        AnswerBody::Json("Load"),
         READ,
         "Tells how many requests are served.",
         |method| on(method, info::load),
     ),
-    get("/livez", Access::Probe, Answer::Empty, &[503], "Tells whether the process is alive.", |method| {
+    get("/livez", Access::Probe, AnswerBody::Empty, &[503], "Tells whether the process is alive.", |method| {
         on(method, info::alive)
     }),
-    get("/health", Access::Probe, Answer::Probe, &[], "Tells whether requests are served.", |method| {
+    get("/health", Access::Probe, AnswerBody::Probe, &[], "Tells whether requests are served.", |method| {
         on(method, info::health)
     })
     .also(&["/v1/health", "/ping"]),
-    get("/readyz", Access::Probe, Answer::Probe, &[], "Tells whether requests are served.", |method| {
+    get("/readyz", Access::Probe, AnswerBody::Probe, &[], "Tells whether requests are served.", |method| {
         on(method, info::health)
     }),
-    get("/version", Access::Open, Answer::Json("Version"), &[403], "Tells the version of the program.", |method| {
+    get("/version", Access::Open, AnswerBody::Json("Version"), &[403], "Tells the version of the program.", |method| {
         on(method, info::version)
     }),
-    get("/openapi.json", Access::Open, Answer::Json("Document"), &[403], "Shows this description.", |method| {
+    get("/openapi.json", Access::Open, AnswerBody::Json("Document"), &[403], "Shows this description.", |method| {
         on(method, info::openapi)
     }),
-    get("/", Access::Open, Answer::Text("text/html"), &[403], "Shows a page to talk with the model.", |method| {
+    get("/", Access::Open, AnswerBody::Text("text/html"), &[403], "Shows a page to talk with the model.", |method| {
         on(method, info::page)
     }),
 ];

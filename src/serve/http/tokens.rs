@@ -5,7 +5,7 @@ use super::respond::{self, Ignored};
 use crate::serve::api::body::{Body, Prompts};
 use crate::serve::api::chat::ChatRequest;
 use crate::serve::api::error::{ApiError, ApiResult};
-use crate::serve::api::prepare::{Source, encode_chat, encode_error, no_template};
+use crate::serve::api::prepare::{PromptSource, encode_chat, encode_error, no_template};
 use crate::serve::api::settings::Limits;
 use crate::serve::api::{anthropic, responses};
 use crate::serve::app::{App, Target};
@@ -35,7 +35,7 @@ pub async fn tokenize(
     let (mut body, target) = read(&app, &caller, request).await?;
     let (special, names) = (body.flag("add_special_tokens", true)?, body.flag("return_token_strs", false)?);
     let source = match body.take_prompts()? {
-        Some(Prompts::Texts(mut texts)) if texts.len() == 1 => Source::Text(texts.swap_remove(0), special),
+        Some(Prompts::Texts(mut texts)) if texts.len() == 1 => PromptSource::Text(texts.swap_remove(0), special),
         Some(_) => return Err(ApiError::field("prompt", "expected one text")),
         None => ChatRequest::take(&mut body, &app.limits)?.source,
     };
@@ -59,7 +59,7 @@ pub async fn apply_template(
     let ignored = Ignored::read(&app, body)?;
     let facts = target.facts.clone();
     let rendered = target.model.encode(move |encoder| -> ApiResult<String> {
-        let Source::Chat(chat) = &source else { return Ok(String::new()) };
+        let PromptSource::Chat(chat) = &source else { return Ok(String::new()) };
         let template = facts.template.as_ref().ok_or_else(|| no_template(chat))?;
         let rendered = encoder.render_chat(&template.template.template, &chat.messages, &chat.options);
         rendered.map_err(|e| encode_error(chat.field, &e))
@@ -90,7 +90,7 @@ pub async fn count_input(
 }
 
 /// Reads the text or the conversation of a request.
-type ReadSource = fn(&mut Body, &Limits) -> ApiResult<Source>;
+type ReadSource = fn(&mut Body, &Limits) -> ApiResult<PromptSource>;
 
 async fn count_source(
     app: &App,
@@ -108,15 +108,17 @@ async fn count_source(
 ///
 /// # Errors
 /// The text is too long, or the template refuses the conversation.
-pub async fn ids_of(app: &App, target: &Target, source: Source) -> ApiResult<Vec<u32>> {
+pub async fn ids_of(app: &App, target: &Target, source: PromptSource) -> ApiResult<Vec<u32>> {
     let facts = target.facts.clone();
     let encoded = target.model.encode(move |encoder| -> ApiResult<Vec<u32>> {
         match &source {
-            Source::Ids(ids) => Ok(ids.clone()),
-            Source::Text(text, special) => encoder.encode(text, *special).map_err(|e| encode_error("prompt", &e)),
+            PromptSource::Ids(ids) => Ok(ids.clone()),
+            PromptSource::Text(text, special) => encoder.encode(text, *special).map_err(|e| encode_error("prompt", &e)),
             // Requests for tokens have no gaps.
-            Source::Gap(gap) => encoder.encode(&gap.prefix, true).map_err(|e| encode_error("prompt", &e)),
-            Source::Chat(chat) | Source::TextOrChat(_, chat) => encode_chat(encoder, &facts, chat, &chat.messages),
+            PromptSource::Gap(gap) => encoder.encode(&gap.prefix, true).map_err(|e| encode_error("prompt", &e)),
+            PromptSource::Chat(chat) | PromptSource::TextOrChat(_, chat) => {
+                encode_chat(encoder, &facts, chat, &chat.messages)
+            }
         }
     });
     encoded.await.unwrap_or_else(|| Err(app.engine_ended()))

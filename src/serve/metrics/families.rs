@@ -6,15 +6,15 @@
 use super::events::{DiskPages, FinishedReason, Phase, Rejection};
 use super::histogram::Histogram;
 use super::model::ModelMetrics;
-use super::text::{Kind, Label, Text};
-use Kind::{Counter, Gauge};
+use super::text::{Label, MetricKind, MetricsText};
+use MetricKind::{Counter, Gauge};
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Metric family with one or several series per model.
 pub(super) struct Family {
     pub(super) name: &'static str,
-    pub(super) kind: Kind,
+    pub(super) kind: MetricKind,
     pub(super) help: &'static str,
     /// Writes the series of a model.
     pub(super) write: fn(&ModelMetrics, &mut Series<'_>),
@@ -22,12 +22,12 @@ pub(super) struct Family {
 
 /// Place where the series of one model are written.
 pub(super) struct Series<'a> {
-    text: &'a mut Text,
+    text: &'a mut MetricsText,
     model: &'a str,
 }
 
 impl<'a> Series<'a> {
-    pub(super) fn new(text: &'a mut Text, model: &'a str) -> Series<'a> {
+    pub(super) fn new(text: &'a mut MetricsText, model: &'a str) -> Series<'a> {
         Series { text, model }
     }
 
@@ -52,7 +52,12 @@ impl<'a> Series<'a> {
 }
 
 /// Returns the row of a family.
-const fn row(name: &'static str, kind: Kind, help: &'static str, write: fn(&ModelMetrics, &mut Series<'_>)) -> Family {
+const fn row(
+    name: &'static str,
+    kind: MetricKind,
+    help: &'static str,
+    write: fn(&ModelMetrics, &mut Series<'_>),
+) -> Family {
     Family { name, kind, help, write }
 }
 
@@ -108,40 +113,60 @@ pub(super) const FAMILIES: &[Family] = &[
         "Adapters of running and waiting requests; the value is Unix time.",
         adapters,
     ),
-    row("vllm:time_to_first_token_seconds", Kind::Histogram, "Time from arrival to the first token.", |m, out| {
-        out.histogram(&[], &m.first_token);
-    }),
-    row("vllm:inter_token_latency_seconds", Kind::Histogram, "Time between tokens of an answer.", |m, out| {
+    row(
+        "vllm:time_to_first_token_seconds",
+        MetricKind::Histogram,
+        "Time from arrival to the first token.",
+        |m, out| {
+            out.histogram(&[], &m.first_token);
+        },
+    ),
+    row("vllm:inter_token_latency_seconds", MetricKind::Histogram, "Time between tokens of an answer.", |m, out| {
         out.histogram(&[], &m.between_tokens);
     }),
     row(
         "vllm:request_time_per_output_token_seconds",
-        Kind::Histogram,
+        MetricKind::Histogram,
         "Decode time of a request divided by the tokens after its first.",
         |m, out| out.histogram(&[], &m.per_output_token),
     ),
-    row("vllm:e2e_request_latency_seconds", Kind::Histogram, "Time from arrival to the end of a request.", |m, out| {
-        out.histogram(&[], &m.total);
-    }),
-    row("vllm:request_queue_time_seconds", Kind::Histogram, "Time from arrival to admission.", |m, out| {
+    row(
+        "vllm:e2e_request_latency_seconds",
+        MetricKind::Histogram,
+        "Time from arrival to the end of a request.",
+        |m, out| {
+            out.histogram(&[], &m.total);
+        },
+    ),
+    row("vllm:request_queue_time_seconds", MetricKind::Histogram, "Time from arrival to admission.", |m, out| {
         out.histogram(&[], &m.queue);
     }),
-    row("vllm:request_prefill_time_seconds", Kind::Histogram, "Time from admission to the first token.", |m, out| {
-        out.histogram(&[], &m.prefill);
-    }),
-    row("vllm:request_decode_time_seconds", Kind::Histogram, "Time from the first token to the last.", |m, out| {
-        out.histogram(&[], &m.decode);
-    }),
-    row("vllm:request_prompt_tokens", Kind::Histogram, "Prompt tokens of a request.", |m, out| {
+    row(
+        "vllm:request_prefill_time_seconds",
+        MetricKind::Histogram,
+        "Time from admission to the first token.",
+        |m, out| {
+            out.histogram(&[], &m.prefill);
+        },
+    ),
+    row(
+        "vllm:request_decode_time_seconds",
+        MetricKind::Histogram,
+        "Time from the first token to the last.",
+        |m, out| {
+            out.histogram(&[], &m.decode);
+        },
+    ),
+    row("vllm:request_prompt_tokens", MetricKind::Histogram, "Prompt tokens of a request.", |m, out| {
         out.histogram(&[], &m.request_prompt_tokens);
     }),
-    row("vllm:request_generation_tokens", Kind::Histogram, "Generated tokens of a request.", |m, out| {
+    row("vllm:request_generation_tokens", MetricKind::Histogram, "Generated tokens of a request.", |m, out| {
         out.histogram(&[], &m.request_generated_tokens);
     }),
-    row("vllm:iteration_tokens_total", Kind::Histogram, "Prompt and generated tokens of a step.", |m, out| {
+    row("vllm:iteration_tokens_total", MetricKind::Histogram, "Prompt and generated tokens of a step.", |m, out| {
         out.histogram(&[], &m.step_tokens);
     }),
-    row("iec_step_seconds", Kind::Histogram, "Time of a step of the engine, and of its stages.", steps),
+    row("iec_step_seconds", MetricKind::Histogram, "Time of a step of the engine, and of its stages.", steps),
     row(
         "iec_stage_events_total",
         Counter,

@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
-use text::{Kind, Text};
+use text::{MetricKind, MetricsText};
 
 /// Content type of [`Metrics::render`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -106,14 +106,14 @@ impl Metrics {
     /// Writes all series in the text format of Prometheus.
     pub fn render(&self) -> String {
         let models = lock(&self.models).clone();
-        let mut text = Text::default();
+        let mut text = MetricsText::default();
         for family in FAMILIES {
             text.family(family.name, family.kind, family.help);
             models.iter().for_each(|model| (family.write)(model, &mut Series::new(&mut text, &model.name)));
         }
         text.family(
             "iec_key_tokens_total",
-            Kind::Counter,
+            MetricKind::Counter,
             "Tokens of each key, by kind; cached ones are in prompt, too.",
         );
         for (key, counts) in lock(&self.keys).iter() {
@@ -121,9 +121,13 @@ impl Metrics {
                 text.value(&[("key", key), ("kind", kind.name())], tokens);
             }
         }
-        text.family("iec_ignored_fields_total", Kind::Counter, "Fields of requests that are unknown and were ignored.");
+        text.family(
+            "iec_ignored_fields_total",
+            MetricKind::Counter,
+            "Fields of requests that are unknown and were ignored.",
+        );
         text.value(&[], self.ignored_fields.load(Ordering::Relaxed));
-        text.family("iec_build_info", Kind::Gauge, "Version of the server; always 1.");
+        text.family("iec_build_info", MetricKind::Gauge, "Version of the server; always 1.");
         text.value(&[("version", env!("CARGO_PKG_VERSION"))], 1);
         process::write(&mut text, self.start);
         text.finish()

@@ -2,25 +2,25 @@
 //!
 //! The first names are those of Prometheus's own client libraries. What the system does not report is left out.
 
-use super::text::{Kind, Text};
+use super::text::{MetricKind, MetricsText};
 use crate::files;
 use crate::session::usage::Usage;
 use std::path::Path;
 
 /// Writes the metrics of this process, which started at `start` (Unix time in seconds).
-pub(super) fn write(text: &mut Text, start: f64) {
-    text.family("process_start_time_seconds", Kind::Gauge, "Unix time at which the server started.");
+pub(super) fn write(text: &mut MetricsText, start: f64) {
+    text.family("process_start_time_seconds", MetricKind::Gauge, "Unix time at which the server started.");
     text.value(&[], start);
     if let Some(bytes) = resident_bytes() {
-        text.family("process_resident_memory_bytes", Kind::Gauge, "Resident memory, mapped weights included.");
+        text.family("process_resident_memory_bytes", MetricKind::Gauge, "Resident memory, mapped weights included.");
         text.value(&[], bytes);
     }
     if let Some(open) = open_files() {
-        text.family("process_open_fds", Kind::Gauge, "Open file descriptors.");
+        text.family("process_open_fds", MetricKind::Gauge, "Open file descriptors.");
         text.value(&[], open);
     }
     if let Some(most) = most_open_files() {
-        text.family("process_max_fds", Kind::Gauge, "Largest number of open file descriptors.");
+        text.family("process_max_fds", MetricKind::Gauge, "Largest number of open file descriptors.");
         text.value(&[], most);
     }
     if let Some(usage) = Usage::now() {
@@ -28,14 +28,18 @@ pub(super) fn write(text: &mut Text, start: f64) {
     }
 }
 
-fn write_usage(text: &mut Text, usage: &Usage) {
-    text.family("process_cpu_seconds_total", Kind::Counter, "Processor time of all threads, user and system.");
+fn write_usage(text: &mut MetricsText, usage: &Usage) {
+    text.family("process_cpu_seconds_total", MetricKind::Counter, "Processor time of all threads, user and system.");
     text.value(&[], usage.cpu_user_s + usage.cpu_system_s);
-    text.family("process_page_faults_total", Kind::Counter, "Page faults; major ones read from a file or swap space.");
+    text.family(
+        "process_page_faults_total",
+        MetricKind::Counter,
+        "Page faults; major ones read from a file or swap space.",
+    );
     text.value(&[("kind", "minor")], usage.page_faults_minor);
     text.value(&[("kind", "major")], usage.page_faults_major);
     let help = "Context switches; involuntary ones took a processor away from a thread.";
-    text.family("process_context_switches_total", Kind::Counter, help);
+    text.family("process_context_switches_total", MetricKind::Counter, help);
     text.value(&[("kind", "voluntary")], usage.context_switches_voluntary);
     text.value(&[("kind", "involuntary")], usage.context_switches_involuntary);
 }

@@ -1,6 +1,6 @@
 //! Tests the text of the metrics with a strict parser of the exposition format.
 
-use super::text::{Kind, Text};
+use super::text::{MetricKind, MetricsText};
 use super::*;
 use crate::generate::DraftCounts;
 use crate::runtime::cpu::counters::Counts;
@@ -390,8 +390,8 @@ proptest! {
         other in "[\"\\\\\nxn]{0,12}",
         help in "[ -~\n]{1,20}",
     ) {
-        let mut text = Text::default();
-        text.family("a_total", Kind::Counter, &help);
+        let mut text = MetricsText::default();
+        text.family("a_total", MetricKind::Counter, &help);
         text.value(&[("x", &label), ("y", &other)], 7);
         let text = text.finish();
         let families = parse(&text).map_err(TestCaseError::fail)?;

@@ -9,7 +9,7 @@ use std::fmt::{Display, Write};
 
 /// Kind of a metric family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum MetricKind {
     /// Number that only rises while the process runs.
     Counter,
     /// Number that rises and falls.
@@ -18,12 +18,12 @@ pub(super) enum Kind {
     Histogram,
 }
 
-impl Kind {
+impl MetricKind {
     fn name(self) -> &'static str {
         match self {
-            Kind::Counter => "counter",
-            Kind::Gauge => "gauge",
-            Kind::Histogram => "histogram",
+            MetricKind::Counter => "counter",
+            MetricKind::Gauge => "gauge",
+            MetricKind::Histogram => "histogram",
         }
     }
 }
@@ -33,7 +33,7 @@ pub(super) type Label<'a> = (&'a str, &'a str);
 
 /// Text under construction.
 #[derive(Debug, Default)]
-pub(super) struct Text {
+pub(super) struct MetricsText {
     out: String,
     /// Header of the current family until its first series is written: a family without series is left out.
     header: String,
@@ -41,9 +41,9 @@ pub(super) struct Text {
     name: &'static str,
 }
 
-impl Text {
+impl MetricsText {
     /// Begins a family; the following series belong to it.
-    pub(super) fn family(&mut self, name: &'static str, kind: Kind, help: &str) {
+    pub(super) fn family(&mut self, name: &'static str, kind: MetricKind, help: &str) {
         self.name = name;
         let help = help.replace('\\', "\\\\").replace('\n', "\\n");
         self.header = format!("# HELP {name} {help}\n# TYPE {name} {}\n", kind.name());

@@ -22,12 +22,12 @@ const ANSWER_BYTES: u64 = 64 << 10;
 /// Requests whose spans are not sent yet.
 #[derive(Debug, Default)]
 pub struct Queue {
-    state: Mutex<State>,
+    state: Mutex<ExportState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ExportState {
     waiting: Vec<Finished>,
     /// Number of requests that found the queue full.
     dropped: u64,
@@ -50,7 +50,7 @@ impl Queue {
     /// Waits for requests and a second longer, then takes all of them and the number of those that were dropped.
     /// Returns `None` once the server ends and all were taken.
     pub fn take(&self) -> Option<(Vec<Finished>, u64)> {
-        let idle = |state: &mut State| state.waiting.is_empty() && !state.is_ending;
+        let idle = |state: &mut ExportState| state.waiting.is_empty() && !state.is_ending;
         let state = self.changed.wait_while(self.state(), idle).unwrap_or_else(PoisonError::into_inner);
         let waited = self.changed.wait_timeout_while(state, EVERY, |state| !state.is_ending);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -64,7 +64,7 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ExportState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

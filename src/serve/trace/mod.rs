@@ -157,7 +157,7 @@ pub struct Span {
     begin: Instant,
     /// Time of `begin` on the clock of the system.
     time: SystemTime,
-    choices: Vec<Choice>,
+    choices: Vec<ChoiceTimes>,
 }
 
 /// Begin and end.
@@ -165,7 +165,7 @@ type Interval = (Instant, Instant);
 
 /// Times of a choice of a request.
 #[derive(Debug, Clone)]
-struct Choice {
+struct ChoiceTimes {
     number: usize,
     /// Time before it first entered the batch.
     queue: Interval,
@@ -183,7 +183,7 @@ impl Span {
         }
         let (marks, end) = (&done.completion.marks, Instant::now());
         let first = marks.first().copied();
-        self.choices.push(Choice {
+        self.choices.push(ChoiceTimes {
             number: done.choice,
             queue: (done.arrived, done.admitted.unwrap_or(end)),
             prefill: done.admitted.map(|admitted| (admitted, first.unwrap_or(end))),

@@ -49,7 +49,7 @@ pub enum Command {
 
 /// Row of the table of commands.
 #[derive(Debug)]
-pub struct Row {
+pub struct CommandRow {
     /// Names, the first of which is shown.
     pub names: &'static [&'static str],
     /// Arguments for the help.
@@ -60,59 +60,69 @@ pub struct Row {
 }
 
 /// All commands.
-pub const COMMANDS: &[Row] = &[
-    Row { names: &["help", "?"], arguments: "", about: "list the commands", make: |text| bare(text, Command::Help) },
-    Row {
+pub const COMMANDS: &[CommandRow] = &[
+    CommandRow {
+        names: &["help", "?"],
+        arguments: "",
+        about: "list the commands",
+        make: |text| bare(text, Command::Help),
+    },
+    CommandRow {
         names: &["system"],
         arguments: "[TEXT]",
         about: "show or set the system text; \"\" removes it",
         make: |text| Ok(Command::System(some(text).map(|text| if text == "\"\"" { String::new() } else { text }))),
     },
-    Row { names: &["set"], arguments: "[NAME VALUE]", about: "list the settings, or change one", make: set },
-    Row {
+    CommandRow { names: &["set"], arguments: "[NAME VALUE]", about: "list the settings, or change one", make: set },
+    CommandRow {
         names: &["show"],
         arguments: "[WHAT]",
         about: "model, context, settings, stats, history or template",
         make: |text| Ok(Command::Show(some(text))),
     },
-    Row { names: &["save"], arguments: "[--overwrite] [FILE]", about: "write the conversation to a file", make: save },
-    Row {
+    CommandRow {
+        names: &["save"],
+        arguments: "[--overwrite] [FILE]",
+        about: "write the conversation to a file",
+        make: save,
+    },
+    CommandRow {
         names: &["load"],
         arguments: "FILE|MODEL",
         about: "continue the conversation of a file, or go on with another model",
         make: load,
     },
-    Row {
+    CommandRow {
         names: &["edit"],
         arguments: "[TEXT]",
         about: "write a message in the editor of VISUAL or EDITOR",
         make: |text| Ok(Command::Edit(some(text))),
     },
-    Row {
+    CommandRow {
         names: &["regen", "regenerate", "retry"],
         arguments: "",
         about: "answer the last message again",
         make: |text| bare(text, Command::Regenerate),
     },
-    Row {
+    CommandRow {
         names: &["undo"],
         arguments: "",
         about: "remove the last message and its answer",
         make: |text| bare(text, Command::Undo),
     },
-    Row {
+    CommandRow {
         names: &["clear", "reset", "new"],
         arguments: "",
         about: "forget all messages; the system text stays",
         make: |text| bare(text, Command::Clear),
     },
-    Row {
+    CommandRow {
         names: &["adapter"],
         arguments: "[NAME[:SCALE]…|none]",
         about: "list the adapters of --lora, or choose those of the next answers",
         make: adapters,
     },
-    Row {
+    CommandRow {
         names: &["exit", "quit", "bye"],
         arguments: "",
         about: "leave (also Ctrl-D)",

@@ -26,7 +26,7 @@ const MOST_RESERVED: usize = 1024;
 
 /// Part of an answer that a piece of text belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
+pub enum AnswerPart {
     /// Answer for the user.
     Answer,
     /// Reasoning of the model, outside of the answer.
@@ -113,7 +113,7 @@ impl Conversation {
         session: &mut Session,
         settings: &Settings,
         options: &ChatOptions,
-        sink: impl FnMut(Part, &str) -> Result<()>,
+        sink: impl FnMut(AnswerPart, &str) -> Result<()>,
     ) -> Result<Reply> {
         let skipped = self.skipped;
         self.history.turns.push(Turn { message: message.into(), answer: None });
@@ -134,7 +134,7 @@ impl Conversation {
         session: &mut Session,
         settings: &Settings,
         options: &ChatOptions,
-        sink: impl FnMut(Part, &str) -> Result<()>,
+        sink: impl FnMut(AnswerPart, &str) -> Result<()>,
     ) -> Result<Reply> {
         let Some(last) = self.history.turns.last_mut() else {
             return Err(Error::usage("there is no message to answer again"));
@@ -169,7 +169,7 @@ impl Conversation {
         session: &mut Session,
         settings: &Settings,
         options: &ChatOptions,
-        mut sink: impl FnMut(Part, &str) -> Result<()>,
+        mut sink: impl FnMut(AnswerPart, &str) -> Result<()>,
     ) -> Result<Reply> {
         let (ids, skipped) = self.fitting_prompt(session, settings.max_new)?;
         let newly_skipped = skipped.saturating_sub(self.skipped);
@@ -313,15 +313,15 @@ impl Division {
 
 impl Answer {
     /// Adds pieces of an output, and shows them. A conversation has no tools, so there are no calls.
-    fn add(&mut self, events: Vec<OutputEvent>, sink: &mut impl FnMut(Part, &str) -> Result<()>) -> Result<()> {
+    fn add(&mut self, events: Vec<OutputEvent>, sink: &mut impl FnMut(AnswerPart, &str) -> Result<()>) -> Result<()> {
         events.into_iter().try_for_each(|event| match event {
             OutputEvent::Content(text) => {
                 self.text.push_str(&text);
-                sink(Part::Answer, &text)
+                sink(AnswerPart::Answer, &text)
             }
             OutputEvent::Reasoning(text) => {
                 self.reasoning.push_str(&text);
-                sink(Part::Reasoning, &text)
+                sink(AnswerPart::Reasoning, &text)
             }
             OutputEvent::CallBegin { .. } | OutputEvent::CallArguments { .. } => Ok(()),
         })

@@ -2,8 +2,8 @@
 
 use super::config::{LayerConfig, QkNorm};
 use super::latent::Latent;
-use super::layer::State;
-use super::linear::{Linear, Source};
+use super::layer::TextState;
+use super::linear::{Linear, WeightSource};
 use super::norm::{Norm, sigmoid, softmax};
 use crate::error::{Error, Result};
 use candle_core::{DType, Device, Tensor};
@@ -15,7 +15,7 @@ const QUERIES: usize = 256;
 pub(super) type KeysValues = (Tensor, Tensor);
 
 pub(super) struct Attention<'a> {
-    source: Source<'a>,
+    source: WeightSource<'a>,
     layer: &'a LayerConfig,
     /// True if a later layer reads the keys and values of this one.
     is_shared: bool,
@@ -33,7 +33,7 @@ enum Projections<'a> {
 
 /// Projections whose rows are those of the heads.
 struct Heads<'a> {
-    source: Source<'a>,
+    source: WeightSource<'a>,
     layer: &'a LayerConfig,
     q: Linear,
     q_norm: Option<Norm>,
@@ -44,7 +44,7 @@ struct Heads<'a> {
 }
 
 impl<'a> Attention<'a> {
-    pub fn load(source: Source<'a>) -> Result<Attention<'a>> {
+    pub fn load(source: WeightSource<'a>) -> Result<Attention<'a>> {
         let (config, layer) = (source.config, &source.config.layers[source.index]);
         let projections = match config.latent {
             Some(sizes) => Projections::Latent(Box::new(Latent::load(source, sizes)?)),
@@ -63,7 +63,7 @@ impl<'a> Attention<'a> {
     }
 
     /// Computes attention of `x`, `(tokens, hidden)`; keys and values for later layers are kept in `state`.
-    pub fn forward(&self, x: &Tensor, state: &mut State) -> Result<Tensor> {
+    pub fn forward(&self, x: &Tensor, state: &mut TextState) -> Result<Tensor> {
         let (mut q, own) = match &self.projections {
             Projections::Heads(heads) => heads.forward(x, state.long)?,
             Projections::Latent(latent) => latent.forward(x, state.long)?,
@@ -117,7 +117,7 @@ impl<'a> Attention<'a> {
 }
 
 impl<'a> Heads<'a> {
-    fn load(source: Source<'a>, layer: &'a LayerConfig) -> Result<Heads<'a>> {
+    fn load(source: WeightSource<'a>, layer: &'a LayerConfig) -> Result<Heads<'a>> {
         let (q_rows, kv_rows) = (source.config.heads * layer.head_dim, layer.kv_heads * layer.head_dim);
         let own = layer.kv_from.is_none();
         let (q, k, v) = if source.has("self_attn.qkv_proj.weight") {
@@ -193,7 +193,7 @@ impl<'a> Heads<'a> {
 }
 
 /// Reads the norm of queries or of keys, if there is one.
-fn head_norm(source: Source<'_>, name: &str) -> Result<Option<Norm>> {
+fn head_norm(source: WeightSource<'_>, name: &str) -> Result<Option<Norm>> {
     let norms = source.config.norms;
     Ok(match norms.queries_and_keys {
         QkNorm::None => None,

@@ -1,7 +1,7 @@
 //! Experts of a layer, selected by a router, in the layouts of Mixtral, Qwen, DeepSeek, Gemma 4 and gpt-oss.
 
 use super::adapters::Rows;
-use super::linear::{Linear, Source};
+use super::linear::{Linear, WeightSource};
 use super::mlp::Dense;
 use super::weights::Weights;
 use crate::error::{Context, Error, Result};
@@ -13,7 +13,7 @@ const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.
 
 /// Experts with their router; an expert is loaded when a token selects it.
 pub(super) struct Experts<'a> {
-    source: Source<'a>,
+    source: WeightSource<'a>,
     /// Name of the module that has the experts.
     module: String,
     layout: Layout,
@@ -42,7 +42,7 @@ enum Layout {
 }
 
 impl<'a> Experts<'a> {
-    pub fn load(source: Source<'a>) -> Result<Experts<'a>> {
+    pub fn load(source: WeightSource<'a>) -> Result<Experts<'a>> {
         let (layer, router, layout) = if source.has("block_sparse_moe.gate.weight") {
             ("block_sparse_moe.", "block_sparse_moe.gate", Layout::Mixtral)
         } else if source.has("mlp.gate.weight") {

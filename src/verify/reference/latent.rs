@@ -3,7 +3,7 @@
 
 use super::attention::KeysValues;
 use super::config::{LatentSizes, NormKind};
-use super::linear::{Linear, Source};
+use super::linear::{Linear, WeightSource};
 use super::norm::Norm;
 use crate::error::Result;
 use candle_core::{D, Tensor};
@@ -12,7 +12,7 @@ use candle_core::{D, Tensor};
 const EPS: f64 = 1e-6;
 
 pub(super) struct Latent<'a> {
-    source: Source<'a>,
+    source: WeightSource<'a>,
     sizes: LatentSizes,
     /// Projection to a short vector and its norm, from which queries are projected, if there is one.
     q_a: Option<(Linear, Norm)>,
@@ -23,7 +23,7 @@ pub(super) struct Latent<'a> {
 }
 
 impl<'a> Latent<'a> {
-    pub fn load(source: Source<'a>, sizes: LatentSizes) -> Result<Latent<'a>> {
+    pub fn load(source: WeightSource<'a>, sizes: LatentSizes) -> Result<Latent<'a>> {
         let norm = |name: &str| -> Result<Norm> { Ok(Norm::new(source.get(name)?, NormKind::Rms, EPS)) };
         let (q_a, q) = if source.has("self_attn.q_a_proj.weight") {
             let q_a = (source.linear("self_attn.q_a_proj")?, norm("self_attn.q_a_layernorm.weight")?);

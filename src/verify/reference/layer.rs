@@ -2,7 +2,7 @@
 
 use super::attention::{Attention, KeysValues};
 use super::config::Places;
-use super::linear::Source;
+use super::linear::WeightSource;
 use super::mlp::Mlp;
 use super::norm::Norm;
 use super::per_layer::PerLayer;
@@ -11,7 +11,7 @@ use candle_core::Tensor;
 use std::collections::HashMap;
 
 /// State of a text between two layers.
-pub(super) struct State {
+pub(super) struct TextState {
     /// Hidden state: `(tokens, hidden)`.
     pub x: Tensor,
     /// True if LongRoPE's long factors apply.
@@ -24,7 +24,7 @@ pub(super) struct State {
 
 /// Weights of a layer.
 pub(super) struct Layer<'a> {
-    source: Source<'a>,
+    source: WeightSource<'a>,
     norms: Norms,
     attention: Attention<'a>,
     mlp: Mlp<'a>,
@@ -42,7 +42,7 @@ struct Norms {
 }
 
 impl Norms {
-    fn load(source: Source<'_>) -> Result<Norms> {
+    fn load(source: WeightSource<'_>) -> Result<Norms> {
         let norms = source.config.norms;
         let before = |name: &str| source.norm(name, norms.eps).map(Some);
         let after = |name: &str| source.norm(name, norms.eps_after).map(Some);
@@ -62,7 +62,7 @@ impl Norms {
 }
 
 impl<'a> Layer<'a> {
-    pub fn load(source: Source<'a>) -> Result<Layer<'a>> {
+    pub fn load(source: WeightSource<'a>) -> Result<Layer<'a>> {
         let has_per_layer = source.config.per_layer_width > 0;
         Ok(Layer {
             source,
@@ -75,7 +75,7 @@ impl<'a> Layer<'a> {
     }
 
     /// Computes the layer and replaces the hidden state of the text.
-    pub fn forward(&self, state: &mut State) -> Result<()> {
+    pub fn forward(&self, state: &mut TextState) -> Result<()> {
         let normed = self.normed(&state.x, &self.norms.before_attention)?;
         let y = self.normed(&self.attention.forward(&normed, state)?, &self.norms.after_attention)?;
         let x = self.sum(&state.x, y)?;

@@ -52,7 +52,7 @@ impl Linear {
 
 /// Place from which the parts of a layer read their weights.
 #[derive(Clone, Copy)]
-pub(super) struct Source<'a> {
+pub(super) struct WeightSource<'a> {
     pub config: &'a Config,
     pub weights: &'a Weights,
     pub adapters: &'a Adapters,
@@ -61,7 +61,7 @@ pub(super) struct Source<'a> {
     pub dtype: RefDtype,
 }
 
-impl Source<'_> {
+impl WeightSource<'_> {
     /// Returns the name of a tensor of the layer.
     pub fn name(&self, part: &str) -> String {
         format!("model.layers.{}.{part}", self.index)

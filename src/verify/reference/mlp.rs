@@ -2,7 +2,7 @@
 
 use super::config::Activation;
 use super::experts::Experts;
-use super::linear::{Linear, Source};
+use super::linear::{Linear, WeightSource};
 use super::norm::{Norm, silu};
 use crate::error::Result;
 use candle_core::Tensor;
@@ -15,7 +15,7 @@ pub(super) enum Mlp<'a> {
 
 /// Dense MLP: `down(act(gate(x)) * up(x))`.
 pub(super) struct Dense<'a> {
-    pub source: Source<'a>,
+    pub source: WeightSource<'a>,
     pub gate: Linear,
     pub up: Linear,
     pub down: Linear,
@@ -24,7 +24,7 @@ pub(super) struct Dense<'a> {
 /// Experts beside a dense MLP, as in Gemma 4. The router and the experts read the hidden state before the norm that the
 /// MLP reads.
 pub(super) struct Beside<'a> {
-    source: Source<'a>,
+    source: WeightSource<'a>,
     dense: Dense<'a>,
     experts: Experts<'a>,
     /// Norm of the output of the dense MLP.
@@ -36,7 +36,7 @@ pub(super) struct Beside<'a> {
 }
 
 impl<'a> Mlp<'a> {
-    pub fn load(source: Source<'a>) -> Result<Mlp<'a>> {
+    pub fn load(source: WeightSource<'a>) -> Result<Mlp<'a>> {
         let config = source.config;
         if config.routing.count == 0 || config.layers[source.index].dense {
             return Ok(Mlp::Dense(Dense::load(source, "mlp")?));
@@ -59,7 +59,7 @@ impl<'a> Mlp<'a> {
 
 impl<'a> Dense<'a> {
     /// Reads `mlp`, which adapters know by the name `canonical`.
-    pub fn load(source: Source<'a>, canonical: &str) -> Result<Dense<'a>> {
+    pub fn load(source: WeightSource<'a>, canonical: &str) -> Result<Dense<'a>> {
         let changed = |linear, name: &str| source.changed(linear, &format!("{canonical}.{name}"));
         let (gate, up) = if source.has("mlp.gate_up_proj.weight") {
             let both = source.plain("mlp.gate_up_proj")?;
@@ -98,7 +98,7 @@ pub(super) fn gated(activation: Activation, gate: &Tensor, up: &Tensor) -> candl
 }
 
 impl<'a> Beside<'a> {
-    fn load(source: Source<'a>) -> Result<Beside<'a>> {
+    fn load(source: WeightSource<'a>) -> Result<Beside<'a>> {
         let norm = |name: &str| source.norm(name, source.config.norms.eps);
         Ok(Beside {
             source,

@@ -35,8 +35,8 @@ use crate::verify::dtype::RefDtype;
 use adapters::{ALL, Adapters, Embedding};
 use candle_core::{DType, Tensor};
 use config::Config;
-use layer::{Layer, State};
-use linear::{Linear, Source};
+use layer::{Layer, TextState};
+use linear::{Linear, WeightSource};
 use norm::Norm;
 use per_layer::PerLayerInputs;
 use std::collections::HashMap;
@@ -45,7 +45,7 @@ use weights::Weights;
 
 /// Text with the positions whose logits are requested: those from `from` on.
 #[derive(Debug, Clone)]
-pub struct Text {
+pub struct ScoredText {
     /// Tokens of the text.
     pub ids: Vec<u32>,
     /// First position whose logits are requested.
@@ -67,7 +67,7 @@ struct Lane {
     text: usize,
     /// Positions whose logits are taken from this lane.
     wanted: std::ops::Range<usize>,
-    state: State,
+    state: TextState,
 }
 
 impl Reference {
@@ -113,14 +113,14 @@ impl Reference {
     /// A tensor is missing or has another shape, a token is outside the vocabulary, or `each` fails.
     pub fn logits(
         &self,
-        texts: &[Text],
+        texts: &[ScoredText],
         mut progress: impl FnMut() -> Result<()>,
         mut each: impl FnMut(usize, &[f32]) -> Result<()>,
     ) -> Result<()> {
         let mut lanes = self.embed(texts)?;
         for index in 0..self.layers() {
             let Reference { config, weights, adapters, dtype } = self;
-            let layer = Layer::load(Source { config, weights, adapters, index, dtype: *dtype })?;
+            let layer = Layer::load(WeightSource { config, weights, adapters, index, dtype: *dtype })?;
             for lane in &mut lanes {
                 layer.forward(&mut lane.state)?;
             }
@@ -172,7 +172,7 @@ impl Reference {
 
     /// Creates a lane for each text, or two if the requested positions cross LongRoPE's length limit: every step of a
     /// generation computes the whole text so far with the factors for its length.
-    fn embed(&self, texts: &[Text]) -> Result<Vec<Lane>> {
+    fn embed(&self, texts: &[ScoredText]) -> Result<Vec<Lane>> {
         let table = self.adapters.embedding(self.table()?)?;
         let inputs = PerLayerInputs::load(&self.config, &self.weights, &self.adapters, self.dtype)?;
         let mut lanes = Vec::new();
@@ -190,7 +190,7 @@ impl Reference {
                     let ids = &text.ids[..wanted.end];
                     let x = self.embedded(&table, ids)?;
                     let per_layer = inputs.as_ref().map(|inputs| inputs.of(ids, &x)).transpose()?;
-                    let state = State { x, long, kept: HashMap::new(), per_layer };
+                    let state = TextState { x, long, kept: HashMap::new(), per_layer };
                     lanes.push(Lane { text: index, wanted, state });
                 }
             }

@@ -3,7 +3,7 @@
 
 use super::adapters::{ALL, Adapters};
 use super::config::{Activation, Config};
-use super::linear::{Linear, Source};
+use super::linear::{Linear, WeightSource};
 use super::mlp;
 use super::norm::Norm;
 use super::weights::Weights;
@@ -69,7 +69,7 @@ impl<'a> PerLayerInputs<'a> {
 
 /// Weights by which a layer reads its input.
 pub(super) struct PerLayer<'a> {
-    source: Source<'a>,
+    source: WeightSource<'a>,
     gate: Linear,
     projection: Linear,
     norm: Norm,
@@ -77,7 +77,7 @@ pub(super) struct PerLayer<'a> {
 }
 
 impl<'a> PerLayer<'a> {
-    pub fn load(source: Source<'a>) -> Result<PerLayer<'a>> {
+    pub fn load(source: WeightSource<'a>) -> Result<PerLayer<'a>> {
         Ok(PerLayer {
             source,
             gate: source.linear("per_layer_input_gate")?,

@@ -48,13 +48,13 @@ impl Ropes {
         }
         let theta = json.number("rope_theta")?.unwrap_or(family.theta());
         let part = match family {
-            _ if family.is_latent() => Part::Whole,
-            Family::Glm4Moe => Part::Given(0.5),
+            _ if family.is_latent() => RotatedShare::Whole,
+            Family::Glm4Moe => RotatedShare::Given(0.5),
             Family::MiniMaxM2 => {
                 let rotated = json.size("rotary_dim")?.unwrap_or(full_dim);
-                Part::Given(rotated as f64 / full_dim as f64)
+                RotatedShare::Given(rotated as f64 / full_dim as f64)
             }
-            _ => Part::Given(1.0),
+            _ => RotatedShare::Given(1.0),
         };
         let shape = Shape { head_dim: full_dim, part, pairs: pairs(family, json)? };
         let full = Rope::read(json, full, theta, shape)?;
@@ -77,13 +77,13 @@ impl Ropes {
 #[derive(Clone, Copy)]
 struct Shape {
     head_dim: usize,
-    part: Part,
+    part: RotatedShare,
     pairs: Pairs,
 }
 
 /// Share of a head that is rotated.
 #[derive(Clone, Copy)]
-enum Part {
+enum RotatedShare {
     /// The whole head, whatever `partial_rotary_factor` says.
     Whole,
     /// That of `partial_rotary_factor`, or this one.
@@ -97,8 +97,8 @@ impl Rope {
         let theta = p.number("rope_theta")?.unwrap_or(theta);
         let kind = p.word("rope_type").or(p.word("type")).unwrap_or("default");
         let part = match shape.part {
-            Part::Whole => 1.0,
-            Part::Given(usual) => {
+            RotatedShare::Whole => 1.0,
+            RotatedShare::Given(usual) => {
                 p.number("partial_rotary_factor")?.or(json.number("partial_rotary_factor")?).unwrap_or(usual)
             }
         };

@@ -39,7 +39,7 @@ static WAITING: AtomicBool = AtomicBool::new(false);
 
 /// Input of the user.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Entry {
+pub enum UserInput {
     /// Line, or lines that are joined by backslashes or were pasted.
     Line(String),
     /// Text between marks, which is never a command.
@@ -87,7 +87,7 @@ impl Editor {
     ///
     /// # Errors
     /// The terminal fails.
-    pub fn read(&mut self) -> Result<Entry> {
+    pub fn read(&mut self) -> Result<UserInput> {
         loop {
             if let Some(helper) = self.inner.helper_mut() {
                 helper.is_empty.set(true);
@@ -99,9 +99,9 @@ impl Editor {
             match read {
                 Ok(text) => return Ok(self.accept(&text)),
                 Err(ReadlineError::Interrupted) => {
-                    return Ok(Entry::Interrupted(self.inner.helper().is_none_or(|helper| helper.is_empty.get())));
+                    return Ok(UserInput::Interrupted(self.inner.helper().is_none_or(|helper| helper.is_empty.get())));
                 }
-                Err(ReadlineError::Eof) => return Ok(Entry::End),
+                Err(ReadlineError::Eof) => return Ok(UserInput::End),
                 Err(ReadlineError::Signal(_)) => {}
                 Err(ReadlineError::Io(e)) if e.kind() == std::io::ErrorKind::InvalidData => {
                     crate::console::note("terminal: found bytes that are not UTF-8, expected text");
@@ -109,7 +109,7 @@ impl Editor {
                 Err(_) => {
                     // The terminal was closed; its SIGHUP may still be on the way.
                     std::thread::sleep(4 * INTERVAL);
-                    return interrupt::check().map(|()| Entry::End);
+                    return interrupt::check().map(|()| UserInput::End);
                 }
             }
         }
@@ -130,7 +130,7 @@ impl Editor {
     }
 
     /// Adds a text to the history and removes its marks and backslashes.
-    fn accept(&mut self, text: &str) -> Entry {
+    fn accept(&mut self, text: &str) -> UserInput {
         // A text that the history does not take is a message all the same.
         let _ = self.remember(text);
         let joined = self.inner.helper().map(|helper| helper.joined.take()).unwrap_or_default();
@@ -139,12 +139,12 @@ impl Editor {
 }
 
 /// Returns the input that a text means; `joined` holds what was typed each time a backslash continued the text.
-fn entry(text: &str, joined: &[String]) -> Entry {
+fn entry(text: &str, joined: &[String]) -> UserInput {
     let trimmed = text.trim();
     let quoted = trimmed.strip_prefix(MARKS).and_then(|rest| rest.strip_suffix(MARKS));
     if let Some(inside) = quoted {
         let inside = inside.strip_prefix('\n').unwrap_or(inside);
-        return Entry::Quoted(inside.strip_suffix('\n').unwrap_or(inside).to_string());
+        return UserInput::Quoted(inside.strip_suffix('\n').unwrap_or(inside).to_string());
     }
     let mut text = text.to_string();
     for typed in joined.iter().rev() {
@@ -157,7 +157,7 @@ fn entry(text: &str, joined: &[String]) -> Entry {
     if trimmed.starts_with('/') && trimmed.ends_with(MARKS) && text.matches(MARKS).count() == 2 {
         text = text.replace(MARKS, "");
     }
-    Entry::Line(text)
+    UserInput::Line(text)
 }
 
 /// Returns true if Enter continues the text instead of sending it.
@@ -251,8 +251,8 @@ mod tests {
 
     #[test]
     fn texts_of_several_lines_lose_their_marks() {
-        let line = |text: &str| Entry::Line(text.into());
-        let quoted = |text: &str| Entry::Quoted(text.into());
+        let line = |text: &str| UserInput::Line(text.into());
+        let quoted = |text: &str| UserInput::Quoted(text.into());
         let cases = [
             ("Hi", &[][..], line("Hi")),
             ("\"\"\"one\ntwo\"\"\"", &[], quoted("one\ntwo")),

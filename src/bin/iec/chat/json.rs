@@ -11,7 +11,7 @@ use iec::files::Stream;
 use iec::generate::Finish;
 use iec::interrupt;
 use iec::session::chat::command::Command;
-use iec::session::chat::{Part, Reply};
+use iec::session::chat::{AnswerPart, Reply};
 use iec::session::prompt_request::PromptRequest;
 use iec::session::prompts;
 use iec::strict_json;
@@ -165,8 +165,8 @@ fn respond(request: Request, talk: &mut Talk) -> Result<bool> {
 
 fn answer(question: Question, talk: &mut Talk) -> Result<()> {
     let reply = talk.answer(question, |part, text| match part {
-        Part::Answer => event("text", json!({"text": text})),
-        Part::Reasoning => event("reasoning", json!({"text": text})),
+        AnswerPart::Answer => event("text", json!({"text": text})),
+        AnswerPart::Reasoning => event("reasoning", json!({"text": text})),
     });
     match reply {
         Ok(reply) => done(talk, &reply),

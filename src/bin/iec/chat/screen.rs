@@ -3,7 +3,7 @@
 use super::flow::Flow;
 use crate::console;
 use iec::error::Result;
-use iec::session::chat::Part;
+use iec::session::chat::AnswerPart;
 use iec::session::chat::settings::Think;
 
 /// Beginning of reasoning on a terminal without colors.
@@ -15,7 +15,7 @@ pub struct AnswerView {
     think: Think,
     colors: bool,
     quiet: bool,
-    part: Option<Part>,
+    part: Option<AnswerPart>,
     /// Flow of the part that is shown, if it goes to a terminal.
     flow: Option<Flow>,
     words: usize,
@@ -32,20 +32,20 @@ impl AnswerView {
     ///
     /// # Errors
     /// Stdout cannot be written.
-    pub fn show(&mut self, part: Part, text: &str) -> Result<()> {
+    pub fn show(&mut self, part: AnswerPart, text: &str) -> Result<()> {
         if self.part != Some(part) {
             self.end_part()?;
             self.begin(part);
         }
         match part {
-            Part::Answer => {
+            AnswerPart::Answer => {
                 self.ends_line = text.ends_with('\n');
                 match &mut self.flow {
                     Some(flow) => console::print_styled(&flow.push(text)),
                     None => console::print_data(text),
                 }
             }
-            Part::Reasoning => {
+            AnswerPart::Reasoning => {
                 self.words += text.split_whitespace().count();
                 if self.think == Think::On && !self.quiet {
                     match &mut self.flow {
@@ -69,15 +69,15 @@ impl AnswerView {
     /// Stdout cannot be written.
     pub fn finish(&mut self) -> Result<()> {
         self.end_part()?;
-        if self.ends_line && self.part == Some(Part::Answer) { Ok(()) } else { console::print_line("") }
+        if self.ends_line && self.part == Some(AnswerPart::Answer) { Ok(()) } else { console::print_line("") }
     }
 
     /// Prints what was held back of the current part, and ends reasoning.
     fn end_part(&mut self) -> Result<()> {
         let rest = self.flow.take().map(Flow::finish).unwrap_or_default();
         match self.part {
-            Some(Part::Answer) => console::print_styled(&rest)?,
-            Some(Part::Reasoning) => {
+            Some(AnswerPart::Answer) => console::print_styled(&rest)?,
+            Some(AnswerPart::Reasoning) => {
                 console::note_styled(&rest);
                 self.end_reasoning();
             }
@@ -86,16 +86,18 @@ impl AnswerView {
         Ok(())
     }
 
-    fn begin(&mut self, part: Part) {
+    fn begin(&mut self, part: AnswerPart) {
         self.part = Some(part);
         self.flow = match part {
-            Part::Answer => console::columns_of(std::io::stdout()).map(|columns| Flow::new(columns, 0, self.colors)),
-            Part::Reasoning => {
+            AnswerPart::Answer => {
+                console::columns_of(std::io::stdout()).map(|columns| Flow::new(columns, 0, self.colors))
+            }
+            AnswerPart::Reasoning => {
                 let before = if self.colors { 0 } else { REASONING.len() };
                 console::columns_of(std::io::stderr()).map(|columns| Flow::new(columns, before, false))
             }
         };
-        if part == Part::Reasoning && !self.quiet {
+        if part == AnswerPart::Reasoning && !self.quiet {
             match self.think {
                 Think::On if self.colors => console::note_style(console::DIM),
                 Think::On => console::note_part(REASONING),

@@ -13,7 +13,7 @@ use iec::output::Inputs;
 use iec::session::Session;
 use iec::session::chat::command::{COMMANDS, Command, nearest};
 use iec::session::chat::settings::{NAMES, Settings};
-use iec::session::chat::{ChatOptions, Conversation, History, Part, Reply};
+use iec::session::chat::{AnswerPart, ChatOptions, Conversation, History, Reply};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -58,7 +58,7 @@ pub enum Done {
 impl Talk {
     /// Answers a question; `sink` shows the text. An interrupt ends the answer and not the process, if the options
     /// keep interrupted answers.
-    pub fn answer(&mut self, question: Question, sink: impl FnMut(Part, &str) -> Result<()>) -> Result<Reply> {
+    pub fn answer(&mut self, question: Question, sink: impl FnMut(AnswerPart, &str) -> Result<()>) -> Result<Reply> {
         let Talk { session, conversation, settings, options, .. } = self;
         let reply = match question {
             Question::Message(text) => conversation.answer(text, session, settings, options, sink),
@@ -341,7 +341,7 @@ pub fn goes_on(error: &Error) -> bool {
 }
 
 fn help() -> Vec<String> {
-    let row = |row: &iec::session::chat::command::Row| {
+    let row = |row: &iec::session::chat::command::CommandRow| {
         let call = format!("/{} {}", row.names[0], row.arguments);
         let others: Vec<String> = row.names[1..].iter().map(|name| format!("/{name}")).collect();
         let also = if others.is_empty() { String::new() } else { format!(" ({})", others.join(", ")) };

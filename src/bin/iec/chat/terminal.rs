@@ -1,6 +1,6 @@
 //! Conversation on a terminal.
 
-use super::editor::{Editor, Entry};
+use super::editor::{Editor, UserInput};
 use super::screen::AnswerView;
 use super::talk::{Done, Question, Talk, goes_on, names_model};
 use super::{Start, external};
@@ -29,20 +29,20 @@ pub fn hold(start: &Start<'_>, talk: &mut Talk, editor: &mut Editor, global: &Gl
     loop {
         interrupt::take_interrupt();
         let entry = editor.read()?;
-        if entry == Entry::Interrupted(true) && about_to_leave {
+        if entry == UserInput::Interrupted(true) && about_to_leave {
             return Ok(());
         }
-        about_to_leave = entry == Entry::Interrupted(true);
+        about_to_leave = entry == UserInput::Interrupted(true);
         let input = match entry {
-            Entry::End => return Ok(()),
-            Entry::Interrupted(empty) => {
+            UserInput::End => return Ok(()),
+            UserInput::Interrupted(empty) => {
                 if empty {
                     console::note("to leave, press Ctrl-C once more or Ctrl-D, or type /exit");
                 }
                 continue;
             }
-            Entry::Quoted(text) => Ok(Input::Message(text)),
-            Entry::Line(text) => parse(&text),
+            UserInput::Quoted(text) => Ok(Input::Message(text)),
+            UserInput::Line(text) => parse(&text),
         };
         let next = match input {
             Ok(Input::Message(text)) if text.trim().is_empty() => Ok(Next::Read),

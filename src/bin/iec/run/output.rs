@@ -6,7 +6,7 @@ use iec::error::{Error, Result};
 use iec::generate::sampler::Candidate;
 use iec::generate::text::Tokenizer;
 use iec::generate::{Event, Finish, Request};
-use iec::report::measurement::Line;
+use iec::report::measurement::MeasurementLine;
 use iec::session::request::Progress;
 use iec::session::trace::Trace;
 use iec::session::{Generation, Metrics, Session};
@@ -132,7 +132,7 @@ pub fn logprobs(likely: Option<Vec<Likely>>, texts: usize, tokenizer: Option<&To
 
 /// Prints the JSON line with `json`, and otherwise the probabilities for people, if there are any; then notes the
 /// statistics.
-pub fn show(line: &Line, logprobs: &[Option<Value>], json: bool, global: &Global) -> Result<()> {
+pub fn show(line: &MeasurementLine, logprobs: &[Option<Value>], json: bool, global: &Global) -> Result<()> {
     match json {
         true => console::print_json(line)?,
         false => print_logprobs(logprobs),

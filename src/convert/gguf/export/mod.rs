@@ -228,7 +228,7 @@ fn tokenizer(reader: &IebinReader, config: &ModelConfig, options: &ExportOptions
         Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
     };
     let (template, tool_template) = (template("chat_template.jinja")?, template(TOOL_TEMPLATE_NAME)?);
-    let source = tokenizer_out::Source {
+    let source = tokenizer_out::TokenizerSource {
         tokenizer: &tokenizer,
         config: &settings,
         template: template.as_deref(),

@@ -1,7 +1,7 @@
 //! Plans an export: the tensors of the GGUF file, their types, and their sources in the pack,
 //! before any weight is read.
 
-use super::super::config_out::Description;
+use super::super::config_out::GgufDescription;
 use super::super::family::Family;
 use super::super::heads::{HeadBlock, fill_heads};
 use super::super::names::{MappedTensor, RowOrder, is_vector, map};
@@ -58,7 +58,7 @@ impl<'a> ExportSource<'a> {
         Ok(ExportSource { reader, options, expected, mapped })
     }
 
-    pub(super) fn plan(&self, description: &Description) -> Result<Vec<ExportedTensor>> {
+    pub(super) fn plan(&self, description: &GgufDescription) -> Result<Vec<ExportedTensor>> {
         let positions: BTreeMap<&str, usize> =
             self.reader.entries().iter().enumerate().map(|(i, e)| (e.name.as_str(), i)).collect();
         let mut all = Vec::new();

@@ -11,7 +11,7 @@ use super::select::{OuterStorage, Selection, SelectionOptions};
 use super::weights::{Tensor, Weights};
 use crate::calibration::Calibration;
 use crate::convert::digest::hash_file;
-use crate::convert::dry_run::{DryRun, Row, in_words};
+use crate::convert::dry_run::{DryRun, TensorRow, in_words};
 use crate::convert::executor::{Conversion, Finished, Made, Task, TaskOutput};
 use crate::convert::guidance;
 use crate::convert::source::foreign;
@@ -43,8 +43,8 @@ pub const SCALES_NAME: &str = "model.q4.scales.fp16.bin";
 /// File name of the manifest.
 pub const MANIFEST_NAME: &str = manifest::EXPANDED_NAME;
 /// The three files as an output that is replaced at once.
-const OUTPUT: swap::Kind =
-    swap::Kind { lead: MANIFEST_NAME, members: &[CODES_NAME, SCALES_NAME], obsolete: |_| Vec::new() };
+const OUTPUT: swap::OutputKind =
+    swap::OutputKind { lead: MANIFEST_NAME, members: &[CODES_NAME, SCALES_NAME], obsolete: |_| Vec::new() };
 
 /// Options of [`write()`].
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -104,7 +104,7 @@ pub struct Q4Summary {
 /// kept for the next run.
 pub fn write(options: &Q4Options) -> Result<Q4Summary> {
     swap::recover(&options.out_dir, OUTPUT)?;
-    let inputs = Inputs::open(options)?;
+    let inputs = Q4Inputs::open(options)?;
     let make = |item: usize, out: &mut TaskOutput<'_>| inputs.make(&inputs.layout.tensors[item], out);
     let mut files = Vec::new();
     let finished = inputs.conversion()?.run(make, |job, opened, finished| {
@@ -120,8 +120,8 @@ pub fn write(options: &Q4Options) -> Result<Q4Summary> {
 /// The errors of [`write()`] that are known before the work begins. A disk without enough free space is not an error
 /// here.
 pub fn dry_run(options: &Q4Options) -> Result<DryRun> {
-    let inputs = Inputs::open(options)?;
-    let row = |(tensor, entry): &(Tensor, TensorEntry)| Row {
+    let inputs = Q4Inputs::open(options)?;
+    let row = |(tensor, entry): &(Tensor, TensorEntry)| TensorRow {
         name: tensor.name.clone(),
         shape: tensor.shape.clone(),
         source: tensor.store.name(),
@@ -136,7 +136,7 @@ pub fn dry_run(options: &Q4Options) -> Result<DryRun> {
 }
 
 /// Opened inputs, and the layout of the output that follows from them.
-struct Inputs<'a> {
+struct Q4Inputs<'a> {
     options: &'a Q4Options,
     weights: Weights,
     selection: Selection,
@@ -144,8 +144,8 @@ struct Inputs<'a> {
     layout: Q4Layout,
 }
 
-impl<'a> Inputs<'a> {
-    fn open(options: &'a Q4Options) -> Result<Inputs<'a>> {
+impl<'a> Q4Inputs<'a> {
+    fn open(options: &'a Q4Options) -> Result<Q4Inputs<'a>> {
         foreign::refuse(&options.hf_dir)?;
         refuse_within(&options.hf_dir, &options.out_dir).help("choose another --out-dir")?;
         // Without a manifest only the matrices of the layers are quantized, as the predecessor did.
@@ -163,7 +163,7 @@ impl<'a> Inputs<'a> {
         let layout = Q4Layout::new(&weights, &selection)?;
         let document = selection.manifest().map(|m| m.document());
         let calibration = guidance::open(document, options.calibration.as_deref())?;
-        Ok(Inputs { options, weights, selection, calibration, layout })
+        Ok(Q4Inputs { options, weights, selection, calibration, layout })
     }
 
     /// Returns the fingerprint of the work.

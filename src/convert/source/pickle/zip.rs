@@ -24,13 +24,13 @@ pub(super) struct Archive<'a> {
     file: &'a dyn ReadAt,
     /// Position of the directory; the data of every entry ends before it.
     directory: u64,
-    entries: HashMap<String, Entry>,
+    entries: HashMap<String, ZipEntry>,
     /// Folder that contains all entries, with a trailing slash.
     folder: String,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Entry {
+struct ZipEntry {
     stored: bool,
     nbytes: u64,
     crc32: u32,
@@ -49,7 +49,7 @@ impl<'a> Archive<'a> {
         let mut entries = HashMap::new();
         let mut rest = bytes.as_slice();
         for _ in 0..count {
-            budget.charge::<[(String, Entry); 2]>(1)?;
+            budget.charge::<[(String, ZipEntry); 2]>(1)?;
             let (name, entry, after) = central(rest)?;
             budget.charge::<u8>(name.len())?;
             if entries.insert(name.clone(), entry).is_some() {
@@ -100,7 +100,7 @@ impl<'a> Archive<'a> {
         Ok(Checksum { crc32: self.entries[&name].crc32, name, range: start..start + nbytes })
     }
 
-    fn data(&self, entry: &Entry) -> Result<(u64, u64)> {
+    fn data(&self, entry: &ZipEntry) -> Result<(u64, u64)> {
         let header = self.file.read_vec(entry.header, LOCAL_BYTES)?;
         if header[..4] != LOCAL {
             return Err(damaged("no header at the position in the directory"));
@@ -164,7 +164,7 @@ fn locator(file: &dyn ReadAt, end: u64) -> Result<Option<u64>> {
 }
 
 /// Parses the first entry of the directory; returns its name, the entry, and the remaining bytes.
-fn central(bytes: &[u8]) -> Result<(String, Entry, &[u8])> {
+fn central(bytes: &[u8]) -> Result<(String, ZipEntry, &[u8])> {
     let short = || damaged("the directory ends within an entry");
     let (record, rest) = bytes.split_at_checked(CENTRAL_BYTES).ok_or_else(short)?;
     if record[..4] != CENTRAL {
@@ -183,7 +183,7 @@ fn central(bytes: &[u8]) -> Result<(String, Entry, &[u8])> {
     let packed = number(u32_at(record, 20)).ok_or_else(short)?;
     let header = number(u32_at(record, 42)).ok_or_else(short)?;
     let stored = method == 0 && flags & 1 == 0 && packed == unpacked;
-    Ok((name.to_string(), Entry { stored, nbytes: unpacked, crc32: u32_at(record, 16), header }, after))
+    Ok((name.to_string(), ZipEntry { stored, nbytes: unpacked, crc32: u32_at(record, 16), header }, after))
 }
 
 /// Returns the numbers of the zip64 field among the extra fields of an entry.
@@ -201,7 +201,7 @@ fn zip64(mut extra: &[u8]) -> impl Iterator<Item = u64> {
 }
 
 /// Returns the folder that contains `data.pkl`.
-fn folder(entries: &HashMap<String, Entry>) -> Result<String> {
+fn folder(entries: &HashMap<String, ZipEntry>) -> Result<String> {
     let mut folders = entries.keys().filter_map(|name| name.strip_suffix("data.pkl")).filter(|folder| {
         let Some(name) = folder.strip_suffix('/') else { return folder.is_empty() };
         !name.contains('/')

@@ -1,6 +1,6 @@
 //! Kernel for tiles times float activations.
 
-use super::super::kernels::{Kernel, Part, Tiles, kind, with_const, with_kind};
+use super::super::kernels::{Kernel, Rectangle, Tiles, kind, with_const, with_kind};
 use super::isa::{Isa, Piece, Routine};
 use crate::scheme::{BLOCK, TILE_ROWS};
 
@@ -12,7 +12,7 @@ pub(super) const fn kernel<I: Isa>() -> Kernel {
 
 /// # Safety
 /// Same as [`super::super::kernels::PartFn`].
-unsafe fn tile<I: Isa>(part: &Part<'_>, out: &mut [f32]) {
+unsafe fn tile<I: Isa>(part: &Rectangle<'_>, out: &mut [f32]) {
     let tiles = Tiles::of(part);
     with_kind!(tiles.layout, KIND, {
         with_const!(part.items, [1 2], T, T <= I::FLOAT.0, {

@@ -4,7 +4,7 @@
 //! each word of activations, one line per tile. Its scales are floats, one line per tile for each run of blocks.
 
 use super::super::acts::{GROUP_BLOCKS, Line};
-use super::super::kernels::{Part, Tiles, kind, with_const, with_kind};
+use super::super::kernels::{Rectangle, Tiles, kind, with_const, with_kind};
 use super::super::panel::{Panel, PanelKernel, Turn};
 use super::integer::{Codes, Runs, Width, broadcast, product, shape};
 use super::isa::{Isa, PanelShape, Piece, Routine};
@@ -27,7 +27,7 @@ pub(super) const fn kernel<I: Isa, W: Width>() -> Option<PanelKernel> {
 
 /// # Safety
 /// Same as [`PanelKernel::run`].
-unsafe fn run<I: Isa, W: Width>(part: &Part<'_>, panel: &mut Panel, turn: Turn, out: &mut [f32]) {
+unsafe fn run<I: Isa, W: Width>(part: &Rectangle<'_>, panel: &mut Panel, turn: Turn, out: &mut [f32]) {
     let layout = part.layout();
     if turn == Turn::First {
         let tiles = Tiles::of(part);
@@ -59,7 +59,7 @@ unsafe fn run<I: Isa, W: Width>(part: &Part<'_>, panel: &mut Panel, turn: Turn, 
 /// # Safety
 /// Same as [`PanelKernel::run`].
 unsafe fn of_kind<I: Isa, W: Width, const KIND: u8, const FUSED: bool>(
-    part: &Part<'_>,
+    part: &Rectangle<'_>,
     panel: &mut Panel,
     out: &mut [f32],
 ) {
@@ -77,7 +77,7 @@ unsafe fn of_kind<I: Isa, W: Width, const KIND: u8, const FUSED: bool>(
 /// # Safety
 /// Same as [`PanelKernel::run`].
 unsafe fn sized<I: Isa, W: Width, const KIND: u8, const FUSED: bool, const RUN: usize>(
-    part: &Part<'_>,
+    part: &Rectangle<'_>,
     panel: &mut Panel,
     out: &mut [f32],
 ) {
@@ -139,7 +139,7 @@ impl<W: Width, const KIND: u8, const N: usize> Routine for Unpack<'_, W, KIND, N
 /// Product of a panel of `N` vectors of rows with `C` columns, in runs of `RUN` blocks; `FUSED` unpacks the panel in
 /// the same pass.
 struct PanelProduct<'a, W, const KIND: u8, const FUSED: bool, const RUN: usize, const N: usize, const C: usize> {
-    part: &'a Part<'a>,
+    part: &'a Rectangle<'a>,
     panel: &'a mut Panel,
     out: &'a mut [f32],
     width: PhantomData<W>,
@@ -374,7 +374,7 @@ impl<'a, I: Isa, const N: usize> Packed<'a, I, N> {
     }
 }
 
-/// Position in [`Part::next`], which is prefetched into the second-level cache while other tiles are multiplied.
+/// Position in [`Rectangle::next`], which is prefetched into the second-level cache while other tiles are multiplied.
 pub(in super::super) struct NextTiles {
     next: *const u8,
     until: *const u8,
@@ -385,7 +385,7 @@ pub(in super::super) struct NextTiles {
 impl NextTiles {
     /// Divides the weights into this many equal shares.
     #[inline(always)]
-    pub fn of(part: &Part<'_>, shares: usize) -> NextTiles {
+    pub fn of(part: &Rectangle<'_>, shares: usize) -> NextTiles {
         let step = part.next.len().div_ceil(shares.max(1)).next_multiple_of(64);
         let next = part.next.as_ptr_range();
         NextTiles { next: next.start, until: next.end, step }

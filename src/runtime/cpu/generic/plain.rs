@@ -6,7 +6,7 @@
 //! is divided, and the 16 partial sums of each output are kept in memory in between. This changes no bit, because
 //! every lane continues where it stopped.
 
-use super::super::kernels::{AHEAD, Part, whole_or_single, with_const};
+use super::super::kernels::{AHEAD, Rectangle, whole_or_single, with_const};
 use super::super::matrix::MatrixStore;
 use super::super::sink::Sink;
 use super::isa::{Isa, Routine};
@@ -52,7 +52,7 @@ struct Sums([[f32; 16]; STRIPE * MAX_COLS]);
 ///
 /// # Safety
 /// Same as [`super::super::kernels::PlainFn`].
-pub(super) unsafe fn plain<I: Isa>(part: &Part<'_>, sink: &Sink<'_>) {
+pub(super) unsafe fn plain<I: Isa>(part: &Rectangle<'_>, sink: &Sink<'_>) {
     let mut sums = Sums([[0.0; 16]; STRIPE * MAX_COLS]);
     // SAFETY: `run` requires the same as this function.
     unsafe {
@@ -69,10 +69,10 @@ pub(super) unsafe fn plain<I: Isa>(part: &Part<'_>, sink: &Sink<'_>) {
 ///
 /// # Safety
 /// Same as [`super::super::kernels::PlainFn`].
-pub(super) unsafe fn bf16<I: Isa>(part: &Part<'_>, sink: &Sink<'_>) {
+pub(super) unsafe fn bf16<I: Isa>(part: &Rectangle<'_>, sink: &Sink<'_>) {
     let mut sums = Sums([[0.0; 16]; STRIPE * MAX_COLS]);
     for col in (part.col..part.col + part.cols).step_by(I::PLAIN.1) {
-        let part = Part { col, cols: I::PLAIN.1.min(part.col + part.cols - col), ..*part };
+        let part = Rectangle { col, cols: I::PLAIN.1.min(part.col + part.cols - col), ..*part };
         // SAFETY: `run` requires the same as this function; the columns lie inside the part.
         unsafe {
             if I::BF16_DOTS && part.stays_normal() {
@@ -88,11 +88,11 @@ pub(super) unsafe fn bf16<I: Isa>(part: &Part<'_>, sink: &Sink<'_>) {
 ///
 /// # Safety
 /// Same as [`super::super::kernels::PlainFn`].
-unsafe fn run<I: Isa, const FORM: u8>(part: &Part<'_>, sink: &Sink<'_>, sums: &mut Sums) {
+unsafe fn run<I: Isa, const FORM: u8>(part: &Rectangle<'_>, sink: &Sink<'_>, sums: &mut Sums) {
     for col in (part.col..part.col + part.cols).step_by(I::PLAIN.1) {
         let cols = I::PLAIN.1.min(part.col + part.cols - col);
         for item in (part.item..part.item + part.items).step_by(STRIPE) {
-            let stripe = Part { item, items: STRIPE.min(part.item + part.items - item), col, cols, ..*part };
+            let stripe = Rectangle { item, items: STRIPE.min(part.item + part.items - item), col, cols, ..*part };
             // SAFETY: the stripe lies inside the part.
             unsafe { run_stripe::<I, FORM>(&stripe, &mut sums.0, sink) };
         }
@@ -101,7 +101,7 @@ unsafe fn run<I: Isa, const FORM: u8>(part: &Part<'_>, sink: &Sink<'_>, sums: &m
 
 /// # Safety
 /// Same as [`run`], for a part of one stripe and the columns of one rectangle.
-unsafe fn run_stripe<I: Isa, const FORM: u8>(part: &Part<'_>, sums: &mut [[f32; 16]], sink: &Sink<'_>) {
+unsafe fn run_stripe<I: Isa, const FORM: u8>(part: &Rectangle<'_>, sums: &mut [[f32; 16]], sink: &Sink<'_>) {
     with_const!(part.cols, [1 2 3 4 5 6], C, C <= I::PLAIN.1, {
         // SAFETY: the caller guarantees the instruction set, and a part inside matrix, activations and sink.
         unsafe { I::enter(Stripe::<FORM, C> { part, sums, sink }) }
@@ -111,7 +111,7 @@ unsafe fn run_stripe<I: Isa, const FORM: u8>(part: &Part<'_>, sums: &mut [[f32; 
 /// Product of the rows of a stripe with `C` columns, all in one function: selecting a function for each rectangle
 /// would take 2 % of the time.
 struct Stripe<'a, const FORM: u8, const C: usize> {
-    part: &'a Part<'a>,
+    part: &'a Rectangle<'a>,
     sums: &'a mut [[f32; 16]],
     sink: &'a Sink<'a>,
 }
@@ -134,7 +134,7 @@ impl<const FORM: u8, const C: usize> Routine for Stripe<'_, FORM, C> {
         for from in (0..k.max(1)).step_by(depth) {
             let range = from..(from + depth).min(k);
             for (r, items) in whole_or_single(0..part.items, step) {
-                let rows = Part { item: part.item + r, items, ..*part };
+                let rows = Rectangle { item: part.item + r, items, ..*part };
                 with_const!(rows.items, [1 2 4], R, R == 1 || R == I::PLAIN.0, {
                     // SAFETY: the range lies inside K.
                     unsafe { rectangle::<I, FORM, R, C>(isa, &rows, range.clone(), &mut sums[r..]) };
@@ -160,7 +160,7 @@ impl<const FORM: u8, const C: usize> Routine for Stripe<'_, FORM, C> {
 #[inline(always)]
 unsafe fn rectangle<I: Isa, const FORM: u8, const R: usize, const C: usize>(
     isa: I,
-    part: &Part<'_>,
+    part: &Rectangle<'_>,
     k: Range<usize>,
     sums: &mut [[f32; 16]],
 ) {

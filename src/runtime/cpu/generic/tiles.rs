@@ -1,7 +1,7 @@
 //! Kernel for integer products whose weights are unpacked in registers, once for all columns of a rectangle.
 
 use super::super::acts::GROUP_BLOCKS;
-use super::super::kernels::{Kernel, MAX_OUT, Part, Tiles, kind, with_const, with_kind};
+use super::super::kernels::{Kernel, MAX_OUT, Rectangle, Tiles, kind, with_const, with_kind};
 use super::integer::{Runs, Width, broadcast, product, shape};
 use super::isa::{Isa, Piece, Routine};
 use super::panel;
@@ -24,7 +24,7 @@ pub(in super::super) const fn kernel<I: Isa, W: Width>() -> Kernel {
 
 /// # Safety
 /// Same as [`super::super::kernels::PartFn`].
-unsafe fn tile<I: Isa, W: Width>(part: &Part<'_>, out: &mut [f32]) {
+unsafe fn tile<I: Isa, W: Width>(part: &Rectangle<'_>, out: &mut [f32]) {
     let tiles = Tiles::of(part);
     with_kind!(tiles.layout, KIND, {
         with_const!(part.cols, [1 2 3 4 5 6 7 8 9 10 11], C, C <= shape::<I, W>().cols, {

@@ -22,7 +22,7 @@ pub struct Cache {
     /// Limit if the user has set none: 7/8 of the memory that was left when the cache was created. Matrices that are in
     /// use at the same time, and hot ones, may exceed it.
     default_limit: Option<u64>,
-    state: Mutex<State>,
+    state: Mutex<CacheState>,
 }
 
 /// Counters of rebuilt weights.
@@ -41,7 +41,7 @@ pub struct Rebuilds {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct CacheState {
     slots: HashMap<Key, Slot>,
     /// Number of requests so far.
     clock: u64,
@@ -51,7 +51,7 @@ struct State {
 #[derive(Debug)]
 struct Slot {
     matrix: Arc<Matrix>,
-    /// Value of `State::clock` at the last use.
+    /// Value of `CacheState::clock` at the last use.
     used: u64,
     hot: bool,
 }
@@ -105,7 +105,7 @@ impl Cache {
         Ok(matrix)
     }
 
-    fn make_room(&self, state: &mut State, bytes: u64) -> Result<()> {
+    fn make_room(&self, state: &mut CacheState, bytes: u64) -> Result<()> {
         let limit = self.limit();
         while state.rebuilds.kept_bytes + bytes > limit {
             let idle = state.slots.iter().filter(|(_, slot)| !slot.hot && Arc::strong_count(&slot.matrix) == 1);

@@ -6,7 +6,7 @@ use crate::serve::api::answer::{Usage, failure, finish_reason};
 use crate::serve::api::error::{ApiError, ApiResult};
 use crate::serve::api::form::{Events, Form};
 use crate::serve::api::job::Named;
-use crate::serve::api::parts::{Change, Kind, Part, Parts};
+use crate::serve::api::parts::{Change, OutputPart, PartKind, Parts};
 use crate::serve::api::prepare::{Plan, Prepared};
 use crate::serve::reply::{Done, Token};
 use serde_json::{Value, json};
@@ -72,13 +72,13 @@ impl AnthropicMessage {
         for change in changes {
             match change {
                 Change::Begin(part) => {
-                    let empty = Part { text: String::new(), ..self.parts.list()[part].clone() };
+                    let empty = OutputPart { text: String::new(), ..self.parts.list()[part].clone() };
                     event(events, "content_block_start", || json!({"index": part, "content_block": block(&empty)}));
                 }
                 Change::Add(part, text) => self.delta(part, &text, events),
                 Change::End(part) => {
                     // Clients keep a thinking block for the next request when its signature has come.
-                    if self.parts.list()[part].kind == Kind::Reasoning {
+                    if self.parts.list()[part].kind == PartKind::Reasoning {
                         let delta = json!({"type": "signature_delta", "signature": ""});
                         event(events, "content_block_delta", || json!({"index": part, "delta": delta}));
                     }
@@ -90,9 +90,9 @@ impl AnthropicMessage {
 
     fn delta(&self, part: usize, text: &str, events: &mut Events) {
         let delta = match self.parts.list()[part].kind {
-            Kind::Reasoning => json!({"type": "thinking_delta", "thinking": text}),
-            Kind::Text => json!({"type": "text_delta", "text": text}),
-            Kind::Call { .. } => json!({"type": "input_json_delta", "partial_json": text}),
+            PartKind::Reasoning => json!({"type": "thinking_delta", "thinking": text}),
+            PartKind::Text => json!({"type": "text_delta", "text": text}),
+            PartKind::Call { .. } => json!({"type": "input_json_delta", "partial_json": text}),
         };
         event(events, "content_block_delta", || json!({"index": part, "delta": delta}));
     }
@@ -110,11 +110,11 @@ fn event(events: &mut Events, name: &str, content: impl FnOnce() -> Value) {
 }
 
 /// Returns a content block. Arguments that were cut are no JSON; the block then has none.
-fn block(part: &Part) -> Value {
+fn block(part: &OutputPart) -> Value {
     match &part.kind {
-        Kind::Reasoning => json!({"type": "thinking", "thinking": part.text, "signature": ""}),
-        Kind::Text => json!({"type": "text", "text": part.text}),
-        Kind::Call { id, name } => {
+        PartKind::Reasoning => json!({"type": "thinking", "thinking": part.text, "signature": ""}),
+        PartKind::Text => json!({"type": "text", "text": part.text}),
+        PartKind::Call { id, name } => {
             let input = serde_json::from_str(&part.text).ok().filter(Value::is_object).unwrap_or_else(|| json!({}));
             json!({"type": "tool_use", "id": id, "name": name, "input": input})
         }

@@ -7,7 +7,7 @@ mod request;
 use super::body::Body;
 use super::error::{ApiError, ApiResult};
 use super::job::Job;
-use super::prepare::Source;
+use super::prepare::PromptSource;
 use super::settings::Limits;
 use form::AnthropicMessage;
 use request::MessagesRequest;
@@ -39,6 +39,6 @@ pub fn read(body: &mut Body, limits: &Limits) -> ApiResult<Job> {
 ///
 /// # Errors
 /// A field has a wrong value, or needs something that this server does not have.
-pub fn read_count(body: &mut Body, limits: &Limits) -> ApiResult<Source> {
+pub fn read_count(body: &mut Body, limits: &Limits) -> ApiResult<PromptSource> {
     Ok(MessagesRequest::take(body, limits)?.source)
 }

@@ -7,7 +7,7 @@ use crate::serve::api::chat::{Tools, read_tools};
 use crate::serve::api::error::{ApiError, ApiResult};
 use crate::serve::api::object::{Object, list};
 use crate::serve::api::other_fields::Api;
-use crate::serve::api::prepare::{Conversation, Source};
+use crate::serve::api::prepare::{Conversation, PromptSource};
 use crate::serve::api::settings::{Limits, Settings, of_format, take_stop};
 use serde_json::{Map, Value, json};
 
@@ -18,7 +18,7 @@ const MOST_TOOLS: usize = 1024;
 #[derive(Debug)]
 pub struct MessagesRequest {
     /// The conversation.
-    pub source: Source,
+    pub source: PromptSource,
     /// Settings.
     pub settings: Settings,
     /// Largest number of tokens of the answer.
@@ -62,7 +62,7 @@ impl MessagesRequest {
             choice,
             parallel,
         };
-        Ok(MessagesRequest { source: Source::Chat(Box::new(chat)), settings, max_tokens })
+        Ok(MessagesRequest { source: PromptSource::Chat(Box::new(chat)), settings, max_tokens })
     }
 }
 

@@ -24,7 +24,7 @@ fn fields_become_messages_tools_and_variables() {
             "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {"type": "object"}}}}"#,
     )
     .unwrap();
-    let Source::Chat(chat) = &request.source else { panic!("found {:?}", request.source) };
+    let PromptSource::Chat(chat) = &request.source else { panic!("found {:?}", request.source) };
     let function = json!({"name": "f", "description": "d", "parameters": {"type": "object"}});
     assert_eq!(chat.options.tools, Some(json!([{"type": "function", "function": function}])));
     assert_eq!(json!(chat.options.variables), json!({"enable_thinking": false, "reasoning_effort": "low"}));

@@ -5,7 +5,7 @@ use crate::generate::text::strftime;
 use crate::serve::api::answer::{Usage, failure, finish_reason};
 use crate::serve::api::error::{ApiError, ApiResult};
 use crate::serve::api::form::{Events, Form, Framing};
-use crate::serve::api::parts::{Change, Kind as PartKind, Part, Parts};
+use crate::serve::api::parts::{Change, OutputPart, PartKind, Parts};
 use crate::serve::api::prepare::Prepared;
 use crate::serve::api::style::Style;
 use crate::serve::reply::{Done, Token};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Endpoint of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum Endpoint {
     /// `/api/chat`, whose answers are messages.
     Chat,
     /// `/api/generate`, whose answers are texts.
@@ -23,7 +23,7 @@ pub enum Kind {
 
 /// Answer of either endpoint.
 pub struct Answer {
-    kind: Kind,
+    kind: Endpoint,
     /// Name of the model, as the client wrote it.
     model: String,
     parts: Parts,
@@ -37,7 +37,7 @@ pub struct Answer {
 
 impl Answer {
     /// Creates the answer to a request that was prepared.
-    pub fn of(kind: Kind, model: String, unloads: bool, prepared: &mut Prepared) -> Answer {
+    pub fn of(kind: Endpoint, model: String, unloads: bool, prepared: &mut Prepared) -> Answer {
         let usage = Usage { prompt: prepared.prompts.first().map_or(0, Vec::len), ..Usage::default() };
         let parts = Parts::new(prepared.parsers.pop());
         let (prefill, decode) = (Duration::ZERO, Duration::ZERO);
@@ -49,8 +49,8 @@ impl Answer {
     fn object(&self, text: &str, thinking: &str, calls: &[Value]) -> Value {
         let mut object = json!({"model": self.model, "created_at": now(), "done": false});
         let mut message = match self.kind {
-            Kind::Chat => json!({"role": "assistant", "content": text}),
-            Kind::Generate => json!({"response": text}),
+            Endpoint::Chat => json!({"role": "assistant", "content": text}),
+            Endpoint::Generate => json!({"response": text}),
         };
         if !thinking.is_empty() {
             message["thinking"] = json!(thinking);
@@ -59,7 +59,7 @@ impl Answer {
             message["tool_calls"] = json!(calls);
         }
         match (self.kind, object.as_object_mut(), message) {
-            (Kind::Generate, Some(members), Value::Object(message)) => members.extend(message),
+            (Endpoint::Generate, Some(members), Value::Object(message)) => members.extend(message),
             (_, Some(members), message) => _ = members.insert("message".into(), message),
             (_, None, _) => {}
         }
@@ -110,7 +110,7 @@ impl Answer {
 }
 
 /// Returns the object of a call; `None` for another part. Arguments that were cut are no JSON; the call then has none.
-fn call(part: &Part) -> Option<Value> {
+fn call(part: &OutputPart) -> Option<Value> {
     let PartKind::Call { id, name } = &part.kind else { return None };
     let arguments = serde_json::from_str(&part.text).ok().filter(Value::is_object).unwrap_or_else(|| json!({}));
     Some(json!({"id": id, "function": {"name": name, "arguments": arguments}}))

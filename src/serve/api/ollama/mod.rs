@@ -10,12 +10,12 @@ use super::body::Body;
 use super::chat::ChatRequest;
 use super::error::ApiResult;
 use super::job::Job;
-use super::prepare::{Conversation, Source};
+use super::prepare::{Conversation, PromptSource};
 use super::settings::{Limits, Settings};
 use crate::generate::text::{Message, RenderOptions};
 use crate::session::infill::Gap;
 use crate::tools::ToolChoice;
-use form::{Answer, Kind};
+use form::{Answer, Endpoint};
 use request::KeepAlive;
 use serde_json::json;
 use std::time::Duration;
@@ -28,11 +28,11 @@ pub fn chat(body: &mut Body, limits: &Limits) -> ApiResult<Job> {
     let keep_alive = request::translate(body, limits)?;
     let messages = request::messages(body)?;
     if messages.is_empty() {
-        return only_loads(body, limits, Kind::Chat, keep_alive);
+        return only_loads(body, limits, Endpoint::Chat, keep_alive);
     }
     body.set("messages", json!(messages));
     let ChatRequest { source, settings, max_tokens, .. } = ChatRequest::take(body, limits)?;
-    Ok(job(vec![source], settings, max_tokens, Kind::Chat, keep_alive))
+    Ok(job(vec![source], settings, max_tokens, Endpoint::Chat, keep_alive))
 }
 
 /// Reads a request of `/api/generate`.
@@ -48,7 +48,7 @@ pub fn generate(body: &mut Body, limits: &Limits) -> ApiResult<Job> {
     let suffix = body.text("suffix")?.filter(|text| !text.is_empty());
     let prompt = request::prompt(body)?;
     if prompt.is_empty() && suffix.is_none() {
-        return only_loads(body, limits, Kind::Generate, keep_alive);
+        return only_loads(body, limits, Endpoint::Generate, keep_alive);
     }
     let max_tokens = body.count("max_tokens", 1, usize::MAX)?;
     let variables = body.object("chat_template_kwargs")?.unwrap_or_default();
@@ -65,21 +65,27 @@ pub fn generate(body: &mut Body, limits: &Limits) -> ApiResult<Job> {
         parallel: false,
     });
     let source = match (suffix, raw, system) {
-        (Some(suffix), _, _) => Source::Gap(Box::new(Gap { prefix: prompt, suffix, ..Gap::default() })),
-        (None, true, _) => Source::Text(prompt, true),
-        (None, false, None) => Source::TextOrChat(prompt, chat),
-        (None, false, Some(_)) => Source::Chat(chat),
+        (Some(suffix), _, _) => PromptSource::Gap(Box::new(Gap { prefix: prompt, suffix, ..Gap::default() })),
+        (None, true, _) => PromptSource::Text(prompt, true),
+        (None, false, None) => PromptSource::TextOrChat(prompt, chat),
+        (None, false, Some(_)) => PromptSource::Chat(chat),
     };
-    Ok(job(vec![source], settings, max_tokens, Kind::Generate, keep_alive))
+    Ok(job(vec![source], settings, max_tokens, Endpoint::Generate, keep_alive))
 }
 
 /// Reads the settings of a request without a prompt, which only asks for the model to be loaded.
-fn only_loads(body: &mut Body, limits: &Limits, kind: Kind, keep_alive: KeepAlive) -> ApiResult<Job> {
+fn only_loads(body: &mut Body, limits: &Limits, kind: Endpoint, keep_alive: KeepAlive) -> ApiResult<Job> {
     let (settings, max_tokens) = (Settings::take(body, limits)?, body.count("max_tokens", 1, usize::MAX)?);
     Ok(job(Vec::new(), settings, max_tokens, kind, keep_alive))
 }
 
-fn job(sources: Vec<Source>, settings: Settings, max_tokens: Option<usize>, kind: Kind, keep_alive: KeepAlive) -> Job {
+fn job(
+    sources: Vec<PromptSource>,
+    settings: Settings,
+    max_tokens: Option<usize>,
+    kind: Endpoint,
+    keep_alive: KeepAlive,
+) -> Job {
     // A request without a prompt that keeps the model for no time unloads it.
     let unloads = sources.is_empty() && keep_alive == Some(Some(Duration::ZERO));
     Job {

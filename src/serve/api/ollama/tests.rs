@@ -1,7 +1,7 @@
 //! Tests of the requests and answers of ollama's API.
 
 use super::super::error::ApiError;
-use super::form::{Answer, Kind};
+use super::form::{Answer, Endpoint};
 use super::*;
 use crate::generate::Finish;
 use crate::generate::constraint::ConstraintSource;
@@ -86,7 +86,7 @@ fn messages_and_reasoning_are_those_of_chat_completions() {
         {"role": "tool", "tool_name": "f", "content": "5"},
     ], "think": "low"});
     let (job, _) = read(chat, &body).unwrap();
-    let [Source::Chat(chat)] = &job.sources[..] else { panic!("{:?}", job.sources) };
+    let [PromptSource::Chat(chat)] = &job.sources[..] else { panic!("{:?}", job.sources) };
     let [_, assistant, tool] = &chat.messages[..] else { panic!("{:?}", chat.messages) };
     assert_eq!((assistant.content.as_str(), assistant.reasoning_content.as_deref()), ("", Some("why")));
     assert_eq!(assistant.tool_calls[0].function.name, "f");
@@ -114,10 +114,10 @@ fn a_text_is_a_conversation_unless_it_is_raw() {
         let (job, _) = read(generate, &body).unwrap_or_else(|e| panic!("{body}: {e:?}"));
         let found = match &job.sources[..] {
             [] => "none",
-            [Source::Text(..)] => "text",
-            [Source::Chat(_)] => "chat",
-            [Source::TextOrChat(..)] => "either",
-            [Source::Gap(_)] => "gap",
+            [PromptSource::Text(..)] => "text",
+            [PromptSource::Chat(_)] => "chat",
+            [PromptSource::TextOrChat(..)] => "either",
+            [PromptSource::Gap(_)] => "gap",
             _ => "another",
         };
         assert_eq!(found, expected, "{body}");
@@ -169,7 +169,7 @@ fn wrong_requests_are_refused_by_the_name_of_their_field() {
 }
 
 /// Streams pieces, then the end; returns the lines and the whole answer.
-fn streamed(kind: Kind, batches: Vec<Vec<Piece>>, finish: Finish) -> (Vec<Value>, Value) {
+fn streamed(kind: Endpoint, batches: Vec<Vec<Piece>>, finish: Finish) -> (Vec<Value>, Value) {
     let mut prepared = Prepared { prompts: vec![vec![1; 7]], ..Prepared::default() };
     let (mut form, mut events) = (Answer::of(kind, "m".into(), false, &mut prepared), Events::new(true));
     for pieces in batches {
@@ -192,7 +192,7 @@ fn a_call_is_sent_as_a_whole_and_the_last_line_has_the_numbers() {
     let begin = Piece::CallBegin { index: 0, id: "call_1".into(), name: "f".into() };
     let arguments = |text: &str| vec![Piece::CallArguments { index: 0, text: text.into() }];
     let batches = vec![vec![Piece::Reasoning("r".into())], vec![begin], arguments("{\"x\""), arguments(": 1}")];
-    let (lines, whole) = streamed(Kind::Chat, batches, Finish::Eos);
+    let (lines, whole) = streamed(Endpoint::Chat, batches, Finish::Eos);
     let call = json!({"id": "call_1", "function": {"name": "f", "arguments": {"x": 1}}});
     let messages: Vec<&Value> = lines.iter().map(|line| &line["message"]).collect();
     assert_eq!(messages[0], &json!({"role": "assistant", "content": "", "thinking": "r"}));
@@ -209,7 +209,7 @@ fn a_call_is_sent_as_a_whole_and_the_last_line_has_the_numbers() {
 
 #[test]
 fn a_request_that_only_loads_says_so() {
-    let form = || Answer::of(Kind::Generate, "m".into(), false, &mut Prepared::default());
+    let form = || Answer::of(Endpoint::Generate, "m".into(), false, &mut Prepared::default());
     let mut events = Events::new(true);
     form().end(&mut events);
     let line: Value = serde_json::from_str(&events.take()).unwrap();
@@ -226,8 +226,8 @@ proptest! {
     fn the_lines_of_a_stream_are_the_whole_answer(batches in any_pieces(), ends: bool) {
         let finish = if ends { Finish::Eos } else { Finish::Length };
         for (kind, text, thinking) in [
-            (Kind::Chat, "/message/content", "/message/thinking"),
-            (Kind::Generate, "/response", "/thinking"),
+            (Endpoint::Chat, "/message/content", "/message/thinking"),
+            (Endpoint::Generate, "/response", "/thinking"),
         ] {
             let (lines, whole) = streamed(kind, batches.clone(), finish);
             let found = |place: &str| whole.pointer(place).and_then(Value::as_str).unwrap_or_default().to_string();
@@ -236,7 +236,7 @@ proptest! {
             let calls: Vec<&Value> =
                 lines.iter().filter_map(|line| line.pointer("/message/tool_calls")?.as_array()).flatten().collect();
             let all = whole.pointer("/message/tool_calls").and_then(Value::as_array);
-            if kind == Kind::Chat {
+            if kind == Endpoint::Chat {
                 prop_assert_eq!(calls, all.into_iter().flatten().collect::<Vec<_>>());
             }
             prop_assert_eq!(&lines.last().unwrap()["done_reason"], &whole["done_reason"]);

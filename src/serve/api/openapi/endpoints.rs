@@ -21,7 +21,7 @@ pub struct Endpoint {
     /// Schema of the body of requests.
     pub body: Option<&'static str>,
     /// Body of the answer.
-    pub answer: Answer,
+    pub answer: AnswerBody,
     /// Statuses of errors.
     pub errors: &'static [u16],
 }
@@ -39,7 +39,7 @@ pub enum Access {
 
 /// Body of an answer.
 #[derive(Debug, Clone, Copy)]
-pub enum Answer {
+pub enum AnswerBody {
     /// No body. The status alone tells whether requests are served.
     Probe,
     /// No body.
@@ -64,7 +64,7 @@ impl Endpoint {
 
     /// Returns true if the endpoint generates text.
     pub fn generates(&self) -> bool {
-        matches!(self.answer, Answer::Generated(..) | Answer::Lines(_))
+        matches!(self.answer, AnswerBody::Generated(..) | AnswerBody::Lines(_))
     }
 }
 

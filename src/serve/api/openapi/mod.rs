@@ -11,7 +11,7 @@ mod schemas;
 mod tests;
 
 use crate::serve::api::style::Style;
-pub use endpoints::{Access, Answer, Endpoint};
+pub use endpoints::{Access, AnswerBody, Endpoint};
 use serde_json::{Map, Value, json};
 
 /// Returns the description of these endpoints.
@@ -52,7 +52,7 @@ fn operation(endpoint: &Endpoint) -> Value {
     for status in endpoint.errors {
         responses.insert(status.to_string(), reference("responses", &endpoint.style.response(*status)));
     }
-    if matches!(endpoint.answer, Answer::Probe) {
+    if matches!(endpoint.answer, AnswerBody::Probe) {
         responses.insert("503".into(), json!({"description": "Requests are not served now."}));
     }
     let mut parameters = vec![reference("parameters", "RequestId")];
@@ -86,14 +86,14 @@ fn answer(endpoint: &Endpoint) -> Value {
     let content = |kind: &str, schema: Value| (kind.to_string(), json!({"schema": schema}));
     let text = || json!({"type": "string"});
     let content: Map<String, Value> = match endpoint.answer {
-        Answer::Probe | Answer::Empty => Map::new(),
-        Answer::Json(schema) => Map::from_iter([content("application/json", reference("schemas", schema))]),
-        Answer::Text(kind) => Map::from_iter([content(kind, text())]),
-        Answer::Lines(schema) => Map::from_iter([
+        AnswerBody::Probe | AnswerBody::Empty => Map::new(),
+        AnswerBody::Json(schema) => Map::from_iter([content("application/json", reference("schemas", schema))]),
+        AnswerBody::Text(kind) => Map::from_iter([content(kind, text())]),
+        AnswerBody::Lines(schema) => Map::from_iter([
             content("application/json", reference("schemas", schema)),
             content("application/x-ndjson", reference("schemas", schema)),
         ]),
-        Answer::Generated(whole, event) => Map::from_iter([
+        AnswerBody::Generated(whole, event) => Map::from_iter([
             content("application/json", reference("schemas", whole)),
             ("text/event-stream".into(), json!({"schema": reference("schemas", event)})),
         ]),

@@ -1,6 +1,6 @@
 //! Compares the description with the functions that read requests.
 
-use super::fields::{self, Field, Kind};
+use super::fields::{self, Field, FieldKind};
 use super::*;
 use crate::serve::api::body::Body;
 use crate::serve::api::chat::ChatRequest;
@@ -18,17 +18,17 @@ const LIMITS: Limits = Limits { max_n: 16, max_logprobs: 20, strict_fields: true
 type Read = fn(&mut Body) -> ApiResult<()>;
 
 /// Returns a value of a field.
-fn example(kind: Kind) -> Value {
+fn example(kind: FieldKind) -> Value {
     match kind {
-        Kind::Text | Kind::Name => json!("x"),
-        Kind::Flag => json!(true),
-        Kind::Whole(least, _) => json!(least.max(1)),
-        Kind::Number(..) | Kind::Positive(_) => json!(1),
-        Kind::Ids(_) => json!([1]),
-        Kind::Texts(_) => json!(["x"]),
-        Kind::Object => json!({}),
-        Kind::Objects(name) => json!([example_of(name)]),
-        Kind::Schema(name) => example_of(name),
+        FieldKind::Text | FieldKind::Name => json!("x"),
+        FieldKind::Flag => json!(true),
+        FieldKind::Whole(least, _) => json!(least.max(1)),
+        FieldKind::Number(..) | FieldKind::Positive(_) => json!(1),
+        FieldKind::Ids(_) => json!([1]),
+        FieldKind::Texts(_) => json!(["x"]),
+        FieldKind::Object => json!({}),
+        FieldKind::Objects(name) => json!([example_of(name)]),
+        FieldKind::Schema(name) => example_of(name),
     }
 }
 

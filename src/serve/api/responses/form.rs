@@ -4,7 +4,7 @@ use crate::serve::api::answer::{Usage, failure, finish_reason, hides_end, likeli
 use crate::serve::api::error::{ApiError, ApiResult};
 use crate::serve::api::form::{Events, Form};
 use crate::serve::api::job::Named;
-use crate::serve::api::parts::{Change, Kind, Part, Parts};
+use crate::serve::api::parts::{Change, OutputPart, PartKind, Parts};
 use crate::serve::api::prepare::{Plan, Prepared};
 use crate::serve::model::Facts;
 use crate::serve::reply::{Done, Token};
@@ -110,13 +110,13 @@ impl Responses {
                 Change::Begin(part) => self.begin_item(part, events),
                 Change::Add(part, text) => {
                     let kind = match self.parts.list()[part].kind {
-                        Kind::Reasoning => "response.reasoning_text.delta",
-                        Kind::Text => "response.output_text.delta",
-                        Kind::Call { .. } => "response.function_call_arguments.delta",
+                        PartKind::Reasoning => "response.reasoning_text.delta",
+                        PartKind::Text => "response.output_text.delta",
+                        PartKind::Call { .. } => "response.function_call_arguments.delta",
                     };
                     let entries = match self.parts.list()[part].kind {
-                        Kind::Text => self.probabilities.give(part),
-                        Kind::Reasoning | Kind::Call { .. } => {
+                        PartKind::Text => self.probabilities.give(part),
+                        PartKind::Reasoning | PartKind::Call { .. } => {
                             self.probabilities.waiting.clear();
                             Vec::new()
                         }
@@ -129,7 +129,7 @@ impl Responses {
     }
 
     fn begin_item(&mut self, part: usize, events: &mut Events) {
-        let empty = Part { text: String::new(), ..self.parts.list()[part].clone() };
+        let empty = OutputPart { text: String::new(), ..self.parts.list()[part].clone() };
         self.event(events, "response.output_item.added", |form| {
             let mut item = form.item(part, &empty, "in_progress");
             if empty.content_kind().is_some() {
@@ -145,9 +145,9 @@ impl Responses {
     fn end_item(&mut self, part: usize, events: &mut Events) {
         let whole = self.parts.list()[part].clone();
         let (kind, name) = match whole.kind {
-            Kind::Reasoning => ("response.reasoning_text.done", "text"),
-            Kind::Text => ("response.output_text.done", "text"),
-            Kind::Call { .. } => ("response.function_call_arguments.done", "arguments"),
+            PartKind::Reasoning => ("response.reasoning_text.done", "text"),
+            PartKind::Text => ("response.output_text.done", "text"),
+            PartKind::Call { .. } => ("response.function_call_arguments.done", "arguments"),
         };
         self.event(events, kind, |form| form.text_event(part, name, &whole.text, form.probabilities.of(part)));
         if whole.content_kind().is_some() {
@@ -166,27 +166,27 @@ impl Responses {
         let mut object = json!({"item_id": self.item_id(part), "output_index": part, name: text});
         let kind = &self.parts.list()[part].kind;
         match kind {
-            Kind::Call { name: function, .. } if name == "arguments" => object["name"] = json!(function),
-            Kind::Call { .. } => {}
-            Kind::Reasoning | Kind::Text => object["content_index"] = json!(0),
+            PartKind::Call { name: function, .. } if name == "arguments" => object["name"] = json!(function),
+            PartKind::Call { .. } => {}
+            PartKind::Reasoning | PartKind::Text => object["content_index"] = json!(0),
         }
-        if *kind == Kind::Text {
+        if *kind == PartKind::Text {
             object["logprobs"] = json!(entries);
         }
         object
     }
 
     /// Returns the members of an event about the content of an item.
-    fn content_event(&self, part: usize, state: &Part) -> Value {
+    fn content_event(&self, part: usize, state: &OutputPart) -> Value {
         let id = self.item_id(part);
         json!({"item_id": id, "output_index": part, "content_index": 0, "part": self.content(part, state)})
     }
 
     fn item_id(&self, part: usize) -> String {
         let prefix = match self.parts.list()[part].kind {
-            Kind::Reasoning => "rs",
-            Kind::Text => "msg",
-            Kind::Call { .. } => "fc",
+            PartKind::Reasoning => "rs",
+            PartKind::Text => "msg",
+            PartKind::Call { .. } => "fc",
         };
         format!("{prefix}_{}{part:04x}", self.named.id.trim_start_matches("resp_"))
     }
@@ -198,9 +198,9 @@ impl Responses {
     }
 
     /// Returns the only element of the content of an item.
-    fn content(&self, part: usize, state: &Part) -> Value {
+    fn content(&self, part: usize, state: &OutputPart) -> Value {
         let mut content = json!({"type": state.content_kind(), "text": state.text});
-        if state.kind == Kind::Text {
+        if state.kind == PartKind::Text {
             content["annotations"] = json!([]);
             // A part that begins has no text and no tokens yet.
             let entries = if state.text.is_empty() { &[] } else { self.probabilities.of(part) };
@@ -209,10 +209,10 @@ impl Responses {
         content
     }
 
-    fn item(&self, part: usize, state: &Part, status: &str) -> Value {
+    fn item(&self, part: usize, state: &OutputPart, status: &str) -> Value {
         let id = self.item_id(part);
         match &state.kind {
-            Kind::Reasoning => json!({
+            PartKind::Reasoning => json!({
                 "id": id,
                 "type": "reasoning",
                 "status": status,
@@ -220,14 +220,14 @@ impl Responses {
                 "content": [self.content(part, state)],
                 "encrypted_content": null,
             }),
-            Kind::Text => json!({
+            PartKind::Text => json!({
                 "id": id,
                 "type": "message",
                 "status": status,
                 "role": "assistant",
                 "content": [self.content(part, state)],
             }),
-            Kind::Call { id: call_id, name } => json!({
+            PartKind::Call { id: call_id, name } => json!({
                 "id": id,
                 "type": "function_call",
                 "status": status,
@@ -286,13 +286,13 @@ impl Responses {
     }
 }
 
-impl Part {
+impl OutputPart {
     /// Returns the type of the content of the item; a call has none.
     fn content_kind(&self) -> Option<&'static str> {
         match self.kind {
-            Kind::Reasoning => Some("reasoning_text"),
-            Kind::Text => Some("output_text"),
-            Kind::Call { .. } => None,
+            PartKind::Reasoning => Some("reasoning_text"),
+            PartKind::Text => Some("output_text"),
+            PartKind::Call { .. } => None,
         }
     }
 }

@@ -7,7 +7,7 @@ mod request;
 use super::body::Body;
 use super::error::ApiResult;
 use super::job::Job;
-use super::prepare::Source;
+use super::prepare::PromptSource;
 use super::settings::Limits;
 use form::Responses;
 use request::ResponsesRequest;
@@ -36,6 +36,6 @@ pub fn read(body: &mut Body, limits: &Limits) -> ApiResult<Job> {
 ///
 /// # Errors
 /// A field has a wrong value, or needs something that this server does not have.
-pub fn read_count(body: &mut Body, limits: &Limits) -> ApiResult<Source> {
+pub fn read_count(body: &mut Body, limits: &Limits) -> ApiResult<PromptSource> {
     Ok(ResponsesRequest::take(body, limits)?.source)
 }

@@ -7,7 +7,7 @@ use crate::serve::api::chat::{Tools, read_tools};
 use crate::serve::api::error::{ApiError, ApiResult};
 use crate::serve::api::object::{Object, list};
 use crate::serve::api::other_fields::Api;
-use crate::serve::api::prepare::{Conversation, Source};
+use crate::serve::api::prepare::{Conversation, PromptSource};
 use crate::serve::api::settings::{Limits, Settings, of_format};
 use serde_json::{Map, Value, json};
 
@@ -18,7 +18,7 @@ const MOST_ENTRIES: usize = 1024;
 #[derive(Debug)]
 pub struct ResponsesRequest {
     /// The conversation.
-    pub source: Source,
+    pub source: PromptSource,
     /// Settings.
     pub settings: Settings,
     /// Largest number of tokens of the answer.
@@ -64,7 +64,7 @@ impl ResponsesRequest {
         let chat =
             Conversation { field: "input", schema_field: "parameters", messages, options, tools, choice, parallel };
         echo.insert("top_logprobs".into(), json!(logprobs.unwrap_or(0)));
-        Ok(ResponsesRequest { source: Source::Chat(Box::new(chat)), settings, max_tokens: most, logprobs, echo })
+        Ok(ResponsesRequest { source: PromptSource::Chat(Box::new(chat)), settings, max_tokens: most, logprobs, echo })
     }
 }
 

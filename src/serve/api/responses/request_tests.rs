@@ -14,7 +14,7 @@ fn request(text: &str) -> ApiResult<ResponsesRequest> {
 
 fn conversation(request: &ResponsesRequest) -> &Conversation {
     match &request.source {
-        Source::Chat(chat) => chat,
+        PromptSource::Chat(chat) => chat,
         other => panic!("found {other:?}"),
     }
 }

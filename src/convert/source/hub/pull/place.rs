@@ -22,10 +22,10 @@ pub(super) struct Place {
     /// Directory of the checkpoint.
     dir: PathBuf,
     commit: String,
-    kind: Kind,
+    kind: PlaceKind,
 }
 
-enum Kind {
+enum PlaceKind {
     /// `dir` is a snapshot in the directory `repo` of a cache.
     Cache { repo: PathBuf },
     /// `dir` contains the files themselves; `notes` is the directory of the `.metadata` files.
@@ -35,11 +35,11 @@ enum Kind {
 impl Place {
     pub(super) fn cache(root: &Path, spec: &RepoSpec, commit: &str) -> Place {
         let repo = root.join(spec.folder());
-        Place { dir: repo.join("snapshots").join(commit), commit: commit.to_string(), kind: Kind::Cache { repo } }
+        Place { dir: repo.join("snapshots").join(commit), commit: commit.to_string(), kind: PlaceKind::Cache { repo } }
     }
 
     pub(super) fn directory(dir: &Path, commit: &str) -> Place {
-        let kind = Kind::Directory { notes: dir.join(".cache/huggingface/download") };
+        let kind = PlaceKind::Directory { notes: dir.join(".cache/huggingface/download") };
         Place { dir: dir.to_path_buf(), commit: commit.to_string(), kind }
     }
 
@@ -63,11 +63,11 @@ impl Place {
     /// Returns the final path of a file's content, and its path while the download is incomplete.
     fn content(&self, remote: &Remote) -> (PathBuf, PathBuf) {
         match &self.kind {
-            Kind::Cache { repo } => {
+            PlaceKind::Cache { repo } => {
                 let blobs = repo.join("blobs");
                 (blobs.join(&remote.etag), blobs.join(format!("{}.incomplete", remote.etag)))
             }
-            Kind::Directory { notes } => {
+            PlaceKind::Directory { notes } => {
                 (self.path(&remote.name), notes.join(format!("{}.{}.incomplete", remote.name, remote.etag)))
             }
         }
@@ -91,8 +91,8 @@ impl Place {
             how
         };
         match &self.kind {
-            Kind::Cache { .. } => link(&Path::new("../../blobs").join(&remote.etag), &self.path(&remote.name))?,
-            Kind::Directory { notes } => {
+            PlaceKind::Cache { .. } => link(&Path::new("../../blobs").join(&remote.etag), &self.path(&remote.name))?,
+            PlaceKind::Directory { notes } => {
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
                 let note = format!("{}\n{}\n{now}\n", self.commit, remote.etag);
                 write_atomically(&notes.join(format!("{}.metadata", remote.name)), note.as_bytes())?;
@@ -103,7 +103,7 @@ impl Place {
 
     /// Records the commit of the revision in the cache, after its files were downloaded.
     pub(super) fn finish(&self, spec: &RepoSpec) -> Result<()> {
-        let Kind::Cache { repo } = &self.kind else { return Ok(()) };
+        let PlaceKind::Cache { repo } = &self.kind else { return Ok(()) };
         if spec.revision == self.commit {
             return Ok(());
         }
@@ -121,11 +121,11 @@ impl Place {
         }
         match (&self.kind, HashKind::of(&remote.etag)) {
             // A blob is compared with its hash before it is renamed to the hash.
-            (Kind::Cache { .. }, _) => true,
-            (Kind::Directory { .. }, Some(kind)) => {
+            (PlaceKind::Cache { .. }, _) => true,
+            (PlaceKind::Directory { .. }, Some(kind)) => {
                 kind.of_file(content, &ProgressBar::hidden()).is_ok_and(|found| found == remote.etag)
             }
-            (Kind::Directory { .. }, None) => false,
+            (PlaceKind::Directory { .. }, None) => false,
         }
     }
 }
