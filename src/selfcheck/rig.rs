@@ -1,6 +1,6 @@
 //! Test rig of all checks: a device, random numbers, comparison within tolerances, and the list of results.
 
-use super::Checked;
+use super::report::Checked;
 use crate::error::Result;
 use crate::interrupt;
 use crate::progress::ProgressBar;

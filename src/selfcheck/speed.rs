@@ -3,9 +3,9 @@
 //! Launches are recorded as a graph and replayed, as in decoding, over so many matrices or layers that none is
 //! still in the device's cache when it is read again.
 
-use super::Measured;
 use super::attention::Launches;
 use super::random::{Store, normals, weight};
+use super::report::Measured;
 use super::rig::Rig;
 use crate::dtype::DType;
 use crate::error::Result;

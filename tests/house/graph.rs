@@ -75,7 +75,10 @@ fn paths(sources: &Sources, file: &Source) -> Vec<(usize, Vec<String>)> {
                 continue;
             }
             // Excluded: a word inside a path, and the scope of `pub(in ...)`.
-            "crate" | "super" | "self" | "iec" if next(1) == "::" && !["::", "in"].contains(&before(&tokens, i)) => {
+            word if next(1) == "::"
+                && !["::", "in"].contains(&before(&tokens, i))
+                && (["crate", "super", "self", "iec"].contains(&word) || sources.is_module(&child(&here, word))) =>
+            {
                 let mut path = vec![word];
                 while let [(_, "::"), (_, part), ..] = tokens[i + 1..]
                     && part.starts_with(|c: char| c.is_alphanumeric() || c == '_')
@@ -124,6 +127,11 @@ fn tree<'a>(tokens: &[Token<'a>], mut i: usize, prefix: &[&'a str], leaves: &mut
     i
 }
 
+/// Returns the path of a child of a module.
+fn child(module: &[String], name: &str) -> Vec<String> {
+    [module, &[name.to_string()]].concat()
+}
+
 /// Resolves a path to one from the root of its crate; returns `None` for other crates.
 fn absolute(sources: &Sources, here: &[String], path: &[&str]) -> Option<Vec<String>> {
     let (first, rest) = path.split_first()?;
@@ -133,7 +141,7 @@ fn absolute(sources: &Sources, here: &[String], path: &[&str]) -> Option<Vec<Str
         "self" => here.to_vec(),
         "super" => here[..here.len() - 1].to_vec(),
         name => {
-            let child = [here, &[name.to_string()]].concat();
+            let child = child(here, name);
             return sources.is_module(&child).then(|| [child, rest.iter().map(|s| s.to_string()).collect()].concat());
         }
     };

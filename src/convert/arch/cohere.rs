@@ -1,8 +1,8 @@
 //! `Cohere2ForCausalLM` (Command R7B, Command A): attention and MLP read one LayerNorm of the residual stream; layers
 //! with a window rotate pairs of neighbours, the others have no positions.
 
-use super::family::windows;
-use super::{Arch, PLAIN};
+use super::family::{PLAIN, windows};
+use super::row::Arch;
 use crate::model_config::{LayerException, NormKind, RotaryPairs};
 
 pub(super) const COHERE2: Arch = Arch {

@@ -2,8 +2,10 @@
 //! Moonlight), `Glm4MoeLiteForCausalLM` (GLM-4.7-Flash) and `Mistral4ForCausalLM` (Mistral Small 4).
 
 use super::family::routed::{self, Defaults, SIGMOID};
-use super::family::{GROWTH, score_scale};
-use super::{Arch, Fields, PLAIN, rope};
+use super::family::{PLAIN, score_scale};
+use super::fields::Fields;
+use super::rope::{self, GROWTH};
+use super::row::Arch;
 use crate::error::Result;
 use crate::model_config::{ExpertGroups, Latent, ModelConfig, RotaryPairs, Selection};
 
@@ -100,7 +102,7 @@ pub(super) const MISTRAL4: Arch = Arch {
         "routed_scaling_factor",
         "kv_lora_rank",
         "q_lora_rank",
-        super::family::PARTIAL,
+        super::rope::PARTIAL,
         GROWTH,
     ],
     mlp: |_, config| {

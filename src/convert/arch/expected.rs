@@ -141,3 +141,8 @@ fn mlp_tensors(hidden: usize, mlp: Mlp) -> Vec<MayHave> {
         }
     }
 }
+
+/// Splits `model.layers.N.rest` into N and rest.
+pub(super) fn layer_part(canonical: &str) -> Option<(&str, &str)> {
+    canonical.strip_prefix("model.layers.")?.split_once('.')
+}

@@ -2,8 +2,10 @@
 //! embeddings scaled by the square root of their width, GeGLU, and sliding windows in some layers. Gemma 2 soft-caps
 //! scores and logits; Gemma 3 normalizes q and k and has a separate RoPE base in layers with a window.
 
-use super::family::{LOCAL_BASE, dense, score_scale, windows};
-use super::{Arch, Fields, PLAIN, rope};
+use super::family::{PLAIN, dense, score_scale, windows};
+use super::fields::Fields;
+use super::rope::{self, LOCAL_BASE};
+use super::row::Arch;
 use crate::error::Result;
 use crate::model_config::{Activation, Mlp, ModelConfig, QkNorm};
 

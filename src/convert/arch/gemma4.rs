@@ -2,9 +2,13 @@
 //! rotation that turns a part of the pairs, factors of layers, and by size experts beside the MLP (26B-A4B), or layers
 //! that share keys and values, and further inputs of layers (E2B, E4B).
 
-use super::family::{PARTIAL, windows};
+use super::expected::{ExpectedTensor, layer_part};
+use super::family::{PLAIN, windows};
+use super::fields::Fields;
 use super::gemma::check_gelu;
-use super::{Arch, ExpectedTensor, Fields, PLAIN, View, layer_part, rope, whole};
+use super::rope::{self, PARTIAL};
+use super::row::Arch;
+use super::view::{View, whole};
 use crate::error::Result;
 use crate::model_config::{
     Activation, LayerException, Mlp, ModelConfig, PerLayerInput, QkNorm, RouterSoftmax, Selection, SharedExpert,
@@ -32,7 +36,7 @@ pub(super) const GEMMA4: Arch = Arch {
         "num_experts",
         "use_double_wide_mlp",
         LAYERS,
-        super::family::LOCAL_BASE,
+        super::rope::LOCAL_BASE,
         PARTIAL,
     ],
     mlp,
@@ -160,7 +164,7 @@ fn except_layers(config: &Fields, model: &mut ModelConfig, head_dim: usize) -> R
 }
 
 fn views(model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
-    let Some((layer, part)) = layer_part(&tensor.name) else { return super::same_names(model, tensor) };
+    let Some((layer, part)) = layer_part(&tensor.name) else { return super::family::same_names(model, tensor) };
     let first = tensor.shape[0];
     let source = match part {
         "mlp.router.weight" => "router.proj.weight",
@@ -179,7 +183,7 @@ fn views(model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
             let slices = |first| View::Slices { source: source.clone(), first, of: 2 * rows };
             return vec![View::Interleaved(vec![slices(0), slices(rows)])];
         }
-        _ => return super::same_names(model, tensor),
+        _ => return super::family::same_names(model, tensor),
     };
     vec![whole(format!("model.layers.{layer}.{source}"), first)]
 }

@@ -1,8 +1,9 @@
 //! `Glm4MoeForCausalLM` (GLM-4.5 to 4.7): partial rotation, biases of q, k and v, and experts that are chosen by the
 //! sigmoids of their logits, beside an MLP for every token. The first layers have a dense MLP.
 
-use super::family::{PARTIAL, routed};
-use super::{Arch, PLAIN, rope};
+use super::family::{PLAIN, routed};
+use super::rope::{self, PARTIAL};
+use super::row::Arch;
 use crate::model_config::QkNorm;
 
 pub(super) const GLM4_MOE: Arch = Arch {

@@ -4,8 +4,12 @@
 //! (`block.N.attn.qkv.weight`, …) with its own `config.json`. Experts are MXFP4 (`*_blocks`, `*_scales`) or, in
 //! fine-tuned checkpoints, floats of shape `(experts, in, out)`.
 
-use super::family::{experts, rows_of_qkv, silu, windows};
-use super::{Arch, ExpectedTensor, Fields, PLAIN, View, layer_part, rope, whole};
+use super::expected::{ExpectedTensor, layer_part};
+use super::family::{PLAIN, experts, rows_of_qkv, silu, windows};
+use super::fields::Fields;
+use super::rope;
+use super::row::Arch;
+use super::view::{View, whole};
 use crate::error::Result;
 use crate::model_config::{Activation, Mlp, ModelConfig, RopeScaling, RouterSoftmax, Selection};
 

@@ -1,6 +1,7 @@
 //! `GraniteForCausalLM`: Llama with factors of the embeddings, the scores, the outputs of blocks, and the logits.
 
-use super::{Arch, PLAIN};
+use super::family::PLAIN;
+use super::row::Arch;
 
 pub(super) const GRANITE: Arch = Arch {
     class: "GraniteForCausalLM",

@@ -2,8 +2,9 @@
 //! every layer; `MixtralForCausalLM`, Mistral with experts, each of which is stored as three tensors; and
 //! `Ministral3ForCausalLM`, Mistral without windows whose queries grow with their positions.
 
-use super::family::{GROWTH, same_windows, separate_experts, sparse};
-use super::{Arch, PLAIN, rope};
+use super::family::{PLAIN, same_windows, separate_experts, sparse};
+use super::rope::{self, GROWTH};
+use super::row::Arch;
 use crate::model_config::RouterSoftmax;
 
 pub(super) const LLAMA: Arch =

@@ -22,89 +22,21 @@ mod olmo;
 mod phi3;
 mod qwen;
 mod rope;
+mod row;
 mod smollm;
 mod view;
 mod wrapper;
 
 pub use expected::{ExpectedTensor, expected_tensors};
 pub use fields::Fields;
+pub use row::{Arch, TIED};
 pub use view::View;
 pub use wrapper::{LeftOut, Naming, PartKind, tower};
 
 use crate::error::Result;
-use crate::model_config::{Mlp, ModelConfig};
-use family::{dense, same_names, same_windows, silu};
+use crate::model_config::ModelConfig;
 use serde_json::{Map, Value};
 use wrapper::text_fields;
-
-/// A model family: the defaults of `transformers` for fields that a configuration leaves out, and the differences from
-/// the plain decoder.
-#[derive(Debug)]
-pub struct Arch {
-    /// Class name in `architectures`.
-    pub class: &'static str,
-    /// `model_type`, which decides when `architectures` is absent, and in the `text_config` of wrappers.
-    pub model_type: &'static str,
-    /// Other classes and model types with the same language model.
-    also: &'static [&'static str],
-    /// Default number of query heads; `None` = the field is required.
-    n_heads: Option<usize>,
-    /// Default number of key/value heads; `None` = as many as query heads.
-    n_kv_heads: Option<usize>,
-    /// Default width of a head; `None` = the hidden width divided by the number of heads.
-    head_dim: Option<usize>,
-    /// Default number of rows of the embedding matrix; `None` = the field is required.
-    vocab: Option<usize>,
-    /// Default context length in tokens.
-    max_context: usize,
-    /// Default epsilon of the norms.
-    norm_eps: f64,
-    /// Default base of the RoPE frequencies.
-    theta: f64,
-    /// Default of `tie_word_embeddings`: true when the output matrix is the embedding matrix.
-    tied: bool,
-    /// Default of `attention_bias`: true when the projections of attention have biases.
-    attention_bias: bool,
-    /// Supported `quant_method` of quantized checkpoints, if any.
-    quantization: Option<&'static str>,
-    /// Fields that the family supports, of those that are otherwise refused: [`family::FOREIGN`] and
-    /// [`family::PARTIAL`].
-    honours: &'static [&'static str],
-    /// Function that returns true when a configuration without class and type belongs to the family.
-    claims: fn(&Fields) -> bool,
-    /// Function that reads the feed-forward part.
-    mlp: fn(&Arch, &Fields) -> Result<Mlp>,
-    /// Function that reads the window of each layer; its second argument is the number of layers.
-    windows: fn(&Fields, usize) -> Result<Vec<Option<usize>>>,
-    /// Function that applies the family's other differences from the plain decoder.
-    adjust: fn(&Fields, &mut ModelConfig) -> Result<()>,
-    /// Function that returns the views by which a canonical tensor may be read from the source, the most likely first.
-    views: fn(&ModelConfig, &ExpectedTensor) -> Vec<View>,
-}
-
-/// The plain decoder, relative to which other families are defined: RMSNorm, rotary embedding, grouped-query attention
-/// over all positions, a gated MLP with SiLU, no biases, and tensors under their canonical names.
-const PLAIN: Arch = Arch {
-    class: "",
-    model_type: "",
-    also: &[],
-    n_heads: None,
-    n_kv_heads: None,
-    head_dim: None,
-    vocab: None,
-    max_context: 2048,
-    norm_eps: 1e-6,
-    theta: 10_000.0,
-    tied: false,
-    attention_bias: false,
-    quantization: None,
-    honours: &[],
-    claims: |_| false,
-    mlp: |arch, config| dense(arch, config, silu(config)?),
-    windows: |config, n_layers| same_windows(config, n_layers, None),
-    adjust: |_, _| Ok(()),
-    views: same_names,
-};
 
 /// All supported families.
 pub const ARCHS: &[Arch] = &[
@@ -157,18 +89,6 @@ impl Arch {
         ARCHS.iter().find(|arch| arch.class == class)
     }
 
-    /// Returns true when `architectures` lists the class, or is absent and `model_type` is the family's.
-    fn is_named(&self, config: &Fields) -> Result<bool> {
-        match config.words_opt("architectures")? {
-            Some(classes) if !classes.is_empty() => {
-                Ok(classes.iter().any(|class| *class == self.class || self.also.contains(class)))
-            }
-            _ => Ok(config
-                .word_opt("model_type")?
-                .is_some_and(|name| name == self.model_type || self.also.contains(&name))),
-        }
-    }
-
     /// Reads and checks the configuration; `generation` is generation_config.json, whose end tokens are added.
     pub fn model_config(&self, config: &Fields, generation: Option<&Map<String, Value>>) -> Result<ModelConfig> {
         let text = text_fields(config)?;
@@ -190,15 +110,7 @@ impl Arch {
         model.validate()?;
         Ok(model)
     }
-
-    /// Returns the views by which a canonical tensor may be read from the source, the most likely first.
-    pub fn views(&self, model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
-        (self.views)(model, tensor)
-    }
 }
-
-/// Field that says whether the output matrix is the embedding matrix.
-pub const TIED: &str = "tie_word_embeddings";
 
 /// Returns true for a wrapper that says two things about its output matrix; then the weights decide.
 ///
@@ -213,17 +125,6 @@ pub fn disagrees_about_output(config: &Fields) -> Result<bool> {
 /// Returns true for source tensors without weights: buffers that older versions of transformers saved.
 pub fn is_ignorable(source_name: &str) -> bool {
     source_name.ends_with("rotary_emb.inv_freq")
-}
-
-/// Returns the view of a source tensor that has the shape of the canonical tensor; `of` is the
-/// length of its first axis.
-fn whole(source: impl Into<String>, of: usize) -> View {
-    View::Rows { source: source.into(), first: 0, of }
-}
-
-/// Splits `model.layers.N.rest` into N and rest.
-fn layer_part(canonical: &str) -> Option<(&str, &str)> {
-    canonical.strip_prefix("model.layers.")?.split_once('.')
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
 //! `MuseGlimmerForConditionalGeneration` (Muse Glimmer): normalized embeddings, queries and keys normalized without
 //! weights, a gate of the attention output, and layers with all positions that do not rotate.
 
-use super::family::{dense, score_scale, windows};
+use super::family::{PLAIN, dense, score_scale, windows};
+use super::fields::Fields;
 use super::gemma::softcap;
-use super::{Arch, Fields, PLAIN};
+use super::row::Arch;
 use crate::error::Result;
 use crate::model_config::{Activation, LayerException, ModelConfig, QkNorm};
 

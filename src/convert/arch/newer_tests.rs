@@ -1,6 +1,7 @@
 //! Tests of hostile configurations and of defaults of the newer families.
 
 use super::*;
+use crate::model_config::Mlp;
 use crate::model_config::{PerLayerInput, RouterSoftmax};
 use serde_json::json;
 use std::path::Path;

@@ -2,8 +2,10 @@
 //! the queries of all heads and one for the keys. OLMo 3 has sliding windows in most layers, whose rotation is not
 //! scaled for long contexts.
 
-use super::family::windows;
-use super::{Arch, Fields, PLAIN, rope};
+use super::family::{PLAIN, windows};
+use super::fields::Fields;
+use super::rope;
+use super::row::Arch;
 use crate::error::Result;
 use crate::model_config::{ModelConfig, QkNorm, Rope, RopeScaling};
 
@@ -23,7 +25,7 @@ pub(super) const OLMO3: Arch = Arch {
     class: "Olmo3ForCausalLM",
     model_type: "olmo3",
     theta: 500_000.0,
-    honours: &["attention_bias", "sliding_window", super::family::LOCAL_BASE],
+    honours: &["attention_bias", "sliding_window", super::rope::LOCAL_BASE],
     windows: |config, n_layers| {
         let width = config.count_opt("sliding_window")?.unwrap_or(4096);
         windows(config, n_layers, width, |layer| !(layer + 1).is_multiple_of(4))

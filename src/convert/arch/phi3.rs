@@ -1,8 +1,11 @@
 //! `Phi3ForCausalLM`: Llama with q, k and v in one matrix, gate and up in another, a sliding window, LongRoPE, and in
 //! Phi-4 heads that are rotated in part.
 
-use super::family::{PARTIAL, rows_of_qkv, same_names, same_windows};
-use super::{Arch, ExpectedTensor, PLAIN, View, layer_part, rope};
+use super::expected::{ExpectedTensor, layer_part};
+use super::family::{PLAIN, rows_of_qkv, same_names, same_windows};
+use super::rope::{self, PARTIAL};
+use super::row::Arch;
+use super::view::View;
 use crate::model_config::{Mlp, ModelConfig};
 
 pub(super) const PHI3: Arch = Arch {

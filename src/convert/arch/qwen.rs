@@ -2,8 +2,12 @@
 //! `Qwen3MoeForCausalLM` (experts in place of the MLP in all layers or in some) and
 //! `Qwen3VLMoeForConditionalGeneration` (its text part, with transposed stacks of experts).
 
-use super::family::{AXES, same_windows, separate_experts, sparse, windows};
-use super::{Arch, ExpectedTensor, Fields, PLAIN, View};
+use super::expected::ExpectedTensor;
+use super::family::{PLAIN, same_windows, separate_experts, sparse, windows};
+use super::fields::Fields;
+use super::rope::AXES;
+use super::row::Arch;
+use super::view::View;
 use crate::error::Result;
 use crate::model_config::{DenseLayers, Mlp, ModelConfig, QkNorm, RouterSoftmax};
 

@@ -3,10 +3,23 @@
 //! Older files have `rope_theta` and `rope_scaling: null | {rope_type | type, …}`, newer ones one object
 //! `rope_parameters: {rope_type, rope_theta, …}`. The variants are those of `modeling_rope_utils` in transformers.
 
-use super::family::{AXES, GROWTH, PARTIAL};
 use super::fields::Fields;
 use crate::error::Result;
 use crate::model_config::{ModelConfig, PositionScale, Rope, RopeScaling, RotaryPairs};
+
+/// Base of the RoPE frequencies in layers with a window. A family that supports it may also have it in
+/// `rope_parameters`.
+pub const LOCAL_BASE: &str = "rope_local_base_freq";
+
+/// Field with the parts of a head that turn by each of three axes, whose positions are the same in text; it may be in
+/// `rope_parameters`.
+pub const AXES: &str = "mrope_section";
+
+/// Field with the growth of queries with their positions; it may be in `rope_parameters`.
+pub const GROWTH: &str = "llama_4_scaling_beta";
+
+/// Field with the share of a head that is rotated; it may occur in several places.
+pub const PARTIAL: &str = "partial_rotary_factor";
 
 /// Reads the parameters; `default_theta` is the family's default base of the frequencies,
 /// `max_context` the context length.

@@ -1,6 +1,8 @@
 //! `SmolLM3ForCausalLM`: Llama with some layers whose queries and keys are not rotated.
 
-use super::{Arch, Fields, PLAIN};
+use super::family::PLAIN;
+use super::fields::Fields;
+use super::row::Arch;
 use crate::error::Result;
 use crate::model_config::{LayerException, ModelConfig};
 

@@ -84,3 +84,9 @@ impl View {
         }
     }
 }
+
+/// Returns the view of a source tensor that has the shape of the canonical tensor; `of` is the
+/// length of its first axis.
+pub(super) fn whole(source: impl Into<String>, of: usize) -> View {
+    View::Rows { source: source.into(), first: 0, of }
+}

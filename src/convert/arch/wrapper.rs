@@ -3,7 +3,8 @@
 //! A wrapper's `config.json` has the fields of its language model in `text_config`, or beside those of the other parts
 //! (Qwen2-VL). Its weights have names of their own and the tensors of the other parts, which are left out.
 
-use super::{Fields, View};
+use super::fields::Fields;
+use super::view::View;
 use crate::error::Result;
 use serde::Serialize;
 

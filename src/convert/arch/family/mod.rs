@@ -2,10 +2,38 @@
 
 pub mod routed;
 
-use super::{Arch, ExpectedTensor, Fields, TIED, View, layer_part, rope, whole};
+use super::expected::{ExpectedTensor, layer_part};
+use super::fields::Fields;
+use super::rope::{self, AXES, GROWTH, LOCAL_BASE, PARTIAL};
+use super::row::{Arch, TIED};
+use super::view::{View, whole};
 use crate::error::{Error, Result};
 use crate::model_config::{Activation, Attention, Mlp, ModelConfig, NormKind, QkNorm, RouterSoftmax, Selection};
 use serde_json::Value;
+
+/// The plain decoder, relative to which other families are defined: RMSNorm, rotary embedding, grouped-query attention
+/// over all positions, a gated MLP with SiLU, no biases, and tensors under their canonical names.
+pub const PLAIN: Arch = Arch {
+    class: "",
+    model_type: "",
+    also: &[],
+    n_heads: None,
+    n_kv_heads: None,
+    head_dim: None,
+    vocab: None,
+    max_context: 2048,
+    norm_eps: 1e-6,
+    theta: 10_000.0,
+    tied: false,
+    attention_bias: false,
+    quantization: None,
+    honours: &[],
+    claims: |_| false,
+    mlp: |arch, config| dense(arch, config, silu(config)?),
+    windows: |config, n_layers| same_windows(config, n_layers, None),
+    adjust: |_, _| Ok(()),
+    views: same_names,
+};
 
 /// Fields that change the arithmetic unless they have their neutral value. A family that does not support such a field
 /// refuses any other value, because it would otherwise silently compute a different model.
@@ -64,20 +92,6 @@ pub const FOREIGN: &[(&str, Neutral)] = &[
     ("use_double_wide_mlp", Neutral::Off),
     ("per_layer_config", Neutral::Absent),
 ];
-
-/// Base of the RoPE frequencies in layers with a window. A family that supports it may also have it in
-/// `rope_parameters`.
-pub const LOCAL_BASE: &str = "rope_local_base_freq";
-
-/// Field with the parts of a head that turn by each of three axes, whose positions are the same in text; it may be in
-/// `rope_parameters`.
-pub const AXES: &str = "mrope_section";
-
-/// Field with the growth of queries with their positions; it may be in `rope_parameters`.
-pub const GROWTH: &str = "llama_4_scaling_beta";
-
-/// Field with the share of a head that is rotated; it may occur in several places.
-pub const PARTIAL: &str = "partial_rotary_factor";
 
 /// Neutral value of a field, with which the field changes nothing.
 #[derive(Debug, Clone, Copy)]

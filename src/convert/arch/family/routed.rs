@@ -2,7 +2,9 @@
 //! MLP that computes every token; the first layers have a dense MLP.
 
 use super::{separate_experts, silu};
-use crate::convert::arch::{ExpectedTensor, Fields, View, layer_part, whole};
+use crate::convert::arch::expected::{ExpectedTensor, layer_part};
+use crate::convert::arch::fields::Fields;
+use crate::convert::arch::view::{View, whole};
 use crate::error::Result;
 use crate::model_config::{DenseLayers, ExpertGroups, Mlp, ModelConfig, RouterSoftmax, Selection, SharedExpert};
 

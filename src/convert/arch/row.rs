@@ -1,0 +1,74 @@
+//! Row of the table of families.
+
+use super::expected::ExpectedTensor;
+use super::fields::Fields;
+use super::view::View;
+use crate::error::Result;
+use crate::model_config::{Mlp, ModelConfig};
+
+/// A model family: the defaults of `transformers` for fields that a configuration leaves out, and the differences from
+/// the plain decoder.
+#[derive(Debug)]
+pub struct Arch {
+    /// Class name in `architectures`.
+    pub class: &'static str,
+    /// `model_type`, which decides when `architectures` is absent, and in the `text_config` of wrappers.
+    pub model_type: &'static str,
+    /// Other classes and model types with the same language model.
+    pub(super) also: &'static [&'static str],
+    /// Default number of query heads; `None` = the field is required.
+    pub(super) n_heads: Option<usize>,
+    /// Default number of key/value heads; `None` = as many as query heads.
+    pub(super) n_kv_heads: Option<usize>,
+    /// Default width of a head; `None` = the hidden width divided by the number of heads.
+    pub(super) head_dim: Option<usize>,
+    /// Default number of rows of the embedding matrix; `None` = the field is required.
+    pub(super) vocab: Option<usize>,
+    /// Default context length in tokens.
+    pub(super) max_context: usize,
+    /// Default epsilon of the norms.
+    pub(super) norm_eps: f64,
+    /// Default base of the RoPE frequencies.
+    pub(super) theta: f64,
+    /// Default of `tie_word_embeddings`: true when the output matrix is the embedding matrix.
+    pub(super) tied: bool,
+    /// Default of `attention_bias`: true when the projections of attention have biases.
+    pub(super) attention_bias: bool,
+    /// Supported `quant_method` of quantized checkpoints, if any.
+    pub(super) quantization: Option<&'static str>,
+    /// Fields that the family supports, of those that are otherwise refused: [`super::family::FOREIGN`] and
+    /// [`super::rope::PARTIAL`].
+    pub(super) honours: &'static [&'static str],
+    /// Function that returns true when a configuration without class and type belongs to the family.
+    pub(super) claims: fn(&Fields) -> bool,
+    /// Function that reads the feed-forward part.
+    pub(super) mlp: fn(&Arch, &Fields) -> Result<Mlp>,
+    /// Function that reads the window of each layer; its second argument is the number of layers.
+    pub(super) windows: fn(&Fields, usize) -> Result<Vec<Option<usize>>>,
+    /// Function that applies the family's other differences from the plain decoder.
+    pub(super) adjust: fn(&Fields, &mut ModelConfig) -> Result<()>,
+    /// Function that returns the views by which a canonical tensor may be read from the source, the most likely first.
+    pub(super) views: fn(&ModelConfig, &ExpectedTensor) -> Vec<View>,
+}
+
+impl Arch {
+    /// Returns true when `architectures` lists the class, or is absent and `model_type` is the family's.
+    pub(super) fn is_named(&self, config: &Fields) -> Result<bool> {
+        match config.words_opt("architectures")? {
+            Some(classes) if !classes.is_empty() => {
+                Ok(classes.iter().any(|class| *class == self.class || self.also.contains(class)))
+            }
+            _ => Ok(config
+                .word_opt("model_type")?
+                .is_some_and(|name| name == self.model_type || self.also.contains(&name))),
+        }
+    }
+
+    /// Returns the views by which a canonical tensor may be read from the source, the most likely first.
+    pub fn views(&self, model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
+        (self.views)(model, tensor)
+    }
+}
+
+/// Field that says whether the output matrix is the embedding matrix.
+pub const TIED: &str = "tie_word_embeddings";
