@@ -4,7 +4,9 @@
 //!
 //! | module | question it answers | may import |
 //! |---|---|---|
-//! | ground: `adapter calibration dtype error files iebin interrupt job manifest mapped model_config output progress provenance quant_spec resources rng role scheme sha256 simd strict_json tokenizer_limits units windowed` | what is an artifact, a tensor, a number? | only ground |
+//! | ground (tools): `error files interrupt mapped progress resources rng sha256 simd units windowed` | what does any code need? errors, reading and mapping, memory, progress, hashes, random numbers | nothing |
+//! | ground (writing): `job output strict_json` | how are files written so that only complete ones have final names, and long work can go on? | ground (tools) |
+//! | ground (model): `adapter calibration dtype iebin manifest model_config provenance quant_spec role scheme tokenizer_limits` | what is a model, an artifact, a tensor, a scheme? | ground (tools), ground (writing) |
 //! | `quant` | how do floats become blocks, and was it good enough? | ground |
 //! | `dedup` | which bytes are stored twice? | ground |
 //! | `convert` | how does a Hugging Face checkpoint become an artifact? | ground, `quant` |

@@ -20,7 +20,7 @@ mod language;
 mod source;
 
 use source::{Source, Sources};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::sync::LazyLock;
 
@@ -35,34 +35,65 @@ struct Module {
     may_import: &'static [&'static str],
 }
 
-/// Ground modules: basic modules that every other module may import.
-const GROUND: &[&str] = &[
-    "adapter",
-    "calibration",
-    "dtype",
-    "error",
-    "files",
-    "iebin",
-    "interrupt",
-    "job",
-    "manifest",
-    "mapped",
-    "model_config",
-    "output",
-    "progress",
-    "provenance",
-    "quant_spec",
-    "resources",
-    "rng",
-    "role",
-    "scheme",
-    "sha256",
-    "simd",
-    "strict_json",
-    "tokenizer_limits",
-    "units",
-    "windowed",
+/// Some of the ground modules: basic modules that every other module may import. They import each other within a shelf
+/// and those of earlier shelves.
+struct Shelf {
+    name: &'static str,
+    question: &'static str,
+    modules: &'static [&'static str],
+}
+
+const GROUND: &[Shelf] = &[
+    Shelf {
+        name: "tools",
+        question: "what does any code need? errors, reading and mapping, memory, progress, hashes, random numbers",
+        modules: &[
+            "error",
+            "files",
+            "interrupt",
+            "mapped",
+            "progress",
+            "resources",
+            "rng",
+            "sha256",
+            "simd",
+            "units",
+            "windowed",
+        ],
+    },
+    Shelf {
+        name: "writing",
+        question: "how are files written so that only complete ones have final names, and long work can go on?",
+        modules: &["job", "output", "strict_json"],
+    },
+    Shelf {
+        name: "model",
+        question: "what is a model, an artifact, a tensor, a scheme?",
+        modules: &[
+            "adapter",
+            "calibration",
+            "dtype",
+            "iebin",
+            "manifest",
+            "model_config",
+            "provenance",
+            "quant_spec",
+            "role",
+            "scheme",
+            "tokenizer_limits",
+        ],
+    },
 ];
+
+/// Returns the names of all ground modules.
+fn ground() -> Vec<&'static str> {
+    GROUND.iter().flat_map(|shelf| shelf.modules).copied().collect()
+}
+
+/// Returns the index of the shelf of a ground module.
+fn shelf_of(name: &str) -> Option<usize> {
+    GROUND.iter().position(|shelf| shelf.modules.contains(&name))
+}
 
 const MODULES: &[Module] = &[
     Module { name: "quant", question: "how do floats become blocks, and was it good enough?", may_import: &[] },
@@ -185,6 +216,14 @@ const LARGEST_FILE: usize = 450;
 /// Maximum lines of code in a function, except those of [`LARGE_FUNCTIONS`].
 const LARGEST_FUNCTION: usize = 60;
 const LARGE_FUNCTIONS: &[(&str, &str)] = &[];
+/// Maximum lines of code in the binary, which turns arguments into options and prints: work belongs in the library.
+const LARGEST_BINARY: usize = 9_000;
+/// Maximum share of a module of the library in all lines of code, in percent.
+const LARGEST_SHARE: usize = 21;
+/// Maximum number of types with the same name.
+const SHARED_NAME: usize = 4;
+/// Names of types that more types may share: every command has its `Args`.
+const SHARED_NAMES: &[&str] = &["Args"];
 /// Maximum number of lines over 120 columns. It may only decrease.
 const LONG_LINES: usize = 41;
 
@@ -193,11 +232,13 @@ const ALLOWED_WORDS: &[(&str, &str)] = &[];
 
 /// Formats the table of modules in docs/DESIGN.md and src/lib.rs.
 fn module_table() -> String {
-    let mut rows = vec![
-        "| module | question it answers | may import |".to_string(),
-        "|---|---|---|".to_string(),
-        format!("| ground: `{}` | what is an artifact, a tensor, a number? | only ground |", GROUND.join(" ")),
-    ];
+    let mut rows = vec!["| module | question it answers | may import |".to_string(), "|---|---|---|".to_string()];
+    for (i, shelf) in GROUND.iter().enumerate() {
+        let may: Vec<_> = GROUND[..i].iter().map(|shelf| format!("ground ({})", shelf.name)).collect();
+        let may = if may.is_empty() { "nothing".into() } else { may.join(", ") };
+        let modules = shelf.modules.join(" ");
+        rows.push(format!("| ground ({}): `{modules}` | {} | {may} |", shelf.name, shelf.question));
+    }
     for module in MODULES {
         let may = ["ground".to_string()].into_iter().chain(module.may_import.iter().map(|name| format!("`{name}`")));
         rows.push(format!("| `{}` | {} | {} |", module.name, module.question, may.collect::<Vec<_>>().join(", ")));
@@ -209,7 +250,7 @@ fn module_table() -> String {
 /// Finds imports that the table does not allow, and modules that it does not list.
 fn forbidden_imports(sources: &Sources) -> Vec<String> {
     let module = |name: &str| MODULES.iter().find(|module| module.name == name);
-    let known = |top: &str| GROUND.contains(&top) || module(top).is_some() || ["bin", "lib"].contains(&top);
+    let known = |top: &str| shelf_of(top).is_some() || module(top).is_some() || ["bin", "lib"].contains(&top);
     let tops: BTreeSet<&str> = sources.files.iter().map(Source::top).collect();
     let unknown = tops.into_iter().filter(|top| !known(top));
     let mut found: Vec<String> = unknown.map(|top| format!("src/{top}: in neither MODULES nor GROUND")).collect();
@@ -219,7 +260,7 @@ fn forbidden_imports(sources: &Sources) -> Vec<String> {
         let may = module(from.top()).map_or(&[][..], |module| module.may_import);
         let allowed = from.top() == to.top()
             || ["bin", "lib"].contains(&from.top())
-            || GROUND.contains(&to.top())
+            || shelf_of(to.top()).is_some_and(|to| shelf_of(from.top()).is_none_or(|from| to <= from))
             || to.top() == "lib"
             || !known(to.top())
             || may.iter().any(|allowed| within(allowed));
@@ -232,11 +273,12 @@ fn forbidden_imports(sources: &Sources) -> Vec<String> {
 
 /// Finds cycles of imports among ground modules.
 fn circles_in_ground(sources: &Sources) -> Vec<String> {
-    let module = |file: usize| GROUND.iter().position(|name| *name == sources.files[file].top());
+    let ground = ground();
+    let module = |file: usize| ground.iter().position(|name| *name == sources.files[file].top());
     let imports = graph::imports(sources);
     let arrows: Vec<_> = imports.iter().filter_map(|i| Some((module(i.from)?, module(i.to)?))).collect();
-    let names = |circle: &Vec<usize>| circle.iter().map(|n| GROUND[*n]).collect::<Vec<_>>().join(", ");
-    graph::circles(GROUND.len(), &arrows).iter().map(names).collect()
+    let names = |circle: &Vec<usize>| circle.iter().map(|n| ground[*n]).collect::<Vec<_>>().join(", ");
+    graph::circles(ground.len(), &arrows).iter().map(names).collect()
 }
 
 /// Finds import cycles of more than `most` files.
@@ -351,6 +393,25 @@ fn too_long(sources: &Sources) -> Vec<String> {
     found
 }
 
+/// Finds names that too many types share.
+fn shared_names(sources: &Sources) -> Vec<String> {
+    let types = counts::types(sources);
+    let shared = types.iter().filter(|(name, files)| files.len() > SHARED_NAME && !SHARED_NAMES.contains(name));
+    shared.map(|(name, files)| format!("{} types are named `{name}`: {}", files.len(), files.join(" "))).collect()
+}
+
+/// Finds modules with too large a part of the code.
+fn large_modules(sources: &Sources) -> Vec<String> {
+    let mut lines: BTreeMap<&str, usize> = BTreeMap::new();
+    sources.files.iter().for_each(|file| *lines.entry(file.top()).or_default() += file.code_lines());
+    let all: usize = lines.values().sum();
+    let is_large = |(name, lines): &(&&str, &usize)| match **name {
+        "bin" => **lines > LARGEST_BINARY,
+        _ => **lines * 100 > all * LARGEST_SHARE,
+    };
+    lines.iter().filter(is_large).map(|(name, lines)| format!("{name}: {lines} of {all} lines")).collect()
+}
+
 /// Finds exceptions that are no longer needed.
 fn idle_exceptions(sources: &Sources) -> Vec<String> {
     let has = |place: &&&str| !sources.files.iter().any(|file| file.path.starts_with(**place));
@@ -446,8 +507,14 @@ fn dependencies_come_from_the_registry_with_checksums() {
 fn files_functions_and_lines_stay_short() {
     let sources = &*SOURCES;
     refuse("too long; look for the second question it answers", too_long(sources));
+    refuse("too large; divide it, or move work of the binary into the library", large_modules(sources));
     let long: usize = sources.files.iter().map(counts::long_lines).sum();
     assert!(long <= LONG_LINES, "{long} lines over 120 columns, {LONG_LINES} are allowed");
+}
+
+#[test]
+fn names_of_types_find_them() {
+    refuse("a search for the name finds all of them; name the type by what it is", shared_names(&SOURCES));
 }
 
 #[test]
@@ -581,6 +648,30 @@ mod planted {
             ("src/role.rs", function(60).repeat(8).as_str()),
         ]);
         assert_eq!(places(&too_long(&sources)), ["src/role.rs", "src/scheme.rs:1"]);
+    }
+
+    #[test]
+    fn large_modules_and_shared_names_are_found() {
+        let types = |n: usize| (0..n).map(|i| format!("mod m{i} {{\n    struct Kind;\n}}\n")).collect::<String>();
+        let sources = Sources::of([
+            ("src/quant/mod.rs", types(5).as_str()),
+            ("src/eval/mod.rs", "struct Args;\n".repeat(9).replace("Args", "Row(Kind)").as_str()),
+            ("src/bin/iec/main.rs", "struct Args;\n".repeat(9_001).as_str()),
+        ]);
+        let found = shared_names(&sources);
+        assert_eq!(places(&found), ["5 types are named `Kind`", "9 types are named `Row`"]);
+        assert_eq!(places(&large_modules(&sources)), ["bin"]);
+    }
+
+    #[test]
+    fn shelves_of_the_ground_import_earlier_ones() {
+        let sources = Sources::of([
+            ("src/error.rs", "use crate::job::Part;\n"),
+            ("src/job/mod.rs", "use crate::{error::Error, output::Lock, scheme::Scheme};\n"),
+            ("src/output/mod.rs", "\n"),
+            ("src/scheme.rs", "use crate::output::pretty;\n"),
+        ]);
+        assert_eq!(places(&forbidden_imports(&sources)), ["src/error.rs:1", "src/job/mod.rs:1"]);
     }
 
     #[test]

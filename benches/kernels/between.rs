@@ -6,7 +6,7 @@ use super::{best, values};
 use iec::generate::sampler::{Sampler, Sampling};
 use iec::model_config::{Activation, Rope, RopeScaling, RotaryPairs, RouterSoftmax};
 use iec::runtime::KvType;
-use iec::runtime::attention::{Attend, AttentionKernel, Task};
+use iec::runtime::attention::{Attend, AttentionKernel, AttentionTask};
 use iec::runtime::cpu::Cpu;
 use iec::runtime::device::Run;
 use iec::runtime::kv::{KvCache, KvHeads, KvLayout, PagePool};
@@ -83,7 +83,7 @@ fn attention(cpu: &Cpu, kind: KvType, tokens: usize, position: usize) -> f64 {
     cache.write(cpu, 0, 0, &stored, &stored);
     let (queries, mut out) = (values(tokens * WIDTH), vec![0.0; tokens * WIDTH]);
     let mut attend = Attend::default();
-    let task = Task {
+    let task = AttentionTask {
         kernel: AttentionKernel::Fast,
         cpu,
         layer: &layout.layers()[0],

@@ -12,7 +12,7 @@ use iec::convert::source::gguf::Gguf;
 use iec::convert::source::shard::list;
 use iec::convert::source::shards::{Shards, parse_index};
 use iec::dedup::Codec;
-use iec::dedup::make::{self, Options};
+use iec::dedup::make::{self, MakeOptions};
 use iec::generate::constraint::{Constraint, ConstraintSource, Vocabulary};
 use iec::generate::text::spelling::{Leading, Spelling};
 use iec::generate::text::{ChatTemplate, Message, RenderOptions, Tokenizer};
@@ -208,7 +208,7 @@ fn make_store() -> tempfile::TempDir {
     small_pack(&base, &[("a", 32, 0), ("b", 24, 1), ("c", 12, 3), ("d", 16, 0x40)]);
     small_pack(dir.path(), &[("a", 32, 0), ("b", 16, 2), ("c", 16, 4), ("e", 32, 0x55), ("f", 8, 0x33)]);
     let (model_dir, bases) = (dir.path().to_path_buf(), vec![base]);
-    make::dedup(&Options { model_dir, bases, codec: Codec::Zstd, level: 1, even_if_larger: true }).expect("a pack");
+    make::dedup(&MakeOptions { model_dir, bases, codec: Codec::Zstd, level: 1, even_if_larger: true }).expect("a pack");
     std::fs::remove_file(dir.path().join("model.ie.bin")).expect("a pack");
     dir
 }

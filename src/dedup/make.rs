@@ -28,7 +28,7 @@ const FRAMES_PER_THREAD: usize = 8;
 
 /// Options of a deduplication.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct MakeOptions {
     /// Directory of the pack.
     pub model_dir: PathBuf,
     /// Other packs to which this pack may be similar.
@@ -46,7 +46,7 @@ pub struct Options {
 ///
 /// # Errors
 /// There is no binary, a tensor differs from its recorded hash, or the disk is full.
-pub fn dedup(options: &Options) -> Result<Made> {
+pub fn dedup(options: &MakeOptions) -> Result<Made> {
     let dir = &options.model_dir;
     let _lock = DirLock::acquire(dir).map_err(Error::while_opening_model)?;
     swap::settle(dir, PACK)?;

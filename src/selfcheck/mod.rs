@@ -28,7 +28,7 @@ use std::time::Instant;
 
 /// Options of a check.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Options {
+pub struct CheckOptions {
     /// True to check fewer shapes of each kernel and to measure no speeds.
     pub quick: bool,
 }
@@ -37,7 +37,7 @@ pub struct Options {
 ///
 /// # Errors
 /// There is no such device, or its driver reports an error.
-pub fn run(ordinal: usize, options: Options) -> Result<Report> {
+pub fn run(ordinal: usize, options: CheckOptions) -> Result<Report> {
     let started = Instant::now();
     let device = Driver::open()?.device(ordinal)?;
     let measure = !options.quick && !device.is_simulated();

@@ -4,7 +4,7 @@
 use crate::common::{fixture, iec};
 use crate::dedup::{Place, binary, dedup};
 use half::bf16;
-use iec::dedup::make::{self, Options};
+use iec::dedup::make::{self, MakeOptions};
 use iec::dedup::{Codec, FILE_NAMES, JSON_NAME};
 use iec::rng::Rng;
 use iec::sha256::{Digest, Sha256, hex};
@@ -198,7 +198,7 @@ fn every_changed_byte_of_a_small_store_is_noticed() {
     ];
     for codec in [Codec::Auto, Codec::Zstd] {
         write_pack(&dir, &tensors, Value::Null);
-        make::dedup(&Options { model_dir: dir.clone(), bases: Vec::new(), codec, level: 1, even_if_larger: true })
+        make::dedup(&MakeOptions { model_dir: dir.clone(), bases: Vec::new(), codec, level: 1, even_if_larger: true })
             .unwrap();
         iec::dedup::remove_original(&dir).unwrap();
         for name in FILE_NAMES.iter().chain([&JSON_NAME]) {
@@ -267,7 +267,7 @@ proptest! {
         let before = binary(&dir);
         let codec = [Codec::Auto, Codec::Zstd, Codec::None][codec];
         let bases = if again { vec![base] } else { Vec::new() };
-        make::dedup(&Options { model_dir: dir.clone(), bases, codec, level: 1, even_if_larger: true }).unwrap();
+        make::dedup(&MakeOptions { model_dir: dir.clone(), bases, codec, level: 1, even_if_larger: true }).unwrap();
         iec::dedup::remove_original(&dir).unwrap();
         iec::dedup::restore(&dir, &dir).unwrap();
         prop_assert!(binary(&dir) == before);

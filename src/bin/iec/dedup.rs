@@ -141,7 +141,7 @@ fn run_family(args: &Args, global: &Global) -> Result<()> {
 
 /// Deduplicates one pack and, if the arguments say so, verifies the result and removes the binary of the pack.
 fn reduce(dir: &Path, bases: &[PathBuf], args: &Args, global: &Global) -> Result<Summary> {
-    let made = make::dedup(&make::Options {
+    let made = make::dedup(&make::MakeOptions {
         model_dir: dir.to_path_buf(),
         bases: bases.to_vec(),
         codec: args.codec,

@@ -6,7 +6,7 @@ use iec::error::{Error, Result};
 use iec::report::table::Table;
 use iec::runtime::device::DeviceInfo;
 use iec::runtime::open::{GpuList, list_gpus};
-use iec::selfcheck::{self, Options, Report};
+use iec::selfcheck::{self, CheckOptions, Report};
 use iec::units::human_bytes;
 use serde_json::{Value, json};
 
@@ -111,7 +111,7 @@ fn describe(info: &DeviceInfo, free: Option<u64>) -> Value {
 }
 
 fn check(args: &Args, global: &Global) -> Result<()> {
-    let report = selfcheck::run(args.device.unwrap_or(0), Options { quick: args.quick })?;
+    let report = selfcheck::run(args.device.unwrap_or(0), CheckOptions { quick: args.quick })?;
     let failed: Vec<&str> = report.failed().map(|kernel| kernel.kernel.as_str()).collect();
     if args.json {
         let mut line = json!({

@@ -105,7 +105,7 @@ impl<'a> Scanner<'a> {
                 let length = values.byte_offset();
                 let value = strict_json::parse(&after.as_bytes()[..length])?;
                 if name == "json" {
-                    let rules = json::rules(&value, json::Options::strict(json::DEPTH))?.embedded();
+                    let rules = json::rules(&value, json::ReadOptions::strict(json::DEPTH))?.embedded();
                     let done = self.done.len();
                     self.skip(1 + end + length);
                     self.done.truncate(done);

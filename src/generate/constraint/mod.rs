@@ -19,7 +19,7 @@ mod vocabulary;
 
 use crate::error::{Error, Result};
 use crate::resources;
-pub use json::{Options as SchemaOptions, SchemaRules, rules as schema_rules};
+pub use json::{ReadOptions as SchemaOptions, SchemaRules, rules as schema_rules};
 use llguidance::Matcher;
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use phases::{Compiled, Free, Progress};

@@ -113,7 +113,7 @@ impl Attend {
     /// Computes attention for all tokens of a batch, whose keys and values are already in the caches.
     ///
     /// `out` is `(n, out_stride)`; the first `n_heads * heads.value` numbers of each row are written.
-    pub fn run(&mut self, task: &Task<'_>, out: &mut [f32], out_stride: usize) {
+    pub fn run(&mut self, task: &AttentionTask<'_>, out: &mut [f32], out_stride: usize) {
         if task.kernel == AttentionKernel::Reference {
             return reference::run(task, out, out_stride);
         }
@@ -157,7 +157,7 @@ impl Attend {
     }
 
     /// Splits the batch into tiles and items.
-    fn plan(&mut self, task: &Task<'_>) {
+    fn plan(&mut self, task: &AttentionTask<'_>) {
         let per_tile = (ROWS / task.group()).max(1);
         self.tiles.clear();
         self.items.clear();
@@ -192,7 +192,7 @@ impl Attend {
     /// Items are dealt longest first, to the threads in ascending and descending order by turns, so that all have about
     /// the same work. `dealt` holds the items of the first thread, then those of the second, and so on, in slices of
     /// equal length, of which only the last may be shorter.
-    fn deal(&mut self, task: &Task<'_>, rows: usize) -> usize {
+    fn deal(&mut self, task: &AttentionTask<'_>, rows: usize) -> usize {
         let items = &self.items;
         let pages: usize = items.iter().map(|item| item.pages.len()).sum();
         let work = pages * PAGE * rows * (task.layer.heads.key + task.layer.heads.value);
@@ -230,7 +230,7 @@ impl Tile {
 }
 
 /// Inputs of attention in one layer.
-pub struct Task<'a> {
+pub struct AttentionTask<'a> {
     /// Implementation.
     pub kernel: AttentionKernel,
     /// Threads and kernels.
@@ -249,7 +249,7 @@ pub struct Task<'a> {
     pub queries: &'a [f32],
 }
 
-impl Task<'_> {
+impl AttentionTask<'_> {
     /// Returns the number of query heads that share a key/value head.
     fn group(&self) -> usize {
         self.shape.n_heads / self.layer.heads.count

@@ -8,7 +8,7 @@
 use super::fold::FoldGroup;
 use super::scores::{mask, row_probabilities};
 use super::transpose::{panel_words, values_of_keys};
-use super::{GROUP, Item, STATE, Task, Tile};
+use super::{AttentionTask, GROUP, Item, STATE, Tile};
 use crate::runtime::cpu::{SumType, WeightedSum, pair, weights};
 use crate::runtime::kv::{Element, Head, KvLayer, MAX_HEAD, PAGE, by_type, panel, rotate};
 use crate::runtime::ops::LANES;
@@ -73,7 +73,7 @@ impl<'a> Workspace<'a> {
 
 /// Computes the rows of an item over its pages and writes the partial results to `folded`.
 pub(super) struct ItemKernel<'a> {
-    pub task: &'a Task<'a>,
+    pub task: &'a AttentionTask<'a>,
     pub tile: &'a Tile,
     pub item: &'a Item,
     /// Next item of this thread, for prefetching.
@@ -140,7 +140,7 @@ impl ItemKernel<'_> {
 /// page, or of the first page of the next item, `then`. Both slices are empty if nothing follows.
 #[inline(always)]
 fn upcoming<'a, T: Element>(
-    task: &Task<'a>,
+    task: &AttentionTask<'a>,
     tile: &Tile,
     item: &Item,
     page: usize,
@@ -160,7 +160,7 @@ fn upcoming<'a, T: Element>(
 
 /// Writes the query of a row of a tile to `words`, as the weights of a [`WeightedSum`].
 #[inline(always)]
-fn query_weights<T: Element>(task: &Task<'_>, tile: &Tile, item: &Item, row: usize, words: &mut [u32]) {
+fn query_weights<T: Element>(task: &AttentionTask<'_>, tile: &Tile, item: &Item, row: usize, words: &mut [u32]) {
     let (group, dim) = (task.group(), task.layer.heads.key);
     let (token, head) = (tile.first + row / group, item.head * group + row % group);
     let query = &task.queries[(token * task.shape.n_heads + head) * dim..][..dim];
@@ -186,7 +186,7 @@ struct Panels<'a, T> {
 
 /// Up to [`GROUP`] rows of a tile that are computed together for one page.
 struct RowGroup<'a, T> {
-    task: &'a Task<'a>,
+    task: &'a AttentionTask<'a>,
     tile: &'a Tile,
     page: usize,
     /// First row in the tile.

@@ -3,12 +3,12 @@
 //! Keys and values are those of the cache, so they are rounded to its type. Everything that follows is computed in f64:
 //! the fast kernel also rounds queries and probabilities for some types, and adds in f32.
 
-use super::Task;
+use super::AttentionTask;
 use crate::runtime::kv::{Element, PAGE, by_type, rotate};
 use std::f64::consts::LOG2_E;
 
 /// Computes attention for all tokens of a batch, like [`super::Attend::run`].
-pub(super) fn run(task: &Task<'_>, out: &mut [f32], out_stride: usize) {
+pub(super) fn run(task: &AttentionTask<'_>, out: &mut [f32], out_stride: usize) {
     let (layer, group) = (task.layer, task.group());
     let (key, value) = (layer.heads.key, layer.heads.value);
     task.cpu.for_rows(out, out_stride, |row, out| {
@@ -46,7 +46,7 @@ struct Head {
 }
 
 impl Head {
-    fn new(task: &Task<'_>, row: usize, head: usize) -> Head {
+    fn new(task: &AttentionTask<'_>, row: usize, head: usize) -> Head {
         let heads = task.layer.heads;
         let mut query = task.queries[(row * task.shape.n_heads + head) * heads.key..][..heads.key].to_vec();
         let orders = by_type!(task.layer.kind, T, T::ROTATED).then(|| heads.rotations());

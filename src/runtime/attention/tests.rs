@@ -1,7 +1,7 @@
 //! Attention over values that are the first numbers of the keys: the same bits as with values of their own, and close
 //! to a computation in f64. The fast kernel is close to the reference.
 
-use super::{Attend, AttentionKernel, Task};
+use super::{Attend, AttentionKernel, AttentionTask};
 use crate::rng::Rng;
 use crate::runtime::cpu::Cpu;
 use crate::runtime::device::Run;
@@ -80,7 +80,7 @@ fn attend(kernel: AttentionKernel, kind: KvType, case: &Case, cpu: &Cpu, inputs:
         cache.grow(tokens).unwrap();
         cache.write(cpu, 0, first, &part(&inputs.keys, heads.count * heads.key), &values);
         let mut out = vec![f32::NAN; tokens * case.n_heads * heads.value];
-        let task = Task {
+        let task = AttentionTask {
             kernel,
             cpu,
             layer: &layout.layers()[0],

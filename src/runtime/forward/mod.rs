@@ -9,7 +9,7 @@ mod rows;
 
 use super::adapters::factors::Factors;
 use super::adapters::{self, Changed, Group, Target};
-use super::attention::{Attend, AttentionKernel, Task};
+use super::attention::{Attend, AttentionKernel, AttentionTask};
 use super::cpu::{Acts, Arithmetic, Cpu, Form, Job, Matrix};
 use super::device::{Answer, Cache, DevicePart, PartCache, PartInfo, Run, Step};
 use super::experts::Experts;
@@ -433,7 +433,7 @@ impl Model {
         let s = &mut *w.scratch;
         let layer = &self.kv_layout.layers()[shape.kv_from.unwrap_or(index) - self.layers.start];
         let (runs, caches, queries) = (&s.runs[..], &w.caches[..], &s.q[..]);
-        let task = Task { kernel: self.attention, cpu: &self.cpu, layer, shape, sinks, runs, caches, queries };
+        let task = AttentionTask { kernel: self.attention, cpu: &self.cpu, layer, shape, sinks, runs, caches, queries };
         s.attended.reset(w.step.x.len() / self.config.hidden, shape.n_heads * layer.heads.value);
         let (out, stride) = s.attended.rows_mut();
         s.attend.run(&task, out, stride);

@@ -32,7 +32,7 @@ pub(super) const DEPTH: usize = 256;
 
 /// Rules for the application of a schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Options {
+pub struct ReadOptions {
     /// Largest depth of subschemas, references included, which the stack must hold.
     pub depth: usize,
     /// Whether what cannot be enforced is left out.
@@ -41,10 +41,10 @@ pub struct Options {
     pub closed: bool,
 }
 
-impl Options {
+impl ReadOptions {
     /// Returns the options that enforce everything, and leave objects as open as the schema says.
-    pub fn strict(depth: usize) -> Options {
-        Options { depth, lenient: false, closed: false }
+    pub fn strict(depth: usize) -> ReadOptions {
+        ReadOptions { depth, lenient: false, closed: false }
     }
 }
 
@@ -80,7 +80,7 @@ pub(super) fn parsed(text: &str) -> Result<Value> {
 /// # Errors
 /// The schema is too large or allows nothing, or something in it cannot be enforced and is not left out; the error
 /// names the place as a JSON pointer.
-pub fn rules(schema: &Value, options: Options) -> Result<SchemaRules> {
+pub fn rules(schema: &Value, options: ReadOptions) -> Result<SchemaRules> {
     if !schema.is_object() && !schema.is_boolean() {
         return Err(Error::corrupt("JSON schema: found neither an object nor a boolean, expected an object")
             .help("a schema looks like {\"type\": \"object\", \"properties\": …}"));

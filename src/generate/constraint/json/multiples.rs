@@ -76,11 +76,11 @@ fn common_divisor(a: u64, b: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Options, rules};
+    use super::super::{ReadOptions, rules};
     use serde_json::{Value, json};
 
     fn check(schema: Value) -> String {
-        rules(&schema, Options::strict(10)).map_or_else(|e| e.to_string(), |_| "accepted".into())
+        rules(&schema, ReadOptions::strict(10)).map_or_else(|e| e.to_string(), |_| "accepted".into())
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Reads a schema: every keyword is enforced, is an annotation, or is refused or left out by name.
 
-use super::Options;
+use super::ReadOptions;
 use super::keywords::{ANNOTATIONS, DRAFTS, NOT_ENFORCED, TYPED};
 use super::multiples::Multiples;
 use super::node::Node;
@@ -19,7 +19,7 @@ pub(super) type Members = Map<String, Value>;
 /// Reads one schema.
 pub(super) struct Reader<'a> {
     root: &'a Value,
-    pub(super) options: Options,
+    pub(super) options: ReadOptions,
     /// Places of what is left out, each once.
     pub(super) ignored: Vec<String>,
     /// The same places, to find them.
@@ -34,7 +34,7 @@ pub(super) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(root: &'a Value, options: Options) -> Reader<'a> {
+    pub(super) fn new(root: &'a Value, options: ReadOptions) -> Reader<'a> {
         Reader {
             root,
             options,

@@ -3,7 +3,7 @@
 
 use super::super::tests::{accepts, bytes};
 use super::super::{Constraint, ConstraintSource};
-use super::{Options, SchemaRules, rules};
+use super::{ReadOptions, SchemaRules, rules};
 use serde_json::{Value, json};
 
 /// A schema, documents that must be allowed, and documents that must not.
@@ -557,7 +557,7 @@ fn closed_schemas_allow_no_properties_that_they_do_not_list() {
 }
 
 fn hint(schema: &Value) -> SchemaRules {
-    rules(schema, Options { depth: 64, lenient: true, closed: false }).unwrap()
+    rules(schema, ReadOptions { depth: 64, lenient: true, closed: false }).unwrap()
 }
 
 /// Follows keywords that generators and servers of tools write: each has a document that must be allowed, one that must
