@@ -2,8 +2,8 @@
 //! allowed, how large files and functions may become, and how comments are worded.
 //!
 //! [`MODULES`] is the table shown in docs/DESIGN.md and src/lib.rs. Most rules read the sources below `src/` without
-//! comments and tests. Most are themselves tested with a planted mistake. The command
-//! `cargo test --test house -- --nocapture counts` prints the counts of docs/DESIGN.md.
+//! comments and tests. Most are themselves tested with a planted mistake. docs/DESIGN.md shows the limits, and
+//! `cargo test --test house -- --nocapture counts` prints the present numbers.
 //!
 //! The test uses only the standard library, so it can be run without building the crate, within two seconds:
 //! `rustc --edition 2024 --test tests/house.rs -o target/house && target/house`.
@@ -247,6 +247,21 @@ fn module_table() -> String {
     rows.join("\n")
 }
 
+/// Formats the table of limits in docs/DESIGN.md.
+fn limit_table() -> String {
+    let rows = [
+        ("files in a circle of imports", LARGEST_CIRCLE.to_string()),
+        ("lines of code of a file", LARGEST_FILE.to_string()),
+        ("lines of code of a function", LARGEST_FUNCTION.to_string()),
+        ("lines of code of the binary", LARGEST_BINARY.to_string()),
+        ("share of a module of the library in all lines of code", format!("{LARGEST_SHARE} %")),
+        ("types of one name, but for the `Args` of commands", SHARED_NAME.to_string()),
+        ("lines over 120 columns in `src`", LONG_LINES.to_string()),
+    ];
+    let rows: String = rows.iter().map(|(limit, value)| format!("| {limit} | {value} |\n")).collect();
+    format!("| largest number of | limit |\n|---|---|\n{rows}")
+}
+
 /// Finds imports that the table does not allow, and modules that it does not list.
 fn forbidden_imports(sources: &Sources) -> Vec<String> {
     let module = |name: &str| MODULES.iter().find(|module| module.name == name);
@@ -453,7 +468,7 @@ fn modules_import_earlier_modules_only() {
 }
 
 #[test]
-fn documents_show_the_table_of_modules() {
+fn documents_show_the_tables_of_modules_and_limits() {
     for (path, prefix) in [("docs/DESIGN.md", ""), ("src/lib.rs", "//! ")] {
         let text = fs::read_to_string(path).unwrap();
         let table: String = module_table().lines().map(|row| format!("{prefix}{row}\n")).collect();
@@ -498,6 +513,8 @@ fn the_engine_names_no_device() {
 
 #[test]
 fn dependencies_come_from_the_registry_with_checksums() {
+    let design = fs::read_to_string("docs/DESIGN.md").unwrap();
+    assert!(design.contains(&limit_table()), "docs/DESIGN.md does not show this table:\n{}", limit_table());
     refuse("a dependency has another source", unpinned(include_str!("../Cargo.lock")));
     let planted = "[[package]]\nname = \"x\"\nversion = \"1.0.0\"\nsource = \"git+https://example.org/x\"\n";
     assert_eq!(unpinned(planted), ["x"]);
