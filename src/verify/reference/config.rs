@@ -162,10 +162,10 @@ impl Config {
         if heads == 0 {
             return Err(Error::corrupt("found 0, expected a positive whole number").tensor("num_attention_heads"));
         }
-        let latent = if family.is_latent() { Some(LatentSizes::read(json)?) } else { None };
+        let latent = if family.row().is_latent { Some(LatentSizes::read(json)?) } else { None };
         let head_dim = match latent {
             Some(sizes) => sizes.nope + sizes.rope,
-            None => json.size("head_dim")?.or(family.head_dim()).unwrap_or(hidden / heads),
+            None => json.size("head_dim")?.or(family.row().head_dim).unwrap_or(hidden / heads),
         };
         let layers = read_layers(family, json, heads, head_dim, latent)?;
         let cap = |key: &str, default: f64| match json.0.get(key) {
@@ -200,7 +200,7 @@ impl Config {
 /// Reads `tie_word_embeddings` of the language model and of the wrapper around it.
 fn tied(family: Family, json: Fields<'_>, whole: Fields<'_>) -> Result<Option<bool>> {
     const KEY: &str = "tie_word_embeddings";
-    let default = family.is_tied();
+    let default = family.row().is_tied;
     Ok(match (json.find(KEY), whole.find(KEY)) {
         (Some(inner), Some(outer)) if inner != outer => None,
         (Some(_), _) => Some(json.flag(KEY, default)?),
@@ -222,7 +222,7 @@ fn read_layers(
     }
     let keys_are_values = family == Gemma4 && json.flag("attention_k_eq_v", false)?;
     let kv_heads = match json.0.get("num_key_value_heads") {
-        None => family.kv_heads().unwrap_or(heads),
+        None => family.row().kv_heads.unwrap_or(heads),
         Some(_) => json.size("num_key_value_heads")?.unwrap_or(heads),
     };
     let (window, sliding) = (family.window(json)?, family.sliding_layers(json, count)?);
@@ -315,7 +315,7 @@ fn kv_owners(family: Family, json: Fields<'_>, sliding: &[bool]) -> Result<Vec<O
 impl Norms {
     fn read(family: Family, json: Fields<'_>) -> Result<Norms> {
         let key = if family == Cohere2 { "layer_norm_eps" } else { "rms_norm_eps" };
-        let eps = json.number(key)?.unwrap_or(family.eps());
+        let eps = json.number(key)?.unwrap_or(family.row().eps);
         let kind = match family {
             Cohere2 => NormKind::Layer,
             MuseGlimmer => NormKind::RmsOnePlus,
@@ -374,7 +374,7 @@ impl Factors {
                 logit: number("output_multiplier", 0.196_116_135_138_184_04)?,
                 ..plain
             },
-            _ if family.is_latent() => Factors { score: one_over_root * latent_magnitude(json)?.powi(2), ..plain },
+            _ if family.row().is_latent => Factors { score: one_over_root * latent_magnitude(json)?.powi(2), ..plain },
             _ => plain,
         })
     }
@@ -418,7 +418,7 @@ impl Growth {
 pub(super) fn pairs(family: Family, json: Fields<'_>) -> Result<Pairs> {
     let adjacent = match family {
         Cohere2 | DeepseekV2 => true,
-        _ if family.is_latent() => json.flag("rope_interleave", true)?,
+        _ if family.row().is_latent => json.flag("rope_interleave", true)?,
         _ => false,
     };
     Ok(if adjacent { Pairs::Adjacent } else { Pairs::Halves })

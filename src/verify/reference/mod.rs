@@ -14,6 +14,7 @@ mod adapters;
 mod attention;
 mod config;
 mod experts;
+mod families;
 mod family;
 mod fields;
 mod latent;

@@ -46,9 +46,9 @@ impl Ropes {
                 Error::corrupt("found no value, expected an object for each type of layer").tensor("rope_parameters")
             );
         }
-        let theta = json.number("rope_theta")?.unwrap_or(family.theta());
+        let theta = json.number("rope_theta")?.unwrap_or(family.row().theta);
         let part = match family {
-            _ if family.is_latent() => RotatedShare::Whole,
+            _ if family.row().is_latent => RotatedShare::Whole,
             Family::Glm4Moe => RotatedShare::Given(0.5),
             Family::MiniMaxM2 => {
                 let rotated = json.size("rotary_dim")?.unwrap_or(full_dim);
