@@ -4,7 +4,7 @@ use super::Encoder;
 use super::sampling::{SamplingTexts, last_n};
 use crate::error::{Error, Result};
 use crate::generate::constraint::ConstraintSource;
-use crate::generate::sampler::{Mirostat, Order, Sampling, Stage, Version, Xtc};
+use crate::generate::sampler::{Order, Sampling, SamplingFields, Stage, Version};
 use crate::generate::text::{Message, UnicodeForm, Variables};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
@@ -215,38 +215,35 @@ impl PromptRequest {
     /// # Errors
     /// A value has another form.
     pub fn sampling(&self, encoder: &Encoder<'_>, plain: Sampling) -> Result<Sampling> {
-        let filters = [self.top_p, self.min_p, self.typical_p, self.xtc_probability];
-        let draws = self.top_k.is_some() || self.mirostat > Some(0) || filters.iter().any(Option::is_some);
-        let unnamed = if draws && plain.temperature == 0.0 { 1.0 } else { plain.temperature };
-        let mut sampling = Sampling {
-            temperature: self.temperature.unwrap_or(unnamed),
-            top_k: self.top_k.unwrap_or(plain.top_k),
-            top_p: self.top_p.unwrap_or(plain.top_p),
-            min_p: self.min_p.unwrap_or(plain.min_p),
-            typical_p: self.typical_p.unwrap_or(plain.typical_p),
-            xtc: Xtc {
-                probability: self.xtc_probability.unwrap_or(plain.xtc.probability),
-                threshold: self.xtc_threshold.unwrap_or(plain.xtc.threshold),
-            },
-            repeat_penalty: self.repeat_penalty.unwrap_or(plain.repeat_penalty),
-            presence_penalty: self.presence_penalty.unwrap_or(plain.presence_penalty),
-            frequency_penalty: self.frequency_penalty.unwrap_or(plain.frequency_penalty),
-            repeat_last_n: self.repeat_last_n.map_or(Ok(plain.repeat_last_n), |n| last_n("repeat_last_n", n))?,
-            mirostat: self.mirostat(plain.mirostat)?,
-            order: self.samplers.as_deref().map_or(Ok(plain.order.clone()), Order::parse)?,
-            ..plain
+        let fields = SamplingFields {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            typical_p: self.typical_p,
+            xtc_probability: self.xtc_probability,
+            xtc_threshold: self.xtc_threshold,
+            repeat_penalty: self.repeat_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            repeat_last_n: last_n("repeat_last_n", self.repeat_last_n)?,
+            dry_multiplier: self.dry_multiplier,
+            dry_base: self.dry_base,
+            dry_allowed_length: self.dry_allowed_length,
+            dry_last_n: last_n("dry_penalty_last_n", self.dry_penalty_last_n)?,
+            mirostat: self.mirostat()?,
+            mirostat_tau: self.mirostat_tau,
+            mirostat_eta: self.mirostat_eta,
+            order: self.samplers.as_deref().map(Order::parse).transpose()?,
+            // That of the request is a field of its own.
+            seed: None,
         };
-        let dry = &mut sampling.dry;
-        dry.multiplier = self.dry_multiplier.unwrap_or(dry.multiplier);
-        dry.base = self.dry_base.unwrap_or(dry.base);
-        dry.allowed_length = self.dry_allowed_length.unwrap_or(dry.allowed_length);
-        dry.last_n = self.dry_penalty_last_n.map_or(Ok(dry.last_n), |n| last_n("dry_penalty_last_n", n))?;
         let texts = SamplingTexts {
             logit_bias: self.logit_bias.iter().map(|(token, bias)| format!("{token}={bias}")).collect(),
             banned: self.bad_words.clone(),
             ..SamplingTexts::default()
         };
-        texts.resolve_tokens(sampling, || encoder.tokenizer(), encoder.vocab())
+        texts.resolve_tokens(fields.over(plain), || encoder.tokenizer(), encoder.vocab())
     }
 
     /// Returns true if the request has a parameter of a stage.
@@ -265,17 +262,14 @@ impl PromptRequest {
         }
     }
 
-    fn mirostat(&self, plain: Option<Mirostat>) -> Result<Option<Mirostat>> {
-        let version = match self.mirostat {
-            None => plain.map(|plain| plain.version),
-            Some(0) => None,
-            Some(1) => Some(Version::One),
-            Some(2) => Some(Version::Two),
+    fn mirostat(&self) -> Result<Option<Option<Version>>> {
+        Ok(match self.mirostat {
+            None => None,
+            Some(0) => Some(None),
+            Some(1) => Some(Some(Version::One)),
+            Some(2) => Some(Some(Version::Two)),
             Some(other) => return Err(Error::corrupt(format!("found {other}, expected 0, 1 or 2")).setting("mirostat")),
-        };
-        let (tau, eta) = plain.map_or((Mirostat::TAU, Mirostat::ETA), |plain| (plain.tau, plain.eta));
-        let (tau, eta) = (self.mirostat_tau.unwrap_or(tau), self.mirostat_eta.unwrap_or(eta));
-        Ok(version.map(|version| Mirostat { version, tau, eta }))
+        })
     }
 
     /// Checks that no field is without effect because the step to which it belongs is off.

@@ -100,16 +100,17 @@ pub(super) fn dry_breakers<'a>(
     breakers(texts.dry_breakers.as_deref().unwrap_or_default(), tokenizer, vocab).map(Arc::new)
 }
 
-/// Reads a number of last tokens, given as the option or field `name`; `None` for -1, which is all.
+/// Reads a number of last tokens, if the option or field `name` gives one; -1 stands for all, which is `None`.
 ///
 /// # Errors
 /// The number is below -1.
-pub fn last_n(name: &str, value: i64) -> Result<Option<usize>> {
-    if value == -1 {
-        return Ok(None);
+pub fn last_n(name: &str, value: Option<i64>) -> Result<Option<Option<usize>>> {
+    let expected = |value| Error::usage(format!("found {value}, expected 0 or more, or -1 for all")).setting(name);
+    match value {
+        None => Ok(None),
+        Some(-1) => Ok(Some(None)),
+        Some(value) => usize::try_from(value).map(|n| Some(Some(n))).map_err(|_| expected(value)),
     }
-    let expected = || Error::usage(format!("found {value}, expected 0 or more, or -1 for all")).setting(name);
-    usize::try_from(value).map(Some).map_err(|_| expected())
 }
 
 /// Splits a logit bias at the first sign that a number follows; returns the token and the number.

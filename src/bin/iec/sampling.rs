@@ -1,7 +1,7 @@
 //! Sampling options.
 
 use iec::error::{Error, Result};
-use iec::generate::sampler::{Dry, Mirostat, Order, Sampling, Version, Xtc};
+use iec::generate::sampler::{Order, Sampling, SamplingFields, Version};
 use iec::session::Session;
 use iec::session::sampling::{SamplingTexts, last_n};
 
@@ -150,55 +150,33 @@ impl SamplingArgs {
 
     /// Returns the parameters that do not depend on the model, over those of `plain`.
     fn numbers(&self, plain: Sampling) -> Result<Sampling> {
-        let filters = [self.top_p, self.min_p, self.more.typical, self.more.xtc_probability];
-        let drawn = self.top_k.is_some() || self.more.mirostat > Some(0) || filters.iter().any(Option::is_some);
-        let unnamed = if drawn && plain.temperature == 0.0 { 1.0 } else { plain.temperature };
-        Ok(Sampling {
-            temperature: if self.greedy { 0.0 } else { self.temperature.unwrap_or(unnamed) },
-            top_k: self.top_k.unwrap_or(plain.top_k),
-            top_p: self.top_p.unwrap_or(plain.top_p),
-            min_p: self.min_p.unwrap_or(plain.min_p),
-            typical_p: self.more.typical.unwrap_or(plain.typical_p),
-            xtc: Xtc {
-                probability: self.more.xtc_probability.unwrap_or(plain.xtc.probability),
-                threshold: self.more.xtc_threshold.unwrap_or(plain.xtc.threshold),
-            },
-            repeat_penalty: self.repeat_penalty.unwrap_or(plain.repeat_penalty),
-            presence_penalty: self.more.presence_penalty.unwrap_or(plain.presence_penalty),
-            frequency_penalty: self.more.frequency_penalty.unwrap_or(plain.frequency_penalty),
-            repeat_last_n: option(self.more.repeat_last_n, "--repeat-last-n")?.unwrap_or(plain.repeat_last_n),
-            dry: self.dry()?,
-            mirostat: self.mirostat()?,
-            order: self.more.samplers.as_deref().map_or(Ok(plain.order), Order::parse)?,
-            seed: self.seed.unwrap_or(plain.seed),
-            ..plain
-        })
-    }
-
-    fn dry(&self) -> Result<Dry> {
-        let plain = Dry::default();
-        Ok(Dry {
-            multiplier: self.more.dry_multiplier.unwrap_or(plain.multiplier),
-            base: self.more.dry_base.unwrap_or(plain.base),
-            allowed_length: self.more.dry_allowed_length.unwrap_or(plain.allowed_length),
-            last_n: option(self.more.dry_penalty_last_n, "--dry-penalty-last-n")?.unwrap_or(plain.last_n),
-            ..plain
-        })
-    }
-
-    fn mirostat(&self) -> Result<Option<Mirostat>> {
-        let version = match self.more.mirostat {
-            Some(1) => Version::One,
-            Some(2) => Version::Two,
-            _ => return Ok(None),
+        let more = &self.more;
+        let fields = SamplingFields {
+            temperature: if self.greedy { Some(0.0) } else { self.temperature },
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            typical_p: more.typical,
+            xtc_probability: more.xtc_probability,
+            xtc_threshold: more.xtc_threshold,
+            repeat_penalty: self.repeat_penalty,
+            presence_penalty: more.presence_penalty,
+            frequency_penalty: more.frequency_penalty,
+            repeat_last_n: last_n("--repeat-last-n", more.repeat_last_n)?,
+            dry_multiplier: more.dry_multiplier,
+            dry_base: more.dry_base,
+            dry_allowed_length: more.dry_allowed_length,
+            dry_last_n: last_n("--dry-penalty-last-n", more.dry_penalty_last_n)?,
+            mirostat: more.mirostat.map(|version| match version {
+                1 => Some(Version::One),
+                2 => Some(Version::Two),
+                _ => None,
+            }),
+            mirostat_tau: more.mirostat_tau,
+            mirostat_eta: more.mirostat_eta,
+            order: more.samplers.as_deref().map(Order::parse).transpose()?,
+            seed: self.seed,
         };
-        let (tau, eta) =
-            (self.more.mirostat_tau.unwrap_or(Mirostat::TAU), self.more.mirostat_eta.unwrap_or(Mirostat::ETA));
-        Ok(Some(Mirostat { version, tau, eta }))
+        Ok(fields.over(plain))
     }
-}
-
-/// Reads a number of last tokens, if the option is given.
-fn option(value: Option<i64>, name: &str) -> Result<Option<Option<usize>>> {
-    value.map(|value| last_n(name, value)).transpose()
 }

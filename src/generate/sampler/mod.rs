@@ -10,6 +10,7 @@
 
 mod bans;
 mod dry;
+mod fields;
 mod mirostat;
 mod penalties;
 mod pool;
@@ -20,6 +21,7 @@ mod truncation;
 use crate::error::{Error, Result};
 use crate::rng::Rng;
 pub use dry::{Breakers, Dry};
+pub use fields::SamplingFields;
 pub use mirostat::{Mirostat, Version};
 use penalties::Occurrences;
 use pool::Pool;
