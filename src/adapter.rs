@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 pub struct Adapter {
     /// SHA-256 digest of the files, in hex.
     pub hash: String,
-    /// Changes by the name of the canonical tensor ([`crate::role`]): one for a matrix, one per expert for a stack of
-    /// matrices.
+    /// Changes by the name of the canonical tensor ([`crate::catalogue`]): one for a matrix, one per expert for a stack
+    /// of matrices.
     pub changes: BTreeMap<String, Vec<Change>>,
 }
 

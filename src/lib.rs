@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | ground (tools): `error files interrupt mapped progress resources rng sha256 simd units windowed` | what does any code need? errors, reading and mapping, memory, progress, hashes, random numbers | nothing |
 //! | ground (writing): `job output strict_json` | how are files written so that only complete ones have final names, and long work can go on? | ground (tools) |
-//! | ground (model): `adapter calibration dtype iebin manifest model_config provenance quant_spec role scheme tokenizer_limits` | what is a model, an artifact, a tensor, a scheme? | ground (tools), ground (writing) |
+//! | ground (model): `adapter calibration catalogue dtype iebin manifest model_config provenance quant_spec scheme tokenizer_limits` | what is a model, an artifact, a tensor, a scheme? | ground (tools), ground (writing) |
 //! | `quant` | how do floats become blocks, and was it good enough? | ground |
 //! | `dedup` | which bytes are stored twice? | ground |
 //! | `convert` | how does a Hugging Face checkpoint become an artifact? | ground, `quant` |
@@ -33,6 +33,7 @@
 
 pub mod adapter;
 pub mod calibration;
+pub mod catalogue;
 pub mod convert;
 pub mod dedup;
 pub mod dtype;
@@ -56,7 +57,6 @@ pub mod quant_spec;
 pub mod report;
 pub mod resources;
 pub mod rng;
-pub mod role;
 pub mod runtime;
 pub mod sched;
 pub mod scheme;

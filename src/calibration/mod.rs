@@ -20,6 +20,7 @@ pub use file::{Calibration, CalibrationText, CalibrationWriter, InputMeans};
 pub use merge::merge;
 pub use sums::Sums;
 
+use crate::catalogue::{LM_HEAD, LayerInput, LayerTensor, layer_part};
 use std::fmt;
 
 /// One half of the windows.
@@ -31,36 +32,15 @@ pub enum Half {
     Second,
 }
 
-/// Inputs within a layer that share one set of statistics.
-#[allow(missing_docs)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum LayerInput {
-    /// Normalized input of the q, k and v projections.
-    Attention,
-    /// Output of attention before the o projection.
-    AttentionOutput,
-    /// Normalized input of the gate and up projections.
-    Mlp,
-    /// Input of the down projection, after the activation function.
-    MlpMiddle,
-    /// Normalized input of each expert, for the tokens routed to it.
-    Experts,
-    /// Input of each expert's down projection, after the activation function.
-    ExpertsMiddle,
-    /// Normalized input of the output matrix.
-    LmHead,
-}
-
-impl LayerInput {
-    const LAYERED: [(LayerInput, &str); 6] = [
-        (LayerInput::Attention, "attention"),
-        (LayerInput::AttentionOutput, "attention_output"),
-        (LayerInput::Mlp, "mlp"),
-        (LayerInput::MlpMiddle, "mlp_middle"),
-        (LayerInput::Experts, "experts"),
-        (LayerInput::ExpertsMiddle, "experts_middle"),
-    ];
-}
+/// Names of the inputs within a layer.
+const LAYERED: [(LayerInput, &str); 6] = [
+    (LayerInput::Attention, "attention"),
+    (LayerInput::AttentionOutput, "attention_output"),
+    (LayerInput::Mlp, "mlp"),
+    (LayerInput::MlpMiddle, "mlp_middle"),
+    (LayerInput::Experts, "experts"),
+    (LayerInput::ExpertsMiddle, "experts_middle"),
+];
 
 /// Place in the model that provides the inputs of one or more matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -73,7 +53,7 @@ pub struct Site {
 
 impl fmt::Display for Site {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match LayerInput::LAYERED.iter().find(|(part, _)| *part == self.part) {
+        match LAYERED.iter().find(|(part, _)| *part == self.part) {
             Some((_, name)) => write!(f, "layers.{}.{name}", self.layer),
             None => f.write_str("lm_head"),
         }
@@ -81,31 +61,19 @@ impl fmt::Display for Site {
 }
 
 impl Site {
+    /// Returns the site of the output matrix of a model with this number of layers.
+    pub fn lm_head(layers: usize) -> Site {
+        Site { layer: layers, part: LayerInput::LmHead }
+    }
+
     /// Returns the name of the site that provides the inputs of the matrix with this canonical name. Returns `None`
     /// for tensors that do not multiply activations, and for routers, whose inputs are not recorded.
     pub fn name_of_tensor(name: &str) -> Option<String> {
-        if name == "lm_head.weight" {
+        if name == LM_HEAD {
             return Some("lm_head".to_string());
         }
-        let (layer, leaf) = name.strip_prefix("model.layers.")?.split_once('.')?;
-        let part = match leaf {
-            "self_attn.q_proj.weight"
-            | "self_attn.k_proj.weight"
-            | "self_attn.v_proj.weight"
-            | "self_attn.gate_proj.weight"
-            | "self_attn.q_a_proj.weight"
-            | "self_attn.kv_a_proj_with_mqa.weight" => LayerInput::Attention,
-            "self_attn.o_proj.weight" => LayerInput::AttentionOutput,
-            "mlp.gate_proj.weight"
-            | "mlp.up_proj.weight"
-            | "mlp.shared_experts.gate_proj.weight"
-            | "mlp.shared_experts.up_proj.weight" => LayerInput::Mlp,
-            "mlp.down_proj.weight" | "mlp.shared_experts.down_proj.weight" => LayerInput::MlpMiddle,
-            "mlp.experts.gate_up_proj" => LayerInput::Experts,
-            "mlp.experts.down_proj" => LayerInput::ExpertsMiddle,
-            _ => return None,
-        };
-        let layer = layer.parse().ok()?;
+        let (layer, leaf) = layer_part(name)?;
+        let (layer, part) = (layer.parse().ok()?, LayerTensor::of(leaf)?.input?);
         Some(Site { layer, part }.to_string())
     }
 }

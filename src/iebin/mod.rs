@@ -190,7 +190,7 @@ fn default_bin_name() -> String {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(try_from = "liberal::RawEntry")]
 pub struct EntryJson {
-    /// Canonical name (see [`crate::role`]).
+    /// Canonical name (see [`crate::catalogue`]).
     pub name: String,
     /// `F32`, `BF16`, … for plain tensors; `INT4`, `INT5`, `INT6`, `INT8`, `NL4`, `FP4` when `quant` is present.
     pub dtype: String,

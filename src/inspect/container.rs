@@ -1,5 +1,6 @@
 //! Opens a pack, a checkpoint or a single weight file as one list of tensors.
 
+use crate::catalogue::Role;
 use crate::convert::assess::Assessment;
 use crate::convert::json::read_limited;
 use crate::convert::source::read_at::InputFile;
@@ -15,7 +16,6 @@ use crate::iebin::rebuild::Rebuild;
 use crate::iebin::{Description, Entry, IebinReader, JSON_NAME, Store};
 use crate::mapped::{Bytes, MappedFile};
 use crate::model_config::ModelConfig;
-use crate::role::Role;
 use crate::scheme::{Granularity, QuantSpec, TileLayout};
 use crate::strict_json;
 use std::path::{Path, PathBuf};

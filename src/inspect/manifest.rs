@@ -1,12 +1,12 @@
 //! Describes a quantization manifest: its rules, its gate and evidence, and sums over its tensors by role.
 
 use super::container::describe_spec;
+use crate::catalogue::Role;
 use crate::manifest::{Document, Manifest, Rule, TensorEntry};
 use crate::quant_spec::QuantFields;
 use crate::report::plan;
 use crate::report::quality::quality_lines;
 use crate::report::table::{Column, Table};
-use crate::role::Role;
 use crate::units::{decimals, human_count};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

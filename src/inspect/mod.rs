@@ -11,6 +11,7 @@ mod manifest;
 mod measurement;
 mod stats;
 
+use crate::catalogue::Role;
 use crate::convert::LeftOutPart;
 use crate::convert::assess::{Assessment, Obstacle, Quantization};
 use crate::convert::source::gguf::Gguf;
@@ -19,7 +20,6 @@ use crate::manifest::Manifest;
 use crate::model_config::{Mlp, ModelConfig, RopeScaling};
 use crate::report::quality::{quality_lines, short_hash};
 use crate::report::table::{Column, Table};
-use crate::role::Role;
 use crate::runtime::cpu::place::allowed_processors;
 use crate::runtime::cpu::topology::{SYSTEM_ROOT, Topology};
 use crate::units::{human_bytes, human_count};

@@ -16,11 +16,11 @@ pub mod plan;
 pub mod recipes;
 mod rules;
 
+use crate::catalogue::Role;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::iebin;
 use crate::quant_spec::TensorQuant;
-use crate::role::Role;
 use std::path::{Path, PathBuf};
 
 pub use document::{CalibrationRecord, Document, VERSION, Version};

@@ -4,7 +4,7 @@
 //! read once per chunk. The results of a token's experts are added in the order of choice, so that the sum does not
 //! depend on other tokens.
 
-use super::adapters::{Changed, Group, Target};
+use super::adapters::{Changed, Group};
 use super::cpu::{Acts, Form};
 use super::forward::{Model, Product, product};
 use super::layer::Moe;
@@ -12,7 +12,8 @@ use super::moe::select;
 use super::observe::{ObserverRef, see_experts};
 use super::ops::{AddScaled, GatedPairs};
 use super::weights::{Host, Linear};
-use crate::calibration::{LayerInput, Site};
+use crate::calibration::Site;
+use crate::catalogue::LayerInput;
 use crate::error::Result;
 use crate::model_config::{RouterSoftmax, Selection};
 use crate::simd::Kernel;
@@ -95,11 +96,11 @@ impl Experts {
 
     /// Chooses experts and sorts the tokens by expert.
     fn route(&mut self, mixture: &Mixture<'_>, x: &Acts, groups: &[Group]) -> Result<()> {
-        let Mixture { model, layer, op } = *mixture;
+        let Mixture { model, op, .. } = *mixture;
         let Moe { experts, top_k, softmax, selection, .. } = *op;
         self.logits.resize(x.n() * experts, 0.0);
-        let product = product(&op.router, x, &mut self.logits).changed_by(groups, layer, Target::Router);
-        model.multiply(vec![product], model.arithmetic.for_routers())?;
+        let product = product(&op.router, x, &mut self.logits, groups);
+        model.multiply(vec![product], model.arithmetic.for_routers(), None)?;
         self.choices.resize(x.n() * top_k, (0, 0.0));
         self.scores.resize(experts, 0.0);
         for (logits, choices) in self.logits.chunks_exact(experts).zip(self.choices.chunks_exact_mut(top_k)) {
@@ -214,10 +215,10 @@ fn products(
         let (own, rest) = y.split_at_mut(range.len() * linear.matrix.rows());
         let changed = rows.changed(matrix, expert, &range, first);
         let tokens = range.start - first..range.end - first;
-        list.push(Product { tokens, changed, ..product(linear, x, own) });
+        list.push(Product { tokens, changed, site: None, ..product(linear, x, own, &[]) });
         y = rest;
     }
-    model.multiply(list, model.arithmetic)
+    model.multiply(list, model.arithmetic, None)
 }
 
 /// Returns the forms in which these products read their inputs.

@@ -2,7 +2,7 @@
 //! with the same first layers share the residual stream at the output of these layers.
 
 use super::cpu::Acts;
-use crate::calibration::{LayerInput, Site};
+use crate::calibration::Site;
 use std::fmt::Debug;
 
 /// Observer that receives activations while the CPU computes a step. Without one, the cost is one branch per product.
@@ -25,9 +25,9 @@ pub trait Observer: Debug + Send {
 pub type ObserverRef<'a> = Option<&'a mut (dyn Observer + 'static)>;
 
 /// Passes all input rows of a site to the observer.
-pub(super) fn see(observer: ObserverRef<'_>, layer: usize, part: LayerInput, acts: &Acts) {
+pub(super) fn see(observer: ObserverRef<'_>, site: Site, acts: &Acts) {
     if let Some(observer) = observer {
-        observer.inputs(Site { layer, part }, 0, &mut (0..acts.n()).map(|i| &acts.row(i)[..acts.k()]));
+        observer.inputs(site, 0, &mut (0..acts.n()).map(|i| &acts.row(i)[..acts.k()]));
     }
 }
 

@@ -2,10 +2,10 @@
 
 use super::cpu::Arithmetic;
 use super::kv::KvType;
+use crate::catalogue::Role;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::iebin::{IebinReader, JSON_NAME, Store};
-use crate::role::Role;
 use crate::scheme::{QuantSpec, Scheme};
 use std::fmt;
 use std::str::FromStr;

@@ -97,7 +97,7 @@ impl Operand {
         let widened = weights.par_chunks_mut(cols).enumerate();
         widened.try_for_each(|(row, out)| stack[row / rows].read_row(row % rows, out))?;
         Ok(Operand {
-            linear: DeviceLinear { matrix, bias: device_bias, how: How::Float },
+            linear: DeviceLinear { matrix, bias: device_bias, how: How::Float, target: None },
             store,
             held: stack[0].store(),
             weights: weights.into_iter().map(f64::from).collect(),

@@ -96,7 +96,14 @@ fn products(
     let copies = (BEYOND_CACHE / weight.nbytes()).clamp(1, 64);
     let how = How::new(weight.store(), arithmetic, rig.context.info.has_tensor_cores());
     let linears = (0..copies)
-        .map(|_| Ok(DeviceLinear { matrix: DeviceMatrix::upload(&mut rig.uploader, &[&weight])?, bias: None, how }))
+        .map(|_| {
+            Ok(DeviceLinear {
+                matrix: DeviceMatrix::upload(&mut rig.uploader, &[&weight])?,
+                bias: None,
+                how,
+                target: None,
+            })
+        })
         .collect::<Result<Vec<_>>>()?;
     for n in [1, 4, 16, 512] {
         let x = normals(&mut rng, n * cols, 1.0);

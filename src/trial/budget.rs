@@ -10,6 +10,7 @@
 use super::ptq::Ptq;
 use super::{Blame, Question, Trial};
 use crate::calibration::Calibration;
+use crate::catalogue::Role;
 use crate::convert::dry_run::in_words;
 use crate::convert::quantize::candidates::{self, AS_IT_IS, Candidate, Subject};
 use crate::convert::quantize::weights::Tensor;
@@ -24,7 +25,6 @@ use crate::progress;
 use crate::quant::budget::{Choice, spend};
 use crate::quant::metrics::nine_digits;
 use crate::quant_spec::TensorQuant;
-use crate::role::Role;
 use std::collections::BTreeMap;
 
 /// Name of this job, which its fingerprint includes.

@@ -6,6 +6,7 @@
 
 use super::{Blame, ModelSource, Packs, Planned, Planner, Question, Trial, repair};
 use crate::calibration::Calibration;
+use crate::catalogue::Role;
 use crate::convert::dry_run::DryRun;
 use crate::convert::pack::PackOptions;
 use crate::convert::quantize::judge::{self, Judgement, OnFailure};
@@ -19,7 +20,6 @@ use crate::manifest::plan::{Plan, Target};
 use crate::manifest::{TensorEntry, Verdict};
 use crate::output::directory_of;
 use crate::provenance::{Evidence, Gate};
-use crate::role::Role;
 use crate::sha256;
 use std::cell::OnceCell;
 use std::path::PathBuf;

@@ -2,9 +2,9 @@
 
 use crate::checkpoint::{Tensor, edit_json, edited, files};
 use crate::common::{fixture, iec};
+use iec::catalogue::Role;
 use iec::iebin::{IebinReader, Store};
 use iec::manifest::Manifest;
-use iec::role::Role;
 use iec::scheme::QuantSpec;
 use iec::sha256::{Digest, Sha256, hex};
 use std::collections::BTreeMap;

@@ -2,13 +2,14 @@
 //! rotation that turns a part of the pairs, factors of layers, and by size experts beside the MLP (26B-A4B), or layers
 //! that share keys and values, and further inputs of layers (E2B, E4B).
 
-use super::expected::{ExpectedTensor, layer_part};
+use super::expected::ExpectedTensor;
 use super::family::{PLAIN, windows};
 use super::fields::Fields;
 use super::gemma::check_gelu;
 use super::rope::{self, PARTIAL};
 use super::row::Arch;
 use super::view::{View, whole};
+use crate::catalogue::layer_part;
 use crate::error::Result;
 use crate::model_config::{
     Activation, LayerException, Mlp, ModelConfig, PerLayerInput, QkNorm, RouterSoftmax, Selection, SharedExpert,

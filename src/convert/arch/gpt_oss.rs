@@ -4,12 +4,13 @@
 //! (`block.N.attn.qkv.weight`, …) with its own `config.json`. Experts are MXFP4 (`*_blocks`, `*_scales`) or, in
 //! fine-tuned checkpoints, floats of shape `(experts, in, out)`.
 
-use super::expected::{ExpectedTensor, layer_part};
+use super::expected::ExpectedTensor;
 use super::family::{PLAIN, experts, rows_of_qkv, silu, windows};
 use super::fields::Fields;
 use super::rope;
 use super::row::Arch;
 use super::view::{View, whole};
+use crate::catalogue::layer_part;
 use crate::error::Result;
 use crate::model_config::{Activation, Mlp, ModelConfig, RopeScaling, RouterSoftmax, Selection};
 

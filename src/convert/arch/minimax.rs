@@ -1,12 +1,13 @@
 //! `MiniMaxM2ForCausalLM` (MiniMax M2, M2.1 and M2.5): one norm for the queries of all heads and one for the keys, a
 //! rotation of half of each head, and experts in every layer, chosen by the sigmoids of their logits.
 
-use super::expected::{ExpectedTensor, layer_part};
+use super::expected::ExpectedTensor;
 use super::family::{PLAIN, separate_experts, sparse};
 use super::fields::Fields;
 use super::rope::{self, PARTIAL};
 use super::row::Arch;
 use super::view::{View, whole};
+use crate::catalogue::layer_part;
 use crate::error::Result;
 use crate::model_config::{Mlp, ModelConfig, QkNorm, RouterSoftmax, Selection};
 

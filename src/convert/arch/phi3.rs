@@ -1,11 +1,12 @@
 //! `Phi3ForCausalLM`: Llama with q, k and v in one matrix, gate and up in another, a sliding window, LongRoPE, and in
 //! Phi-4 heads that are rotated in part.
 
-use super::expected::{ExpectedTensor, layer_part};
+use super::expected::ExpectedTensor;
 use super::family::{PLAIN, rows_of_qkv, same_names, same_windows};
 use super::rope::{self, PARTIAL};
 use super::row::Arch;
 use super::view::View;
+use crate::catalogue::layer_part;
 use crate::model_config::{Mlp, ModelConfig};
 
 pub(super) const PHI3: Arch = Arch {

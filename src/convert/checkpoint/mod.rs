@@ -67,7 +67,7 @@ pub struct CheckpointOptions<'a> {
 /// A tensor with its canonical name and shape.
 #[derive(Debug, Clone)]
 pub struct CanonicalTensor {
-    /// Canonical name (see [`crate::role`]).
+    /// Canonical name (see [`crate::catalogue`]).
     pub name: String,
     /// Canonical shape.
     pub shape: Vec<usize>,

@@ -1,6 +1,7 @@
 //! Plans how each tensor is stored and how its bytes are made. The plan is plain data, made before any weights are
 //! read.
 
+use crate::catalogue::Role;
 use crate::convert::dry_run::in_words;
 use crate::convert::{CanonicalTensor, Checkpoint};
 use crate::dtype::DType;
@@ -8,7 +9,6 @@ use crate::error::{Error, Result};
 use crate::iebin::{PlannedTensor, Store};
 use crate::manifest::{Decision, Manifest, PackedRange, is_weight_matrix};
 use crate::quant_spec::TensorQuant;
-use crate::role::Role;
 use crate::scheme::QuantSpec;
 
 /// Reason for keeping MXFP4 codes.

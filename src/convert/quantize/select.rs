@@ -5,11 +5,11 @@
 //! requested quantization, the embedding and the output matrix int8 in groups of 32.
 
 use super::weights::Tensor;
+use crate::catalogue::Role;
 use crate::error::{Error, Result};
 use crate::manifest::{Manifest, Rule, TensorEntry, compile_pattern, is_weight_matrix};
 use crate::progress;
 use crate::quant_spec::{Method, QuantFields, TensorQuant};
-use crate::role::Role;
 use crate::scheme::QuantSpec;
 use regex_automata::meta::Regex;
 use std::collections::BTreeMap;

@@ -1,5 +1,6 @@
 //! Reads the weights that are to be quantized, from a checkpoint or from a pack that still holds floats.
 
+use crate::catalogue::Role;
 use crate::convert::pack_input;
 use crate::convert::source::read_at::InputFile;
 use crate::convert::{Checkpoint, CheckpointOptions};
@@ -8,7 +9,6 @@ use crate::error::{Context, Error, Result};
 use crate::iebin::{self, IebinReader, Store};
 use crate::job::Fingerprint;
 use crate::provenance::Source;
-use crate::role::Role;
 use std::ops::Range;
 use std::path::Path;
 

@@ -2,11 +2,11 @@
 //! order.
 
 use super::values::Values;
+use crate::catalogue::Role;
 use crate::convert::arch::{Arch, ExpectedTensor, View, expected_tensors};
 use crate::convert::sharding::Listed;
 use crate::dtype::DType;
 use crate::model_config::ModelConfig;
-use crate::role::Role;
 use std::collections::HashSet;
 
 /// One tensor of the planned checkpoint, and the distribution of its numbers.

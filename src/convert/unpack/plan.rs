@@ -2,6 +2,7 @@
 //! applied in reverse: a view gives the location of a canonical tensor in the source, and thereby the source tensor
 //! to which an entry of the pack belongs.
 
+use crate::catalogue::Role;
 use crate::convert::arch::{Arch, ExpectedTensor, Fields, LeftOut, Naming, View, expected_tensors};
 use crate::convert::executor::Section;
 use crate::convert::sharding::Listed;
@@ -9,7 +10,6 @@ use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::iebin::{Entry, IebinReader, Store};
 use crate::model_config::ModelConfig;
-use crate::role::Role;
 use crate::scheme::BLOCK;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;

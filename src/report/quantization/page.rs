@@ -1,6 +1,7 @@
 //! Builds the HTML page of `ptq --report`: errors, sizes, the verdict of the gate, the weights of one tensor before
 //! and after, and texts of both models.
 
+use crate::catalogue::Role;
 use crate::convert::quantize::entry::{stored_as, stored_bits};
 use crate::convert::quantize::judge;
 use crate::convert::quantize::weights::Tensor;
@@ -12,7 +13,6 @@ use crate::quant::spread::Spread;
 use crate::report::html::charts::{Bar, HeatRow, Lengths, Parts, bars, heat_map, overlay, stacked};
 use crate::report::html::{self, Page, escape, section, table};
 use crate::report::quality::quality_lines;
-use crate::role::Role;
 use crate::runtime::Precision;
 use crate::trial::ptq::Quantized;
 use crate::trial::sample;

@@ -1,10 +1,10 @@
 //! Summarizes decisions and measurements of a quantization by role.
 
+use crate::catalogue::Role;
 use crate::convert::quantize::ptq::Measured;
 use crate::error::Result;
 use crate::manifest::Verdict;
 use crate::report::table::{Column, Table};
-use crate::role::Role;
 use crate::trial::Blame;
 use crate::units::human_count;
 use serde_json::{Value, json};

@@ -1,8 +1,9 @@
 //! Binds adapters to the matrices of an opened model.
 
 use super::heads::HeadChanges;
-use super::{BoundAdapter, BoundChange, BoundEmbedding, BoundFactors, Factor, LayerChanges, TARGETS, Target};
+use super::{BoundAdapter, BoundChange, BoundEmbedding, BoundFactors, Factor, LayerChanges};
 use crate::adapter::{Adapter, Change, Int8Factor, LowRank, transposed};
+use crate::catalogue::{EMBEDDING, FURTHER_PROJECTION, LayerTensor, Target, layer_part};
 use crate::dtype::{DType, encode_floats};
 use crate::error::{Error, Result};
 use crate::mapped::Bytes;
@@ -92,19 +93,18 @@ impl Bound {
         if name == "lm_head.weight" {
             return bind_change(first, &base.weights.lm_head, None, base).map(Bound::LmHead);
         }
-        if name == "model.embed_tokens.weight" {
+        if name == EMBEDDING {
             return bind_embedding(first, base).map(Bound::Embedding);
         }
-        if name == "model.per_layer_model_projection.weight" {
+        if name == FURTHER_PROJECTION {
             let projection = &base.weights.per_layer.as_ref().ok_or_else(unknown)?.projection;
             return bind_change(first, &projection.matrix, None, base).map(Bound::Further);
         }
-        let place = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
-        let (layer, part) = place.ok_or_else(unknown)?;
+        let (layer, part) = layer_part(name).ok_or_else(unknown)?;
         let layer: usize = layer.parse().map_err(|_| unknown())?;
         let operations = &base.weights.layers.get(layer).ok_or_else(unknown)?.blocks;
-        if let Some((target, _)) = TARGETS.iter().find(|(_, name)| *name == part) {
-            let found = operations.iter().find_map(|block| Some((block, block.operation.target(*target)?)));
+        if let Some(target) = LayerTensor::of(part).and_then(|tensor| tensor.target) {
+            let found = operations.iter().find_map(|block| Some((block, block.operation.target(target)?)));
             let (block, linear) = found.ok_or_else(unknown)?;
             if let (Operation::Latent(op), Target::KvHeads, true) =
                 (&block.operation, target, base.on_cpu.contains(&layer))
@@ -112,7 +112,7 @@ impl Bound {
                 return HeadChanges::bind(first, op, base).map(|heads| Bound::Heads(layer, heads));
             }
             let change = bind_change(first, &linear.matrix, linear.bias.as_deref(), base)?;
-            return Ok(Bound::Matrix(layer, *target, change));
+            return Ok(Bound::Matrix(layer, target, change));
         }
         let matrix = match part {
             "mlp.experts.gate_up_proj" => 0,

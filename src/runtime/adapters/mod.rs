@@ -15,6 +15,7 @@ pub use bind::AdapterBinder;
 pub(super) use heads::{HeadMatrix, of_head};
 
 use super::cpu::{LowRankInput, LowRankPart, Matrix, Panels};
+use crate::catalogue::Target;
 use crate::error::{Error, Result};
 use heads::HeadChanges;
 use std::ops::Range;
@@ -48,71 +49,10 @@ pub struct BoundAdapter {
     is_dora: bool,
 }
 
-/// Matrices of a layer that an adapter may change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Target {
-    /// Query projection, also that of the vectors of queries in latent attention.
-    Q,
-    /// Key projection.
-    K,
-    /// Value projection.
-    V,
-    /// Output projection of attention.
-    O,
-    /// Gate of the MLP.
-    Gate,
-    /// Up projection of the MLP.
-    Up,
-    /// Down projection of the MLP.
-    Down,
-    /// Router of the experts.
-    Router,
-    /// Gate of the attention output.
-    OutputGate,
-    /// Gate of the MLP beside experts.
-    SharedGate,
-    /// Up projection of the MLP beside experts.
-    SharedUp,
-    /// Down projection of the MLP beside experts.
-    SharedDown,
-    /// Projection to the vector of queries in latent attention.
-    QLatent,
-    /// Projection to the vector of keys and values in latent attention.
-    KvLatent,
-    /// Projection from this vector to keys and values, where it is multiplied as a whole.
-    KvHeads,
-    /// Gate of the further input of a layer.
-    InputGate,
-    /// Projection of the further input of a layer.
-    InputProjection,
-}
-
-/// All targets with the ends of their canonical names.
-const TARGETS: [(Target, &str); 18] = [
-    (Target::Q, "self_attn.q_proj.weight"),
-    (Target::Q, "self_attn.q_b_proj.weight"),
-    (Target::K, "self_attn.k_proj.weight"),
-    (Target::V, "self_attn.v_proj.weight"),
-    (Target::O, "self_attn.o_proj.weight"),
-    (Target::Gate, "mlp.gate_proj.weight"),
-    (Target::Up, "mlp.up_proj.weight"),
-    (Target::Down, "mlp.down_proj.weight"),
-    (Target::Router, "mlp.router.weight"),
-    (Target::OutputGate, "self_attn.gate_proj.weight"),
-    (Target::SharedGate, "mlp.shared_experts.gate_proj.weight"),
-    (Target::SharedUp, "mlp.shared_experts.up_proj.weight"),
-    (Target::SharedDown, "mlp.shared_experts.down_proj.weight"),
-    (Target::QLatent, "self_attn.q_a_proj.weight"),
-    (Target::KvLatent, "self_attn.kv_a_proj_with_mqa.weight"),
-    (Target::KvHeads, "self_attn.kv_b_proj.weight"),
-    (Target::InputGate, "per_layer_input_gate.weight"),
-    (Target::InputProjection, "per_layer_projection.weight"),
-];
-
 /// Changes of a layer.
 #[derive(Debug, Default)]
 pub struct LayerChanges {
-    targets: [Option<BoundChange>; TARGETS.len()],
+    targets: [Option<BoundChange>; Target::ALL.len()],
     /// Changes of the first and of the second matrix of each expert; empty if there are none.
     experts: [Vec<Option<BoundChange>>; 2],
     /// Changes of the matrices of heads, where latent attention multiplies these.

@@ -1,7 +1,8 @@
 //! Changes of bound adapters as plain numbers, row by row, for devices other than the CPU.
 
-use super::{BoundAdapter, BoundChange, Factor, Target};
+use super::{BoundAdapter, BoundChange, Factor};
 use crate::adapter::transposed;
+use crate::catalogue::Target;
 use crate::dtype::DType;
 use crate::runtime::cpu::Matrix;
 use crate::runtime::weights::read_row;

@@ -10,38 +10,19 @@ use super::context::{Buffer, Context};
 use super::ops::GRID;
 use super::scratch::LOGIT_ROWS;
 use super::weights::Uploader;
+use crate::catalogue::Target;
 use crate::dtype::{DType, encode_floats};
 use crate::error::{Error, Result};
 use crate::progress::ProgressBar;
-use crate::runtime::adapters::{BoundAdapter, BoundChange, Group, Target};
+use crate::runtime::adapters::{BoundAdapter, BoundChange, Group};
 use crate::runtime::cpu::{Matrix, MatrixStore};
 use rayon::prelude::*;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-/// Targets of a layer in the order of their columns in a table.
-const TARGETS: [Target; 17] = [
-    Target::Q,
-    Target::K,
-    Target::V,
-    Target::O,
-    Target::Gate,
-    Target::Up,
-    Target::Down,
-    Target::Router,
-    Target::OutputGate,
-    Target::SharedGate,
-    Target::SharedUp,
-    Target::SharedDown,
-    Target::QLatent,
-    Target::KvLatent,
-    Target::KvHeads,
-    Target::InputGate,
-    Target::InputProjection,
-];
 /// Number of columns of a layer: those of all targets, then both matrices of experts.
-const COLUMNS: usize = TARGETS.len() + 2;
+const COLUMNS: usize = Target::ALL.len() + 2;
 /// Alignment in bytes of factors.
 const ALIGN: usize = 256;
 
@@ -65,7 +46,7 @@ impl AdaptedProduct {
     fn column(self) -> usize {
         match self {
             AdaptedProduct::Target(_, target) => target as usize,
-            AdaptedProduct::Experts(_, matrix) => TARGETS.len() + matrix,
+            AdaptedProduct::Experts(_, matrix) => Target::ALL.len() + matrix,
             AdaptedProduct::Head => COLUMNS,
             AdaptedProduct::Replaced => COLUMNS + 1,
             AdaptedProduct::Further => COLUMNS + 2,
@@ -335,7 +316,7 @@ impl Pack {
     fn of_layer(adapter: &BoundAdapter, layer: usize, layers: &Range<usize>) -> Result<Pack> {
         let mut pack = Pack::new();
         let own = layer - layers.start;
-        for target in TARGETS {
+        for target in Target::ALL {
             let place = AdaptedProduct::Target(own, target);
             if let Some(change) = adapter.of_target(layer, target) {
                 pack.put_at(place, place.index(layers.len()), change).map_err(|e| tell(e, layer))?;

@@ -14,17 +14,11 @@ use super::scratch::Inputs;
 use super::weights::{DeviceLinear, OnDevice};
 use crate::error::Result;
 use crate::model_config::{Activation, QkNorm};
-use crate::runtime::adapters::Target;
 use crate::runtime::kv::{KvType, PAGE};
 use crate::runtime::layer::{
     Attention, AttentionShape, BlockInput, LatentAttention, MixtureNorms, Mlp, Moe, Operation, TokenInput,
 };
 use std::f32::consts::LOG2_E;
-
-/// Matrices that adapters change in an MLP: gate, which up follows, and down.
-const MLP: [Target; 2] = [Target::Gate, Target::Down];
-/// The same in an MLP beside experts.
-const SHARED_MLP: [Target; 2] = [Target::SharedGate, Target::SharedDown];
 
 impl CudaPart {
     /// Starts the work of all layers of this part. The residual stream is updated in the memory of the input. If this
@@ -41,7 +35,7 @@ impl CudaPart {
                 let output = match &block.operation {
                     Operation::Attention(op) => self.attention(plan, index, op)?,
                     Operation::Latent(op) => self.latent_attention(plan, index, op)?,
-                    Operation::Mlp(op) => Branch::of(self.mlp(plan, index, op, MLP, &self.scratch.branch)?),
+                    Operation::Mlp(op) => Branch::of(self.mlp(plan, op, &self.scratch.branch)?),
                     Operation::Moe(op) => self.mixture(plan, index, op)?,
                     Operation::Input(op) => self.token_input(plan, index, op)?,
                 };
@@ -94,7 +88,7 @@ impl CudaPart {
         self.enter(plan, None, &BlockInput::Stream)?;
         let product = (&inputs.projection, inputs.projected.view());
         self.ops.matmul(product.0, &self.scratch.normed, 0, product.1, plan.rows)?;
-        self.adapt(plan, AdaptedProduct::Further, &[product], &self.scratch.normed)?;
+        self.adapt_at(plan, AdaptedProduct::Further, &[product], &self.scratch.normed)?;
         self.ops.token_inputs(&TokenInputs {
             projected: product.1,
             embedded: self.input.view(plan, Section::Further),
@@ -115,10 +109,10 @@ impl CudaPart {
         let middle = Middle { activation: Activation::GeluTanh, out: s.middle.of(width), intermediate: width };
         let (gate, projection) = ((&op.gate, s.gate.view()), (&op.projection, s.branch.view()));
         self.ops.matmul(gate.0, &s.normed, 0, gate.1, n)?;
-        self.adapt(plan, AdaptedProduct::Target(index, Target::InputGate), &[gate], &s.normed)?;
+        self.adapt(plan, &[gate], &s.normed)?;
         self.ops.gated(&ops::gated(&middle, gate.1, Some(further), n))?;
         self.ops.matmul(projection.0, middle.out, 0, projection.1, n)?;
-        self.adapt(plan, AdaptedProduct::Target(index, Target::InputProjection), &[projection], middle.out)?;
+        self.adapt(plan, &[projection], middle.out)?;
         Ok(Branch::of(projection.1))
     }
 
@@ -129,11 +123,11 @@ impl CudaPart {
         products.extend(op.k.as_ref().map(|k| (k, s.k.view())));
         products.extend(op.v.as_ref().map(|v| (v, s.v.view())));
         self.ops.matmuls(&products, &s.normed, n)?;
-        self.adapt(plan, AdaptedProduct::Target(index, Target::Q), &products, &s.normed)?;
+        self.adapt(plan, &products, &s.normed)?;
         if let Some(gate) = &op.gate {
             let product = (gate, s.output_gate.view());
             self.ops.matmul(gate, &s.normed, 0, product.1, n)?;
-            self.adapt(plan, AdaptedProduct::Target(index, Target::OutputGate), &[product], &s.normed)?;
+            self.adapt(plan, &[product], &s.normed)?;
         }
         let kv = match &op.k {
             Some(_) => Some([s.k.view(), self.values(plan, op)?]),
@@ -155,7 +149,7 @@ impl CudaPart {
         })?;
         let gate = op.gate.as_ref().map(|_| s.output_gate.view());
         self.attend(plan, index, shape, op.sinks.as_ref(), gate)?;
-        self.project(plan, index, &op.o)
+        self.project(plan, &op.o)
     }
 
     /// Returns the values of a layer that has keys of its own. Values that are the projected keys share their memory,
@@ -200,23 +194,23 @@ impl CudaPart {
         let x = match &op.q_a {
             None => {
                 self.ops.matmuls(&[q, kv_a], &s.normed, n)?;
-                self.adapt(plan, AdaptedProduct::Target(index, Target::KvLatent), &[kv_a], &s.normed)?;
+                self.adapt(plan, &[kv_a], &s.normed)?;
                 &s.normed
             }
             Some((q_a, weight)) => {
                 let both = [(q_a, s.latent.q.view()), kv_a];
                 self.ops.matmuls(&both, &s.normed, n)?;
-                self.adapt(plan, AdaptedProduct::Target(index, Target::QLatent), &both, &s.normed)?;
+                self.adapt(plan, &both, &s.normed)?;
                 let x = norm(s.latent.q.view(), q_a.matrix.rows(), weight)?;
                 self.ops.matmul(q.0, x, 0, q.1, n)?;
                 x
             }
         };
-        self.adapt(plan, AdaptedProduct::Target(index, Target::Q), &[q], x)?;
+        self.adapt(plan, &[q], x)?;
         let normed = norm(kv, kv_width, &op.kv_norm)?;
         let kv_b = (&op.kv_b, s.latent.expanded.view());
         self.ops.matmul(kv_b.0, normed, 0, kv_b.1, n)?;
-        self.adapt(plan, AdaptedProduct::Target(index, Target::KvHeads), &[kv_b], normed)?;
+        self.adapt(plan, &[kv_b], normed)?;
         self.ops.latent_rope(&LatentRope {
             sizes: *latent,
             q: s.q.view(),
@@ -232,7 +226,7 @@ impl CudaPart {
             q_scale: shape.scale * LOG2_E,
         })?;
         self.attend(plan, index, shape, None, None)?;
-        self.project(plan, index, &op.o)
+        self.project(plan, &op.o)
     }
 
     /// Returns the cosines and sines of each row for a layer; none if it does not rotate.
@@ -275,18 +269,29 @@ impl CudaPart {
     }
 
     /// Computes the output projection of attention.
-    fn project(&self, plan: &StepPlan, index: usize, o: &DeviceLinear) -> Result<Branch<'_>> {
+    fn project(&self, plan: &StepPlan, o: &DeviceLinear) -> Result<Branch<'_>> {
         let (s, product) = (&self.scratch, (o, self.scratch.branch.view()));
         let attended = s.attended.of(o.matrix.cols());
         self.ops.matmul(o, attended, 0, product.1, plan.rows)?;
-        self.adapt(plan, AdaptedProduct::Target(index, Target::O), &[product], attended)?;
+        self.adapt(plan, &[product], attended)?;
         Ok(Branch::of(product.1))
     }
 
-    /// Changes the results of products of all rows of `x` by adapters; `first` is the place of the first product.
-    fn adapt(&self, plan: &StepPlan, first: AdaptedProduct, products: &[Product<'_>], x: &Acts) -> Result<()> {
+    /// Changes the results of products of all rows of `x` by adapters, if they may change the first one; the targets of
+    /// the others follow its target.
+    fn adapt(&self, plan: &StepPlan, products: &[Product<'_>], x: &Acts) -> Result<()> {
+        self.place(products[0].0).map_or(Ok(()), |first| self.adapt_at(plan, first, products, x))
+    }
+
+    /// Does the same from a given place on.
+    fn adapt_at(&self, plan: &StepPlan, first: AdaptedProduct, products: &[Product<'_>], x: &Acts) -> Result<()> {
         let changes = self.changes(plan, first, products, x, Rows::Batch(0..plan.rows));
         changes.map_or(Ok(()), |changes| self.ops.low_rank(&changes))
+    }
+
+    /// Returns the place of the changes of a matrix of a layer.
+    fn place(&self, linear: &DeviceLinear) -> Option<AdaptedProduct> {
+        linear.target.map(|(layer, target)| AdaptedProduct::Target(layer - self.layers.start, target))
     }
 
     /// Returns the changes of products by adapters, if there are any; the places of the products follow `first`.
@@ -317,37 +322,29 @@ impl CudaPart {
         changes.has(first, products.len()).then(task)
     }
 
-    /// Computes an MLP, whose gate and down projections adapters change as `targets`, and writes its output to `to`.
-    fn mlp(
-        &self,
-        plan: &StepPlan,
-        index: usize,
-        op: &Mlp<OnDevice>,
-        [gate, down]: [Target; 2],
-        to: &Array<f32>,
-    ) -> Result<View<f32>> {
+    /// Computes an MLP and writes its output to `to`.
+    fn mlp(&self, plan: &StepPlan, op: &Mlp<OnDevice>, to: &Array<f32>) -> Result<View<f32>> {
         let (s, n) = (&self.scratch, plan.rows);
         let out = s.middle.of(op.intermediate);
         let middle = Middle { activation: op.activation, out, intermediate: op.intermediate };
         let (gates, ups) = (s.gate.view(), s.up.view());
         let products = [(&op.gate, gates), (&op.up, ups)];
-        let first = AdaptedProduct::Target(index, gate);
-        if plan.changes.has(first, products.len()) {
+        if self.place(&op.gate).is_some_and(|first| plan.changes.has(first, products.len())) {
             self.ops.matmuls(&products, &s.normed, n)?;
-            self.adapt(plan, first, &products, &s.normed)?;
+            self.adapt(plan, &products, &s.normed)?;
             self.ops.gated(&ops::gated(&middle, gates, Some(ups), n))?;
         } else {
             self.ops.gate_and_up(&products, &s.normed, &middle, n)?;
         }
         self.ops.matmul(&op.down, out, 0, to.view(), n)?;
-        self.adapt(plan, AdaptedProduct::Target(index, down), &[(&op.down, to.view())], out)?;
+        self.adapt(plan, &[(&op.down, to.view())], out)?;
         Ok(to.view())
     }
 
     /// Computes a mixture of experts and the MLP beside them, if there is one.
     fn mixture(&self, plan: &StepPlan, index: usize, op: &Moe<OnDevice>) -> Result<Branch<'_>> {
         let s = &self.scratch;
-        let shared = op.shared.as_ref().map(|mlp| self.mlp(plan, index, mlp, SHARED_MLP, &s.beside)).transpose()?;
+        let shared = op.shared.as_ref().map(|mlp| self.mlp(plan, mlp, &s.beside)).transpose()?;
         match &op.norms {
             None => Ok(Branch { beside: shared, ..self.experts(plan, index, op, &s.normed)? }),
             Some(norms) => self.normed_mixture(plan, index, op, norms),
@@ -384,8 +381,8 @@ impl CudaPart {
         let choice =
             ExpertChoice { softmax, selection, bias: op.selection_bias.as_ref(), factors: op.factors.as_ref() };
         let router = [(&op.router, e.logits.view())];
-        let place = AdaptedProduct::Target(index, Target::Router);
-        let changes = self.changes(plan, place, &router, router_input, Rows::Batch(0..plan.rows));
+        let rows = Rows::Batch(0..plan.rows);
+        let changes = self.place(&op.router).and_then(|place| self.changes(plan, place, &router, router_input, rows));
         self.ops.route(router[0], router_input, &grouped, &choice, changes.as_ref())?;
         let out = s.expert_middle.of(intermediate);
         let middle = Middle { activation, out, intermediate };

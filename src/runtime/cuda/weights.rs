@@ -3,6 +3,7 @@
 use super::args::{self, Kind};
 use super::array::{Array, Forms};
 use super::context::{Buffer, Context, Mark, Pinned};
+use crate::catalogue::Target;
 use crate::dtype::DType;
 use crate::error::{Cause, Error, Result};
 use crate::interrupt;
@@ -213,6 +214,8 @@ pub struct DeviceLinear {
     /// Bias, if any: `(count, rows)`.
     pub bias: Option<Array<f32>>,
     pub how: How,
+    /// Layer of the model and target of adapters that may change the matrix.
+    pub target: Option<(usize, Target)>,
 }
 
 impl DeviceLinear {
@@ -224,7 +227,11 @@ impl DeviceLinear {
         let matrices: Vec<&Weight> = stack.iter().map(|linear| &linear.matrix).collect();
         let biases: Vec<f32> = stack.iter().filter_map(|linear| linear.bias.as_deref()).flatten().copied().collect();
         let bias = if biases.is_empty() { None } else { Some(uploader.vector(&biases)?) };
-        Ok(DeviceLinear { bias, ..DeviceLinear::without_bias(uploader, &matrices, arithmetic)? })
+        Ok(DeviceLinear {
+            bias,
+            target: stack[0].target(),
+            ..DeviceLinear::without_bias(uploader, &matrices, arithmetic)?
+        })
     }
 
     /// Copies a stack of matrices.
@@ -237,7 +244,7 @@ impl DeviceLinear {
         arithmetic: Arithmetic,
     ) -> Result<DeviceLinear> {
         let how = How::new(stack[0].store(), arithmetic, uploader.context.info.has_tensor_cores());
-        Ok(DeviceLinear { matrix: DeviceMatrix::upload(uploader, stack)?, bias: None, how })
+        Ok(DeviceLinear { matrix: DeviceMatrix::upload(uploader, stack)?, bias: None, how, target: None })
     }
 }
 

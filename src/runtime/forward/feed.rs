@@ -1,13 +1,10 @@
 //! Feed-forward parts of layers: dense MLPs, experts with the MLP beside them, and further inputs of layers.
 
 use super::{Model, Product, Walk, product};
-use crate::calibration::LayerInput;
 use crate::error::Result;
 use crate::model_config::Activation;
-use crate::runtime::adapters::Target;
 use crate::runtime::experts::Mixture;
 use crate::runtime::layer::{Mlp, Moe, TokenInput};
-use crate::runtime::observe::see;
 use crate::runtime::ops::{Gated, norm_heads};
 use crate::runtime::weights::{Host, PerLayerWeights};
 use crate::simd::Kernel;
@@ -31,10 +28,10 @@ impl Model {
         let Some(norms) = &op.norms else {
             let (s, observer) = (&mut *w.scratch, w.step.observer.as_deref_mut());
             s.experts.run(&mixture, [&s.normed; 2], &s.groups, &mut s.branch, observer)?;
-            return op.shared.as_ref().map_or(Ok(()), |mlp| self.mlp(index, mlp, MlpRole::Added, w));
+            return op.shared.as_ref().map_or(Ok(()), |mlp| self.mlp(mlp, MlpRole::Added, w));
         };
         if let Some(mlp) = &op.shared {
-            self.mlp(index, mlp, MlpRole::BesideExperts, w)?;
+            self.mlp(mlp, MlpRole::BesideExperts, w)?;
         }
         let (s, observer) = (&mut *w.scratch, w.step.observer.as_deref_mut());
         self.norm_in_place(&mut s.branch, &norms.mlp_output);
@@ -51,8 +48,8 @@ impl Model {
         let s = &mut *w.scratch;
         let (n, width) = (s.normed.n(), op.gate.matrix.rows());
         s.gate.resize(n * width, 0.0);
-        let gate = product(&op.gate, &s.normed, &mut s.gate).changed_by(&s.groups, index, Target::InputGate);
-        self.multiply(vec![gate], self.arithmetic)?;
+        let gate = product(&op.gate, &s.normed, &mut s.gate, &s.groups);
+        self.multiply(vec![gate], self.arithmetic, w.step.observer.as_deref_mut())?;
         s.middle.reset(n, width);
         let (out, stride) = s.middle.rows_mut();
         let (gate, further, all) = (&s.gate, &s.further, self.config.n_layers * width);
@@ -62,8 +59,8 @@ impl Model {
         });
         self.prepare(&mut s.middle);
         s.branch.resize(n * self.config.hidden, 0.0);
-        let projection = product(&op.projection, &s.middle, &mut s.branch);
-        self.multiply(vec![projection.changed_by(&s.groups, index, Target::InputProjection)], self.arithmetic)
+        let projection = product(&op.projection, &s.middle, &mut s.branch, &s.groups);
+        self.multiply(vec![projection], self.arithmetic, w.step.observer.as_deref_mut())
     }
 
     /// Computes the further inputs of all layers from the embeddings of the step.
@@ -72,8 +69,8 @@ impl Model {
         self.copy_rows(w.step.x, &mut s.normed);
         s.further.resize(w.step.further.len(), 0.0);
         let changed = s.groups.iter().flat_map(|group| group.set.of_further(&group.rows)).collect();
-        let projection = Product { changed, ..product(&weights.projection, &s.normed, &mut s.further) };
-        self.multiply(vec![projection], self.arithmetic)?;
+        let projection = Product { changed, ..product(&weights.projection, &s.normed, &mut s.further, &[]) };
+        self.multiply(vec![projection], self.arithmetic, w.step.observer.as_deref_mut())?;
         let (all, scale, eps) =
             (weights.projection.matrix.rows(), (hidden as f32).sqrt().recip(), self.config.norm_eps);
         self.cpu.for_rows(&mut s.further, all, |i, further| {
@@ -84,21 +81,16 @@ impl Model {
     }
 
     /// Computes an MLP and writes its output to `branch`, or adds it.
-    pub(super) fn mlp(&self, index: usize, op: &Mlp<Host>, role: MlpRole, w: &mut Walk<'_>) -> Result<()> {
+    pub(super) fn mlp(&self, op: &Mlp<Host>, role: MlpRole, w: &mut Walk<'_>) -> Result<()> {
         let (s, width) = (&mut *w.scratch, op.intermediate);
-        let [gate_target, up_target, down_target] = match role {
-            MlpRole::Only => [Target::Gate, Target::Up, Target::Down],
-            MlpRole::BesideExperts | MlpRole::Added => [Target::SharedGate, Target::SharedUp, Target::SharedDown],
-        };
-        see(w.step.observer.as_deref_mut(), index, LayerInput::Mlp, &s.normed);
         let n = s.normed.n();
         s.gate.resize(n * width, 0.0);
         s.up.resize(n * width, 0.0);
         let products = vec![
-            product(&op.gate, &s.normed, &mut s.gate).changed_by(&s.groups, index, gate_target),
-            product(&op.up, &s.normed, &mut s.up).changed_by(&s.groups, index, up_target),
+            product(&op.gate, &s.normed, &mut s.gate, &s.groups),
+            product(&op.up, &s.normed, &mut s.up, &s.groups),
         ];
-        self.multiply(products, self.arithmetic)?;
+        self.multiply(products, self.arithmetic, w.step.observer.as_deref_mut())?;
         s.middle.reset(n, width);
         let (out, stride) = s.middle.rows_mut();
         let (activation, gate, up) = (op.activation, &s.gate, &s.up);
@@ -107,13 +99,12 @@ impl Model {
             let out = &mut out[..width];
             self.cpu.level().run(Gated { activation, gate: &gate[row.clone()], up: &up[row], out });
         });
-        see(w.step.observer.as_deref_mut(), index, LayerInput::MlpMiddle, &s.middle);
         self.prepare(&mut s.middle);
         let is_added = role == MlpRole::Added;
         let out = if is_added { &mut s.beside } else { &mut s.branch };
         out.resize(n * self.config.hidden, 0.0);
-        let product = product(&op.down, &s.middle, out).changed_by(&s.groups, index, down_target);
-        self.multiply(vec![product], self.arithmetic)?;
+        let product = product(&op.down, &s.middle, out, &s.groups);
+        self.multiply(vec![product], self.arithmetic, w.step.observer.as_deref_mut())?;
         if is_added {
             self.add_rows(&mut s.branch, &s.beside);
         }

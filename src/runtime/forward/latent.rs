@@ -8,13 +8,11 @@
 //! part of a prompt or not, so it has the same bits however it was fed.
 
 use super::{Changed, Model, Product, Walk, adapters, product};
-use crate::calibration::LayerInput;
 use crate::error::Result;
 use crate::model_config::RotaryPairs;
-use crate::runtime::adapters::{HeadMatrix, Target};
+use crate::runtime::adapters::HeadMatrix;
 use crate::runtime::cpu::Acts;
 use crate::runtime::layer::LatentAttention;
-use crate::runtime::observe::see;
 use crate::runtime::ops::{RmsNorm, norm_heads};
 use crate::runtime::profile::Stage;
 use crate::runtime::rope::rotate;
@@ -26,24 +24,23 @@ impl Model {
     /// Projects all rows to queries and to the vectors of keys and values, and writes these to the caches.
     pub(super) fn read_latent(&self, index: usize, op: &LatentAttention<Host>, w: &mut Walk<'_>) -> Result<()> {
         let (s, shape, latent) = (&mut *w.scratch, &op.shape, &op.latent);
-        see(w.step.observer.as_deref_mut(), index, LayerInput::Attention, &s.normed);
         let (n, n_heads, head_dim) = (s.normed.n(), shape.n_heads, shape.head_dim);
         let kv_width = latent.kv_rank + latent.rope;
         s.q.resize(n * n_heads * head_dim, 0.0);
         s.k.resize(n * kv_width, 0.0);
-        let kv = product(&op.kv_a, &s.normed, &mut s.k).changed_by(&s.groups, index, Target::KvLatent);
+        let kv = product(&op.kv_a, &s.normed, &mut s.k, &s.groups);
         match &op.q_a {
             None => {
-                let q = product(&op.q, &s.normed, &mut s.q).changed_by(&s.groups, index, Target::Q);
-                self.multiply(vec![q, kv], self.arithmetic)?;
+                let q = product(&op.q, &s.normed, &mut s.q, &s.groups);
+                self.multiply(vec![q, kv], self.arithmetic, w.step.observer.as_deref_mut())?;
             }
             Some((q_a, norm)) => {
                 s.q_latent.resize(n * norm.len(), 0.0);
-                let q_a = product(q_a, &s.normed, &mut s.q_latent).changed_by(&s.groups, index, Target::QLatent);
-                self.multiply(vec![q_a, kv], self.arithmetic)?;
+                let q_a = product(q_a, &s.normed, &mut s.q_latent, &s.groups);
+                self.multiply(vec![q_a, kv], self.arithmetic, w.step.observer.as_deref_mut())?;
                 self.norm_latent(&s.q_latent, norm, latent.norm_eps, &mut s.latent);
-                let q = product(&op.q, &s.latent, &mut s.q).changed_by(&s.groups, index, Target::Q);
-                self.multiply(vec![q], self.arithmetic)?;
+                let q = product(&op.q, &s.latent, &mut s.q, &s.groups);
+                self.multiply(vec![q], self.arithmetic, w.step.observer.as_deref_mut())?;
             }
         }
         w.step.profile.lap(Stage::Projections);
@@ -141,9 +138,9 @@ impl Model {
         let products = matrices.iter().zip(y.chunks_exact_mut(tokens * rows)).enumerate();
         let product = |(head, (weight, y))| {
             let tokens = head * tokens..(head + 1) * tokens;
-            Product { weight, bias: None, x, tokens, y, changed: changed(head) }
+            Product { weight, bias: None, x, tokens, y, changed: changed(head), site: None }
         };
-        self.multiply(products.map(product).collect(), self.arithmetic)
+        self.multiply(products.map(product).collect(), self.arithmetic, None)
     }
 
     /// Normalizes rows of as many values as there are factors.

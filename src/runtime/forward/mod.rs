@@ -8,19 +8,19 @@ mod latent;
 mod rows;
 
 use super::adapters::factors::Factors;
-use super::adapters::{self, Changed, Group, Target};
+use super::adapters::{self, Changed, Group};
 use super::attention::{Attend, AttentionKernel, AttentionTask};
 use super::cpu::{Acts, Arithmetic, Cpu, Form, Job, Matrix};
 use super::device::{Answer, Cache, DevicePart, PartCache, PartInfo, Run, Step};
 use super::experts::Experts;
 use super::kv::{KvCache, KvLayout, PagePool};
 use super::layer::{Attention, AttentionShape, BlockInput, Layer, Operation};
-use super::observe::see;
+use super::observe::{ObserverRef, see};
 use super::ops::{Scale, SigmoidGate, SoftCap};
 use super::per_head::PerHead;
 use super::profile::Stage;
 use super::weights::{Held, Host, Linear, Weight, Weights};
-use crate::calibration::LayerInput;
+use crate::calibration::Site;
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::model_config::ModelConfig;
@@ -225,7 +225,7 @@ impl Model {
                     if op.gate.is_some() {
                         self.gate_output(&op.shape, w);
                     }
-                    self.project(index, &op.o, w)?;
+                    self.project(&op.o, w)?;
                 }
                 Operation::Latent(op) => {
                     self.read_latent(index, op, w)?;
@@ -238,10 +238,10 @@ impl Model {
                     self.absorb(index, op, w)?;
                     self.attend(index, &op.shape, None, w);
                     self.read_values(index, op, w)?;
-                    self.project(index, &op.o, w)?;
+                    self.project(&op.o, w)?;
                 }
                 Operation::Mlp(op) => {
-                    self.mlp(index, op, MlpRole::Only, w)?;
+                    self.mlp(op, MlpRole::Only, w)?;
                     w.step.profile.lap(Stage::Mlp);
                 }
                 Operation::Moe(op) => {
@@ -281,16 +281,16 @@ impl Model {
         }
         let s = &mut *w.scratch;
         self.norm_rows(w.step.x, &self.weights.final_norm, &mut s.normed);
-        see(w.step.observer.as_deref_mut(), layers, LayerInput::LmHead, &s.normed);
+        see(w.step.observer.as_deref_mut(), Site::lm_head(layers), &s.normed);
         w.step.profile.lap(Stage::Norms);
         if logits.is_empty() {
             return Ok(());
         }
         let tokens = 0..s.normed.n();
         let changed = s.groups.iter().flat_map(|group| group.set.of_lm_head(&group.rows)).collect();
-        let product =
-            Product { weight: &self.weights.lm_head, bias: None, x: &s.normed, tokens, y: &mut *logits, changed };
-        self.multiply(vec![product], self.arithmetic)?;
+        let (weight, x, y) = (&self.weights.lm_head, &s.normed, &mut *logits);
+        let product = Product { weight, bias: None, x, tokens, y, changed, site: None };
+        self.multiply(vec![product], self.arithmetic, None)?;
         if self.config.logit_scale != 1.0 {
             let factor = self.config.logit_scale;
             self.cpu.for_rows(logits, self.config.vocab, |_, x| self.cpu.level().run(Scale { x, factor }));
@@ -302,11 +302,23 @@ impl Model {
         Ok(())
     }
 
-    /// Computes products in one parallel region, or one after the other if not all weights may be in memory at once.
+    /// Shows the inputs of products to the observer, and computes them in one parallel region, or one after the other
+    /// if not all weights may be in memory at once.
     ///
     /// # Errors
     /// A weight cannot be read.
-    pub(super) fn multiply(&self, mut products: Vec<Product<'_>>, arithmetic: Arithmetic) -> Result<()> {
+    pub(super) fn multiply(
+        &self,
+        mut products: Vec<Product<'_>>,
+        arithmetic: Arithmetic,
+        mut observer: ObserverRef<'_>,
+    ) -> Result<()> {
+        for (i, product) in products.iter().enumerate() {
+            // Matrices of one site read the same rows.
+            if let Some(site) = product.site.filter(|site| products[..i].iter().all(|p| p.site != Some(*site))) {
+                see(observer.as_deref_mut(), site, product.x);
+            }
+        }
         let at_once =
             if self.weights.cache.as_ref().is_some_and(|cache| cache.is_bounded()) { 1 } else { products.len() };
         for products in products.chunks_mut(at_once.max(1)) {
@@ -327,26 +339,21 @@ impl Model {
     /// Projects all rows to queries, keys and values, and writes the keys and values to the caches.
     fn read(&self, index: usize, op: &Attention<Host>, w: &mut Walk<'_>) -> Result<()> {
         let (s, shape) = (&mut *w.scratch, &op.shape);
-        see(w.step.observer.as_deref_mut(), index, LayerInput::Attention, &s.normed);
         let (q_width, kv_width) = (shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim);
         let n = s.normed.n();
         s.q.resize(n * q_width, 0.0);
-        let mut products = vec![product(&op.q, &s.normed, &mut s.q).changed_by(&s.groups, index, Target::Q)];
-        for (linear, buffer, target) in [(&op.k, &mut s.k, Target::K), (&op.v, &mut s.v, Target::V)] {
+        let mut products = vec![product(&op.q, &s.normed, &mut s.q, &s.groups)];
+        for (linear, buffer) in [(&op.k, &mut s.k), (&op.v, &mut s.v)] {
             if let Some(linear) = linear {
                 buffer.resize(n * kv_width, 0.0);
-                products.push(product(linear, &s.normed, buffer).changed_by(&s.groups, index, target));
+                products.push(product(linear, &s.normed, buffer, &s.groups));
             }
         }
         if let Some(gate) = &op.gate {
             s.output_gate.resize(s.normed.n() * q_width, 0.0);
-            products.push(product(gate, &s.normed, &mut s.output_gate).changed_by(
-                &s.groups,
-                index,
-                Target::OutputGate,
-            ));
+            products.push(product(gate, &s.normed, &mut s.output_gate, &s.groups));
         }
-        self.multiply(products, self.arithmetic)?;
+        self.multiply(products, self.arithmetic, w.step.observer.as_deref_mut())?;
         w.step.profile.lap(Stage::Projections);
         self.set_q_factors(shape, &s.runs, &mut s.q_factors);
         let angles = shape.rotary.map_or(&[][..], |kind| &w.step.angles[kind]);
@@ -450,14 +457,13 @@ impl Model {
     }
 
     /// Writes the projected results of attention to `branch`.
-    fn project(&self, index: usize, o: &Linear, w: &mut Walk<'_>) -> Result<()> {
+    fn project(&self, o: &Linear, w: &mut Walk<'_>) -> Result<()> {
         let s = &mut *w.scratch;
-        see(w.step.observer.as_deref_mut(), index, LayerInput::AttentionOutput, &s.attended);
         self.prepare(&mut s.attended);
         w.step.profile.lap(Stage::Attention);
         s.branch.resize(s.attended.n() * self.config.hidden, 0.0);
-        let product = product(o, &s.attended, &mut s.branch).changed_by(&s.groups, index, Target::O);
-        self.multiply(vec![product], self.arithmetic)?;
+        let product = product(o, &s.attended, &mut s.branch, &s.groups);
+        self.multiply(vec![product], self.arithmetic, w.step.observer.as_deref_mut())?;
         w.step.profile.lap(Stage::Projections);
         Ok(())
     }
@@ -480,21 +486,26 @@ pub(super) struct Product<'a> {
     pub y: &'a mut [f32],
     /// Rows of `x` whose results adapters change.
     pub changed: Vec<Changed<'a>>,
+    /// Site of `x`, if the observer is shown all rows of it before the product.
+    pub site: Option<Site>,
 }
 
-impl<'p> Product<'p> {
-    /// Adds the changes of a target of a layer.
-    pub fn changed_by(mut self, groups: &'p [Group], layer: usize, target: Target) -> Product<'p> {
-        self.changed = adapters::changes(groups, layer, target);
-        self
-    }
-
+impl Product<'_> {
     fn job<'a>(&'a mut self, matrix: &'a Matrix) -> Job<'a> {
         Job { matrix, bias: self.bias, x: self.x, tokens: self.tokens.clone(), y: self.y, added: None }
     }
 }
 
-/// Returns the product of all rows of `x` with a linear layer.
-pub(super) fn product<'a>(linear: &'a Linear, x: &'a Acts, y: &'a mut [f32]) -> Product<'a> {
-    Product { weight: &linear.matrix, bias: linear.bias.as_deref(), x, tokens: 0..x.n(), y, changed: Vec::new() }
+/// Returns the product of all rows of `x` with a linear layer, and with the changes of the adapters of the rows.
+pub(super) fn product<'a>(linear: &'a Linear, x: &'a Acts, y: &'a mut [f32], groups: &'a [Group]) -> Product<'a> {
+    let changed = linear.target().map_or_else(Vec::new, |(layer, target)| adapters::changes(groups, layer, target));
+    Product {
+        weight: &linear.matrix,
+        bias: linear.bias.as_deref(),
+        x,
+        tokens: 0..x.n(),
+        y,
+        changed,
+        site: linear.site(),
+    }
 }

@@ -3,12 +3,15 @@
 use super::rebuilt::Rebuilt;
 use super::rebuilt::cache::Cache;
 use super::{Host, Linear, PerLayerWeights, Shape, Weight, Weights, take};
+use crate::catalogue::{
+    EMBEDDING, FINAL_NORM, FURTHER_EMBEDDING, FURTHER_NORM, FURTHER_PROJECTION, LM_HEAD, LayerTensor, Role,
+    name_in_layer,
+};
 use crate::dtype::{DType, decode_floats};
 use crate::error::{Context, Error, Result};
 use crate::iebin::{Entry, IebinReader, Store};
 use crate::interrupt;
 use crate::model_config::{self as config, Latent, LayerConfig, ModelConfig, PerLayerInput, QkNorm};
-use crate::role::Role;
 use crate::runtime::cpu::{Matrix, MatrixStore};
 use crate::runtime::layer::{
     Attention, AttentionShape, Block, BlockInput, LatentAttention, Layer, MixtureNorms, Mlp, Moe, Operation, TokenInput,
@@ -32,9 +35,6 @@ pub(super) struct Binder<'a> {
     embedding_multiplies: bool,
 }
 
-pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
-const FINAL_NORM: &str = "model.norm.weight";
-
 impl<'a> Binder<'a> {
     /// Creates a binder that has bound nothing yet.
     pub(super) fn new(reader: &'a IebinReader, c: &ModelConfig, convert: Option<DType>, in_place: bool) -> Binder<'a> {
@@ -55,231 +55,24 @@ impl<'a> Binder<'a> {
         let embedding = self.matrix(EMBEDDING, c.vocab, c.hidden)?;
         let per_layer = match c.per_layer_input {
             Some(PerLayerInput { width, vocab }) => Some(PerLayerWeights {
-                embedding: self.matrix("model.embed_tokens_per_layer.weight", vocab, width * c.n_layers)?,
-                projection: self.linear("model.per_layer_model_projection", width * c.n_layers, c.hidden, false)?,
-                norm: self.norm(c, "model.per_layer_projection_norm.weight", width)?,
+                embedding: self.matrix(FURTHER_EMBEDDING, vocab, width * c.n_layers)?,
+                projection: Linear {
+                    matrix: self.matrix(FURTHER_PROJECTION, width * c.n_layers, c.hidden)?,
+                    bias: None,
+                    identity: None,
+                },
+                norm: self.norm(c, FURTHER_NORM, width)?,
             }),
             None => None,
         };
-        let layers = (0..c.n_layers).map(|n| self.layer(c, n)).collect::<Result<Vec<_>>>()?;
+        let layers = (0..c.n_layers).map(|n| LayerBinder::new(self, c, n).layer()).collect::<Result<Vec<_>>>()?;
         let final_norm = match c.plain_final_norm {
             true => self.vector(FINAL_NORM, c.hidden)?,
             false => self.norm(c, FINAL_NORM, c.hidden)?,
         };
-        let lm_head =
-            if c.tied_embeddings { embedding.clone() } else { self.matrix("lm_head.weight", c.vocab, c.hidden)? };
+        let lm_head = if c.tied_embeddings { embedding.clone() } else { self.matrix(LM_HEAD, c.vocab, c.hidden)? };
         self.refuse_leftovers()?;
         Ok(Weights { embedding, per_layer, layers, final_norm, lm_head, cache: self.cache.clone() })
-    }
-
-    fn layer(&self, c: &ModelConfig, n: usize) -> Result<Layer<Host>> {
-        interrupt::check()?;
-        let layer = c.layer(n);
-        let norm = |leaf: &str| self.norm(c, &format!("model.layers.{n}.{leaf}_layernorm.weight"), c.hidden);
-        let input =
-            |leaf: &str| Ok::<_, Error>(if c.pre_norms { BlockInput::Normed(norm(leaf)?) } else { BlockInput::Stream });
-        let post_norm = |leaf: &str| if c.post_norms { norm(leaf).map(Some) } else { Ok(None) };
-        // In models with post norms, `post_attention` is one of them; in others, it is the norm before the MLP.
-        let mlp_input = match (c.parallel, c.post_norms) {
-            (true, _) => BlockInput::Previous,
-            (false, true) => input("pre_feedforward")?,
-            (false, false) => input("post_attention")?,
-        };
-        let attention = Block {
-            input: input("input")?,
-            operation: match c.attention.latent {
-                Some(latent) => Operation::Latent(self.latent_attention(c, &layer, latent, n)?),
-                None => Operation::Attention(self.attention(c, &layer, n)?),
-            },
-            post_norm: post_norm("post_attention")?,
-        };
-        let mlp =
-            Block { input: mlp_input, operation: self.mlp(c, &layer, n)?, post_norm: post_norm("post_feedforward")? };
-        let mut blocks = vec![attention, mlp];
-        if let Some(PerLayerInput { width, .. }) = c.per_layer_input {
-            let linear = |leaf: &str, out, cols| self.linear(&format!("model.layers.{n}.{leaf}"), out, cols, false);
-            blocks.push(Block {
-                input: BlockInput::Stream,
-                operation: Operation::Input(TokenInput {
-                    gate: linear("per_layer_input_gate", width, c.hidden)?,
-                    projection: linear("per_layer_projection", c.hidden, width)?,
-                }),
-                post_norm: Some(self.norm(
-                    c,
-                    &format!("model.layers.{n}.post_per_layer_input_norm.weight"),
-                    c.hidden,
-                )?),
-            });
-        }
-        let scalar = c.layer_scalars.then(|| self.vector(&format!("model.layers.{n}.layer_scalar"), 1)).transpose()?;
-        Ok(Layer { blocks, scalar: scalar.map(|values| values[0]) })
-    }
-
-    /// Returns the sizes and variants of the attention of a layer.
-    fn shape(c: &ModelConfig, layer: &LayerConfig) -> AttentionShape {
-        let LayerConfig { n_heads, n_kv_heads, head_dim, value_dim, window, rotary, kv_from, .. } = *layer;
-        AttentionShape {
-            n_heads,
-            n_kv_heads,
-            head_dim,
-            value_dim,
-            kv_from,
-            rotary,
-            pairs: c.ropes().nth(rotary.unwrap_or(0)).map(|rope| rope.pairs).unwrap_or_default(),
-            position_scale: c.attention.position_scale,
-            window,
-            scale: c.attention.scale,
-            softcap: c.attention.softcap,
-        }
-    }
-
-    fn latent_attention(
-        &self,
-        c: &ModelConfig,
-        layer: &LayerConfig,
-        latent: Latent,
-        n: usize,
-    ) -> Result<LatentAttention<Host>> {
-        let at = |leaf: &str| format!("model.layers.{n}.self_attn.{leaf}");
-        let linear = |leaf: &str, out, cols, bias| self.linear(&at(leaf), out, cols, bias);
-        let (q, bias) = (layer.n_heads * layer.head_dim, c.attention.qkv_bias);
-        let Latent { q_rank, kv_rank, nope, rope, value, .. } = latent;
-        let (q_a, q) = match q_rank {
-            Some(rank) => {
-                let norm = self.vector(&at("q_a_layernorm.weight"), rank)?;
-                (Some((linear("q_a_proj", rank, c.hidden, bias)?, norm)), linear("q_b_proj", q, rank, false)?)
-            }
-            None => (None, linear("q_proj", q, c.hidden, false)?),
-        };
-        Ok(LatentAttention {
-            shape: Binder::shape(c, layer),
-            latent,
-            q_a,
-            q,
-            kv_a: linear("kv_a_proj_with_mqa", kv_rank + rope, c.hidden, bias)?,
-            kv_norm: self.vector(&at("kv_a_layernorm.weight"), kv_rank)?,
-            kv_b: linear("kv_b_proj", layer.n_heads * (nope + value), kv_rank, false)?,
-            o: linear("o_proj", c.hidden, layer.n_heads * value, c.attention.o_bias)?,
-        })
-    }
-
-    fn attention(&self, c: &ModelConfig, layer: &LayerConfig, n: usize) -> Result<Attention<Host>> {
-        let LayerConfig { n_heads, n_kv_heads, head_dim, keys_are_values, kv_from, .. } = *layer;
-        let at = |leaf: &str| format!("model.layers.{n}.self_attn.{leaf}");
-        let linear = |leaf: &str, out, cols, bias| self.linear(&at(leaf), out, cols, bias);
-        let (q, kv) = (n_heads * head_dim, n_kv_heads * head_dim);
-        let head_norms = |widths: [usize; 2]| -> Result<_> {
-            let k_norm = match kv_from {
-                None => self.norm(c, &at("k_norm.weight"), widths[1])?,
-                Some(_) => Vec::new(),
-            };
-            Ok([self.norm(c, &at("q_norm.weight"), widths[0])?, k_norm])
-        };
-        Ok(Attention {
-            shape: Binder::shape(c, layer),
-            sinks: c.attention.sinks.then(|| self.vector(&at("sinks"), n_heads)).transpose()?,
-            head_norms: match c.attention.qk_norm {
-                QkNorm::None => None,
-                QkNorm::Head => Some(head_norms([head_dim; 2])?),
-                QkNorm::All => Some(head_norms([q, kv])?),
-                QkNorm::Unit => Some([vec![1.0; head_dim], vec![1.0; head_dim]]),
-            },
-            gate: c.attention.gate.then(|| linear("gate_proj", q, c.hidden, false)).transpose()?,
-            q: linear("q_proj", q, c.hidden, c.attention.qkv_bias)?,
-            k: kv_from.is_none().then(|| linear("k_proj", kv, c.hidden, c.attention.qkv_bias)).transpose()?,
-            v: match kv_from.is_none() && !keys_are_values {
-                true => Some(linear("v_proj", kv, c.hidden, c.attention.qkv_bias)?),
-                false => None,
-            },
-            value_norm: c.attention.value_norm.then(|| vec![1.0; head_dim]),
-            o: linear("o_proj", c.hidden, q, c.attention.o_bias)?,
-        })
-    }
-
-    fn mlp(&self, c: &ModelConfig, layer: &LayerConfig, n: usize) -> Result<Operation<Host>> {
-        let prefix = format!("model.layers.{n}.mlp");
-        let linear = |leaf: &str, out, cols, bias| self.linear(&format!("{prefix}.{leaf}"), out, cols, bias);
-        let dense = |prefix: &str, activation, intermediate, bias| -> Result<Mlp<Host>> {
-            let linear = |leaf: &str, out, cols| self.linear(&format!("{prefix}.{leaf}"), out, cols, bias);
-            Ok(Mlp {
-                activation,
-                intermediate,
-                gate: linear("gate_proj", intermediate, c.hidden)?,
-                up: linear("up_proj", intermediate, c.hidden)?,
-                down: linear("down_proj", c.hidden, intermediate)?,
-            })
-        };
-        Ok(match layer.mlp {
-            config::Mlp::Dense { intermediate, activation, bias } => {
-                Operation::Mlp(dense(&prefix, activation, intermediate, bias)?)
-            }
-            config::Mlp::Moe {
-                experts,
-                top_k,
-                intermediate,
-                activation,
-                router_softmax,
-                bias,
-                router_bias,
-                selection,
-                shared,
-            } => {
-                let stack = |leaf: &str, shape| self.experts(&format!("{prefix}.experts.{leaf}"), shape, bias);
-                let normed = shared.is_some_and(|shared| shared.norms);
-                let shared = shared
-                    .map(|shared| dense(&format!("{prefix}.shared_experts"), activation, shared.intermediate, false));
-                Operation::Moe(Moe {
-                    activation,
-                    intermediate,
-                    experts,
-                    top_k,
-                    softmax: router_softmax,
-                    selection,
-                    selection_bias: match selection.bias {
-                        true => Some(self.vector(&format!("{prefix}.router.selection_bias"), experts)?),
-                        false => None,
-                    },
-                    factors: match selection.factors {
-                        true => Some(self.vector(&format!("{prefix}.router.expert_scale"), experts)?),
-                        false => None,
-                    },
-                    norms: normed.then(|| self.mixture_norms(c, &prefix)).transpose()?,
-                    shared: shared.transpose()?,
-                    router: linear("router", experts, c.hidden, router_bias)?,
-                    gate_up: stack("gate_up_proj", [experts, 2 * intermediate, c.hidden])?,
-                    down: stack("down_proj", [experts, c.hidden, intermediate])?,
-                })
-            }
-        })
-    }
-
-    /// Binds the norms of an MLP and of the experts beside it.
-    fn mixture_norms(&self, c: &ModelConfig, prefix: &str) -> Result<MixtureNorms<Vec<f32>>> {
-        let norm = |leaf: &str| self.norm(c, &format!("{prefix}.{leaf}_layernorm.weight"), c.hidden);
-        let mut router_input = self.vector(&format!("{prefix}.router.input_scale"), c.hidden)?;
-        router_input.iter_mut().for_each(|x| *x /= (c.hidden as f32).sqrt());
-        Ok(MixtureNorms {
-            mlp_output: norm("shared_experts.post")?,
-            router_input,
-            expert_input: norm("experts.pre")?,
-            expert_output: norm("experts.post")?,
-        })
-    }
-
-    fn linear(&self, prefix: &str, rows: usize, cols: usize, bias: bool) -> Result<Linear> {
-        let bias = bias.then(|| self.vector(&format!("{prefix}.bias"), rows)).transpose()?;
-        Ok(Linear { matrix: self.matrix(&format!("{prefix}.weight"), rows, cols)?, bias })
-    }
-
-    /// Binds the matrices of all experts; their biases are in the tensor `<name>_bias`.
-    fn experts(&self, name: &str, shape: [usize; 3], bias: bool) -> Result<Vec<Linear>> {
-        let [experts, rows, cols] = shape;
-        let bias_name = format!("{name}_bias");
-        let biases = bias.then(|| self.floats(&bias_name, &[experts, rows])).transpose()?;
-        let entry = self.entry(name, &shape)?;
-        let matrices = self.bind_matrices(entry, [experts, rows, cols]).tensor(name)?;
-        let bias = |e: usize| biases.as_ref().map(|b| b[e * rows..][..rows].to_vec());
-        Ok(matrices.into_iter().enumerate().map(|(e, matrix)| Linear { matrix, bias: bias(e) }).collect())
     }
 
     fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Weight> {
@@ -378,5 +171,215 @@ impl<'a> Binder<'a> {
             }
             None => Ok(()),
         }
+    }
+}
+
+/// Binds the tensors of one layer, whose names and shapes are those of the catalogue.
+struct LayerBinder<'b, 'a> {
+    binder: &'b Binder<'a>,
+    model: &'b ModelConfig,
+    layer: LayerConfig,
+    n: usize,
+}
+
+impl<'b, 'a> LayerBinder<'b, 'a> {
+    fn new(binder: &'b Binder<'a>, model: &'b ModelConfig, n: usize) -> LayerBinder<'b, 'a> {
+        LayerBinder { binder, model, layer: model.layer(n), n }
+    }
+
+    fn layer(&self) -> Result<Layer<Host>> {
+        interrupt::check()?;
+        let c = self.model;
+        let input = |name: &str| Ok::<_, Error>(self.norm_if(name)?.map_or(BlockInput::Stream, BlockInput::Normed));
+        let post_norm = |name: &str| if c.post_norms { self.norm_if(name) } else { Ok(None) };
+        // In models with post norms, `post_attention` is one of them; in others, it is the norm before the MLP.
+        let mlp_input = match (c.parallel, c.post_norms) {
+            (true, _) => BlockInput::Previous,
+            (false, true) => input("pre_feedforward_layernorm.weight")?,
+            (false, false) => input("post_attention_layernorm.weight")?,
+        };
+        let attention = Block {
+            input: input("input_layernorm.weight")?,
+            operation: match c.attention.latent {
+                Some(latent) => Operation::Latent(self.latent_attention(latent)?),
+                None => Operation::Attention(self.attention()?),
+            },
+            post_norm: post_norm("post_attention_layernorm.weight")?,
+        };
+        let mlp = Block {
+            input: mlp_input,
+            operation: self.mlp()?,
+            post_norm: post_norm("post_feedforward_layernorm.weight")?,
+        };
+        let mut blocks = vec![attention, mlp];
+        if let Some(gate) = self.linear_if("per_layer_input_gate")? {
+            blocks.push(Block {
+                input: BlockInput::Stream,
+                operation: Operation::Input(TokenInput { gate, projection: self.linear("per_layer_projection")? }),
+                post_norm: self.norm_if("post_per_layer_input_norm.weight")?,
+            });
+        }
+        Ok(Layer { blocks, scalar: self.vector_if("layer_scalar")?.map(|values| values[0]) })
+    }
+
+    /// Returns the sizes and variants of attention.
+    fn attention_shape(&self) -> AttentionShape {
+        let c = self.model;
+        let LayerConfig { n_heads, n_kv_heads, head_dim, value_dim, window, rotary, kv_from, .. } = self.layer;
+        AttentionShape {
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            value_dim,
+            kv_from,
+            rotary,
+            pairs: c.ropes().nth(rotary.unwrap_or(0)).map(|rope| rope.pairs).unwrap_or_default(),
+            position_scale: c.attention.position_scale,
+            window,
+            scale: c.attention.scale,
+            softcap: c.attention.softcap,
+        }
+    }
+
+    fn latent_attention(&self, latent: Latent) -> Result<LatentAttention<Host>> {
+        let (q_a, q) = match self.linear_if("self_attn.q_a_proj")? {
+            Some(q_a) => {
+                let norm = self.vector("self_attn.q_a_layernorm.weight")?;
+                (Some((q_a, norm)), self.linear("self_attn.q_b_proj")?)
+            }
+            None => (None, self.linear("self_attn.q_proj")?),
+        };
+        Ok(LatentAttention {
+            shape: self.attention_shape(),
+            latent,
+            q_a,
+            q,
+            kv_a: self.linear("self_attn.kv_a_proj_with_mqa")?,
+            kv_norm: self.vector("self_attn.kv_a_layernorm.weight")?,
+            kv_b: self.linear("self_attn.kv_b_proj")?,
+            o: self.linear("self_attn.o_proj")?,
+        })
+    }
+
+    fn attention(&self) -> Result<Attention<Host>> {
+        let (attention, head_dim) = (&self.model.attention, self.layer.head_dim);
+        let q_norm = self.norm_if("self_attn.q_norm.weight")?;
+        Ok(Attention {
+            shape: self.attention_shape(),
+            sinks: self.vector_if("self_attn.sinks")?,
+            head_norms: match (attention.qk_norm, q_norm) {
+                (QkNorm::Unit, _) => Some([vec![1.0; head_dim], vec![1.0; head_dim]]),
+                (_, Some(q_norm)) => Some([q_norm, self.norm_if("self_attn.k_norm.weight")?.unwrap_or_default()]),
+                (_, None) => None,
+            },
+            gate: self.linear_if("self_attn.gate_proj")?,
+            q: self.linear("self_attn.q_proj")?,
+            k: self.linear_if("self_attn.k_proj")?,
+            v: self.linear_if("self_attn.v_proj")?,
+            value_norm: attention.value_norm.then(|| vec![1.0; head_dim]),
+            o: self.linear("self_attn.o_proj")?,
+        })
+    }
+
+    fn mlp(&self) -> Result<Operation<Host>> {
+        let dense = |prefix: &str, activation, intermediate| -> Result<Mlp<Host>> {
+            let linear = |leaf: &str| self.linear(&format!("{prefix}.{leaf}"));
+            let (gate, up, down) = (linear("gate_proj")?, linear("up_proj")?, linear("down_proj")?);
+            Ok(Mlp { activation, intermediate, gate, up, down })
+        };
+        Ok(match self.layer.mlp {
+            config::Mlp::Dense { intermediate, activation, .. } => {
+                Operation::Mlp(dense("mlp", activation, intermediate)?)
+            }
+            config::Mlp::Moe {
+                experts, top_k, intermediate, activation, router_softmax, selection, shared, ..
+            } => {
+                let shared = shared.map(|shared| dense("mlp.shared_experts", activation, shared.intermediate));
+                Operation::Moe(Moe {
+                    activation,
+                    intermediate,
+                    experts,
+                    top_k,
+                    softmax: router_softmax,
+                    selection,
+                    selection_bias: self.vector_if("mlp.router.selection_bias")?,
+                    factors: self.vector_if("mlp.router.expert_scale")?,
+                    norms: self.mixture_norms()?,
+                    shared: shared.transpose()?,
+                    router: self.linear("mlp.router")?,
+                    gate_up: self.experts("mlp.experts.gate_up_proj")?,
+                    down: self.experts("mlp.experts.down_proj")?,
+                })
+            }
+        })
+    }
+
+    /// Binds the norms of an MLP and of the experts beside it, if they have their own.
+    fn mixture_norms(&self) -> Result<Option<MixtureNorms<Vec<f32>>>> {
+        let Some(mut router_input) = self.vector_if("mlp.router.input_scale")? else { return Ok(None) };
+        router_input.iter_mut().for_each(|x| *x /= (self.model.hidden as f32).sqrt());
+        let norm = |name: &str| Ok::<_, Error>(self.norm_if(name)?.unwrap_or_default());
+        Ok(Some(MixtureNorms {
+            mlp_output: norm("mlp.shared_experts.post_layernorm.weight")?,
+            router_input,
+            expert_input: norm("mlp.experts.pre_layernorm.weight")?,
+            expert_output: norm("mlp.experts.post_layernorm.weight")?,
+        }))
+    }
+
+    /// Returns the row of the catalogue and the shape of a tensor; `None` if the layer has no such tensor.
+    fn find(&self, name: &str) -> Option<(&'static LayerTensor, Vec<usize>)> {
+        let tensor = LayerTensor::of(name)?;
+        Some((tensor, tensor.shape(self.model, &self.layer)?))
+    }
+
+    fn linear(&self, prefix: &str) -> Result<Linear> {
+        self.linear_if(prefix)?.ok_or_else(|| self.absent(prefix))
+    }
+
+    fn linear_if(&self, prefix: &str) -> Result<Option<Linear>> {
+        let name = format!("{prefix}.weight");
+        let Some((tensor, shape)) = self.find(&name) else { return Ok(None) };
+        let matrix = self.binder.matrix(&name_in_layer(self.n, &name), shape[0], shape[1])?;
+        let bias = self.vector_if(&format!("{prefix}.bias"))?;
+        Ok(Some(Linear { matrix, bias, identity: Some((self.n, tensor)) }))
+    }
+
+    /// Binds the matrices of all experts; their biases are in the tensor `<name>_bias`.
+    fn experts(&self, name: &str) -> Result<Vec<Linear>> {
+        let (tensor, shape) = self.find(name).ok_or_else(|| self.absent(name))?;
+        let bias_name = format!("{name}_bias");
+        let biases = match self.find(&bias_name) {
+            Some((_, shape)) => Some(self.binder.floats(&name_in_layer(self.n, &bias_name), &shape)?),
+            None => None,
+        };
+        let name = name_in_layer(self.n, name);
+        let entry = self.binder.entry(&name, &shape)?;
+        let rows = shape[1];
+        let matrices = self.binder.bind_matrices(entry, [shape[0], rows, shape[2]]).tensor(&name)?;
+        let bias = |e: usize| biases.as_ref().map(|b| b[e * rows..][..rows].to_vec());
+        let linear = |(e, matrix)| Linear { matrix, bias: bias(e), identity: Some((self.n, tensor)) };
+        Ok(matrices.into_iter().enumerate().map(linear).collect())
+    }
+
+    fn vector(&self, name: &str) -> Result<Vec<f32>> {
+        self.vector_if(name)?.ok_or_else(|| self.absent(name))
+    }
+
+    fn vector_if(&self, name: &str) -> Result<Option<Vec<f32>>> {
+        let Some((_, shape)) = self.find(name) else { return Ok(None) };
+        self.binder.floats(&name_in_layer(self.n, name), &shape).map(Some)
+    }
+
+    /// Binds the factors of a norm, if the layer has it.
+    fn norm_if(&self, name: &str) -> Result<Option<Vec<f32>>> {
+        let Some((_, shape)) = self.find(name) else { return Ok(None) };
+        self.binder.norm(self.model, &name_in_layer(self.n, name), shape[0]).map(Some)
+    }
+
+    /// Builds the error for a tensor that the description of the layer excludes and its operation needs.
+    fn absent(&self, name: &str) -> Error {
+        Error::corrupt("found a description without this tensor, which its layer needs")
+            .tensor(name_in_layer(self.n, name))
     }
 }

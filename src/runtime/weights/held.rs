@@ -1,12 +1,11 @@
 //! Bytes of memory that bound weights take, computed from the description of a pack without reading weights.
 
-use super::bind::EMBEDDING;
 use super::shape::{Shape, per_head_bytes};
+use crate::catalogue::{EMBEDDING, Role};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::iebin::{IebinReader, stored_bytes};
 use crate::model_config::ModelConfig;
-use crate::role::Role;
 use crate::runtime::cpu::{Arithmetic, MatrixStore};
 
 /// End of the names of the matrices that are divided into those of heads.

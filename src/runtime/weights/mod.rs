@@ -14,10 +14,11 @@ mod widen;
 pub use held::HeldBytes;
 pub(super) use shape::{Shape, narrow, per_head_bytes, transposed_dtype};
 
-use super::adapters::Target;
 use super::cpu::{Arithmetic, Form, Matrix, MatrixStore, scalar};
 use super::layer::{Block, Layer, Moe, Operation, Storage};
 use super::residency::Residency;
+use crate::calibration::Site;
+use crate::catalogue::{LayerTensor, Target};
 use crate::dtype::{DType, decode_floats};
 use crate::error::{Context, Error, Result};
 use crate::iebin::rebuild::Keep;
@@ -134,9 +135,21 @@ pub struct Linear {
     pub matrix: Weight,
     /// Bias: `(out)`.
     pub bias: Option<Vec<f32>>,
+    /// Layer and row of the catalogue, for matrices of layers.
+    pub identity: Option<(usize, &'static LayerTensor)>,
 }
 
 impl Linear {
+    /// Returns the layer and the target of adapters that may change the matrix as a whole.
+    pub(super) fn target(&self) -> Option<(usize, Target)> {
+        self.identity.and_then(|(layer, tensor)| Some((layer, tensor.target?)))
+    }
+
+    /// Returns the site that provides the inputs of the matrix, if calibration collects them.
+    pub(super) fn site(&self) -> Option<Site> {
+        self.identity.and_then(|(layer, tensor)| Some(Site { layer, part: tensor.input? }))
+    }
+
     /// Returns the bytes that a product reads.
     pub fn nbytes(&self) -> usize {
         self.matrix.nbytes() + self.bias.as_ref().map_or(0, |bias| size_of_val(bias.as_slice()))
@@ -211,28 +224,7 @@ impl Operation<Host> {
 
     /// Returns the matrix that an adapter changes as this [`Target`].
     pub(super) fn target(&self, target: Target) -> Option<&Linear> {
-        match (self, target) {
-            (Operation::Attention(op), Target::Q) => Some(&op.q),
-            (Operation::Attention(op), Target::K) => op.k.as_ref(),
-            (Operation::Attention(op), Target::V) => op.v.as_ref(),
-            (Operation::Attention(op), Target::O) => Some(&op.o),
-            (Operation::Latent(op), Target::Q) => Some(&op.q),
-            (Operation::Latent(op), Target::O) => Some(&op.o),
-            (Operation::Latent(op), Target::QLatent) => op.q_a.as_ref().map(|(matrix, _)| matrix),
-            (Operation::Latent(op), Target::KvLatent) => Some(&op.kv_a),
-            (Operation::Latent(op), Target::KvHeads) => Some(&op.kv_b),
-            (Operation::Input(op), Target::InputGate) => Some(&op.gate),
-            (Operation::Input(op), Target::InputProjection) => Some(&op.projection),
-            (Operation::Mlp(op), Target::Gate) => Some(&op.gate),
-            (Operation::Mlp(op), Target::Up) => Some(&op.up),
-            (Operation::Mlp(op), Target::Down) => Some(&op.down),
-            (Operation::Moe(op), Target::Router) => Some(&op.router),
-            (Operation::Attention(op), Target::OutputGate) => op.gate.as_ref(),
-            (Operation::Moe(op), Target::SharedGate) => op.shared.as_ref().map(|mlp| &mlp.gate),
-            (Operation::Moe(op), Target::SharedUp) => op.shared.as_ref().map(|mlp| &mlp.up),
-            (Operation::Moe(op), Target::SharedDown) => op.shared.as_ref().map(|mlp| &mlp.down),
-            _ => None,
-        }
+        self.linears().into_iter().find(|linear| linear.target().is_some_and(|(_, own)| own == target))
     }
 
     /// Returns the first or second matrices of all experts.

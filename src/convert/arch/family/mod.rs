@@ -2,11 +2,12 @@
 
 pub mod routed;
 
-use super::expected::{ExpectedTensor, layer_part};
+use super::expected::ExpectedTensor;
 use super::fields::Fields;
 use super::rope::{self, AXES, GROWTH, LOCAL_BASE, PARTIAL};
 use super::row::{Arch, TIED};
 use super::view::{View, whole};
+use crate::catalogue::layer_part;
 use crate::error::{Error, Result};
 use crate::model_config::{Activation, Attention, Mlp, ModelConfig, NormKind, QkNorm, RouterSoftmax, Selection};
 use serde_json::Value;

@@ -2,7 +2,8 @@
 //! MLP that computes every token; the first layers have a dense MLP.
 
 use super::{separate_experts, silu};
-use crate::convert::arch::expected::{ExpectedTensor, layer_part};
+use crate::catalogue::layer_part;
+use crate::convert::arch::expected::ExpectedTensor;
 use crate::convert::arch::fields::Fields;
 use crate::convert::arch::view::{View, whole};
 use crate::error::Result;

@@ -1,35 +1,6 @@
-//! Derives the role of a tensor in the model from its canonical name.
-//!
-//! Canonical names are those of Hugging Face's Llama and gpt-oss; converters map every other naming onto them:
-//!
-//! ```text
-//! model.embed_tokens.weight                                  (vocab, hidden)
-//! model.layers.N.input_layernorm.weight                      (hidden)
-//! model.layers.N.self_attn.{q,k,v,o}_proj.{weight,bias}      (out, in) / (out)
-//! model.layers.N.self_attn.{q,k}_norm.weight                 (head_dim); one norm for all heads; or (heads * head_dim)
-//! model.layers.N.self_attn.gate_proj.weight                  (heads * head_dim, hidden); gate of the heads' outputs
-//! model.layers.N.self_attn.{q_a,q_b,kv_b}_proj.weight, .kv_a_proj_with_mqa.weight, .{q_a,kv_a}_layernorm.weight
-//!                                                            latent attention, see [`crate::model_config::Latent`]
-//! model.layers.N.self_attn.sinks                             (n_heads)
-//! model.layers.N.post_attention_layernorm.weight             (hidden); norm of the MLP's input; with post norms: of
-//!                                                            attention's output, and the next two exist, too:
-//! model.layers.N.{pre,post}_feedforward_layernorm.weight     (hidden); input and output of the MLP
-//! model.layers.N.mlp.{gate,up,down}_proj.{weight,bias}       (out, in) / (out)
-//! model.layers.N.mlp.router.{weight,bias}                    (experts, hidden) / (experts)
-//! model.layers.N.mlp.router.selection_bias                   (experts); added to scores for the choice of experts
-//! model.layers.N.mlp.shared_experts.{gate,up,down}_proj.weight   (out, in); an MLP beside the experts
-//! model.layers.N.mlp.experts.{gate_up,down}_proj             (experts, out, in); gate and up rows alternate
-//! model.layers.N.mlp.experts.{gate_up,down}_proj_bias        (experts, out)
-//! model.layers.N.mlp.{experts.pre,experts.post,shared_experts.post}_layernorm.weight   (hidden)
-//! model.layers.N.mlp.router.{input_scale,expert_scale}       (hidden) / (experts)
-//! model.layers.N.{per_layer_input_gate,per_layer_projection}.weight, .post_per_layer_input_norm.weight,
-//! model.{embed_tokens_per_layer,per_layer_model_projection,per_layer_projection_norm}.weight
-//!                                                            further inputs of layers (Gemma 4 E2B and E4B)
-//! model.layers.N.layer_scalar                                (1); factor at the end of the layer
-//! model.norm.weight                                          (hidden)
-//! lm_head.weight                                             (vocab, hidden); absent if the embedding is used instead
-//! mtp.*                                                      multi-token prediction, kept but not computed
-//! ```
+//! Roles of tensors.
+
+use super::{LayerTensor, MODEL, layer_part};
 
 /// Role of a tensor in the model; quantization rules and reports refer to tensors by role.
 #[allow(missing_docs)]
@@ -49,8 +20,15 @@ pub enum Role {
 }
 
 impl Role {
-    /// Returns the role of the tensor with this canonical name.
+    /// Returns the role of the tensor with this canonical name. Names in files of others, which are in no row of the
+    /// catalogue, resemble canonical ones, and their parts decide.
     pub fn of(name: &str) -> Role {
+        let in_layer = || LayerTensor::of(layer_part(name)?.1).map(|tensor| tensor.role);
+        let outside = MODEL.iter().find(|tensor| tensor.name == name).map(|tensor| tensor.role);
+        outside.or_else(in_layer).unwrap_or_else(|| Role::by_parts(name))
+    }
+
+    fn by_parts(name: &str) -> Role {
         let leaf = name.strip_prefix("model.").unwrap_or(name);
         if name.starts_with("mtp.") {
             Role::Prediction
@@ -103,6 +81,7 @@ impl Role {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::catalogue::{LAYER, name_in_layer};
 
     #[test]
     fn roles_follow_from_canonical_names() {
@@ -121,9 +100,15 @@ mod tests {
             ("model.norm.weight", Role::Norm),
             ("lm_head.weight", Role::LmHead),
             ("mtp.layers.0.mlp.down_proj.weight", Role::Prediction),
+            ("model.layers.3.mlp.experts.gate_up_proj_blocks", Role::Experts),
+            ("model.layers.3.self_attn.qkv_proj.weight", Role::Attention),
             ("rotary.inv_freq", Role::Other),
         ] {
             assert_eq!(Role::of(name), role, "{name}");
+        }
+        for tensor in LAYER {
+            let name = name_in_layer(3, tensor.name);
+            assert_eq!((Role::of(&name), Role::by_parts(&name)), (tensor.role, tensor.role), "{name}");
         }
     }
 }
