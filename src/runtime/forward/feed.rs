@@ -3,21 +3,31 @@
 use super::{Model, Product, Walk, product};
 use crate::error::Result;
 use crate::model_config::Activation;
+use crate::runtime::cpu::Acts;
 use crate::runtime::experts::Mixture;
 use crate::runtime::layer::{Mlp, Moe, TokenInput};
 use crate::runtime::ops::{Gated, norm_heads};
 use crate::runtime::weights::{Host, PerLayerWeights};
 use crate::simd::Kernel;
 
-/// Place of an MLP in its layer.
+/// Destination of the output of an MLP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum MlpRole {
-    /// It is the feed-forward part.
-    Only,
-    /// It computes before the experts.
-    BesideExperts,
-    /// Its output is added to that of the experts.
+pub(super) enum MlpOutput {
+    /// The output is written to `branch`.
+    Written,
+    /// The output is added to that of the experts, which is in `branch`.
     Added,
+}
+
+/// Buffers of an MLP and of the further input of a layer.
+#[derive(Debug, Default)]
+pub(super) struct GatedScratch {
+    /// Result of the gate projection: `(n, intermediate)`.
+    gate: Vec<f32>,
+    /// Result of the up projection: `(n, intermediate)`.
+    up: Vec<f32>,
+    /// Output of the activation function: `(n, intermediate)`.
+    middle: Acts,
 }
 
 impl Model {
@@ -28,10 +38,10 @@ impl Model {
         let Some(norms) = &op.norms else {
             let (s, observer) = (&mut *w.scratch, w.step.observer.as_deref_mut());
             s.experts.run(&mixture, [&s.normed; 2], &s.groups, &mut s.branch, observer)?;
-            return op.shared.as_ref().map_or(Ok(()), |mlp| self.mlp(mlp, MlpRole::Added, w));
+            return op.shared.as_ref().map_or(Ok(()), |mlp| self.mlp(mlp, MlpOutput::Added, w));
         };
         if let Some(mlp) = &op.shared {
-            self.mlp(mlp, MlpRole::BesideExperts, w)?;
+            self.mlp(mlp, MlpOutput::Written, w)?;
         }
         let (s, observer) = (&mut *w.scratch, w.step.observer.as_deref_mut());
         self.norm_in_place(&mut s.branch, &norms.mlp_output);
@@ -47,19 +57,19 @@ impl Model {
     pub(super) fn token_input(&self, index: usize, op: &TokenInput<Host>, w: &mut Walk<'_>) -> Result<()> {
         let s = &mut *w.scratch;
         let (n, width) = (s.normed.n(), op.gate.matrix.rows());
-        s.gate.resize(n * width, 0.0);
-        let gate = product(&op.gate, &s.normed, &mut s.gate, &s.groups);
+        s.gated.gate.resize(n * width, 0.0);
+        let gate = product(&op.gate, &s.normed, &mut s.gated.gate, &s.groups);
         self.multiply(vec![gate], self.arithmetic, w.step.observer.as_deref_mut())?;
-        s.middle.reset(n, width);
-        let (out, stride) = s.middle.rows_mut();
-        let (gate, further, all) = (&s.gate, &s.further, self.config.n_layers * width);
+        s.gated.middle.reset(n, width);
+        let (out, stride) = s.gated.middle.rows_mut();
+        let (gate, further, all) = (&s.gated.gate, &s.further, self.config.n_layers * width);
         self.cpu.for_rows(out, stride, |i, out| {
             let (gate, up) = (&gate[i * width..][..width], &further[i * all + index * width..][..width]);
             self.cpu.level().run(Gated { activation: Activation::GeluTanh, gate, up, out: &mut out[..width] });
         });
-        self.prepare(&mut s.middle);
+        self.prepare(&mut s.gated.middle);
         s.branch.resize(n * self.config.hidden, 0.0);
-        let projection = product(&op.projection, &s.middle, &mut s.branch, &s.groups);
+        let projection = product(&op.projection, &s.gated.middle, &mut s.branch, &s.groups);
         self.multiply(vec![projection], self.arithmetic, w.step.observer.as_deref_mut())
     }
 
@@ -81,29 +91,29 @@ impl Model {
     }
 
     /// Computes an MLP and writes its output to `branch`, or adds it.
-    pub(super) fn mlp(&self, op: &Mlp<Host>, role: MlpRole, w: &mut Walk<'_>) -> Result<()> {
+    pub(super) fn mlp(&self, op: &Mlp<Host>, output: MlpOutput, w: &mut Walk<'_>) -> Result<()> {
         let (s, width) = (&mut *w.scratch, op.intermediate);
         let n = s.normed.n();
-        s.gate.resize(n * width, 0.0);
-        s.up.resize(n * width, 0.0);
+        s.gated.gate.resize(n * width, 0.0);
+        s.gated.up.resize(n * width, 0.0);
         let products = vec![
-            product(&op.gate, &s.normed, &mut s.gate, &s.groups),
-            product(&op.up, &s.normed, &mut s.up, &s.groups),
+            product(&op.gate, &s.normed, &mut s.gated.gate, &s.groups),
+            product(&op.up, &s.normed, &mut s.gated.up, &s.groups),
         ];
         self.multiply(products, self.arithmetic, w.step.observer.as_deref_mut())?;
-        s.middle.reset(n, width);
-        let (out, stride) = s.middle.rows_mut();
-        let (activation, gate, up) = (op.activation, &s.gate, &s.up);
+        s.gated.middle.reset(n, width);
+        let (out, stride) = s.gated.middle.rows_mut();
+        let (activation, gate, up) = (op.activation, &s.gated.gate, &s.gated.up);
         self.cpu.for_rows(out, stride, |i, out| {
             let row = i * width..(i + 1) * width;
             let out = &mut out[..width];
             self.cpu.level().run(Gated { activation, gate: &gate[row.clone()], up: &up[row], out });
         });
-        self.prepare(&mut s.middle);
-        let is_added = role == MlpRole::Added;
+        self.prepare(&mut s.gated.middle);
+        let is_added = output == MlpOutput::Added;
         let out = if is_added { &mut s.beside } else { &mut s.branch };
         out.resize(n * self.config.hidden, 0.0);
-        let product = product(&op.down, &s.middle, out, &s.groups);
+        let product = product(&op.down, &s.gated.middle, out, &s.groups);
         self.multiply(vec![product], self.arithmetic, w.step.observer.as_deref_mut())?;
         if is_added {
             self.add_rows(&mut s.branch, &s.beside);

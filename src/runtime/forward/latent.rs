@@ -20,39 +20,54 @@ use crate::runtime::weights::{Host, Weight};
 use crate::simd::Kernel;
 use std::f32::consts::LOG2_E;
 
+/// Buffers of latent attention, besides those of attention.
+#[derive(Debug, Default)]
+pub(super) struct LatentScratch {
+    /// Vectors of queries: `(n, q_rank)`.
+    q: Vec<f32>,
+    /// Vectors of queries after their norm.
+    normed: Acts,
+    /// Inputs and results of the matrices of heads: `(n_heads, n, width)`.
+    per_head: Acts,
+    from_heads: Vec<f32>,
+    /// Queries that are multiplied with vectors, before they replace those of attention:
+    /// `(n, n_heads * (kv_rank + rope))`.
+    absorbed: Vec<f32>,
+}
+
 impl Model {
     /// Projects all rows to queries and to the vectors of keys and values, and writes these to the caches.
     pub(super) fn read_latent(&self, index: usize, op: &LatentAttention<Host>, w: &mut Walk<'_>) -> Result<()> {
         let (s, shape, latent) = (&mut *w.scratch, &op.shape, &op.latent);
         let (n, n_heads, head_dim) = (s.normed.n(), shape.n_heads, shape.head_dim);
         let kv_width = latent.kv_rank + latent.rope;
-        s.q.resize(n * n_heads * head_dim, 0.0);
-        s.k.resize(n * kv_width, 0.0);
-        let kv = product(&op.kv_a, &s.normed, &mut s.k, &s.groups);
+        s.attention.q.resize(n * n_heads * head_dim, 0.0);
+        s.attention.k.resize(n * kv_width, 0.0);
+        let kv = product(&op.kv_a, &s.normed, &mut s.attention.k, &s.groups);
         match &op.q_a {
             None => {
-                let q = product(&op.q, &s.normed, &mut s.q, &s.groups);
+                let q = product(&op.q, &s.normed, &mut s.attention.q, &s.groups);
                 self.multiply(vec![q, kv], self.arithmetic, w.step.observer.as_deref_mut())?;
             }
             Some((q_a, norm)) => {
-                s.q_latent.resize(n * norm.len(), 0.0);
-                let q_a = product(q_a, &s.normed, &mut s.q_latent, &s.groups);
+                s.latent.q.resize(n * norm.len(), 0.0);
+                let q_a = product(q_a, &s.normed, &mut s.latent.q, &s.groups);
                 self.multiply(vec![q_a, kv], self.arithmetic, w.step.observer.as_deref_mut())?;
-                self.norm_latent(&s.q_latent, norm, latent.norm_eps, &mut s.latent);
-                let q = product(&op.q, &s.latent, &mut s.q, &s.groups);
+                self.norm_latent(&s.latent.q, norm, latent.norm_eps, &mut s.latent.normed);
+                let q = product(&op.q, &s.latent.normed, &mut s.attention.q, &s.groups);
                 self.multiply(vec![q], self.arithmetic, w.step.observer.as_deref_mut())?;
             }
         }
         w.step.profile.lap(Stage::Projections);
-        self.set_q_factors(shape, &s.runs, &mut s.q_factors);
+        self.set_q_factors(shape, &s.runs, &mut s.attention.q_factors);
         let angles = shape.rotary.map_or(&[][..], |kind| &w.step.angles[kind]);
         let queries =
             Tails { head_dim, kept: latent.nope, norm: None, pairs: shape.pairs, angles, scale: shape.scale * LOG2_E };
-        self.rotate_tails(&mut s.q, n_heads * head_dim, &queries, &s.q_factors);
+        self.rotate_tails(&mut s.attention.q, n_heads * head_dim, &queries, &s.attention.q_factors);
         let norm = Some((op.kv_norm.as_slice(), latent.norm_eps));
         let keys = Tails { head_dim: kv_width, kept: latent.kv_rank, norm, scale: 1.0, ..queries };
-        self.rotate_tails(&mut s.k, kv_width, &keys, &[]);
-        s.v.clear();
+        self.rotate_tails(&mut s.attention.k, kv_width, &keys, &[]);
+        s.attention.v.clear();
         self.write_cache(index, w);
         w.step.profile.lap(Stage::Attention);
         Ok(())
@@ -64,26 +79,29 @@ impl Model {
         let (rank, width, nope) = (latent.kv_rank, latent.kv_rank + latent.rope, latent.nope);
         for group in &s.groups {
             for gain in group.set.query_gains(index) {
-                let rows = &mut s.q[group.rows.start * n_heads * head_dim..group.rows.end * n_heads * head_dim];
+                let rows =
+                    &mut s.attention.q[group.rows.start * n_heads * head_dim..group.rows.end * n_heads * head_dim];
                 let heads = rows.chunks_exact_mut(head_dim).zip(gain.chunks_exact(nope).cycle());
                 heads.for_each(|(q, gain)| q.iter_mut().zip(gain).for_each(|(q, gain)| *q *= gain));
             }
         }
-        let (q, n) = (&s.q, s.q.len() / (n_heads * head_dim));
-        self.fill_heads(&mut s.per_head, (n_heads, n, nope), |token, head| &q[(token * n_heads + head) * head_dim..]);
+        let (q, n) = (&s.attention.q, s.attention.q.len() / (n_heads * head_dim));
+        self.fill_heads(&mut s.latent.per_head, (n_heads, n, nope), |token, head| {
+            &q[(token * n_heads + head) * head_dim..]
+        });
         let changed = |head| adapters::of_head(&s.groups, (index, HeadMatrix::Keys, head), n);
         let keys = &self.per_head[index - self.layers.start].keys;
-        self.multiply_heads(keys, &s.per_head, &mut s.from_heads, changed)?;
-        s.absorbed.resize(n * n_heads * width, 0.0);
-        let absorbed = &s.from_heads;
-        self.cpu.for_rows(&mut s.absorbed, n_heads * width, |token, row| {
+        self.multiply_heads(keys, &s.latent.per_head, &mut s.latent.from_heads, changed)?;
+        s.latent.absorbed.resize(n * n_heads * width, 0.0);
+        let absorbed = &s.latent.from_heads;
+        self.cpu.for_rows(&mut s.latent.absorbed, n_heads * width, |token, row| {
             for (head, row) in row.chunks_exact_mut(width).enumerate() {
                 let (first, rotated) = row.split_at_mut(rank);
                 first.copy_from_slice(&absorbed[(head * n + token) * rank..][..rank]);
                 rotated.copy_from_slice(&q[(token * n_heads + head) * head_dim + nope..][..latent.rope]);
             }
         });
-        std::mem::swap(&mut s.q, &mut s.absorbed);
+        std::mem::swap(&mut s.attention.q, &mut s.latent.absorbed);
         w.step.profile.lap(Stage::Projections);
         Ok(())
     }
@@ -92,13 +110,14 @@ impl Model {
     pub(super) fn read_values(&self, index: usize, op: &LatentAttention<Host>, w: &mut Walk<'_>) -> Result<()> {
         w.step.profile.lap(Stage::Attention);
         let (s, n_heads) = (&mut *w.scratch, op.shape.n_heads);
-        let (rank, value, n, sums) = (op.latent.kv_rank, op.latent.value, s.attended.n(), &s.attended);
-        self.fill_heads(&mut s.per_head, (n_heads, n, rank), |token, head| &sums.row(token)[head * rank..]);
+        let (rank, value, n, sums) =
+            (op.latent.kv_rank, op.latent.value, s.attention.attended.n(), &s.attention.attended);
+        self.fill_heads(&mut s.latent.per_head, (n_heads, n, rank), |token, head| &sums.row(token)[head * rank..]);
         let changed = |head| adapters::of_head(&s.groups, (index, HeadMatrix::Values, head), n);
         let matrices = &self.per_head[index - self.layers.start].values;
-        self.multiply_heads(matrices, &s.per_head, &mut s.from_heads, changed)?;
-        s.attended.reset(n, n_heads * value);
-        let (values, (out, stride)) = (&s.from_heads, s.attended.rows_mut());
+        self.multiply_heads(matrices, &s.latent.per_head, &mut s.latent.from_heads, changed)?;
+        s.attention.attended.reset(n, n_heads * value);
+        let (values, (out, stride)) = (&s.latent.from_heads, s.attention.attended.rows_mut());
         self.cpu.for_rows(out, stride, |token, row| {
             for (head, row) in row[..n_heads * value].chunks_exact_mut(value).enumerate() {
                 row.copy_from_slice(&values[(head * n + token) * value..][..value]);

@@ -24,7 +24,8 @@ use crate::calibration::Site;
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::model_config::ModelConfig;
-use feed::MlpRole;
+use feed::{GatedScratch, MlpOutput};
+use latent::LatentScratch;
 use rows::Heads;
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
@@ -63,7 +64,7 @@ pub struct Model {
     pub layers: Range<usize>,
 }
 
-/// Buffers that are reused from call to call. `n` is the number of tokens in a chunk.
+/// Buffers that are reused from call to call; each operation has its own. `n` is the number of tokens in a chunk.
 #[derive(Debug, Default)]
 struct Scratch {
     /// Sequence and position of each row.
@@ -74,6 +75,21 @@ struct Scratch {
     normed: Acts,
     /// Rows of the normalized inputs that are left in the last layer.
     kept: Acts,
+    attention: AttentionScratch,
+    latent: LatentScratch,
+    gated: GatedScratch,
+    experts: Experts,
+    /// Further inputs of all layers, in models that have them: `(n, layers * width)`.
+    further: Vec<f32>,
+    /// Output of the current block before it is added to the residual stream: `(n, hidden)`.
+    branch: Vec<f32>,
+    /// Output of the MLP beside experts, or of the experts: `(n, hidden)`.
+    beside: Vec<f32>,
+}
+
+/// Buffers of attention, latent attention included.
+#[derive(Debug, Default)]
+struct AttentionScratch {
     /// Queries: `(n, n_heads * head_dim)`, or as wide as the keys that are kept.
     q: Vec<f32>,
     /// Keys: `(n, n_kv_heads * head_dim)`, or the vectors that latent attention keeps.
@@ -84,31 +100,9 @@ struct Scratch {
     q_factors: Vec<f32>,
     /// Gate of the attention output, in models that have one: `(n, n_heads * head_dim)`.
     output_gate: Vec<f32>,
-    /// Vectors of queries, in models with latent attention.
-    q_latent: Vec<f32>,
-    /// Vectors of queries after their norm.
-    latent: Acts,
-    /// Inputs and results of the matrices of heads: `(n_heads, n, width)`.
-    per_head: Acts,
-    from_heads: Vec<f32>,
-    /// Queries that are multiplied with vectors, before they replace `q`: `(n, n_heads * (kv_rank + rope))`.
-    absorbed: Vec<f32>,
     attend: Attend,
     /// Attention output: `(n, n_heads * value_dim)`, or as wide as the values that are kept.
     attended: Acts,
-    /// Result of the gate projection: `(n, intermediate)`.
-    gate: Vec<f32>,
-    /// Result of the up projection: `(n, intermediate)`.
-    up: Vec<f32>,
-    /// Output of the activation function: `(n, intermediate)`.
-    middle: Acts,
-    /// Output of the current block before it is added to the residual stream: `(n, hidden)`.
-    branch: Vec<f32>,
-    /// Output of the MLP beside experts, or of the experts: `(n, hidden)`.
-    beside: Vec<f32>,
-    /// Further inputs of all layers, in models that have them: `(n, layers * width)`.
-    further: Vec<f32>,
-    experts: Experts,
 }
 
 /// State of one step while it passes through the layers.
@@ -241,7 +235,7 @@ impl Model {
                     self.project(&op.o, w)?;
                 }
                 Operation::Mlp(op) => {
-                    self.mlp(op, MlpRole::Only, w)?;
+                    self.mlp(op, MlpOutput::Written, w)?;
                     w.step.profile.lap(Stage::Mlp);
                 }
                 Operation::Moe(op) => {
@@ -341,35 +335,35 @@ impl Model {
         let (s, shape) = (&mut *w.scratch, &op.shape);
         let (q_width, kv_width) = (shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim);
         let n = s.normed.n();
-        s.q.resize(n * q_width, 0.0);
-        let mut products = vec![product(&op.q, &s.normed, &mut s.q, &s.groups)];
-        for (linear, buffer) in [(&op.k, &mut s.k), (&op.v, &mut s.v)] {
+        s.attention.q.resize(n * q_width, 0.0);
+        let mut products = vec![product(&op.q, &s.normed, &mut s.attention.q, &s.groups)];
+        for (linear, buffer) in [(&op.k, &mut s.attention.k), (&op.v, &mut s.attention.v)] {
             if let Some(linear) = linear {
                 buffer.resize(n * kv_width, 0.0);
                 products.push(product(linear, &s.normed, buffer, &s.groups));
             }
         }
         if let Some(gate) = &op.gate {
-            s.output_gate.resize(s.normed.n() * q_width, 0.0);
-            products.push(product(gate, &s.normed, &mut s.output_gate, &s.groups));
+            s.attention.output_gate.resize(s.normed.n() * q_width, 0.0);
+            products.push(product(gate, &s.normed, &mut s.attention.output_gate, &s.groups));
         }
         self.multiply(products, self.arithmetic, w.step.observer.as_deref_mut())?;
         w.step.profile.lap(Stage::Projections);
-        self.set_q_factors(shape, &s.runs, &mut s.q_factors);
+        self.set_q_factors(shape, &s.runs, &mut s.attention.q_factors);
         let angles = shape.rotary.map_or(&[][..], |kind| &w.step.angles[kind]);
         let [q_norm, k_norm] = [0, 1].map(|i| op.head_norms.as_ref().map(|norms| norms[i].as_slice()));
         let keys = Heads { norm: k_norm, head_dim: shape.head_dim, pairs: shape.pairs, angles, scale: 1.0 };
         let queries = Heads { norm: q_norm, scale: shape.scale * LOG2_E, ..keys };
-        self.rotate_rows(&mut s.q, q_width, &queries, &s.q_factors);
+        self.rotate_rows(&mut s.attention.q, q_width, &queries, &s.attention.q_factors);
         if op.k.is_some() {
             if op.v.is_none() {
-                s.v.clone_from(&s.k);
+                s.attention.v.clone_from(&s.attention.k);
             }
             if let Some(ones) = &op.value_norm {
                 let values = Heads { norm: Some(ones), head_dim: shape.value_dim, angles: &[], ..keys };
-                self.rotate_rows(&mut s.v, kv_width, &values, &[]);
+                self.rotate_rows(&mut s.attention.v, kv_width, &values, &[]);
             }
-            self.rotate_rows(&mut s.k, kv_width, &keys, &[]);
+            self.rotate_rows(&mut s.attention.k, kv_width, &keys, &[]);
             self.write_cache(index, w);
         }
         w.step.profile.lap(Stage::Attention);
@@ -380,10 +374,11 @@ impl Model {
     fn write_cache(&self, index: usize, w: &mut Walk<'_>) {
         let (s, layer) = (&mut *w.scratch, index - self.layers.start);
         let rows: usize = s.runs.iter().map(|run| run.tokens).sum();
-        let [k_width, v_width] = [s.k.len(), s.v.len()].map(|len| len / rows.max(1));
+        let [k_width, v_width] = [s.attention.k.len(), s.attention.v.len()].map(|len| len / rows.max(1));
         for run in &s.runs {
             let rows = run.first..run.first + run.tokens;
-            let [k, v] = [(&s.k, k_width), (&s.v, v_width)].map(|(x, width)| &x[rows.start * width..rows.end * width]);
+            let [k, v] = [(&s.attention.k, k_width), (&s.attention.v, v_width)]
+                .map(|(x, width)| &x[rows.start * width..rows.end * width]);
             w.caches[run.sequence].write(&self.cpu, layer, run.position, k, v);
         }
     }
@@ -405,9 +400,9 @@ impl Model {
         }
         let s = &mut *w.scratch;
         let q_width = shape.n_heads * shape.head_dim;
-        let mut buffers = vec![(&mut *w.step.x, self.config.hidden), (&mut s.q, q_width)];
+        let mut buffers = vec![(&mut *w.step.x, self.config.hidden), (&mut s.attention.q, q_width)];
         if has_gate {
-            buffers.push((&mut s.output_gate, q_width));
+            buffers.push((&mut s.attention.output_gate, q_width));
         }
         if let Some(weights) = &self.weights.per_layer {
             buffers.push((&mut s.further, weights.projection.matrix.rows()));
@@ -439,19 +434,19 @@ impl Model {
     fn attend(&self, index: usize, shape: &AttentionShape, sinks: Option<&[f32]>, w: &mut Walk<'_>) {
         let s = &mut *w.scratch;
         let layer = &self.kv_layout.layers()[shape.kv_from.unwrap_or(index) - self.layers.start];
-        let (runs, caches, queries) = (&s.runs[..], &w.caches[..], &s.q[..]);
+        let (runs, caches, queries) = (&s.runs[..], &w.caches[..], &s.attention.q[..]);
         let task = AttentionTask { kernel: self.attention, cpu: &self.cpu, layer, shape, sinks, runs, caches, queries };
-        s.attended.reset(w.step.x.len() / self.config.hidden, shape.n_heads * layer.heads.value);
-        let (out, stride) = s.attended.rows_mut();
-        s.attend.run(&task, out, stride);
+        s.attention.attended.reset(w.step.x.len() / self.config.hidden, shape.n_heads * layer.heads.value);
+        let (out, stride) = s.attention.attended.rows_mut();
+        s.attention.attend.run(&task, out, stride);
     }
 
     /// Multiplies the results of attention by the sigmoid of their gates.
     fn gate_output(&self, shape: &AttentionShape, w: &mut Walk<'_>) {
         let (s, width) = (&mut *w.scratch, shape.n_heads * shape.head_dim);
-        let (out, stride) = s.attended.rows_mut();
+        let (out, stride) = s.attention.attended.rows_mut();
         self.cpu.for_rows(out, stride, |i, out| {
-            let gate = &s.output_gate[i * width..][..width];
+            let gate = &s.attention.output_gate[i * width..][..width];
             self.cpu.level().run(SigmoidGate { x: &mut out[..width], gate });
         });
     }
@@ -459,10 +454,10 @@ impl Model {
     /// Writes the projected results of attention to `branch`.
     fn project(&self, o: &Linear, w: &mut Walk<'_>) -> Result<()> {
         let s = &mut *w.scratch;
-        self.prepare(&mut s.attended);
+        self.prepare(&mut s.attention.attended);
         w.step.profile.lap(Stage::Attention);
-        s.branch.resize(s.attended.n() * self.config.hidden, 0.0);
-        let product = product(o, &s.attended, &mut s.branch, &s.groups);
+        s.branch.resize(s.attention.attended.n() * self.config.hidden, 0.0);
+        let product = product(o, &s.attention.attended, &mut s.branch, &s.groups);
         self.multiply(vec![product], self.arithmetic, w.step.observer.as_deref_mut())?;
         w.step.profile.lap(Stage::Projections);
         Ok(())
