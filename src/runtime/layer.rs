@@ -4,6 +4,8 @@
 //! residual stream, computes its operation, normalizes the result if the model does so, and adds it to the residual
 //! stream. Devices differ only in the storage of weights ([`Storage`]).
 
+pub mod transfer;
+
 use crate::model_config::{Activation, Latent, PositionScale, RotaryPairs, RouterSoftmax, Selection};
 use std::fmt::Debug;
 

@@ -11,9 +11,8 @@ use crate::model_config::ModelConfig;
 use crate::progress::ProgressBar;
 use crate::runtime::cpu::{Arithmetic, Form, MatrixStore};
 use crate::runtime::kv::KvLayout;
-use crate::runtime::layer::{
-    Attention, Block, BlockInput, LatentAttention, Layer, MixtureNorms, Mlp, Moe, Operation, Storage, TokenInput,
-};
+use crate::runtime::layer::transfer::Transfer;
+use crate::runtime::layer::{Layer, Storage};
 use crate::runtime::weights::{Host, Linear, Weight, Weights};
 use crate::scheme::{BLOCK, CodeMap, CodeTable, ScaleType};
 use std::f32::consts::LOG2_E;
@@ -69,11 +68,6 @@ impl<'a> Uploader<'a> {
         let array = Array::new(self.context, values.len())?;
         self.copy(array.buffer(), 0, bytemuck::cast_slice(values))?;
         Ok(array)
-    }
-
-    /// Copies f32 values to a new array on the device, if there are some.
-    fn optional(&mut self, values: Option<&Vec<f32>>) -> Result<Option<Array<f32>>> {
-        values.map(|values| self.vector(values)).transpose()
     }
 }
 
@@ -279,127 +273,34 @@ pub struct UploadSource<'a> {
 /// # Errors
 /// The same as for [`DeviceMatrix::upload`].
 pub fn upload(uploader: &mut Uploader<'_>, layer: &Layer<Host>, arithmetic: Arithmetic) -> Result<Layer<OnDevice>> {
-    let mut block = |block: &Block<Host>| -> Result<Block<OnDevice>> {
-        Ok(Block {
-            operation: upload_operation(uploader, &block.operation, arithmetic)?,
-            input: match &block.input {
-                BlockInput::Normed(norm) => BlockInput::Normed(uploader.vector(norm)?),
-                BlockInput::Stream => BlockInput::Stream,
-                BlockInput::Previous => BlockInput::Previous,
-            },
-            post_norm: block.post_norm.as_ref().map(|norm| uploader.vector(norm)).transpose()?,
-        })
-    };
-    Ok(Layer { scalar: layer.scalar, blocks: layer.blocks.iter().map(&mut block).collect::<Result<_>>()? })
+    layer.transfer(&mut Upload { uploader, arithmetic })
 }
 
-fn upload_operation(
-    uploader: &mut Uploader<'_>,
-    operation: &Operation<Host>,
+/// Copies the weights of a layer.
+struct Upload<'u, 'c> {
+    uploader: &'u mut Uploader<'c>,
     arithmetic: Arithmetic,
-) -> Result<Operation<OnDevice>> {
-    let mut linear = |linear: &Linear| DeviceLinear::upload(uploader, &[linear], arithmetic);
-    Ok(match operation {
-        Operation::Attention(op) => Operation::Attention(upload_attention(uploader, op, arithmetic)?),
-        Operation::Latent(op) => Operation::Latent(upload_latent(uploader, op, arithmetic)?),
-        Operation::Mlp(op) => Operation::Mlp(upload_mlp(uploader, op, arithmetic)?),
-        Operation::Moe(op) => Operation::Moe(upload_moe(uploader, op, arithmetic)?),
-        Operation::Input(op) => {
-            Operation::Input(TokenInput { gate: linear(&op.gate)?, projection: linear(&op.projection)? })
-        }
-    })
 }
 
-fn upload_attention(
-    uploader: &mut Uploader<'_>,
-    op: &Attention<Host>,
-    arithmetic: Arithmetic,
-) -> Result<Attention<OnDevice>> {
-    let mut linear = |linear: &Linear| DeviceLinear::upload(uploader, &[linear], arithmetic);
-    Ok(Attention {
-        shape: op.shape,
-        q: linear(&op.q)?,
-        k: op.k.as_ref().map(&mut linear).transpose()?,
-        v: op.v.as_ref().map(&mut linear).transpose()?,
-        o: linear(&op.o)?,
-        gate: op.gate.as_ref().map(&mut linear).transpose()?,
-        value_norm: uploader.optional(op.value_norm.as_ref())?,
-        head_norms: match &op.head_norms {
-            Some([q, k]) => Some([uploader.vector(q)?, uploader.vector(k)?]),
-            None => None,
-        },
-        // Kernels compute powers of two instead of powers of e.
-        sinks: match &op.sinks {
-            Some(sinks) => Some(uploader.vector(&sinks.iter().map(|sink| sink * LOG2_E).collect::<Vec<_>>())?),
-            None => None,
-        },
-    })
-}
-
-fn upload_latent(
-    uploader: &mut Uploader<'_>,
-    op: &LatentAttention<Host>,
-    arithmetic: Arithmetic,
-) -> Result<LatentAttention<OnDevice>> {
-    let q_a = match &op.q_a {
-        Some((q_a, norm)) => Some((DeviceLinear::upload(uploader, &[q_a], arithmetic)?, uploader.vector(norm)?)),
-        None => None,
-    };
-    let kv_norm = uploader.vector(&op.kv_norm)?;
-    let mut linear = |linear: &Linear| DeviceLinear::upload(uploader, &[linear], arithmetic);
-    Ok(LatentAttention {
-        shape: op.shape,
-        latent: op.latent,
-        q_a,
-        q: linear(&op.q)?,
-        kv_a: linear(&op.kv_a)?,
-        kv_norm,
-        kv_b: linear(&op.kv_b)?,
-        o: linear(&op.o)?,
-    })
-}
-
-fn upload_mlp(uploader: &mut Uploader<'_>, op: &Mlp<Host>, arithmetic: Arithmetic) -> Result<Mlp<OnDevice>> {
-    let mut linear = |linear: &Linear| DeviceLinear::upload(uploader, &[linear], arithmetic);
-    Ok(Mlp {
-        activation: op.activation,
-        intermediate: op.intermediate,
-        gate: linear(&op.gate)?,
-        up: linear(&op.up)?,
-        down: linear(&op.down)?,
-    })
-}
-
-fn upload_moe(uploader: &mut Uploader<'_>, op: &Moe<Host>, arithmetic: Arithmetic) -> Result<Moe<OnDevice>> {
-    let norms = match &op.norms {
-        None => None,
-        Some(norms) => Some(MixtureNorms {
-            mlp_output: uploader.vector(&norms.mlp_output)?,
-            router_input: uploader.vector(&norms.router_input)?,
-            expert_input: uploader.vector(&norms.expert_input)?,
-            expert_output: uploader.vector(&norms.expert_output)?,
-        }),
-    };
-    let shared = op.shared.as_ref().map(|mlp| upload_mlp(uploader, mlp, arithmetic)).transpose()?;
-    let selection_bias = uploader.optional(op.selection_bias.as_ref())?;
-    let factors = uploader.optional(op.factors.as_ref())?;
-    let mut stack = |list: &[Linear]| DeviceLinear::upload(uploader, &list.iter().collect::<Vec<_>>(), arithmetic);
-    Ok(Moe {
-        activation: op.activation,
-        intermediate: op.intermediate,
-        experts: op.experts,
-        top_k: op.top_k,
-        softmax: op.softmax,
-        selection: op.selection,
-        selection_bias,
-        factors,
-        shared,
-        norms,
-        gate_up: stack(&op.gate_up)?,
-        down: stack(&op.down)?,
+impl Transfer<'_, Host, OnDevice> for Upload<'_, '_> {
+    fn matrix(&mut self, linear: &Linear) -> Result<DeviceLinear> {
         // Choosing experts is a step function, so the inputs are not rounded; the product is cheap anyway.
-        router: DeviceLinear::upload(uploader, &[&op.router], Arithmetic::Float)?,
-    })
+        let arithmetic = if linear.is_router() { Arithmetic::Float } else { self.arithmetic };
+        DeviceLinear::upload(self.uploader, &[linear], arithmetic)
+    }
+
+    fn stack(&mut self, stack: &Vec<Linear>) -> Result<DeviceLinear> {
+        DeviceLinear::upload(self.uploader, &stack.iter().collect::<Vec<_>>(), self.arithmetic)
+    }
+
+    fn vector(&mut self, values: &Vec<f32>) -> Result<Array<f32>> {
+        self.uploader.vector(values)
+    }
+
+    fn sinks(&mut self, sinks: &Vec<f32>) -> Result<Array<f32>> {
+        // Kernels compute powers of two instead of powers of e.
+        self.uploader.vector(&sinks.iter().map(|sink| sink * LOG2_E).collect::<Vec<_>>())
+    }
 }
 
 /// Returns the bytes that a layer takes on a device.

@@ -15,10 +15,11 @@ pub use held::HeldBytes;
 pub(super) use shape::{Shape, narrow, per_head_bytes, transposed_dtype};
 
 use super::cpu::{Arithmetic, Form, Matrix, MatrixStore, scalar};
+use super::layer::transfer::Transfer;
 use super::layer::{Block, Layer, Moe, Operation, Storage};
 use super::residency::Residency;
 use crate::calibration::Site;
-use crate::catalogue::{LayerTensor, Target};
+use crate::catalogue::{LayerTensor, Role, Target};
 use crate::dtype::{DType, decode_floats};
 use crate::error::{Context, Error, Result};
 use crate::iebin::rebuild::Keep;
@@ -145,6 +146,11 @@ impl Linear {
         self.identity.and_then(|(layer, tensor)| Some((layer, tensor.target?)))
     }
 
+    /// Returns true for the matrix that chooses experts.
+    pub(super) fn is_router(&self) -> bool {
+        self.identity.is_some_and(|(_, tensor)| tensor.role == Role::Router)
+    }
+
     /// Returns the site that provides the inputs of the matrix, if calibration collects them.
     pub(super) fn site(&self) -> Option<Site> {
         self.identity.and_then(|(layer, tensor)| Some(Site { layer, part: tensor.input? }))
@@ -194,6 +200,35 @@ pub struct Weights {
     pub cache: Option<Arc<Cache>>,
 }
 
+/// Storage of nothing, for visits of all weights.
+#[derive(Debug)]
+struct Visited;
+
+impl Storage for Visited {
+    type Matrix = ();
+    type Stack = ();
+    type Vector = ();
+}
+
+/// List of all matrices.
+struct List<'a>(Vec<&'a Linear>);
+
+impl<'a> Transfer<'a, Host, Visited> for List<'a> {
+    fn matrix(&mut self, linear: &'a Linear) -> Result<()> {
+        self.0.push(linear);
+        Ok(())
+    }
+
+    fn stack(&mut self, stack: &'a Vec<Linear>) -> Result<()> {
+        self.0.extend(stack);
+        Ok(())
+    }
+
+    fn vector(&mut self, _: &'a Vec<f32>) -> Result<()> {
+        Ok(())
+    }
+}
+
 impl Moe<Host> {
     /// Returns the matrices of the MLP beside the experts.
     fn shared_linears(&self) -> impl Iterator<Item = &Linear> {
@@ -204,22 +239,9 @@ impl Moe<Host> {
 impl Operation<Host> {
     /// Returns all matrices in the order of their use.
     fn linears(&self) -> Vec<&Linear> {
-        match self {
-            Operation::Attention(op) => [Some(&op.q), op.k.as_ref(), op.v.as_ref(), op.gate.as_ref(), Some(&op.o)]
-                .into_iter()
-                .flatten()
-                .collect(),
-            Operation::Latent(op) => {
-                let q_a = op.q_a.as_ref().map(|(matrix, _)| matrix);
-                q_a.into_iter().chain([&op.q, &op.kv_a, &op.kv_b, &op.o]).collect()
-            }
-            Operation::Input(op) => vec![&op.gate, &op.projection],
-            Operation::Mlp(op) => vec![&op.gate, &op.up, &op.down],
-            Operation::Moe(op) => {
-                let experts = [&op.router].into_iter().chain(&op.gate_up).chain(&op.down);
-                experts.chain(op.shared_linears()).collect()
-            }
-        }
+        let mut list = List(Vec::new());
+        self.transfer(&mut list).expect("a list has room for all");
+        list.0
     }
 
     /// Returns the matrix that an adapter changes as this [`Target`].
@@ -237,14 +259,8 @@ impl Operation<Host> {
 
     /// Returns the forms of activations that its products read.
     fn forms(&self, arithmetic: Arithmetic) -> Vec<Form> {
-        let form = |linear: &Linear| linear.matrix.store().form(arithmetic);
-        match self {
-            Operation::Moe(op) => {
-                let router = op.router.matrix.store().form(arithmetic.for_routers());
-                op.gate_up.iter().chain(&op.down).chain(op.shared_linears()).map(form).chain([router]).collect()
-            }
-            _ => self.linears().into_iter().map(form).collect(),
-        }
+        let of = |linear: &Linear| if linear.is_router() { arithmetic.for_routers() } else { arithmetic };
+        self.linears().into_iter().map(|linear| linear.matrix.store().form(of(linear))).collect()
     }
 
     /// Returns the bytes read to compute one token; of experts only the chosen ones.
