@@ -86,6 +86,11 @@ pub struct ModelTensor {
 }
 
 impl ModelTensor {
+    /// Finds the row of a name.
+    pub fn of(name: &str) -> Option<&'static ModelTensor> {
+        MODEL.iter().find(|tensor| tensor.name == name)
+    }
+
     /// Returns the shape; `None` if the model has no such tensor.
     pub fn shape(&self, model: &ModelConfig) -> Option<Vec<usize>> {
         (self.shape)(model)

@@ -1,6 +1,6 @@
 //! Roles of tensors.
 
-use super::{LayerTensor, MODEL, layer_part};
+use super::{LayerTensor, ModelTensor, layer_part};
 
 /// Role of a tensor in the model; quantization rules and reports refer to tensors by role.
 #[allow(missing_docs)]
@@ -24,7 +24,7 @@ impl Role {
     /// catalogue, resemble canonical ones, and their parts decide.
     pub fn of(name: &str) -> Role {
         let in_layer = || LayerTensor::of(layer_part(name)?.1).map(|tensor| tensor.role);
-        let outside = MODEL.iter().find(|tensor| tensor.name == name).map(|tensor| tensor.role);
+        let outside = ModelTensor::of(name).map(|tensor| tensor.role);
         outside.or_else(in_layer).unwrap_or_else(|| Role::by_parts(name))
     }
 

@@ -4,14 +4,14 @@ use super::rebuilt::Rebuilt;
 use super::rebuilt::cache::Cache;
 use super::{Host, Linear, PerLayerWeights, Shape, Weight, Weights, take};
 use crate::catalogue::{
-    EMBEDDING, FINAL_NORM, FURTHER_EMBEDDING, FURTHER_NORM, FURTHER_PROJECTION, LM_HEAD, LayerTensor, Role,
-    name_in_layer,
+    EMBEDDING, FINAL_NORM, FURTHER_EMBEDDING, FURTHER_NORM, FURTHER_PROJECTION, LM_HEAD, LayerTensor, ModelTensor,
+    Role, name_in_layer,
 };
 use crate::dtype::{DType, decode_floats};
 use crate::error::{Context, Error, Result};
 use crate::iebin::{Entry, IebinReader, Store};
 use crate::interrupt;
-use crate::model_config::{self as config, Latent, LayerConfig, ModelConfig, PerLayerInput, QkNorm};
+use crate::model_config::{self as config, Latent, LayerConfig, ModelConfig, QkNorm};
 use crate::runtime::cpu::{Matrix, MatrixStore};
 use crate::runtime::layer::{
     Attention, AttentionShape, Block, BlockInput, LatentAttention, Layer, MixtureNorms, Mlp, Moe, Operation, TokenInput,
@@ -52,25 +52,32 @@ impl<'a> Binder<'a> {
 
     /// Binds every tensor of the model.
     pub(super) fn model(&self, c: &ModelConfig) -> Result<Weights> {
-        let embedding = self.matrix(EMBEDDING, c.vocab, c.hidden)?;
-        let per_layer = match c.per_layer_input {
-            Some(PerLayerInput { width, vocab }) => Some(PerLayerWeights {
-                embedding: self.matrix(FURTHER_EMBEDDING, vocab, width * c.n_layers)?,
-                projection: Linear {
-                    matrix: self.matrix(FURTHER_PROJECTION, width * c.n_layers, c.hidden)?,
-                    bias: None,
-                    identity: None,
-                },
-                norm: self.norm(c, FURTHER_NORM, width)?,
+        let shape = |name| ModelTensor::of(name).and_then(|tensor| tensor.shape(c));
+        let matrix = |name| match shape(name) {
+            Some(shape) => self.matrix(name, shape[0], shape[1]).map(Some),
+            None => Ok(None),
+        };
+        let absent = |name| Error::corrupt("found a description without this tensor").tensor(name);
+        let norm = |name| {
+            let shape = shape(name).ok_or_else(|| absent(name))?;
+            if name == FINAL_NORM && c.plain_final_norm {
+                self.floats(name, &shape)
+            } else {
+                self.norm(c, name, &shape)
+            }
+        };
+        let embedding = matrix(EMBEDDING)?.ok_or_else(|| absent(EMBEDDING))?;
+        let per_layer = match (matrix(FURTHER_EMBEDDING)?, matrix(FURTHER_PROJECTION)?) {
+            (Some(embedding), Some(projection)) => Some(PerLayerWeights {
+                embedding,
+                projection: Linear { matrix: projection, bias: None, identity: None },
+                norm: norm(FURTHER_NORM)?,
             }),
-            None => None,
+            _ => None,
         };
         let layers = (0..c.n_layers).map(|n| LayerBinder::new(self, c, n).layer()).collect::<Result<Vec<_>>>()?;
-        let final_norm = match c.plain_final_norm {
-            true => self.vector(FINAL_NORM, c.hidden)?,
-            false => self.norm(c, FINAL_NORM, c.hidden)?,
-        };
-        let lm_head = if c.tied_embeddings { embedding.clone() } else { self.matrix(LM_HEAD, c.vocab, c.hidden)? };
+        let final_norm = norm(FINAL_NORM)?;
+        let lm_head = matrix(LM_HEAD)?.unwrap_or_else(|| embedding.clone());
         self.refuse_leftovers()?;
         Ok(Weights { embedding, per_layer, layers, final_norm, lm_head, cache: self.cache.clone() })
     }
@@ -126,16 +133,12 @@ impl<'a> Binder<'a> {
     }
 
     /// Returns the factors of a norm.
-    fn norm(&self, c: &ModelConfig, name: &str, len: usize) -> Result<Vec<f32>> {
-        let mut weight = self.vector(name, len)?;
+    fn norm(&self, c: &ModelConfig, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        let mut weight = self.floats(name, shape)?;
         if c.norm_plus_one {
             weight.iter_mut().for_each(|w| *w += 1.0);
         }
         Ok(weight)
-    }
-
-    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>> {
-        self.floats(name, &[len])
     }
 
     fn floats(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
@@ -374,7 +377,7 @@ impl<'b, 'a> LayerBinder<'b, 'a> {
     /// Binds the factors of a norm, if the layer has it.
     fn norm_if(&self, name: &str) -> Result<Option<Vec<f32>>> {
         let Some((_, shape)) = self.find(name) else { return Ok(None) };
-        self.binder.norm(self.model, &name_in_layer(self.n, name), shape[0]).map(Some)
+        self.binder.norm(self.model, &name_in_layer(self.n, name), &shape).map(Some)
     }
 
     /// Builds the error for a tensor that the description of the layer excludes and its operation needs.
