@@ -18,7 +18,7 @@ use iec::generate::speculate::Speculator;
 use iec::generate::{Batch, Completion, Options, Request, Terms, generate};
 use iec::iebin::IebinReader;
 use iec::rng::Rng;
-use iec::runtime::{Engine, EngineOptions};
+use iec::runtime::{Engine, EngineOptions, PrefixCache};
 use iec::sched::sim::{Arrival, Arrivals, Histogram, Lengths, Load, Machine, Setup, simulate};
 use iec::sched::{self, KeyLimits, Micros, SECOND};
 use server::Server;
@@ -101,9 +101,14 @@ fn request(rng: &mut Rng, engine: &Engine, prompt: usize, answer: usize) -> Requ
 }
 
 /// Generates all texts in batches of at most `batch`; returns the texts, and the times of prefill and decode.
-fn texts(engine: &mut Engine, requests: Vec<Request>, batch: usize) -> (Vec<Completion>, f64, f64) {
+fn texts(
+    engine: &mut Engine,
+    prefixes: Option<&mut PrefixCache>,
+    requests: Vec<Request>,
+    batch: usize,
+) -> (Vec<Completion>, f64, f64) {
     let options = Options { tokenizer: None, batch, eos: &[], ..Options::default() };
-    let done = generate(engine, &mut Speculator::off(), requests, &options, |_| Ok(())).expect("texts");
+    let done = generate(engine, prefixes, &mut Speculator::off(), requests, &options, |_| Ok(())).expect("texts");
     (done.completions, done.prefill_time.as_secs_f64(), done.decode_time.as_secs_f64())
 }
 
@@ -123,7 +128,7 @@ impl Speeds {
         let mut rng = Rng::new(1);
         let mut fixed = |count: usize| {
             let requests = (0..count).map(|_| request(&mut rng, engine, 256, 65)).collect();
-            let (_, prefill, decode) = texts(engine, requests, count);
+            let (_, prefill, decode) = texts(engine, None, requests, count);
             (256.0 * count as f64 / prefill, decode / 64.0)
         };
         fixed(SEQUENCES);
@@ -142,7 +147,7 @@ impl Speeds {
 
 fn come_and_go(engine: &mut Engine, speeds: &Speeds, loads: &Loads) {
     let begin = Instant::now();
-    let (done, ..) = texts(engine, requests(&loads.come_and_go), SEQUENCES);
+    let (done, ..) = texts(engine, None, requests(&loads.come_and_go), SEQUENCES);
     let seconds = begin.elapsed().as_secs_f64();
     let prompts: usize = loads.come_and_go.iter().map(|(prompt, _)| prompt.len()).sum();
     let answers: usize = done.iter().map(|done| done.ids.len()).sum();
@@ -158,9 +163,9 @@ fn come_and_go(engine: &mut Engine, speeds: &Speeds, loads: &Loads) {
 }
 
 fn common_head(engine: &mut Engine, loads: &Loads) {
-    assert!(engine.enable_prefix_cache("benchmark"));
+    let mut prefixes = PrefixCache::new(engine, "benchmark");
     let begin = Instant::now();
-    let (done, ..) = texts(engine, requests(&loads.heads), SEQUENCES);
+    let (done, ..) = texts(engine, Some(&mut prefixes), requests(&loads.heads), SEQUENCES);
     let seconds = begin.elapsed().as_secs_f64();
     let computed: usize = done.iter().map(|done| done.prompt_tokens - done.reused_tokens).sum();
     let ideal = 1024 + 32 * 32;
@@ -171,7 +176,7 @@ fn common_head(engine: &mut Engine, loads: &Loads) {
 /// A batch of the engine in real time.
 struct Live<'a> {
     engine: &'a mut Engine,
-    batch: Batch,
+    batch: Batch<'a>,
     key: usize,
     begin: Instant,
     /// Arrival and last token of each request.
@@ -181,7 +186,7 @@ struct Live<'a> {
 
 impl<'a> Live<'a> {
     fn new(engine: &'a mut Engine, limits: sched::Options) -> Live<'a> {
-        let mut batch = Batch::new(engine, limits);
+        let mut batch = Batch::new(engine, None, limits);
         let key = batch.add_key(KeyLimits::default());
         Live { engine, batch, key, begin: Instant::now(), arrived: Vec::new(), times: Times::default() }
     }

@@ -10,6 +10,7 @@ use crate::error::{Cause, Error, Result};
 use crate::progress::{self, ProgressBar};
 use crate::runtime::DiskCounts;
 use crate::runtime::engine::Engine;
+use crate::runtime::prefix_cache::{self, PrefixCache};
 use crate::runtime::profile::Stage;
 use crate::runtime::sequence::Feed;
 use crate::sched::{self, Cost, Micros, Outcome, PageCounts, Rejection, RequestId, Scheduler, Work};
@@ -36,8 +37,8 @@ pub struct Terms {
 }
 
 /// Requests that are computed together by one engine. Each gets the tokens that it would get alone.
-pub struct Batch {
-    pub(super) scheduler: Scheduler<Texts>,
+pub struct Batch<'a> {
+    pub(super) scheduler: Scheduler<Texts<'a>>,
     /// Requests that have not been in a step.
     waiting: BTreeMap<RequestId, (usize, Request)>,
     /// Texts that have been in a step.
@@ -83,20 +84,20 @@ pub struct DraftCounts {
     pub accepted: usize,
 }
 
-impl Batch {
-    /// Creates a batch without keys, which takes over the prefix cache of the engine until [`Batch::finish`]. Pages,
+impl<'a> Batch<'a> {
+    /// Creates a batch without keys. Its texts use `prefixes`, a prefix cache of this engine, if there is one. Pages,
     /// context and the largest number of tokens of a step are those of the engine, whatever `limits` says.
-    pub fn new(engine: &mut Engine, limits: sched::Options) -> Batch {
-        let pools = engine.page_pools().unwrap_or_default();
-        let pages = pools.iter().filter_map(|pool| pool.most()).min();
+    pub fn new(engine: &Engine, prefixes: Option<&'a mut PrefixCache>, limits: sched::Options) -> Batch<'a> {
+        let pools = engine.pools();
         let limits = sched::Options {
             max_step_tokens: count(engine.step_rows()),
-            pages: pages.map_or(UNLIMITED, count),
+            pages: engine.most_pages().map_or(UNLIMITED, count),
+            fixed_pages: count(prefix_cache::snapshot_pages(&pools)),
             ctx: count(engine.context()),
             ..limits
         };
         Batch {
-            scheduler: Scheduler::new(limits, Texts::new(engine.prefix_cache.take())),
+            scheduler: Scheduler::new(limits, Texts::new(prefixes)),
             waiting: BTreeMap::new(),
             slots: HashMap::new(),
             masks: MaskThreads::default(),
@@ -231,8 +232,8 @@ impl Batch {
         self.scheduler.cache().prefixes.as_ref()?.disk_counts()
     }
 
-    /// Writes one full page of the prefix cache to the directory of [`Engine::keep_prefixes_in`]. Returns false once
-    /// all were written.
+    /// Writes one full page of the prefix cache to the directory of [`PrefixCache::keep_in`]. Returns false once all
+    /// were written.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -296,7 +297,7 @@ impl Batch {
         };
         for (work, slot) in active {
             if slot.fills_pages(&work) {
-                self.scheduler.cache().pass(work.id, slot.read_ids(), || slot.sequence.pages());
+                self.scheduler.cache().pass(work.id, slot.read_ids(), || slot.sequence.share());
             }
             self.slots.insert(work.id, slot);
         }
@@ -311,7 +312,7 @@ impl Batch {
         report.cost = Cost { rows: count(rows), time: micros(begin.elapsed()) };
         let events = self.scheduler.done(report.cost, &outcomes);
         report.outcomes = outcomes;
-        report.work.iter().for_each(|work| self.scheduler.cache().drop_pages(work.id));
+        report.work.iter().for_each(|work| self.scheduler.cache().drop_state(work.id));
         report.ended.extend(failed);
         self.apply(engine, &events, options, &mut report)?;
         report.events.extend(events);
@@ -328,13 +329,6 @@ impl Batch {
             texts.push(slot.complete(options.keep_prefixes));
         }
         Ok(texts)
-    }
-
-    /// Ends all requests and returns the prefix cache to the engine.
-    pub fn finish(mut self, engine: &mut Engine) {
-        self.slots.clear();
-        self.scheduler.end_all();
-        engine.prefix_cache = self.scheduler.cache().prefixes.take();
     }
 
     /// Shows a progress bar while prompts are computed, in steps of at most [`PIECE`] tokens.
@@ -403,10 +397,10 @@ impl Batch {
         };
         let made = made.and_then(|mut slot| {
             let start = work.start as usize;
-            if let Some((hit, parts)) = self.scheduler.cache().take_hit(work.id)
+            if let Some((hit, state)) = self.scheduler.cache().take_hit(work.id)
                 && slot.sequence.len() < start
             {
-                slot.replace(engine.sequence_of(&hit, parts, &slot.ids)?);
+                slot.replace(engine.resume(state, &slot.ids[..hit.tokens], slot.ids.len())?);
             }
             if slot.sequence.len() != start {
                 let found = format!("found {} computed tokens, expected {start}", slot.sequence.len());
@@ -430,7 +424,9 @@ impl Batch {
         let drafts = draft(engine, speculator, active)?;
         engine.lap(Stage::Other);
         let begin = Instant::now();
-        for ((_, slot), draft) in active.iter_mut().zip(&drafts) {
+        for ((_, slot), draft) in active.iter_mut().zip(&drafts).filter(|(_, draft)| !draft.is_empty()) {
+            // The state returns to this point if the first token of the draft is rejected.
+            slot.sequence.mark();
             slot.ids.extend(draft);
         }
         self.choices.clear(engine);
@@ -509,6 +505,14 @@ impl Batch {
         if active.iter().any(|(work, _)| work.samples) {
             self.bar = None;
         }
+    }
+}
+
+impl Drop for Batch<'_> {
+    /// Ends all requests, so that none uses the prefix cache any more.
+    fn drop(&mut self) {
+        self.slots.clear();
+        self.scheduler.end_all();
     }
 }
 

@@ -28,6 +28,7 @@ pub use batch::{Batch, DraftCounts, StepReport, Terms};
 use crate::error::{Context, Error, Result};
 use crate::runtime::adapters::AdapterSet;
 use crate::runtime::engine::Engine;
+use crate::runtime::prefix_cache::PrefixCache;
 use crate::runtime::profile::{Stage, Stages};
 use crate::runtime::sequence::{Feed, Sequence, Want};
 use crate::sched::{self, Micros};
@@ -349,13 +350,14 @@ impl RequestSource for std::vec::IntoIter<Request> {
 }
 
 /// Generates all texts and calls `sink` with each token as it is generated. All requests are checked before anything
-/// is computed.
+/// is computed. Texts use a prefix cache, if there is one.
 ///
 /// # Errors
 /// A request is invalid or fails and `skip_invalid` is not set, the draft model fails, `sink` fails, or the user
 /// interrupts.
 pub fn generate(
     engine: &mut Engine,
+    prefixes: Option<&mut PrefixCache>,
     speculator: &mut Speculator,
     requests: Vec<Request>,
     options: &Options<'_>,
@@ -367,7 +369,7 @@ pub fn generate(
             .enumerate()
             .try_for_each(|(i, request)| check(request, engine).tensor(&format!("prompt {i}")))?;
     }
-    generate_from(engine, speculator, &mut requests.into_iter(), options, &mut sink)
+    generate_from(engine, prefixes, speculator, &mut requests.into_iter(), options, &mut sink)
 }
 
 /// Generates all texts of a source and calls `sink` with each token as it is generated. A request is checked when it
@@ -377,6 +379,7 @@ pub fn generate(
 /// The same as those of [`generate`].
 pub fn generate_from(
     engine: &mut Engine,
+    prefixes: Option<&mut PrefixCache>,
     speculator: &mut Speculator,
     source: &mut dyn RequestSource,
     options: &Options<'_>,
@@ -391,13 +394,11 @@ pub fn generate_from(
         prompts_first: true,
         ..sched::Options::with_pages(0, 0)
     };
-    let mut batch = Batch::new(engine, limits);
+    let mut batch = Batch::new(engine, prefixes, limits);
     let key = batch.add_key(sched::KeyLimits { max_priority: i32::MIN, ..sched::KeyLimits::default() });
     let (prefill, decode) = Default::default();
     let mut run = GenerationRun { source, key, more: true, completions: Vec::new(), prefill, decode };
-    let done = run.steps(&mut batch, engine, speculator, options, sink);
-    batch.finish(engine);
-    done?;
+    run.steps(&mut batch, engine, speculator, options, sink)?;
     Ok(Outcome {
         completions: run.completions.into_iter().flatten().collect(),
         prefill_time: run.prefill.0,
@@ -427,7 +428,7 @@ impl GenerationRun<'_> {
     /// Computes steps until all requests have ended.
     fn steps(
         &mut self,
-        batch: &mut Batch,
+        batch: &mut Batch<'_>,
         engine: &mut Engine,
         speculator: &mut Speculator,
         options: &Options<'_>,
@@ -461,7 +462,7 @@ impl GenerationRun<'_> {
 
     /// Takes requests from the source, so that some wait for a slot. While nothing is being computed, waits until there
     /// is one for each slot.
-    fn fill(&mut self, batch: &mut Batch, engine: &Engine, options: &Options<'_>) -> Result<()> {
+    fn fill(&mut self, batch: &mut Batch<'_>, engine: &Engine, options: &Options<'_>) -> Result<()> {
         let slots = options.batch.max(1);
         let waiting = if options.waiting == 0 { WAITING } else { options.waiting.min(WAITING) };
         while self.more && batch.waiting() < slots.max(waiting) {

@@ -1,12 +1,13 @@
-//! Prefix cache of a batch: the scheduler's view of the engine's radix tree.
+//! Prefix cache of a batch: the scheduler's view of the radix tree.
 //!
 //! The scheduler counts pages and knows requests by number only. This module knows the tokens of each request, and
-//! which nodes of the tree its sequence uses. The batch passes the pages of a sequence before each outcome that may add
-//! them.
+//! which nodes of the tree its sequence uses. The batch passes the state of a sequence before each outcome that may add
+//! it.
 
-use crate::runtime::kv::{PAGE, Page};
+use crate::runtime::kv::PAGE;
 use crate::runtime::prefix_cache::PrefixCache;
 use crate::runtime::prefix_cache::radix::{Hit, Key, NodeId};
+use crate::runtime::sequence::SharedState;
 use crate::sched::{self, RequestId};
 use std::collections::HashMap;
 
@@ -15,9 +16,9 @@ const WORTH_WAITING: usize = 32;
 
 /// Texts of a batch and their use of the prefix cache.
 #[derive(Debug, Default)]
-pub(super) struct Texts {
-    /// The prefix cache; `None` if the engine has none.
-    pub prefixes: Option<PrefixCache>,
+pub(super) struct Texts<'a> {
+    /// The prefix cache, if the batch has one.
+    pub prefixes: Option<&'a mut PrefixCache>,
     texts: HashMap<RequestId, Text>,
     /// Number of cached texts of which no token has been computed yet.
     unstarted: usize,
@@ -30,7 +31,9 @@ struct Text {
     salt: Vec<u8>,
     /// Tokens of prompt and answer, as far as they were passed.
     ids: Vec<u32>,
-    /// Number of tokens at the beginning that the sequence had read when its pages were passed.
+    /// Number of tokens of the prompt.
+    prompt: usize,
+    /// Number of tokens at the beginning that the sequence held when its state was passed.
     read: usize,
     /// Number of tokens at the beginning that the request's own sequence has read.
     known: usize,
@@ -42,14 +45,14 @@ struct Text {
     /// Whether all full pages of the sequence are in the tree.
     whole: bool,
     /// Known beginning that was found when the text entered the batch.
-    hit: Option<(Hit, Vec<Vec<Page>>)>,
-    /// Pages of each part of the sequence, passed for the next outcome.
-    pages: Option<Vec<Vec<Page>>>,
+    hit: Option<(Hit, SharedState)>,
+    /// State of the sequence, passed for the next outcome.
+    state: Option<SharedState>,
 }
 
-impl Texts {
-    /// Creates the view with the prefix cache of the engine.
-    pub fn new(prefixes: Option<PrefixCache>) -> Texts {
+impl<'a> Texts<'a> {
+    /// Creates the view of a prefix cache.
+    pub fn new(prefixes: Option<&'a mut PrefixCache>) -> Texts<'a> {
         Texts { prefixes, ..Texts::default() }
     }
 
@@ -59,10 +62,11 @@ impl Texts {
         let cached = self.prefixes.as_ref().filter(|prefixes| !prefixes.changes(ids.len(), longest));
         let key = cached.map(|prefixes| prefixes.key(ids.len(), salt));
         let (ids, salt) = if key.is_some() { (ids.to_vec(), salt.to_vec()) } else { (Vec::new(), Vec::new()) };
-        let (held, hit, pages) = (Vec::new(), None, None);
+        let (held, hit, state, prompt) = (Vec::new(), None, None, ids.len());
         self.unstarted += usize::from(key.is_some());
         let (read, started, whole) = (0, false, true);
-        self.texts.insert(id, Text { key, salt, ids, read, known, started, reads, held, whole, hit, pages });
+        let text = Text { key, salt, ids, prompt, read, known, started, reads, held, whole, hit, state };
+        self.texts.insert(id, text);
     }
 
     /// Removes a request that ended.
@@ -71,8 +75,8 @@ impl Texts {
         self.unstarted -= usize::from(unstarted);
     }
 
-    /// Passes the tokens that a sequence has read, with their pages.
-    pub fn pass(&mut self, id: RequestId, ids: &[u32], pages: impl FnOnce() -> Option<Vec<Vec<Page>>>) {
+    /// Passes the tokens that a sequence has read, with its state and the number of them that it holds.
+    pub fn pass(&mut self, id: RequestId, ids: &[u32], state: impl FnOnce() -> (SharedState, usize)) {
         if let Some(text) = self.texts.get_mut(&id)
             && text.key.is_some()
         {
@@ -81,18 +85,18 @@ impl Texts {
             if text.ids.len() < ids.len() {
                 text.ids = ids.to_vec();
             }
-            text.read = ids.len();
-            text.pages = pages();
+            let (state, held) = state();
+            (text.state, text.read) = (Some(state), held);
         }
     }
 
-    /// Drops the pages that were passed, so that the sequence is their only owner outside the tree.
-    pub fn drop_pages(&mut self, id: RequestId) {
-        self.texts.get_mut(&id).into_iter().for_each(|text| text.pages = None);
+    /// Drops the state that was passed, so that the sequence is its only owner outside the tree.
+    pub fn drop_state(&mut self, id: RequestId) {
+        self.texts.get_mut(&id).into_iter().for_each(|text| text.state = None);
     }
 
     /// Returns what was found in the tree when the text entered the batch, once.
-    pub fn take_hit(&mut self, id: RequestId) -> Option<(Hit, Vec<Vec<Page>>)> {
+    pub fn take_hit(&mut self, id: RequestId) -> Option<(Hit, SharedState)> {
         self.texts.get_mut(&id)?.hit.take()
     }
 
@@ -103,15 +107,15 @@ impl Texts {
         Some((text, hit))
     }
 
-    /// Evicts nodes beyond the limit of a pool without a budget. Returns their number.
+    /// Evicts pages beyond the limit of a pool without a budget. Returns their number.
     fn shrink(&mut self) -> usize {
         let Some(prefixes) = &mut self.prefixes else { return 0 };
-        let excess = prefixes.most.map_or(0, |most| prefixes.tree.len().saturating_sub(most));
-        (0..excess).take_while(|_| prefixes.tree.evict()).count()
+        let excess = prefixes.most.map_or(0, |most| prefixes.tree.pages().saturating_sub(most));
+        prefixes.tree.evict_pages(excess)
     }
 }
 
-impl sched::PrefixCache for Texts {
+impl sched::PrefixCache for Texts<'_> {
     fn peek(&self, id: RequestId, most: u32) -> sched::Hit {
         let known = self.texts.get(&id).map_or(0, |text| text.known).min(most as usize);
         match self.find(id, most) {
@@ -138,33 +142,41 @@ impl sched::PrefixCache for Texts {
         if hit.tokens > text.known.min(most as usize) {
             prefixes.tree.acquire(hit.full());
             text.held = hit.full().to_vec();
-            let pages = prefixes.tree.pages_of(&hit.nodes);
-            text.hit = Some((hit, pages));
+            let state = prefixes.tree.state_of(&hit);
+            text.hit = Some((hit, state));
         }
         found
     }
 
-    fn fill(&mut self, id: RequestId, tokens: u32) {
-        let (Some(text), Some(prefixes)) = (self.texts.get_mut(&id), &mut self.prefixes) else { return };
-        let (Some(key), Some(pages)) = (&text.key, &text.pages) else { return };
+    fn fill(&mut self, id: RequestId, tokens: u32, free: u32) -> u32 {
+        let (Some(text), Some(prefixes)) = (self.texts.get_mut(&id), &mut self.prefixes) else { return 0 };
+        let (Some(key), Some(state)) = (&text.key, &text.state) else { return 0 };
         let ids = &text.ids[..text.read.min(tokens as usize)];
-        text.whole = text.whole && prefixes.tree.extend(key, &mut text.held, ids, pages);
+        text.whole = text.whole && prefixes.tree.extend(key, &mut text.held, ids, state);
+        // An answer gets a snapshot when it ends: one for each of its pages would take more memory than it is worth.
+        let snapshot = ids.len() == text.read && ids.len() % PAGE == 0 && ids.len() <= text.prompt;
+        match text.held.last() {
+            Some(last) if text.whole && snapshot && prefixes.snapshot_pages <= free as usize => {
+                prefixes.tree.set_snapshot(*last, state) as u32
+            }
+            _ => 0,
+        }
     }
 
     fn release(&mut self, id: RequestId) -> sched::Released {
         let (Some(text), Some(prefixes)) = (self.texts.get_mut(&id), &mut self.prefixes) else {
             return sched::Released::default();
         };
-        let (held, pages) = (std::mem::take(&mut text.held), text.pages.take());
+        let (held, state) = (std::mem::take(&mut text.held), text.state.take());
         (text.hit, text.known) = (None, 0);
-        let (added, replaced) = match (&text.key, pages) {
-            (Some(key), Some(pages)) => prefixes.tree.insert(key, &text.ids[..text.read], &pages),
+        let (added, replaced) = match (&text.key, state) {
+            (Some(key), Some(state)) => prefixes.tree.insert(key, &text.ids[..text.read], &state),
             _ => (0, 0),
         };
         let idle = prefixes.tree.release(&held);
         let shrunk = self.shrink();
         sched::Released {
-            idle: (idle + added + replaced) as u32,
+            idle: (idle + added) as u32,
             shared: (held.len() - idle) as u32,
             replaced: (replaced + shrunk) as u32,
         }
@@ -181,17 +193,21 @@ impl sched::PrefixCache for Texts {
         others.iter().any(|other| common(other) >= reused + WORTH_WAITING)
     }
 
-    fn share_tail(&mut self, id: RequestId, tokens: u32) -> bool {
-        let (Some(text), Some(prefixes)) = (self.texts.get_mut(&id), &mut self.prefixes) else { return false };
-        let (Some(key), Some(pages), tokens) = (&text.key, &text.pages, tokens as usize) else { return false };
-        let full = text.whole && text.held.len() == tokens / PAGE && text.read >= tokens;
-        self.unstarted > 0 && full && prefixes.tree.add_tail(key, &text.held, &text.ids[..tokens], pages)
+    fn share_tail(&mut self, id: RequestId, tokens: u32, free: u32) -> u32 {
+        let (Some(text), Some(prefixes)) = (self.texts.get_mut(&id), &mut self.prefixes) else { return 0 };
+        let (Some(key), Some(state), tokens) = (&text.key, &text.state, tokens as usize) else { return 0 };
+        let full = text.whole && text.held.len() == tokens / PAGE && text.read == tokens;
+        if self.unstarted == 0 || !full || 1 + prefixes.snapshot_pages > free as usize {
+            return 0;
+        }
+        prefixes.tree.add_tail(key, &text.held, &text.ids[..tokens], state) as u32
     }
 
-    fn evict(&mut self, pages: u32) {
-        if let Some(prefixes) = &mut self.prefixes {
-            (0..pages).for_each(|_| assert!(prefixes.tree.evict(), "the scheduler counts unused pages"));
-        }
+    fn evict(&mut self, pages: u32) -> u32 {
+        let Some(prefixes) = &mut self.prefixes else { return 0 };
+        let evicted = prefixes.tree.evict_pages(pages as usize);
+        assert!(evicted >= pages as usize, "the scheduler counts unused pages");
+        evicted as u32
     }
 
     fn idle(&self) -> u32 {

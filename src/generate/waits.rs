@@ -4,7 +4,7 @@ use super::batch::Batch;
 use super::slot::Slot;
 use crate::sched::{self, Micros, RequestId};
 
-impl Batch {
+impl Batch<'_> {
     /// Stops (`true`) or continues the decoding of a request whose reader is slow.
     pub fn pause(&mut self, id: RequestId, paused: bool) {
         if paused {

@@ -3,13 +3,13 @@
 //!
 //! The engine holds a list of parts in the order of layers. A [`Step`] passes through all of them: each part replaces
 //! the residual stream by the output of its last layer, and the last part, which holds the output matrix, returns the
-//! [`Answer`]. The keys and values that a part holds for a sequence are an opaque [`Cache`].
+//! [`Answer`]. What a part keeps of a sequence is an opaque [`Cache`].
 
 use super::adapters::Group;
 use super::observe::ObserverRef;
 use super::profile::Profile;
+use super::state::{Cache, StatePool};
 use crate::error::Result;
-use std::any::Any;
 use std::fmt::Debug;
 use std::ops::Range;
 use std::time::Duration;
@@ -25,6 +25,9 @@ pub trait DevicePart: Debug + Send + Sync {
     /// The keys and values of one page do not fit the address space.
     fn new_cache(&self) -> Result<Cache>;
 
+    /// Returns the memory from which the caches take theirs.
+    fn pool(&self) -> Box<dyn StatePool>;
+
     /// Returns true when this part can use the cache: this part created it, or, on the CPU, a part with the same layout
     /// of keys and values did.
     fn owns(&self, cache: &Cache) -> bool;
@@ -39,7 +42,7 @@ pub trait DevicePart: Debug + Send + Sync {
     /// Computes the layers of this part for all rows of a step. The last part writes the answer for the wanted rows.
     ///
     /// # Errors
-    /// The user interrupted, a weight cannot be read, or the device fails; the caller truncates the sequences.
+    /// The user interrupted, a weight cannot be read, or the device fails; the caller rewinds the sequences.
     fn run(&mut self, step: Step<'_>, answer: Answer<'_>) -> Result<()>;
 
     /// Returns the largest `k` for which the part supports [`Answer::Best`]; 0 if it only returns whole rows of
@@ -52,51 +55,6 @@ pub trait DevicePart: Debug + Send + Sync {
 
 /// The parts of a model in the order of layers; the last part has the output matrix.
 pub type Parts = Vec<Box<dyn DevicePart>>;
-
-/// Data that a part holds for one sequence, opaque to other modules. A clone shares memory with the original until
-/// one of them is written.
-#[derive(Debug)]
-pub struct Cache(Box<dyn PartCache>);
-
-/// The contents of a [`Cache`].
-pub trait PartCache: Any + Debug + Send + Sync {
-    /// Drops all positions from `len` on.
-    fn truncate(&mut self, len: usize);
-
-    /// Clones the contents.
-    fn clone_cache(&self) -> Cache;
-}
-
-impl Cache {
-    /// Creates a cache with these contents.
-    pub fn new(contents: impl PartCache) -> Cache {
-        Cache(Box::new(contents))
-    }
-
-    /// Returns the contents if they have type `T`.
-    pub fn get<T: PartCache>(&self) -> Option<&T> {
-        (&*self.0 as &dyn Any).downcast_ref()
-    }
-
-    /// Returns the contents for modification.
-    ///
-    /// # Panics
-    /// The contents have another type; the engine calls [`DevicePart::owns`] first.
-    pub fn get_mut<T: PartCache>(&mut self) -> &mut T {
-        (&mut *self.0 as &mut dyn Any).downcast_mut().expect("a cache of this part")
-    }
-
-    /// Drops all positions from `len` on.
-    pub fn truncate(&mut self, len: usize) {
-        self.0.truncate(len);
-    }
-}
-
-impl Clone for Cache {
-    fn clone(&self) -> Cache {
-        self.0.clone_cache()
-    }
-}
 
 /// Consecutive tokens of one sequence in a batch.
 #[derive(Debug, Clone, Copy)]

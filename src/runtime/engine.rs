@@ -9,11 +9,11 @@ use super::kv::KvType;
 use super::observe::{Observer, ObserverRef};
 use super::open::{EngineOptions, OpenedModel};
 use super::precision::Precision;
-use super::prefix_cache::PrefixCache;
 use super::profile::{Profile, Stage, Stages};
-use super::sequence::{Feed, Output, Sequence, Want};
+use super::sequence::{Feed, Output, Sequence, SharedState, Want};
+use super::state::{PageCounts, StatePool};
 use super::weights::rebuilt::cache::Rebuilds;
-use crate::error::{Cause, Context, Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::iebin::IebinReader;
 use crate::interrupt;
 use crate::model_config::{ModelConfig, RopeScaling};
@@ -26,7 +26,8 @@ pub struct Engine {
     embedder: Embedder,
     batch: Batch,
     profile: Profile,
-    pub(crate) prefix_cache: Option<PrefixCache>,
+    /// Whether sequences keep their tokens, because some may have to be read again.
+    keeps_tokens: bool,
     /// Adapters of new sequences.
     adapters: AdapterSet,
 }
@@ -52,11 +53,13 @@ impl Engine {
 
     /// Creates an engine from an opened model.
     pub fn new(model: OpenedModel) -> Engine {
+        let rotates = matches!(model.config.rope.scaling, RopeScaling::LongRope { .. });
+        let keeps_tokens = rotates || model.parts.iter().any(|part| part.pool().snapshot_bytes() > 0);
         Engine {
             embedder: Embedder::new(&model.config, &model.weights),
             profile: Profile::new(model.cpu.clone()),
             batch: Batch::default(),
-            prefix_cache: None,
+            keeps_tokens,
             adapters: AdapterSet::default(),
             model,
         }
@@ -68,7 +71,45 @@ impl Engine {
     /// The keys and values of one page do not fit the address space.
     pub fn new_sequence(&self) -> Result<Sequence> {
         let caches = self.model.parts.iter().map(|part| part.new_cache()).collect::<Result<_>>()?;
-        Ok(Sequence { len: 0, caches, long: false, expected: 0, tokens: Vec::new(), adapters: self.adapters.clone() })
+        let (adapters, tokens) = (self.adapters.clone(), Vec::new());
+        Ok(Sequence { len: 0, held: 0, caches, long: false, expected: 0, tokens, adapters })
+    }
+
+    /// Returns a sequence that has read `tokens`, of which another text has left this state. `len` is the length of the
+    /// text that begins with them.
+    ///
+    /// # Errors
+    /// The same as for [`Engine::new_sequence`].
+    pub(crate) fn resume(&self, state: SharedState, tokens: &[u32], len: usize) -> Result<Sequence> {
+        let mut sequence = self.new_sequence()?;
+        sequence.adopt(state, tokens.len());
+        if let RopeScaling::LongRope { original_max_position, .. } = self.config().rope.scaling {
+            sequence.long = len > original_max_position;
+        }
+        if self.keeps_tokens {
+            sequence.tokens = tokens.to_vec();
+        }
+        Ok(sequence)
+    }
+
+    /// Returns the memory of each part for the states of texts.
+    pub(crate) fn pools(&self) -> Vec<Box<dyn StatePool>> {
+        self.model.parts.iter().map(|part| part.pool()).collect()
+    }
+
+    /// Returns the largest number of pages that each part can have, if the memory of a part has a budget.
+    pub fn most_pages(&self) -> Option<usize> {
+        self.pools().iter().filter_map(|pool| pool.most()).min()
+    }
+
+    /// Counts the pages of all parts.
+    pub fn kv_pages(&self) -> PageCounts {
+        let counts = self.pools().into_iter().map(|pool| pool.counts());
+        counts.fold(PageCounts::default(), |sum, part| PageCounts {
+            total: sum.total + part.total,
+            free: sum.free + part.free,
+            used: sum.used + part.used,
+        })
     }
 
     /// Computes one step: passes the tokens of all feeds, at most [`Engine::step_rows`], through the model once and
@@ -179,10 +220,12 @@ impl Engine {
         }
         let before: Vec<usize> = feeds.iter().map(|f| f.sequence.len()).collect();
         let mut replaced = Vec::new();
-        let done =
-            self.reread_for_longrope(feeds, &mut replaced).and_then(|()| self.run_chunks(feeds, observer, answer));
+        let done = self
+            .reread_for_longrope(feeds, &mut replaced)
+            .and_then(|()| self.reread_dropped(feeds))
+            .and_then(|()| self.run_chunks(feeds, observer, answer));
         if done.is_err() {
-            feeds.iter_mut().zip(before).for_each(|(feed, len)| feed.sequence.truncate(len));
+            feeds.iter_mut().zip(before).for_each(|(feed, len)| feed.sequence.restore(len));
             replaced.into_iter().for_each(|(i, sequence)| *feeds[i].sequence = sequence);
         }
         done
@@ -209,7 +252,27 @@ impl Engine {
                 }
                 feed.sequence.tokens = tokens;
             }
-            feed.sequence.tokens.extend_from_slice(feed.tokens);
+        }
+        Ok(())
+    }
+
+    /// Reads the tokens again that the parts dropped in addition to those that were to be dropped.
+    fn reread_dropped(&mut self, feeds: &mut [Feed<'_>]) -> Result<()> {
+        if !self.keeps_tokens {
+            return Ok(());
+        }
+        for feed in feeds {
+            let sequence = &mut *feed.sequence;
+            let dropped = sequence.tokens[sequence.held..sequence.len].to_vec();
+            sequence.tokens.extend_from_slice(feed.tokens);
+            if !dropped.is_empty() {
+                sequence.len = sequence.held;
+                self.run_chunks(
+                    &mut [Feed { sequence, tokens: &dropped, want: Want::Nothing }],
+                    None,
+                    Answer::Nothing,
+                )?;
+            }
         }
         Ok(())
     }
@@ -280,21 +343,13 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes room for `count` more positions in all caches and counts them as read. Memory that is missing is taken
-    /// from the prefix cache.
-    fn grow(&mut self, sequence: &mut Sequence, count: usize) -> Result<()> {
+    /// Makes room for `count` more positions in all caches and counts them as read.
+    fn grow(&self, sequence: &mut Sequence, count: usize) -> Result<()> {
         let positions = sequence.len..sequence.len + count;
         for (part, cache) in self.model.parts.iter().zip(&mut sequence.caches) {
-            loop {
-                match part.grow(cache, positions.clone()) {
-                    Err(e)
-                        if matches!(e.cause(), Cause::OutOfMemory(_))
-                            && self.prefix_cache.as_mut().is_some_and(|prefixes| prefixes.tree.evict()) => {}
-                    done => break done?,
-                }
-            }
+            part.grow(cache, positions.clone())?;
         }
-        sequence.len = positions.end;
+        (sequence.len, sequence.held) = (positions.end, positions.end);
         Ok(())
     }
 

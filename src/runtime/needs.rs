@@ -32,7 +32,8 @@ impl Needs {
     /// # Errors
     /// The options do not suit the pack, as for [`super::Engine::open`].
     pub fn of(reader: &IebinReader, options: &EngineOptions) -> Result<Needs> {
-        let NumberTypes { config, precision, context, kv_layout, convert } = NumberTypes::new(reader, options)?;
+        let NumberTypes { config, precision, context, kv_layout, convert, .. } =
+            NumberTypes::new(reader, options, false)?;
         Ok(Needs {
             precision,
             context,

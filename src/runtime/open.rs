@@ -45,8 +45,10 @@ pub struct EngineOptions {
     pub context: Option<usize>,
     /// Element type of the KV cache; `None` = that of [`Precision::kv_type`].
     pub kv: Option<KvType>,
-    /// Largest number of bytes of the KV pages of all sequences; `None` = what the machine has left. Only for the CPU.
+    /// Largest number of bytes of the KV pages of all sequences on all devices; `None` = what the devices have left.
     pub kv_memory: Option<u64>,
+    /// The same for the KV pages on the CPU, if `kv_memory` is `None`.
+    pub host_kv_memory: Option<u64>,
     /// Implementation of attention. Only for the CPU.
     pub attention: AttentionKernel,
     /// Largest number of tokens computed at once. It bounds the memory of a prefill and does not change the results.
@@ -69,6 +71,7 @@ impl Default for EngineOptions {
             context: None,
             kv: None,
             kv_memory: None,
+            host_kv_memory: None,
             attention: AttentionKernel::default(),
             prefill_chunk: PREFILL_CHUNK,
             residency: Residency::default(),
@@ -86,17 +89,19 @@ pub(super) struct NumberTypes {
     /// Length in tokens of the longest sequence.
     pub context: usize,
     pub kv_layout: KvLayout,
+    /// Largest number of KV pages, if their memory has a budget.
+    pub kv_pages: Option<usize>,
     /// Float type that float matrices are converted to, if they are.
     pub convert: Option<DType>,
 }
 
 impl NumberTypes {
-    /// Chooses the number types and the context.
+    /// Chooses the number types and the context. `on_gpu` is true if a GPU computes some layers.
     ///
     /// # Errors
     /// The pack does not describe a model or does not support the precision, or the context is longer than the model's
     /// maximum.
-    pub(super) fn new(reader: &IebinReader, options: &EngineOptions) -> Result<NumberTypes> {
+    pub(super) fn new(reader: &IebinReader, options: &EngineOptions, on_gpu: bool) -> Result<NumberTypes> {
         let json = reader.dir.join(JSON_NAME);
         if reader.description.adapter.is_some() {
             return Err(Error::usage("found the pack of an adapter, expected that of a model")
@@ -111,7 +116,14 @@ impl NumberTypes {
         })?;
         let precision = Precision::resolve(options.precision, reader)?;
         let kv_layout = KvLayout::of(&config, options.kv.unwrap_or(precision.kv_type()));
-        let context = context(options, &config, &kv_layout)?;
+        // A GPU keeps the keys and values of all heads, without the padding that the CPU gives them.
+        let page = match on_gpu {
+            true => KvLayout::expanded(&config, kv_layout.kind).bytes(PAGE).max(kv_layout.bytes(PAGE)),
+            false => kv_layout.bytes(PAGE),
+        };
+        let budget = options.kv_memory.or(options.host_kv_memory.filter(|_| !on_gpu));
+        let kv_pages = budget.map(|budget| pages_within(page, budget)).transpose()?;
+        let context = context(options, &config, kv_pages, page)?;
         let sizes = kv_layout.layers().iter().flat_map(|layer| [layer.heads.key, layer.heads.value]);
         if let Some(size) = sizes.max().filter(|size| *size > MAX_HEAD) {
             let found = format!("found heads of {size} values, expected at most {MAX_HEAD}");
@@ -120,7 +132,7 @@ impl NumberTypes {
         kv_layout.check().map_err(|e| e.at(&json))?;
         // Without a requested precision, float weights keep the types that the pack holds, even if they are mixed.
         let convert = options.precision.and_then(Precision::float_dtype);
-        Ok(NumberTypes { config, precision, context, kv_layout, convert })
+        Ok(NumberTypes { config, precision, context, kv_layout, kv_pages, convert })
     }
 }
 
@@ -137,7 +149,8 @@ pub struct OpenedModel {
     pub(super) kv_layout: KvLayout,
     pub(super) context: usize,
     pub(super) prefill_chunk: usize,
-    kv_memory: Option<u64>,
+    kv_pages: Option<usize>,
+    host_kv_memory: Option<u64>,
     pub(super) attention: AttentionKernel,
     /// Whether KV pages are locked in memory, like the weights.
     kv_locked: bool,
@@ -152,25 +165,29 @@ impl OpenedModel {
     /// The pack lacks a description or tensors or does not support the precision, or the context is longer than the
     /// model's maximum.
     pub fn open(reader: &IebinReader, options: &EngineOptions) -> Result<OpenedModel> {
-        let NumberTypes { config, precision, context, kv_layout, convert } = NumberTypes::new(reader, options)?;
-        let (cpu, placement) = start_threads(options)?;
         let gpus = search(options.offload.devices)?;
-        check_kv_memory(options.kv_memory, matches!(gpus, Search::Found(_)))?;
-        if options.attention == AttentionKernel::Reference && matches!(gpus, Search::Found(_)) {
+        let on_gpu = matches!(gpus, Search::Found(_));
+        let NumberTypes { config, precision, context, kv_layout, kv_pages, convert } =
+            NumberTypes::new(reader, options, on_gpu)?;
+        let (cpu, placement) = start_threads(options)?;
+        check_kv_memory(options.kv_memory.or(options.host_kv_memory).filter(|_| !on_gpu))?;
+        if options.attention == AttentionKernel::Reference && on_gpu {
             return Err(
                 Error::usage("--attention reference computes on the CPU, not on a GPU").help("use --device cpu")
             );
         }
         // Matrices that the CPU reads in the compressed form of a deduplicated pack have no plain bytes in memory that
         // could be copied to a GPU.
-        let in_place = cpu.unpacks() && matches!(gpus, Search::None { .. });
+        let in_place = cpu.unpacks() && !on_gpu;
         let weights = Arc::new(Weights::bind(reader, &config, convert, in_place)?);
+        let positions = options.context.unwrap_or(context.min(USUAL_CONTEXT));
         let source = UploadSource {
             config: &config,
             weights: &weights,
             kv: KvLayout::expanded(&config, kv_layout.kind),
             arithmetic: precision.arithmetic(),
-            positions: options.context.unwrap_or(context.min(USUAL_CONTEXT)),
+            positions: kv_pages.map_or(positions, |pages| pages.saturating_mul(PAGE)),
+            kv_pages,
             rows: options.prefill_chunk.clamp(1, PREFILL_CHUNK),
         };
         let (gpu_parts, without_gpu) = offload(gpus, options.offload, &source)?;
@@ -187,7 +204,8 @@ impl OpenedModel {
             kv_layout,
             context,
             prefill_chunk: options.prefill_chunk.clamp(1, most_rows),
-            kv_memory: options.kv_memory,
+            kv_pages,
+            host_kv_memory: options.host_kv_memory,
             attention: options.attention,
             kv_locked: options.residency == Residency::Locked,
             without_gpu,
@@ -196,6 +214,10 @@ impl OpenedModel {
             model.parts.push(model.cpu_part(0..cpu_layers)?);
         }
         model.parts.extend(gpu_parts);
+        if options.context.is_none() {
+            let pages = model.parts.iter().filter_map(|part| part.pool().most()).min();
+            model.context = pages.map_or(context, |pages| context.min(pages.saturating_mul(PAGE)));
+        }
         Ok(model)
     }
 
@@ -206,6 +228,8 @@ impl OpenedModel {
     pub fn cpu_part(&self, layers: Range<usize>) -> Result<Box<dyn DevicePart>> {
         let arithmetic = self.precision.arithmetic();
         let kv_layout = self.kv_layout.part(layers.clone());
+        let on_host = || self.host_kv_memory.map(|budget| pages_within(kv_layout.bytes(PAGE), budget)).transpose();
+        let kv_pages = self.kv_pages.map_or_else(on_host, |pages| Ok(Some(pages)))?;
         let per_head = self.per_head(layers.clone())?;
         let mut forms = self.weights.forms(arithmetic);
         forms.extend(per_head.iter().flat_map(|layer| layer.forms(arithmetic)));
@@ -214,7 +238,7 @@ impl OpenedModel {
         Ok(Box::new(CpuPart::new(Model {
             config: self.config.clone(),
             weights: self.weights.clone(),
-            pool: PagePool::placed(kv_layout.clone(), self.kv_memory, self.kv_locked)?,
+            pool: PagePool::placed(kv_layout.clone(), kv_pages, self.kv_locked)?,
             kv_layout,
             cpu: self.cpu.clone(),
             attention: self.attention,
@@ -240,13 +264,9 @@ impl OpenedModel {
     }
 }
 
-/// Checks that a budget for KV pages can be kept.
-fn check_kv_memory(budget: Option<u64>, on_gpu: bool) -> Result<()> {
+/// Checks that a budget for KV pages on the CPU can be kept.
+fn check_kv_memory(budget: Option<u64>) -> Result<()> {
     let Some(budget) = budget else { return Ok(()) };
-    if on_gpu {
-        return Err(Error::usage("--kv-memory limits the KV cache on the CPU, not that of a GPU")
-            .help("leave --kv-memory out, or use --device cpu"));
-    }
     if let Some(left) = memory_left().filter(|left| *left < budget) {
         let found = format!("--kv-memory: found {}, but {} of memory are left", human_bytes(budget), human_bytes(left));
         return Err(Error::new(Cause::OutOfMemory(found)).help("choose a smaller --kv-memory"));
@@ -255,14 +275,12 @@ fn check_kv_memory(budget: Option<u64>, on_gpu: bool) -> Result<()> {
 }
 
 /// Returns the length in tokens of the longest sequence that an engine accepts: that of the options, or that of the
-/// model, or as much of it as the budget for KV pages holds.
-fn context(options: &EngineOptions, config: &ModelConfig, kv: &KvLayout) -> Result<usize> {
-    let room = match options.kv_memory {
-        Some(budget) => pages_within(kv, budget)?.saturating_mul(PAGE),
-        None => usize::MAX,
-    };
+/// model, or as much of it as the budget for KV pages holds. A page has `page` bytes.
+fn context(options: &EngineOptions, config: &ModelConfig, kv_pages: Option<usize>, page: u64) -> Result<usize> {
+    let room = kv_pages.map_or(usize::MAX, |pages| pages.saturating_mul(PAGE));
     if let Some(context) = options.context.filter(|context| *context > room && *context <= config.max_context) {
-        let (needed, budget) = (human_bytes(kv.bytes(context)), human_bytes(options.kv_memory.unwrap_or(0)));
+        let needed = human_bytes(page.saturating_mul(context.div_ceil(PAGE) as u64));
+        let budget = human_bytes(options.kv_memory.or(options.host_kv_memory).unwrap_or(0));
         let found = format!("--ctx: {context} tokens need {needed} of KV cache, but --kv-memory is {budget}");
         return Err(
             Error::new(Cause::OutOfMemory(found)).help(format!("raise --kv-memory, or use --ctx {room} or less"))

@@ -47,7 +47,7 @@ impl<C: PrefixCache> Scheduler<C> {
         })?;
         let (idle, repeated) = (self.pool.cache.idle(), self.pool.cache.repeated_uses());
         ensure(counts.cached == idle, || format!("{counts:?}: the prefix cache has {idle} unused pages"))?;
-        let uses: u32 = self.running.iter().map(|sequence| sequence.pages).sum();
+        let uses: u32 = self.running.iter().map(|sequence| sequence.pages + self.options.fixed_pages).sum();
         ensure(counts.used + repeated == uses, || {
             format!("{counts:?}: sequences use {uses} pages, {repeated} of them repeatedly")
         })?;

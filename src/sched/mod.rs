@@ -63,8 +63,10 @@ pub struct Options {
     pub queue_timeout: Micros,
     /// Time of waiting that raises a request by one priority.
     pub aging: Micros,
-    /// Number of pages of the KV cache.
+    /// Number of pages for the states of sequences.
     pub pages: u32,
+    /// Number of pages that the state of a sequence takes whatever its length, besides those of its positions.
+    pub fixed_pages: u32,
     /// Largest number of positions of a sequence: prompt and answer, except the last token of the answer, whose keys
     /// and values are never computed.
     pub ctx: u32,
@@ -87,6 +89,7 @@ impl Options {
             queue_timeout: 60 * SECOND,
             aging: 10 * SECOND,
             pages,
+            fixed_pages: 0,
             ctx,
             drafts: 0,
             prompts_first: false,

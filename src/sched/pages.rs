@@ -38,8 +38,9 @@ pub trait PrefixCache {
     }
     /// Takes the pages that `peek` finds for the request; they are not evicted until it releases them.
     fn acquire(&mut self, id: RequestId, most: u32) -> Hit;
-    /// Enters the full pages of the first `tokens` computed tokens of the request; the request still uses them.
-    fn fill(&mut self, id: RequestId, tokens: u32);
+    /// Enters the full pages of the first `tokens` computed tokens of the request; the request still uses them. Of the
+    /// `free` pages, the cache may take some for a snapshot of the state; returns their number.
+    fn fill(&mut self, id: RequestId, tokens: u32, free: u32) -> u32;
     /// Ends the use of all pages by the request.
     fn release(&mut self, id: RequestId) -> Released;
     /// Tests whether a request in the batch should wait because one of `others`, which are computed now, will soon add
@@ -49,13 +50,14 @@ pub trait PrefixCache {
         false
     }
     /// Enters the last page of a prompt of `tokens` tokens, which is not full. The request then continues on a copy of
-    /// it. Returns false, without a change, if the cache has no use for the page.
-    fn share_tail(&mut self, id: RequestId, tokens: u32) -> bool {
-        let _ = (id, tokens);
-        false
+    /// it. Returns the number of the `free` pages that this takes; 0, without a change, if it takes more, or if the
+    /// cache has no use for the page.
+    fn share_tail(&mut self, id: RequestId, tokens: u32, free: u32) -> u32 {
+        let _ = (id, tokens, free);
+        0
     }
-    /// Evicts `pages` pages that no sequence uses; there are as many.
-    fn evict(&mut self, pages: u32);
+    /// Evicts at least `pages` pages that no sequence uses; there are as many. Returns the number of those evicted.
+    fn evict(&mut self, pages: u32) -> u32;
     /// Counts the pages that no sequence uses.
     fn idle(&self) -> u32;
     /// Counts the uses of pages beyond the first use of each.
@@ -75,13 +77,17 @@ impl PrefixCache for NoCache {
         Hit::default()
     }
 
-    fn fill(&mut self, _: RequestId, _: u32) {}
+    fn fill(&mut self, _: RequestId, _: u32, _: u32) -> u32 {
+        0
+    }
 
     fn release(&mut self, _: RequestId) -> Released {
         Released::default()
     }
 
-    fn evict(&mut self, _: u32) {}
+    fn evict(&mut self, _: u32) -> u32 {
+        0
+    }
 
     fn idle(&self) -> u32 {
         0
@@ -119,14 +125,17 @@ pub fn pages_of(tokens: u32) -> u32 {
 #[derive(Debug)]
 pub struct Pool<C> {
     pub counts: PageCounts,
+    /// Pages that each sequence takes besides those of its positions.
+    fixed: u32,
     pub cache: C,
 }
 
 impl<C: PrefixCache> Pool<C> {
-    /// Creates a pool of `pages` pages, some of which the cache may hold already.
-    pub fn new(pages: u32, cache: C) -> Pool<C> {
+    /// Creates a pool of `pages` pages, some of which the cache may hold already. Each sequence takes `fixed` pages
+    /// besides those of its positions.
+    pub fn new(pages: u32, fixed: u32, cache: C) -> Pool<C> {
         let cached = cache.idle();
-        Pool { counts: PageCounts { free: pages - cached, used: 0, cached }, cache }
+        Pool { counts: PageCounts { free: pages - cached, used: 0, cached }, fixed, cache }
     }
 
     /// Takes `pages` new pages, for which cached ones are evicted. Returns false, without a change, if too few are
@@ -135,9 +144,9 @@ impl<C: PrefixCache> Pool<C> {
         if pages > self.counts.available() {
             return false;
         }
-        let evicted = pages.saturating_sub(self.counts.free);
-        if evicted > 0 {
-            self.cache.evict(evicted);
+        let missing = pages.saturating_sub(self.counts.free);
+        if missing > 0 {
+            let evicted = self.cache.evict(missing);
             self.counts.cached -= evicted;
             self.counts.free += evicted;
         }
@@ -146,8 +155,8 @@ impl<C: PrefixCache> Pool<C> {
         true
     }
 
-    /// Gives a sequence `pages` pages, of which the cached beginning is taken from the cache. The caller has compared
-    /// the number of available pages.
+    /// Gives a sequence the pages of its state of fixed size and `pages` pages of positions, of which the cached
+    /// beginning is taken from the cache. The caller has compared the number of available pages.
     pub fn admit(&mut self, id: RequestId, most: u32, pages: u32) -> Hit {
         let loaded = self.cache.load(id, most, self.counts.free);
         self.counts.free -= loaded;
@@ -155,7 +164,7 @@ impl<C: PrefixCache> Pool<C> {
         let hit = self.cache.acquire(id, most);
         self.counts.cached -= hit.idle;
         self.counts.used += hit.idle;
-        let taken = self.take(pages - hit.idle - hit.shared);
+        let taken = self.take(self.fixed + pages - hit.idle - hit.shared);
         assert!(taken, "the caller has compared the number of available pages");
         hit
     }
@@ -166,16 +175,23 @@ impl<C: PrefixCache> Pool<C> {
         self.admit(id, most, pages)
     }
 
-    /// Puts the last page of a prompt into the cache if a page is free for the copy on which the sequence continues.
-    pub fn share_tail(&mut self, id: RequestId, tokens: u32) {
-        if self.counts.free > 0 && self.cache.share_tail(id, tokens) {
-            self.counts.free -= 1;
-            self.counts.cached += 1;
-        }
+    /// Puts the full pages of `tokens` computed tokens of a sequence into the cache.
+    pub fn fill(&mut self, id: RequestId, tokens: u32) {
+        let taken = self.cache.fill(id, tokens, self.counts.free);
+        self.counts.free -= taken;
+        self.counts.cached += taken;
     }
 
-    /// Takes back the `pages` pages of a sequence.
+    /// Puts the last page of a prompt into the cache if a page is free for the copy on which the sequence continues.
+    pub fn share_tail(&mut self, id: RequestId, tokens: u32) {
+        let taken = self.cache.share_tail(id, tokens, self.counts.free);
+        self.counts.free -= taken;
+        self.counts.cached += taken;
+    }
+
+    /// Takes back the pages of a sequence, of which `pages` hold positions.
     pub fn release(&mut self, id: RequestId, pages: u32) {
+        let pages = pages + self.fixed;
         let kept = self.cache.release(id);
         self.counts.used -= pages - kept.shared;
         self.counts.cached += kept.idle;
@@ -185,8 +201,7 @@ impl<C: PrefixCache> Pool<C> {
 
     /// Evicts all pages that no sequence uses; returns false if there are none.
     pub fn clear_cache(&mut self) -> bool {
-        let pages = self.counts.cached;
-        self.cache.evict(pages);
+        let pages = self.cache.evict(self.counts.cached);
         self.counts.cached -= pages;
         self.counts.free += pages;
         pages > 0

@@ -136,7 +136,7 @@ impl<C: PrefixCache> Scheduler<C> {
         order.sort_unstable();
         for (_, at) in order {
             if *left > 0 && self.start(at) {
-                work.extend(chunk(&self.running[at], left).map(|chunk| (at, chunk)));
+                work.extend(chunk(&self.running[at], left, self.options.fixed_pages > 0).map(|chunk| (at, chunk)));
             }
         }
     }
@@ -184,7 +184,7 @@ impl<C: PrefixCache> Scheduler<C> {
             self.enter(id);
             let at = self.running.len() - 1;
             if self.start(at) {
-                work.extend(chunk(&self.running[at], left).map(|chunk| (at, chunk)));
+                work.extend(chunk(&self.running[at], left, self.options.fixed_pages > 0).map(|chunk| (at, chunk)));
             }
         }
     }
@@ -193,7 +193,7 @@ impl<C: PrefixCache> Scheduler<C> {
     /// of all pages remain. The share of 5 % does not apply when the batch is empty.
     pub(super) fn fits(&self, sequence: &Sequence) -> bool {
         let hit = self.pool.cache.peek(sequence.id, sequence.tokens() - 1);
-        let needed = (sequence.entry_pages() + 1).min(sequence.all_pages()) - hit.shared;
+        let needed = self.options.fixed_pages + (sequence.entry_pages() + 1).min(sequence.all_pages()) - hit.shared;
         let remaining = if self.running.is_empty() { 0 } else { self.options.pages / 20 };
         needed + remaining <= self.pool.counts.available()
     }
@@ -216,10 +216,14 @@ impl<C: PrefixCache> Scheduler<C> {
     }
 }
 
-/// Returns the next chunk of a prompt, at most `left` rows, which it subtracts; `None` if no row is left.
-fn chunk(sequence: &Sequence, left: &mut u32) -> Option<Work> {
+/// Returns the next chunk of a prompt, at most `left` rows, which it subtracts; `None` if no row is left. If the state
+/// has memory of fixed size (`fixed`), a chunk ends with the last full page that another text with this prompt could
+/// reuse, because the prefix cache can keep that memory at the end of a chunk only.
+fn chunk(sequence: &Sequence, left: &mut u32, fixed: bool) -> Option<Work> {
     let pending = sequence.tokens() - sequence.computed;
-    let tokens = pending.min(*left);
+    let full = (sequence.tokens() - 1) / PAGE * PAGE;
+    let wanted = if fixed && sequence.computed < full { full - sequence.computed } else { pending };
+    let tokens = wanted.min(*left);
     *left -= tokens;
     let samples = tokens == pending && sequence.request.max_tokens > sequence.generated;
     let work = Work { id: sequence.id, start: sequence.computed, tokens, drafts: 0, decodes: false, samples };

@@ -115,7 +115,7 @@ impl<C: PrefixCache> Scheduler<C> {
     /// Creates a scheduler without keys.
     pub fn new(options: Options, cache: C) -> Scheduler<C> {
         Scheduler {
-            pool: Pool::new(options.pages, cache),
+            pool: Pool::new(options.pages, options.fixed_pages, cache),
             options,
             keys: Keys::default(),
             queue: Queue::default(),
@@ -175,7 +175,7 @@ impl<C: PrefixCache> Scheduler<C> {
     /// A limit of the queue, of the key or of memory does not allow the request.
     pub fn arrive(&mut self, now: Micros, mut request: Request) -> Result<RequestId, Rejection> {
         let longest = u64::from(request.prompt) + u64::from(request.max_tokens.saturating_sub(1));
-        let pages = longest.div_ceil(u64::from(PAGE));
+        let pages = longest.div_ceil(u64::from(PAGE)) + u64::from(self.options.fixed_pages);
         if request.prompt == 0 || longest > u64::from(self.options.ctx) || pages > u64::from(self.options.pages) {
             return Err(Rejection::Context);
         }
@@ -295,7 +295,7 @@ impl<C: PrefixCache> Scheduler<C> {
         sequence.generated += tokens;
         self.keys.all[sequence.request.key].totals.generated += u64::from(tokens);
         if sequence.computed / PAGE > full_pages {
-            self.pool.cache.fill(sequence.id, sequence.computed);
+            self.pool.fill(sequence.id, sequence.computed);
         }
         if !was_decoding && sequence.decoding {
             self.pool.share_tail(sequence.id, sequence.computed);

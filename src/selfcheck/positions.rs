@@ -355,7 +355,7 @@ impl Pages {
         for (i, buffer) in buffers.iter().enumerate() {
             tables[i / per_sequence * stride + i % per_sequence] = buffer.address();
         }
-        let pool = Pool::new(rig.context, layout.clone());
+        let pool = Pool::new(rig.context, layout.clone(), usize::MAX);
         Ok(Pages { pool, buffers, tables: rig.array(&tables)?, sequences, per_sequence })
     }
 

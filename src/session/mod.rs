@@ -35,7 +35,7 @@ use crate::iebin::{IebinReader, JSON_NAME, TOOL_TEMPLATE_NAME, tensor_map};
 use crate::output::{Lease, swap};
 use crate::progress;
 use crate::runtime::cpu::place::physical_cores;
-use crate::runtime::{Engine, EngineOptions, Precision};
+use crate::runtime::{Engine, EngineOptions, Precision, PrefixCache};
 use crate::sha256::{Digest, Sha256, hex};
 use crate::units::human_bytes;
 use adapters::Adapters;
@@ -156,6 +156,8 @@ pub struct Generation {
 pub struct Session {
     /// Engine that computes logits.
     pub engine: Engine,
+    /// Prefix cache of the texts; see [`Session::enable_prefix_cache`].
+    pub prefixes: Option<PrefixCache>,
     /// Source of draft tokens.
     pub speculator: Speculator,
     /// The opened pack.
@@ -219,6 +221,7 @@ impl Session {
         let dir = json.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let session = Session {
             engine,
+            prefixes: None,
             speculator,
             reader,
             tokenizer,
@@ -285,10 +288,10 @@ impl Session {
         self.encoder().constraint(source)
     }
 
-    /// Enables the prefix cache of the engine for the following requests; see [`Engine::enable_prefix_cache`].
-    pub fn enable_prefix_cache(&mut self) -> bool {
-        let digest = pack_digest(&self.reader);
-        self.engine.enable_prefix_cache(&digest)
+    /// Creates the prefix cache for the following requests, and returns it.
+    pub fn enable_prefix_cache(&mut self) -> &mut PrefixCache {
+        let cache = PrefixCache::new(&self.engine, &pack_digest(&self.reader));
+        self.prefixes.insert(cache)
     }
 
     /// Returns a short name of everything that decides about the bits of an answer, besides the request: the pack, its
@@ -316,9 +319,9 @@ impl Session {
         options: &GenerateOptions,
         sink: impl FnMut(&Event<'_>) -> Result<()>,
     ) -> Result<Generation> {
-        self.parts()
-            .0
-            .generate(options, |engine, speculator, run| generate::generate(engine, speculator, requests, run, sink))
+        self.parts().0.generate(options, |(engine, prefixes, speculator), run| {
+            generate::generate(engine, prefixes, speculator, requests, run, sink)
+        })
     }
 
     /// Returns the part of the session that encodes texts.
@@ -336,12 +339,12 @@ impl Session {
 
     /// Returns the parts that compute and those that encode, which may be used at the same time.
     pub(crate) fn parts(&mut self) -> (Parts<'_>, Encoder<'_>) {
-        let Session { engine, speculator, tokenizer, renderer, vocabulary, adapters, reader, .. } = self;
+        let Session { engine, prefixes, speculator, tokenizer, renderer, vocabulary, adapters, reader, .. } = self;
         let tokenizer = tokenizer.as_ref();
         let (context, vocab) = (engine.context(), engine.config().vocab);
         let renderer = renderer.as_ref();
         let encoder = Encoder { tokenizer, renderer, vocabulary, adapters, dir: &reader.dir, context, vocab };
-        (Parts { engine, speculator, tokenizer }, encoder)
+        (Parts { engine, prefixes: prefixes.as_mut(), speculator, tokenizer }, encoder)
     }
 
     /// Continues `prompt` by at most `max_new` tokens; returns the generated text.
@@ -386,9 +389,13 @@ impl Session {
     }
 }
 
+/// Engine, prefix cache (if there is one) and source of draft tokens, as generation uses them.
+pub(crate) type Computing<'a> = (&'a mut Engine, Option<&'a mut PrefixCache>, &'a mut Speculator);
+
 /// Parts of a session that compute.
 pub(crate) struct Parts<'a> {
     pub(crate) engine: &'a mut Engine,
+    pub(crate) prefixes: Option<&'a mut PrefixCache>,
     pub(crate) speculator: &'a mut Speculator,
     tokenizer: Option<&'a Tokenizer>,
 }
@@ -398,7 +405,7 @@ impl Parts<'_> {
     fn generate(
         self,
         options: &GenerateOptions,
-        generate: impl FnOnce(&mut Engine, &mut Speculator, &generate::Options<'_>) -> Result<Outcome>,
+        generate: impl FnOnce(Computing<'_>, &generate::Options<'_>) -> Result<Outcome>,
     ) -> Result<Generation> {
         let eos = match options.ignore_eos {
             true => Vec::new(),
@@ -416,7 +423,7 @@ impl Parts<'_> {
         };
         self.engine.take_gpu_time();
         let (begin, before) = (Instant::now(), Usage::now());
-        let outcome = generate(self.engine, self.speculator, &run)?;
+        let outcome = generate((self.engine, self.prefixes, self.speculator), &run)?;
         let wall = begin.elapsed();
         let usage = Usage::now().zip(before).map(|(now, before)| now.since(&before));
         Ok(Generation { outcome, wall, gpu: self.engine.take_gpu_time(), usage })

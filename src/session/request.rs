@@ -94,9 +94,9 @@ impl Session {
                 progress: &progress,
             };
             let mut sink = |event: &Event<'_>| progress.borrow_mut().token(event);
-            parts.generate(options, |engine, speculator, run| {
+            parts.generate(options, |(engine, prefixes, speculator), run| {
                 let run = generate::Options { waiting, ..*run };
-                generate_from(engine, speculator, &mut source, &run, &mut sink)
+                generate_from(engine, prefixes, speculator, &mut source, &run, &mut sink)
             })
         })?;
         let time = *encoding.time.lock().unwrap_or_else(PoisonError::into_inner);

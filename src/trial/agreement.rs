@@ -409,7 +409,7 @@ fn continuations(
         texts.push(TracedText { index, prompt: prompt.clone(), ids, steps: Vec::new() });
     }
     let options = Options { tokenizer: None, batch: BATCH, eos: &[], ..Options::default() };
-    generate(engine, &mut Speculator::off(), requests, &options, |event| {
+    generate(engine, None, &mut Speculator::off(), requests, &options, |event| {
         texts[event.request].steps.push(TracedStep { id: event.id, top: Vec::new() });
         Ok(())
     })?;

@@ -18,7 +18,7 @@ pub fn continuation(engine: &mut Engine, tokenizer: &Tokenizer, prompt: &str, ma
     let eos = engine.config().eos.clone();
     let options = Options { tokenizer: Some(tokenizer), batch: 1, eos: &eos, ..Options::default() };
     let request = Request { ids, max_new, ..Request::default() };
-    let outcome = generate(engine, &mut Speculator::off(), vec![request], &options, |_| Ok(()))?;
+    let outcome = generate(engine, None, &mut Speculator::off(), vec![request], &options, |_| Ok(()))?;
     Ok(outcome.completions.into_iter().map(|completion| completion.text).collect())
 }
 

@@ -107,7 +107,7 @@ fn ids(session: &mut Session, speculator: &mut Speculator, batch: usize) -> Vec<
     let requests = mixed(session);
     let eos = session.engine.config().eos.clone();
     let options = Options { tokenizer: session.tokenizer.as_ref(), batch, eos: &eos, ..Options::default() };
-    let outcome = generate(&mut session.engine, speculator, requests, &options, |_| Ok(())).unwrap();
+    let outcome = generate(&mut session.engine, None, speculator, requests, &options, |_| Ok(())).unwrap();
     outcome.completions.into_iter().map(|done| (done.ids, done.finish.name())).collect()
 }
 

@@ -197,6 +197,11 @@ pub fn has_driver() -> bool {
     !String::from_utf8_lossy(&done.get_output().stdout).contains("no NVIDIA driver")
 }
 
+/// Returns the directory of the simulated driver.
+pub fn driver() -> &'static str {
+    DRIVER.to_str().unwrap()
+}
+
 /// Returns a command that runs `iec` with the simulated driver.
 pub fn simulated() -> assert_cmd::Command {
     let mut command = iec();

@@ -194,7 +194,7 @@ fn said(engine: &mut Engine, mut speculator: Speculator, batch: usize, sampling:
     };
     let options = Options { tokenizer: None, batch, eos: &[], ..Options::default() };
     let mut said = vec![Vec::new(); prompts.len()];
-    let outcome = generate(engine, &mut speculator, prompts.iter().map(request).collect(), &options, |event| {
+    let outcome = generate(engine, None, &mut speculator, prompts.iter().map(request).collect(), &options, |event| {
         let (own, others) = event.likely.unwrap();
         let bits = std::iter::once(own).chain(others).map(|c| u64::from(c.logit.to_bits()) << 32 | u64::from(c.id));
         said[event.request].extend(bits);

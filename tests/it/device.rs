@@ -5,8 +5,9 @@ use crate::common::all_logits;
 use crate::golden::{Case, Difference, compare, fp32, packed};
 use iec::error::Result;
 use iec::iebin::IebinReader;
-use iec::runtime::device::{Answer, Cache, DevicePart, PartCache, PartInfo, Step};
+use iec::runtime::device::{Answer, DevicePart, PartInfo, Step};
 use iec::runtime::open::OpenedModel;
+use iec::runtime::state::{Cache, PartCache, Piece, StatePool};
 use iec::runtime::{Engine, Feed, Want};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -39,12 +40,28 @@ struct Wrapped {
 }
 
 impl PartCache for Wrapped {
-    fn truncate(&mut self, len: usize) {
-        self.cache.truncate(len);
-    }
-
     fn clone_cache(&self) -> Cache {
         Cache::new(self.clone())
+    }
+
+    fn mark(&mut self) {
+        self.cache.contents_mut().mark();
+    }
+
+    fn rewind(&mut self, len: usize) -> usize {
+        self.cache.contents_mut().rewind(len)
+    }
+
+    fn pages(&self) -> Vec<Piece> {
+        self.cache.contents().pages()
+    }
+
+    fn snapshot(&self) -> Option<Piece> {
+        self.cache.contents().snapshot()
+    }
+
+    fn adopt(&mut self, pages: Vec<Piece>, snapshot: Option<Piece>, len: usize) {
+        self.cache.contents_mut().adopt(pages, snapshot, len);
     }
 }
 
@@ -55,6 +72,10 @@ impl DevicePart for Recorder {
 
     fn new_cache(&self) -> Result<Cache> {
         Ok(Cache::new(Wrapped { cache: self.part.new_cache()? }))
+    }
+
+    fn pool(&self) -> Box<dyn StatePool> {
+        self.part.pool()
     }
 
     fn owns(&self, cache: &Cache) -> bool {

@@ -6,6 +6,7 @@ mod checkpoint;
 mod common;
 mod cuda;
 mod cuda_adapters;
+mod cuda_states;
 mod pty;
 mod random_adapter;
 mod schemas;
@@ -79,6 +80,7 @@ mod q4;
 #[cfg(feature = "reference")]
 mod random_checkpoint;
 mod recipes;
+mod recurrent;
 mod replacement;
 mod reports;
 mod requests;

@@ -405,7 +405,7 @@ fn guesses_across_the_border_of_longrope_change_nothing() {
         let request = Request { ids: [5, 6, 7].repeat(5), max_new: 16, logprobs: Some(2), ..Request::default() };
         let options = Options { tokenizer: None, batch: 1, eos: &[], ..Options::default() };
         let mut logits = Vec::new();
-        generate(&mut engine, &mut speculator, vec![request], &options, |event| {
+        generate(&mut engine, None, &mut speculator, vec![request], &options, |event| {
             logits.push(event.likely.unwrap().0.logit.to_bits());
             Ok(())
         })

@@ -1,11 +1,12 @@
 //! Tests the prefix cache and the budget of KV pages: texts are the same with them, and pages are counted exactly.
 
 use crate::common::{fixture, iec, packed_as, packed_with};
+use crate::recurrent;
 use iec::generate::speculate::Speculator;
 use iec::generate::{Completion, Options, Request, generate};
 use iec::iebin::IebinReader;
 use iec::rng::Rng;
-use iec::runtime::{Engine, EngineOptions, Feed, KvType, Output, Want};
+use iec::runtime::{Engine, EngineOptions, Feed, KvType, Output, PrefixCache, Want};
 use serde_json::json;
 use std::path::Path;
 
@@ -34,20 +35,24 @@ fn overlapping(count: usize, longest: usize) -> Vec<Vec<u32>> {
     texts
 }
 
-fn completions(engine: &mut Engine, speculator: &mut Speculator, texts: &[Vec<u32>], batch: usize) -> Vec<Completion> {
+/// An engine with its prefix cache, if it has one.
+type Cached<'a> = (&'a mut Engine, Option<&'a mut PrefixCache>);
+
+fn completions((engine, prefixes): Cached<'_>, texts: &[Vec<u32>], batch: usize) -> Vec<Completion> {
     // Log-probabilities show differences that change no token.
     let request = |ids: &Vec<u32>| Request { ids: ids.clone(), max_new: NEW, logprobs: Some(3), ..Request::default() };
     let options = Options { tokenizer: None, batch, eos: &[], ..Options::default() };
-    generate(engine, speculator, texts.iter().map(request).collect(), &options, |_| Ok(())).unwrap().completions
+    let (requests, mut speculator) = (texts.iter().map(request).collect(), Speculator::ngram());
+    generate(engine, prefixes, &mut speculator, requests, &options, |_| Ok(())).unwrap().completions
 }
 
 /// Returns the bits of the log-probabilities of all tokens of all texts.
-fn likely(engine: &mut Engine, texts: &[Vec<u32>], batch: usize) -> (Vec<Vec<(u32, u64)>>, usize) {
+fn likely((engine, prefixes): Cached<'_>, texts: &[Vec<u32>], batch: usize) -> (Vec<Vec<(u32, u64)>>, usize) {
     let mut likely = vec![Vec::new(); texts.len()];
     let request = |ids: &Vec<u32>| Request { ids: ids.clone(), max_new: NEW, logprobs: Some(3), ..Request::default() };
     let options = Options { tokenizer: None, batch, eos: &[], ..Options::default() };
     let requests = texts.iter().map(request).collect();
-    let outcome = generate(engine, &mut Speculator::off(), requests, &options, |event| {
+    let outcome = generate(engine, prefixes, &mut Speculator::off(), requests, &options, |event| {
         let (own, others) = event.likely.unwrap();
         likely[event.request].extend(std::iter::once(own).chain(others).map(|c| (c.id, c.logprob.to_bits())));
         Ok(())
@@ -70,7 +75,7 @@ fn texts_that_reuse_beginnings_have_the_bits_of_texts_that_do_not() {
         let plain = EngineOptions { kv: Some(kv), ..EngineOptions::default() };
         let longest = open(&pack, plain).context().min(400) - NEW;
         let texts = overlapping(24, longest);
-        let (expected, none) = likely(&mut open(&pack, plain), &texts, 1);
+        let (expected, none) = likely((&mut open(&pack, plain), None), &texts, 1);
         assert_eq!(none, 0, "{name}: reuse without a prefix cache");
         let page = page_bytes(&pack, plain);
         for (batch, threads, chunk, pages) in
@@ -84,17 +89,44 @@ fn texts_that_reuse_beginnings_have_the_bits_of_texts_that_do_not() {
                 ..plain
             };
             let mut engine = open(&pack, options);
-            assert!(engine.enable_prefix_cache("pack"));
+            let mut prefixes = PrefixCache::new(&engine, "pack");
             for round in 0..2 {
-                let (found, reused) = likely(&mut engine, &texts, batch);
+                let (found, reused) = likely((&mut engine, Some(&mut prefixes)), &texts, batch);
                 assert!(found == expected, "{name}: batch {batch}, {threads} threads, {pages:?} pages, round {round}");
                 assert!(reused > 0, "{name}: nothing was reused");
             }
             let counts = engine.kv_pages();
-            assert_eq!((counts.used, counts.free + counts.cached), (0, counts.total), "{counts:?}");
-            assert!(counts.cached > 0 && pages.is_none_or(|pages| counts.total == pages as usize), "{counts:?}");
+            assert_eq!((counts.used, counts.free + counts.used), (prefixes.pages(), counts.total), "{counts:?}");
+            assert!(counts.used > 0 && pages.is_none_or(|pages| counts.total == pages as usize), "{counts:?}");
         }
     }
+}
+
+#[test]
+fn texts_of_a_state_that_cannot_be_cut_are_reused_where_it_was_kept_also_from_disk() {
+    let pack = packed_as("llama-gqa", &fixture("llama-gqa"), &[]);
+    let open = || recurrent::engine(&IebinReader::open(&pack).unwrap(), &EngineOptions::default());
+    let head: Vec<u32> = (0..300).map(|i| i * 7 % 250).collect();
+    let texts: Vec<Vec<u32>> = (0..4).map(|i| [&head[..], &[200 + i, 9]].concat()).collect();
+    let (expected, _) = likely((&mut open(), None), &texts, 1);
+    let state = tempfile::tempdir().unwrap();
+    // Three texts begin with the 256 tokens of two pages, then all do.
+    for reused in [3 * 256, 4 * 256] {
+        let mut engine = open();
+        let mut prefixes = PrefixCache::new(&engine, "pack");
+        prefixes.keep_in(state.path(), 1 << 30).unwrap();
+        assert_eq!(likely((&mut engine, Some(&mut prefixes)), &texts, 1), (expected.clone(), reused));
+        prefixes.save(usize::MAX).unwrap();
+    }
+    // A text that goes on is known up to its end.
+    let mut engine = open();
+    let mut prefixes = PrefixCache::new(&engine, "pack");
+    let (first, _) = likely((&mut engine, Some(&mut prefixes)), &texts[..1], 1);
+    let answer: Vec<u32> = first[0].iter().step_by(4).map(|(id, _)| *id).collect();
+    let longer = vec![[&texts[0][..], &answer, &[5, 6]].concat()];
+    let (expected, _) = likely((&mut open(), None), &longer, 1);
+    let read = texts[0].len() + answer.len() - 1;
+    assert_eq!(likely((&mut engine, Some(&mut prefixes)), &longer, 1), (expected, read));
 }
 
 /// Returns the bytes of a KV page.
@@ -110,12 +142,12 @@ fn a_common_beginning_is_computed_once_in_any_batch() {
     let texts: Vec<Vec<u32>> = (0..6).map(|i| [&head[..], &[251, 200 + i, 9]].concat()).collect();
     for batch in [1, 4, 6] {
         let mut engine = open(&pack, EngineOptions::default());
-        engine.enable_prefix_cache("pack");
-        let done = completions(&mut engine, &mut Speculator::ngram(), &texts, batch);
+        let mut prefixes = PrefixCache::new(&engine, "pack");
+        let done = completions((&mut engine, Some(&mut prefixes)), &texts, batch);
         let reused: Vec<usize> = done.iter().map(|done| done.reused_tokens).collect();
         assert_eq!(reused, [0, 151, 151, 151, 151, 151], "batch {batch}");
         // The whole prompt is known now, and only its last token is computed.
-        let done = completions(&mut engine, &mut Speculator::ngram(), &texts, batch);
+        let done = completions((&mut engine, Some(&mut prefixes)), &texts, batch);
         assert!(done.iter().all(|done| done.reused_tokens == 152));
     }
 }
@@ -123,11 +155,12 @@ fn a_common_beginning_is_computed_once_in_any_batch() {
 #[test]
 fn texts_of_another_salt_are_not_reused() {
     let mut engine = open(&packed_as("llama-gqa", &fixture("llama-gqa"), &[]), EngineOptions::default());
-    engine.enable_prefix_cache("pack");
+    let mut prefixes = PrefixCache::new(&engine, "pack");
     let mut reused = |salt: &[u8]| {
         let request = Request { ids: (1..40).collect(), max_new: 2, salt: salt.to_vec(), ..Request::default() };
         let options = Options { tokenizer: None, batch: 1, eos: &[], ..Options::default() };
-        let outcome = generate(&mut engine, &mut Speculator::off(), vec![request], &options, |_| Ok(())).unwrap();
+        let (prefixes, mut off) = (Some(&mut prefixes), Speculator::off());
+        let outcome = generate(&mut engine, prefixes, &mut off, vec![request], &options, |_| Ok(())).unwrap();
         outcome.completions[0].reused_tokens
     };
     let found = [&b"a"[..], b"b", b"a", b"", b"b", b""].map(&mut reused);
@@ -192,9 +225,9 @@ fn a_long_text_of_a_model_with_longrope_is_reused_for_long_texts_only() {
     let text: Vec<u32> = (0..limit as u32 + 10).map(|i| i * 5 % 250).collect();
     let lengths = [limit - 12, limit - 10, limit + 4, limit + 9, limit - 8, limit + 1];
     let texts: Vec<Vec<u32>> = lengths.iter().map(|len| text[..*len].to_vec()).collect();
-    let (expected, _) = likely(&mut open(&pack, EngineOptions::default()), &texts, 1);
-    engine.enable_prefix_cache("pack");
-    let (found, reused) = likely(&mut engine, &texts, 1);
+    let (expected, _) = likely((&mut open(&pack, EngineOptions::default()), None), &texts, 1);
+    let mut prefixes = PrefixCache::new(&engine, "pack");
+    let (found, reused) = likely((&mut engine, Some(&mut prefixes)), &texts, 1);
     assert!(found == expected);
     assert!(reused > 0);
 }

@@ -448,7 +448,7 @@ fn a_reused_conversation_gives_the_same_answer_as_a_fresh_one() {
     let mut continued = |ids: &[u32], prefix: Option<CachedPrefix>| -> Completion {
         let request = Request { ids: ids.to_vec(), max_new: 8, prefix, ..Request::default() };
         let options = Options { tokenizer: None, batch: 1, eos: &[], keep_prefixes: true, ..Options::default() };
-        generate(&mut engine, &mut Speculator::off(), vec![request], &options, |_| Ok(()))
+        generate(&mut engine, None, &mut Speculator::off(), vec![request], &options, |_| Ok(()))
             .unwrap()
             .completions
             .remove(0)

@@ -1,12 +1,13 @@
 //! Runs random schedules of the real engine: requests arrive, pause and are cancelled between steps, under random
 //! limits and budgets of pages. Every text must have the bits that it has alone, and the rules of the scheduler must
-//! hold. Requests use different adapters. Without a prefix cache, a scheduler without an engine gets the same calls and
-//! the measured times, and must decide the same, as in a simulation.
+//! hold. Requests use different adapters. One model has a state that cannot be cut. Without a prefix cache, a scheduler
+//! without an engine gets the same calls and the measured times, and must decide the same, as in a simulation.
 //!
 //! `IEC_SCHEDULES=4000 cargo test --release --test it -- schedules::` runs that many per pack.
 
 use crate::common::{fixture, packed_as};
 use crate::random_adapter::{random_adapter, with_magnitudes};
+use crate::recurrent;
 use iec::adapter::Adapter;
 use iec::convert::adapter;
 use iec::generate::sampler::Sampling;
@@ -15,7 +16,7 @@ use iec::generate::{Batch, Event, Finish, Options, Request, StepReport, Terms, g
 use iec::iebin::IebinReader;
 use iec::rng::Rng;
 use iec::runtime::adapters::AdapterSet;
-use iec::runtime::{Engine, EngineOptions, KvType};
+use iec::runtime::{Engine, EngineOptions, KvType, PrefixCache};
 use iec::sched::{self, KeyLimits, NoCache, SECOND, Scheduler};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -83,7 +84,7 @@ fn alone(engine: &mut Engine, requests: &[Request]) -> Vec<(Trace, Finish)> {
             add(&mut trace, event);
             Ok(())
         };
-        let outcome = generate(engine, &mut Speculator::off(), vec![request.clone()], &options(1), sink).unwrap();
+        let outcome = generate(engine, None, &mut Speculator::off(), vec![request.clone()], &options(1), sink).unwrap();
         (trace, outcome.completions[0].finish)
     };
     requests.iter().map(one).collect()
@@ -124,9 +125,10 @@ impl Twin {
 /// Runs one schedule.
 fn run(
     engine: &mut Engine,
+    mut prefixes: Option<&mut PrefixCache>,
     draft: &mut Speculator,
     (requests, expected): (&[Request], &[(Trace, Finish)]),
-    (seed, prefixes): (u64, bool),
+    seed: u64,
     seen: &mut Seen,
 ) {
     let mut dice = Dice(Rng::new(seed));
@@ -144,10 +146,12 @@ fn run(
         queue_timeout: 1_000_000 * SECOND,
         ..sched::Options::with_pages(0, 0)
     };
-    let mut batch = Batch::new(engine, limits);
+    let cached = prefixes.is_some();
+    let mut batch = Batch::new(engine, prefixes.as_deref_mut(), limits);
+    let parts = engine.parts().len();
     let budget = engine.kv_pages().total;
     let bounded = batch.pages().free < 1 << 20;
-    let mut twin = (!prefixes).then(|| Twin(Scheduler::new(batch.limits().clone(), NoCache)));
+    let mut twin = (!cached).then(|| Twin(Scheduler::new(batch.limits().clone(), NoCache)));
     let keys = [1.0, 2.5].map(|weight| {
         let limits = KeyLimits { weight, ..KeyLimits::default() };
         twin.iter_mut().for_each(|twin| _ = twin.0.add_key(limits.clone()));
@@ -197,7 +201,10 @@ fn run(
         let counts = engine.kv_pages();
         assert!(!bounded || counts.total == budget && counts.used <= budget, "schedule {seed}: {counts:?}");
         let planned = batch.pages();
-        assert!(counts.used <= (planned.used + planned.cached) as usize, "schedule {seed}: {counts:?}, {planned:?}");
+        assert!(
+            counts.used <= parts * (planned.used + planned.cached) as usize,
+            "schedule {seed}: {counts:?}, {planned:?}"
+        );
         let decodes = report.work.iter().filter(|work| work.decodes).count();
         seen.mixed += usize::from(0 < decodes && decodes < report.work.len());
         for event in &report.events {
@@ -223,19 +230,28 @@ fn run(
         }
         now += dice.between(1, 50_000) as u64;
     }
-    batch.finish(engine);
-    let counts = engine.kv_pages();
-    assert_eq!((counts.used, counts.free + counts.cached), (0, counts.total), "schedule {seed}");
+    drop(batch);
+    let (counts, kept) = (engine.kv_pages(), prefixes.map_or(0, |prefixes| prefixes.pages()));
+    assert!(counts.used <= parts * kept && (kept > 0) == (counts.used > 0), "schedule {seed}: {counts:?}, {kept}");
+}
+
+/// Pack, and whether its last layers get a state that cannot be cut.
+#[derive(Clone, Copy)]
+struct Model<'a> {
+    pack: &'a Path,
+    kv: KvType,
+    recurrent: bool,
 }
 
 /// Opens the engine with a budget of pages; 0 = none.
-fn open(pack: &Path, kv: KvType, threads: usize, chunk: usize, pages: u64, longest: usize) -> Engine {
+fn open(Model { pack, kv, recurrent }: Model<'_>, threads: usize, chunk: usize, pages: u64, longest: usize) -> Engine {
     let options = EngineOptions { kv: Some(kv), threads, prefill_chunk: chunk, ..EngineOptions::default() };
     let reader = IebinReader::open(pack).unwrap();
     let bytes = Engine::open(&reader, &EngineOptions { kv_memory: Some(64 << 20), ..options });
     let page = (64 << 20) / bytes.unwrap().kv_pages().total as u64;
     let kv_memory = (pages > 0).then_some(pages * page);
-    Engine::open(&reader, &EngineOptions { kv_memory, context: Some(longest), ..options }).unwrap()
+    let options = EngineOptions { kv_memory, context: Some(longest), ..options };
+    if recurrent { recurrent::engine(&reader, &options) } else { Engine::open(&reader, &options).unwrap() }
 }
 
 /// Returns sets of adapters: none, each alone, and the first two together with factors. Without names, there are two
@@ -254,24 +270,30 @@ fn sets(engine: &Engine, adapters: &[&str]) -> Vec<AdapterSet> {
     [AdapterSet::default()].into_iter().chain(alone).chain([AdapterSet::new(together).unwrap()]).collect()
 }
 
-fn check(name: &str, kv: KvType, adapters: &[&str]) {
+fn check(name: &str, kv: KvType, recurrent: bool, adapters: &[&str]) {
     let pack = packed_as(name, &fixture(name), &[]);
-    let plain = open(&pack, kv, 1, 512, 0, 64);
+    let model = Model { pack: &pack, kv, recurrent };
+    let plain = open(model, 1, 512, 0, 64);
     let longest = plain.config().max_context.min(270);
     let mut requests = requests(40, longest - 14);
     let sets = sets(&plain, adapters);
     requests.iter_mut().enumerate().for_each(|(i, one)| one.adapters = Some(sets[i / 2 % sets.len()].clone()));
-    let expected = alone(&mut open(&pack, kv, 1, 512, 0, longest), &requests);
+    let expected = alone(&mut open(model, 1, 512, 0, longest), &requests);
     let schedules: u64 = std::env::var("IEC_SCHEDULES").map_or(60, |n| n.parse().unwrap());
+    // Fewer texts find a beginning whose state is known.
+    let schedules = if recurrent { 4 * schedules } else { schedules };
     let mut seen = Seen::default();
     let forms = [(1, 512, 0, false), (2, 64, 4, false), (1, 33, 5, true), (3, 512, 9, true), (1, 7, 4, true)];
     for (form, (threads, chunk, pages, prefixes)) in forms.into_iter().enumerate() {
-        let mut engine = open(&pack, kv, threads, chunk, pages, longest);
-        assert!(!prefixes || engine.enable_prefix_cache("pack"));
+        // A state that cannot be cut takes one page more of each text, and one of each snapshot.
+        let pages = if recurrent && pages > 0 { (1 + u64::from(prefixes)) * pages + 1 } else { pages };
+        let mut engine = open(model, threads, chunk, pages, longest);
+        let mut prefixes = prefixes.then(|| PrefixCache::new(&engine, "pack"));
         let seeds = (0..schedules).filter(|seed| *seed as usize % forms.len() == form);
         // The model drafts for itself, so that drafts are accepted.
-        let mut draft = Speculator::draft(open(&pack, kv, threads, 512, 0, longest), &engine).always(3);
-        seeds.for_each(|seed| run(&mut engine, &mut draft, (&requests, &expected), (seed, prefixes), &mut seen));
+        let mut draft = Speculator::draft(open(model, threads, 512, 0, longest), &engine).always(3);
+        let texts = (&requests[..], &expected[..]);
+        seeds.for_each(|seed| run(&mut engine, prefixes.as_mut(), &mut draft, texts, seed, &mut seen));
     }
     let Seen { preempted, reused, cancelled, accepted, mixed, repeated } = seen;
     assert!(preempted > 0 && reused > 1000 && cancelled > 5 && mixed > 20 && accepted > 20, "{seen:?}");
@@ -280,37 +302,47 @@ fn check(name: &str, kv: KvType, adapters: &[&str]) {
 
 #[test]
 fn texts_of_a_plain_model_have_the_bits_that_they_have_alone() {
-    check("llama-gqa", KvType::F16, &["lora-llama-gqa/r16-all", "lora-llama-gqa/r8-qv", "lora-llama-gqa/r32-dora"]);
+    check(
+        "llama-gqa",
+        KvType::F16,
+        false,
+        &["lora-llama-gqa/r16-all", "lora-llama-gqa/r8-qv", "lora-llama-gqa/r32-dora"],
+    );
 }
 
 #[test]
 fn texts_of_a_model_with_sliding_windows_and_sinks_have_the_bits_that_they_have_alone() {
-    check("gptoss-trained", KvType::Bf16, &[]);
+    check("gptoss-trained", KvType::Bf16, false, &[]);
 }
 
 #[test]
 fn texts_of_a_mixture_of_experts_have_the_bits_that_they_have_alone() {
-    check("qwen3moe", KvType::Int8, &["adapters/qwen3moe-experts", "adapters/qwen3moe-modules"]);
+    check("qwen3moe", KvType::Int8, false, &["adapters/qwen3moe-experts", "adapters/qwen3moe-modules"]);
 }
 
 #[test]
 fn texts_of_latent_attention_have_the_bits_that_they_have_alone() {
-    check("deepseek3", KvType::F16, &[]);
+    check("deepseek3", KvType::F16, false, &[]);
 }
 
 #[test]
 fn texts_of_layers_that_share_keys_and_values_have_the_bits_that_they_have_alone() {
-    check("gemma4-e", KvType::Int8, &[]);
+    check("gemma4-e", KvType::Int8, false, &[]);
+}
+
+#[test]
+fn texts_of_a_state_that_cannot_be_cut_have_the_bits_that_they_have_alone() {
+    check("llama-gqa", KvType::F16, true, &["lora-llama-gqa/r16-all"]);
 }
 
 #[test]
 fn a_request_that_cannot_be_computed_fails_alone_and_one_past_its_deadline_keeps_its_text() {
     let pack = packed_as("llama-gqa", &fixture("llama-gqa"), &[]);
-    let mut engine = open(&pack, KvType::F16, 1, 512, 8, 270);
+    let mut engine = open(Model { pack: &pack, kv: KvType::F16, recurrent: false }, 1, 512, 8, 270);
     let requests: Vec<Request> = requests(2, 256).into_iter().map(|one| Request { max_new: 10, ..one }).collect();
     let expected = alone(&mut engine, &requests);
     let outside = Request { ids: vec![1, 1 << 20, 2], ..requests[0].clone() };
-    let mut batch = Batch::new(&mut engine, sched::Options::with_pages(0, 0));
+    let mut batch = Batch::new(&engine, None, sched::Options::with_pages(0, 0));
     let key = batch.add_key(KeyLimits::default());
     let terms = Terms { key, ..Terms::default() };
     let mut arrive = |index: usize, request: &Request, deadline| {
@@ -333,6 +365,6 @@ fn a_request_that_cannot_be_computed_fails_alone_and_one_past_its_deadline_keeps
     assert_eq!((&traces[0], ended[&ids[0]].finish), (&expected[0].0, expected[0].1));
     assert_eq!((ended[&ids[2]].finish, ended[&ids[2]].ids.len()), (Finish::Deadline, 3));
     assert!(expected[1].0.starts_with(&traces[2][..3 * 3]), "three tokens with two others each");
-    batch.finish(&mut engine);
+    drop(batch);
     assert_eq!(engine.kv_pages().used, 0);
 }

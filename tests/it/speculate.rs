@@ -17,7 +17,7 @@ fn open(name: &str) -> Engine {
 fn complete(engine: &mut Engine, speculator: &mut Speculator, ids: &[u32], max_new: usize) -> Completion {
     let request = Request { ids: ids.to_vec(), max_new, ..Request::default() };
     let options = Options { tokenizer: None, batch: 1, eos: &[], keep_prefixes: true, ..Options::default() };
-    generate(engine, speculator, vec![request], &options, |_| Ok(())).unwrap().completions.remove(0)
+    generate(engine, None, speculator, vec![request], &options, |_| Ok(())).unwrap().completions.remove(0)
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn every_sampler_chooses_the_same_with_and_without_draft_tokens() {
             ..Request::default()
         };
         let options = Options { batch, ..Options::default() };
-        let outcome = generate(engine, speculator, (0..3).map(request).collect(), &options, |_| Ok(())).unwrap();
+        let outcome = generate(engine, None, speculator, (0..3).map(request).collect(), &options, |_| Ok(())).unwrap();
         let accepted: usize = outcome.completions.iter().map(|done| done.accepted_tokens).sum();
         let drafted: usize = outcome.completions.iter().map(|done| done.drafted_tokens).sum();
         (outcome.completions.into_iter().map(|done| done.ids).collect::<Vec<_>>(), accepted, drafted)
@@ -105,7 +105,8 @@ fn a_text_ends_where_it_would_have_without_guesses() {
             ..Options::default()
         };
         let outcome =
-            generate(&mut engine, &mut Speculator::ngram().always(3), vec![request], &options, |_| Ok(())).unwrap();
+            generate(&mut engine, None, &mut Speculator::ngram().always(3), vec![request], &options, |_| Ok(()))
+                .unwrap();
         let next = &outcome.completions[0];
         assert_eq!((&next.ids[..], next.reused_tokens), (&plain[max_new..=max_new], prompt.len() + max_new - 1));
     }

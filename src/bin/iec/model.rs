@@ -74,8 +74,8 @@ pub struct ModelArgs {
     #[arg(long, value_name = "TYPE", hide_possible_values = true)]
     #[arg(value_parser = offering(&["f32", "f16", "bf16", "int8", "fp8", "int4"], str::parse::<KvType>))]
     kv: Option<KvType>,
-    /// Memory for the KV cache of all texts on the CPU. Without --ctx, the context is lowered to what it holds of one
-    /// text; texts that need more end the command with exit code 6 [default: what the machine has left]
+    /// Memory for the KV cache of all texts on all devices. Without --ctx, the context is lowered to what it holds of
+    /// one text; texts that need more end the command with exit code 6 [default: what the devices have left]
     #[arg(long, value_name = "SIZE", value_parser = iec::units::parse_size)]
     kv_memory: Option<u64>,
     /// Implementation of attention on the CPU: fast, or reference (its definition in f64, slow), to find out whether a
@@ -272,11 +272,12 @@ impl ModelArgs {
             ));
         }
         let (context, longest) = (session.engine.context(), session.engine.config().max_context);
-        if let (Some(budget), None) = (self.kv_memory, self.ctx)
-            && context < longest
-        {
-            let budget = human_bytes(budget);
-            global.note(format!("note: --kv-memory {budget} holds a context of {context} tokens, not {longest}"));
+        if context < longest && self.ctx.is_none() {
+            let memory = match self.kv_memory {
+                Some(budget) => format!("--kv-memory {}", human_bytes(budget)),
+                None => "the memory of the GPU".to_string(),
+            };
+            global.note(format!("note: {memory} holds a context of {context} tokens, not {longest}"));
         }
         if self.check
             && let Some(name) = session.reader.added_template()

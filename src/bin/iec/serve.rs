@@ -384,7 +384,8 @@ impl Args {
             options.adapter_memory = Some(settings.lora_memory.0);
             options.engine.context = settings.ctx;
             options.engine.kv = settings.kv;
-            options.engine.kv_memory = Some(settings.kv_memory.map_or(named.kv_memory, |size| size.0));
+            options.engine.kv_memory = settings.kv_memory.map(|size| size.0);
+            options.engine.host_kv_memory = Some(named.kv_memory);
             options.engine.prefill_chunk = settings.max_step_tokens as usize;
             Served {
                 options,

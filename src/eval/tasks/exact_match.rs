@@ -83,7 +83,7 @@ pub fn exact_match(
         show_special: false,
         ..Options::default()
     };
-    let outcome = generate(engine, speculator, requests, &generation, |_| {
+    let outcome = generate(engine, None, speculator, requests, &generation, |_| {
         bar.inc(1);
         Ok(())
     })?;

@@ -58,6 +58,7 @@ impl Draft {
         };
         // Rejected draft tokens are dropped. The last token is read again because its logits are needed.
         sequence.truncate(text.ids.len() - 1);
+        sequence.mark();
         let vocab = self.engine.config().vocab;
         let known = text.ids[sequence.len()..].iter().all(|id| (*id as usize) < vocab);
         let room = (self.engine.context() + 1).saturating_sub(text.ids.len()).min(text.room);

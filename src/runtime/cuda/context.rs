@@ -14,6 +14,9 @@ use std::ffi::{CString, c_void};
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
+/// Bytes of device memory that are left free for the driver and for other programs.
+pub const MARGIN: u64 = 512 << 20;
+
 /// PTX of all kernels: the first for devices without tensor cores for bf16, the second for devices with them. Built by
 /// `scripts/ptx.sh`.
 const PTX: [&str; 2] = [include_str!("kernels/compute_75.ptx"), include_str!("kernels/compute_80.ptx")];

@@ -1,7 +1,7 @@
 //! Assigns layers to GPUs: the CPU computes the first layers (none, if all fit), and the devices compute the others
 //! in order. The last device also has the output matrix.
 
-use super::context::Context;
+use super::context::{Context, MARGIN};
 use super::driver::Driver;
 use super::kv::{self, Pool};
 use super::ops;
@@ -13,9 +13,6 @@ use crate::progress;
 use crate::runtime::device::{DeviceInfo, Devices, Parts};
 use crate::runtime::kv::PAGE;
 use std::ops::Range;
-
-/// Bytes of device memory that are left free for the driver and for other programs.
-const MARGIN: u64 = 512 << 20;
 
 /// Result of the search for GPUs.
 #[derive(Debug)]

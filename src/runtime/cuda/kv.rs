@@ -7,17 +7,28 @@
 use super::args;
 use super::context::{Buffer, Context};
 use crate::error::{Error, Result};
-use crate::runtime::device::{Cache, PartCache};
-use crate::runtime::kv::{KvLayer, KvLayout, KvType, PAGE};
+use crate::runtime::kv::{KvLayer, KvLayout, KvType, PAGE, exhausted};
+use crate::runtime::state::{Cache, PageCounts, PartCache, Piece, PieceMemory, StatePool};
+use std::borrow::Cow;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Pool of pages of one size; pages that are no longer used are recycled.
 #[derive(Debug)]
 pub struct Pool {
     context: Arc<Context>,
     layout: KvLayout,
-    free: Mutex<Vec<Buffer>>,
+    /// Largest number of pages.
+    most: usize,
+    pages: Mutex<PoolPages>,
+}
+
+#[derive(Debug, Default)]
+struct PoolPages {
+    /// Memory of pages that have no owner.
+    free: Vec<Buffer>,
+    /// Number of pages that have an owner.
+    owned: usize,
 }
 
 /// A page: shared ownership of the memory of [`PAGE`] positions.
@@ -33,9 +44,22 @@ struct Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let Some(buffer) = self.buffer.take() {
-            self.pool.free.lock().unwrap_or_else(|e| e.into_inner()).push(buffer);
-        }
+        let mut pages = self.pool.pages();
+        pages.owned -= 1;
+        pages.free.extend(self.buffer.take());
+    }
+}
+
+impl PieceMemory for Memory {
+    fn bytes(&self) -> Result<Cow<'_, [u8]>> {
+        self.pool.context.enter()?;
+        self.buffer().read().map(Cow::Owned)
+    }
+}
+
+impl Memory {
+    fn buffer(&self) -> &Buffer {
+        self.buffer.as_ref().expect("taken by drop only")
     }
 }
 
@@ -47,11 +71,7 @@ impl Page {
 
     /// Returns the device address.
     pub fn address(&self) -> u64 {
-        self.buffer().address()
-    }
-
-    fn buffer(&self) -> &Buffer {
-        self.0.buffer.as_ref().expect("taken by drop only")
+        self.0.buffer().address()
     }
 }
 
@@ -60,12 +80,57 @@ impl Page {
 pub struct Pages(pub Vec<Page>);
 
 impl PartCache for Pages {
-    fn truncate(&mut self, len: usize) {
-        self.0.truncate(len.div_ceil(PAGE));
-    }
-
     fn clone_cache(&self) -> Cache {
         Cache::new(self.clone())
+    }
+
+    fn mark(&mut self) {}
+
+    fn rewind(&mut self, len: usize) -> usize {
+        self.0.truncate(len.div_ceil(PAGE));
+        len
+    }
+
+    fn pages(&self) -> Vec<Piece> {
+        self.0.iter().map(|page| Piece::new(page.0.clone())).collect()
+    }
+
+    fn snapshot(&self) -> Option<Piece> {
+        None
+    }
+
+    fn adopt(&mut self, pages: Vec<Piece>, _snapshot: Option<Piece>, _len: usize) {
+        self.0 = pages.into_iter().map(|page| Page(page.memory())).collect();
+    }
+}
+
+impl StatePool for Arc<Pool> {
+    fn page_bytes(&self) -> u64 {
+        Pool::page_bytes(&self.layout) as u64
+    }
+
+    fn snapshot_bytes(&self) -> u64 {
+        0
+    }
+
+    fn most(&self) -> Option<usize> {
+        Some(self.most)
+    }
+
+    fn counts(&self) -> PageCounts {
+        let used = self.pages().owned;
+        PageCounts { total: self.most, free: self.most - used, used }
+    }
+
+    fn memory_left(&self) -> Option<u64> {
+        self.context.memory().ok().map(|(free, _)| free)
+    }
+
+    fn restore(&self, bytes: &[u8]) -> Result<Piece> {
+        self.context.enter()?;
+        let page = self.page()?;
+        page.0.buffer().write(bytes)?;
+        Ok(Piece::new(page.0))
     }
 }
 
@@ -88,9 +153,14 @@ pub fn kind(kind: KvType) -> Result<(u32, &'static str)> {
 pub const KV_BLOCK: usize = 32;
 
 impl Pool {
-    /// Creates a pool without pages. `layout` is that of the layers on this device.
-    pub fn new(context: &Arc<Context>, layout: KvLayout) -> Arc<Pool> {
-        Arc::new(Pool { context: context.clone(), layout, free: Mutex::default() })
+    /// Creates a pool of at most `most` pages, which take memory from their first use on. `layout` is that of the
+    /// layers on this device.
+    pub fn new(context: &Arc<Context>, layout: KvLayout, most: usize) -> Arc<Pool> {
+        Arc::new(Pool { context: context.clone(), layout, most, pages: Mutex::default() })
+    }
+
+    fn pages(&self) -> MutexGuard<'_, PoolPages> {
+        self.pages.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// Returns the bytes of the keys and values of a layer in a page.
@@ -117,7 +187,7 @@ impl Pool {
         for page in pages.iter_mut().skip(positions.start / PAGE) {
             if Arc::strong_count(&page.0) > 1 {
                 let own = self.page()?;
-                own.buffer().copy_from_device(page.buffer())?;
+                own.0.buffer().copy_from_device(page.0.buffer())?;
                 *page = own;
             }
         }
@@ -128,11 +198,15 @@ impl Pool {
     }
 
     fn page(self: &Arc<Pool>) -> Result<Page> {
-        let free = self.free.lock().unwrap_or_else(|e| e.into_inner()).pop();
-        let buffer = match free {
+        let mut pages = self.pages();
+        if pages.owned == self.most {
+            return Err(exhausted(self.most, Pool::page_bytes(&self.layout) as u64));
+        }
+        let buffer = match pages.free.pop() {
             Some(buffer) => buffer,
             None => self.context.alloc(Pool::page_bytes(&self.layout))?,
         };
+        pages.owned += 1;
         Ok(Page(Arc::new(Memory { buffer: Some(buffer), pool: self.clone() })))
     }
 

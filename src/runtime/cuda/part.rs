@@ -6,7 +6,7 @@
 
 use super::adapters::{AdaptedProduct, DeviceAdapters};
 use super::attend::Kernels;
-use super::context::{Context, Graph, Mark, Pinned};
+use super::context::{Context, Graph, MARGIN, Mark, Pinned};
 use super::input::{Input, StepPlan};
 use super::kv::{Page, Pages, Pool};
 use super::low_rank::Rows;
@@ -17,9 +17,11 @@ use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::model_config::{Mlp, ModelConfig};
 use crate::progress::ProgressBar;
-use crate::runtime::device::{Answer, Cache, DevicePart, PartInfo, Step};
+use crate::runtime::device::{Answer, DevicePart, PartInfo, Step};
+use crate::runtime::kv::PAGE;
 use crate::runtime::layer::Layer;
 use crate::runtime::profile::Stage;
+use crate::runtime::state::{Cache, StatePool};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -60,6 +62,10 @@ impl DevicePart for CudaPart {
 
     fn new_cache(&self) -> Result<Cache> {
         Ok(Cache::new(Pages::default()))
+    }
+
+    fn pool(&self) -> Box<dyn StatePool> {
+        Box::new(self.pool.clone())
     }
 
     fn owns(&self, cache: &Cache) -> bool {
@@ -130,7 +136,7 @@ impl CudaPart {
             kernels,
             config: config.clone(),
             adapters: DeviceAdapters::new(layers.clone(), head.is_some(), top_k),
-            pool: Pool::new(context, source.kv.part(layers.clone())),
+            pool: Pool::new(context, source.kv.part(layers.clone()), most_pages(context, source, &layers)?),
             layers,
             weights: uploaded,
             inputs,
@@ -260,4 +266,15 @@ impl CudaPart {
             k => head.best.largest_of(&self.ops, logits, n, k),
         }
     }
+}
+
+/// Returns the largest number of KV pages of these layers on a device: that of the budget, or else what the device has
+/// left, which is at least what the plan left for them.
+///
+/// # Errors
+/// The driver reports an error.
+fn most_pages(context: &Context, source: &UploadSource<'_>, layers: &Range<usize>) -> Result<usize> {
+    let page = Pool::page_bytes(&source.kv.part(layers.clone())).max(1) as u64;
+    let left = || Ok((context.memory()?.0.saturating_sub(MARGIN) / page) as usize);
+    source.kv_pages.map_or_else(left, Ok).map(|pages| pages.max(source.positions.div_ceil(PAGE)))
 }

@@ -264,6 +264,8 @@ pub struct UploadSource<'a> {
     pub arithmetic: Arithmetic,
     /// Number of positions that caches must have room for.
     pub positions: usize,
+    /// Largest number of KV pages, if their memory has a budget.
+    pub kv_pages: Option<usize>,
     /// Maximum number of rows per step.
     pub rows: usize,
 }

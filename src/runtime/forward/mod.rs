@@ -11,14 +11,15 @@ use super::adapters::factors::Factors;
 use super::adapters::{self, Changed, Group};
 use super::attention::{Attend, AttentionKernel, AttentionTask};
 use super::cpu::{Acts, Arithmetic, Cpu, Form, Job, Matrix};
-use super::device::{Answer, Cache, DevicePart, PartCache, PartInfo, Run, Step};
+use super::device::{Answer, DevicePart, PartInfo, Run, Step};
 use super::experts::Experts;
-use super::kv::{KvCache, KvLayout, PagePool};
+use super::kv::{KvCache, KvLayout, Page, PagePool};
 use super::layer::{Attention, AttentionShape, BlockInput, Layer, Operation};
 use super::observe::{ObserverRef, see};
 use super::ops::{Scale, SigmoidGate, SoftCap};
 use super::per_head::PerHead;
 use super::profile::Stage;
+use super::state::{Cache, PartCache, Piece, StatePool};
 use super::weights::{Held, Host, Linear, Weight, Weights};
 use crate::calibration::Site;
 use crate::error::{Error, Result};
@@ -121,12 +122,27 @@ impl CpuPart {
 }
 
 impl PartCache for KvCache {
-    fn truncate(&mut self, len: usize) {
-        KvCache::truncate(self, len);
-    }
-
     fn clone_cache(&self) -> Cache {
         Cache::new(self.clone())
+    }
+
+    fn mark(&mut self) {}
+
+    fn rewind(&mut self, len: usize) -> usize {
+        self.truncate(len);
+        self.len()
+    }
+
+    fn pages(&self) -> Vec<Piece> {
+        KvCache::pages(self).iter().map(Page::piece).collect()
+    }
+
+    fn snapshot(&self) -> Option<Piece> {
+        None
+    }
+
+    fn adopt(&mut self, pages: Vec<Piece>, _snapshot: Option<Piece>, len: usize) {
+        self.share(pages.into_iter().map(Page::from_piece).collect(), len);
     }
 }
 
@@ -137,6 +153,10 @@ impl DevicePart for CpuPart {
 
     fn new_cache(&self) -> Result<Cache> {
         Ok(Cache::new(KvCache::new(&self.model.pool)))
+    }
+
+    fn pool(&self) -> Box<dyn StatePool> {
+        Box::new(self.model.pool.clone())
     }
 
     fn owns(&self, cache: &Cache) -> bool {

@@ -22,7 +22,7 @@ pub(super) use hadamard::rotate;
 pub(super) use layout::Head;
 use layout::HeadMut;
 pub use layout::{KvHeads, KvLayer, KvLayout};
-pub use pool::{Page, PageCounts, PagePool, pages_within};
+pub use pool::{Page, PagePool, exhausted, pages_within};
 
 use super::cpu::{Cpu, pair};
 use super::ops::LANES;
@@ -60,11 +60,6 @@ impl KvCache {
         KvCache { pool: pool.clone(), pages: Vec::new(), len: 0 }
     }
 
-    /// Returns the pool from which the cache takes its pages.
-    pub fn pool(&self) -> &Arc<PagePool> {
-        &self.pool
-    }
-
     /// Returns the sizes of the cache.
     pub fn layout(&self) -> &KvLayout {
         self.pool.layout()
@@ -94,6 +89,16 @@ impl KvCache {
     pub fn share(&mut self, pages: Vec<Page>, len: usize) {
         assert_eq!(pages.len(), len.div_ceil(PAGE), "pages of `len` positions");
         (self.pages, self.len) = (pages, len);
+    }
+
+    /// Returns the number of positions.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns true without positions.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
     }
 
     /// Drops all positions from `len` on.

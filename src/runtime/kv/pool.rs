@@ -9,8 +9,10 @@
 use super::{KvLayout, Line, PAGE};
 use crate::error::{Cause, Error, Result};
 use crate::mapped::SlabPart;
-use crate::resources::is_left;
+use crate::resources::{is_left, memory_left};
+use crate::runtime::state::{PageCounts, Piece, PieceMemory, StatePool};
 use crate::units::human_bytes;
+use std::borrow::Cow;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -37,19 +39,6 @@ struct PoolState {
     fresh: Vec<SlabPart>,
     /// Number of pages that have an owner.
     owned: usize,
-}
-
-/// Number of pages of a pool, or of all pools of an engine, in each state. `free + used + cached = total`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct PageCounts {
-    /// All pages: those of the budget, or without one those allocated so far.
-    pub total: usize,
-    /// Pages without an owner.
-    pub free: usize,
-    /// Pages that belong to at least one sequence.
-    pub used: usize,
-    /// Pages that belong to the prefix cache alone.
-    pub cached: usize,
 }
 
 /// Shared ownership of the memory of [`PAGE`] consecutive positions in all layers and heads.
@@ -80,7 +69,26 @@ impl Deref for Page {
     }
 }
 
+impl PieceMemory for Owned {
+    fn bytes(&self) -> Result<Cow<'_, [u8]>> {
+        Ok(Cow::Borrowed(self.memory.as_deref().unwrap_or_default()))
+    }
+}
+
 impl Page {
+    /// Returns one more owner of the page, as modules see it that do not know what it holds.
+    pub fn piece(&self) -> Piece {
+        Piece::new(self.0.clone())
+    }
+
+    /// Returns the page of a piece.
+    ///
+    /// # Panics
+    /// The piece is not a page of the CPU.
+    pub fn from_piece(piece: Piece) -> Page {
+        Page(piece.memory())
+    }
+
     /// Returns true if the page has another owner.
     pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.0) > 1
@@ -93,12 +101,12 @@ impl Page {
 }
 
 impl PagePool {
-    /// Creates a pool of pages for `layout`. `budget` limits the bytes of all pages.
+    /// Creates a pool of pages for `layout`. `most` is the budget, the largest number of pages.
     ///
     /// # Errors
-    /// A page or the budget does not fit the address space, or the budget is smaller than a page.
-    pub fn new(layout: KvLayout, budget: Option<u64>) -> Result<Arc<PagePool>> {
-        PagePool::placed(layout, budget, false)
+    /// A page or the budget does not fit the address space.
+    pub fn new(layout: KvLayout, most: Option<usize>) -> Result<Arc<PagePool>> {
+        PagePool::placed(layout, most, false)
     }
 
     /// Creates a pool as [`PagePool::new`] does. If it is `locked`, its memory is never paged out; that of a budget is
@@ -106,11 +114,10 @@ impl PagePool {
     ///
     /// # Errors
     /// The same as for [`PagePool::new`], and the limit of locked memory does not suffice.
-    pub fn placed(layout: KvLayout, budget: Option<u64>, locked: bool) -> Result<Arc<PagePool>> {
+    pub fn placed(layout: KvLayout, most: Option<usize>, locked: bool) -> Result<Arc<PagePool>> {
         let page_bytes = layout.page_bytes().ok_or_else(|| {
             Error::new(Cause::OutOfMemory("a page of the KV cache does not fit the address space".into()))
         })?;
-        let most = budget.map(|budget| pages_within(&layout, budget)).transpose()?;
         let fresh = most.map_or(Ok(Vec::new()), |most| SlabPart::map(page_bytes, most, locked))?;
         let state = Mutex::new(PoolState { fresh, ..PoolState::default() });
         Ok(Arc::new(PagePool { layout, page_bytes, locked, most, state }))
@@ -119,23 +126,6 @@ impl PagePool {
     /// Returns the sizes of the keys and values that the pages hold.
     pub fn layout(&self) -> &KvLayout {
         &self.layout
-    }
-
-    /// Returns the largest number of pages, if there is a budget.
-    pub fn most(&self) -> Option<usize> {
-        self.most
-    }
-
-    /// Returns the bytes of a page.
-    pub fn page_bytes(&self) -> u64 {
-        self.page_bytes as u64
-    }
-
-    /// Counts the pages; the owners of `cached` of them are only the prefix cache.
-    pub fn counts(&self, cached: usize) -> PageCounts {
-        let state = self.state();
-        let total = self.most.unwrap_or(state.owned + state.returned.len());
-        PageCounts { total, free: total - state.owned, used: state.owned - cached, cached }
     }
 
     /// Returns a page of zeros.
@@ -179,30 +169,22 @@ impl PagePool {
     /// Takes memory that was never used. Without a budget, each mapping doubles the number of pages, up to [`SLAB`].
     fn fresh(&self, state: &mut PoolState) -> Result<SlabPart> {
         if self.most.is_none() && !is_left(self.page_bytes) {
-            return Err(out_of_memory(state.owned, self.page_bytes()));
+            return Err(out_of_memory(state.owned, self.page_bytes as u64));
         }
         if state.fresh.is_empty() {
             if self.most.is_some() {
-                return Err(self.exhausted(state.owned));
+                return Err(exhausted(state.owned, self.page_bytes as u64));
             }
             let count = state.owned.clamp(1, (SLAB / self.page_bytes.max(1)).max(1));
             let mapped = SlabPart::map(self.page_bytes, count, self.locked);
             let mapped =
                 if count > 1 { mapped.or_else(|_| SlabPart::map(self.page_bytes, 1, self.locked)) } else { mapped };
             state.fresh = match (mapped, self.locked) {
-                (Err(_), false) => return Err(out_of_memory(state.owned, self.page_bytes())),
+                (Err(_), false) => return Err(out_of_memory(state.owned, self.page_bytes as u64)),
                 (mapped, _) => mapped?,
             };
         }
-        state.fresh.pop().ok_or_else(|| out_of_memory(state.owned, self.page_bytes()))
-    }
-
-    fn exhausted(&self, owned: usize) -> Error {
-        let bytes = human_bytes(owned as u64 * self.page_bytes());
-        Error::new(Cause::OutOfMemory(format!(
-            "the KV cache is full: all {owned} pages of {PAGE} positions ({bytes}) are in use"
-        )))
-        .help("raise --kv-memory, or use a smaller batch, a shorter context (--ctx) or a narrower type (`--kv int8`)")
+        state.fresh.pop().ok_or_else(|| out_of_memory(state.owned, self.page_bytes as u64))
     }
 
     fn state(&self) -> MutexGuard<'_, PoolState> {
@@ -210,13 +192,42 @@ impl PagePool {
     }
 }
 
-/// Returns the number of pages of `layout` that a budget in bytes holds.
+impl StatePool for Arc<PagePool> {
+    fn page_bytes(&self) -> u64 {
+        self.page_bytes as u64
+    }
+
+    fn snapshot_bytes(&self) -> u64 {
+        0
+    }
+
+    fn most(&self) -> Option<usize> {
+        self.most
+    }
+
+    fn counts(&self) -> PageCounts {
+        let state = self.state();
+        let total = self.most.unwrap_or(state.owned + state.returned.len());
+        PageCounts { total, free: total - state.owned, used: state.owned }
+    }
+
+    fn memory_left(&self) -> Option<u64> {
+        memory_left()
+    }
+
+    fn restore(&self, bytes: &[u8]) -> Result<Piece> {
+        let (mut memory, _) = self.take()?;
+        memory.copy_from_slice(bytes);
+        Ok(self.owned(memory).piece())
+    }
+}
+
+/// Returns the number of pages of `page` bytes that a budget in bytes holds.
 ///
 /// # Errors
 /// It holds none.
-pub fn pages_within(layout: &KvLayout, budget: u64) -> Result<usize> {
-    let page = layout.bytes(PAGE);
-    match budget / page {
+pub fn pages_within(page: u64, budget: u64) -> Result<usize> {
+    match budget / page.max(1) {
         0 => Err(Error::new(Cause::OutOfMemory(format!(
             "--kv-memory: found {}, expected at least {} for one page of {PAGE} positions",
             human_bytes(budget),
@@ -225,6 +236,15 @@ pub fn pages_within(layout: &KvLayout, budget: u64) -> Result<usize> {
         .help("raise --kv-memory, or use a narrower type (`--kv int8`)")),
         pages => Ok(usize::try_from(pages).unwrap_or(usize::MAX)),
     }
+}
+
+/// Returns the error of a pool all `owned` pages of whose budget are in use.
+pub fn exhausted(owned: usize, page_bytes: u64) -> Error {
+    let bytes = human_bytes(owned as u64 * page_bytes);
+    Error::new(Cause::OutOfMemory(format!(
+        "the KV cache is full: all {owned} pages of {PAGE} positions ({bytes}) are in use"
+    )))
+    .help("raise --kv-memory, or use a smaller batch, a shorter context (--ctx) or a narrower type (`--kv int8`)")
 }
 
 fn out_of_memory(owned: usize, page_bytes: u64) -> Error {
@@ -247,7 +267,7 @@ mod tests {
 
     #[test]
     fn every_page_is_free_used_or_refused_and_never_lost() {
-        let pool = PagePool::new(layout(), Some(layout().bytes(PAGE) * 7 + 5)).unwrap();
+        let pool = PagePool::new(layout(), Some(7)).unwrap();
         let mut rng = Rng::new(3);
         let mut caches: Vec<KvCache> = Vec::new();
         let mut refused = 0;
@@ -258,10 +278,10 @@ mod tests {
                 1 if !caches.is_empty() => caches.push(caches[pick].clone()),
                 2 if !caches.is_empty() => drop(caches.swap_remove(pick)),
                 _ if !caches.is_empty() => {
-                    let before = (caches[pick].pages().len(), pool.counts(0));
+                    let before = (caches[pick].pages().len(), pool.counts());
                     if caches[pick].grow(rng.next_u64() as usize % 200).is_err() {
                         refused += 1;
-                        assert_eq!((caches[pick].pages().len(), pool.counts(0)), before);
+                        assert_eq!((caches[pick].pages().len(), pool.counts()), before);
                     }
                 }
                 _ => {}
@@ -270,7 +290,7 @@ mod tests {
                 caches.iter().flat_map(|cache| cache.pages().iter().map(|page| page.as_ptr())).collect();
             distinct.sort_unstable();
             distinct.dedup();
-            let counts = pool.counts(0);
+            let counts = pool.counts();
             assert_eq!((counts.total, counts.used, counts.free), (7, distinct.len(), 7 - distinct.len()));
         }
         assert!(refused > 0, "the budget was never reached");
@@ -278,9 +298,11 @@ mod tests {
 
     #[test]
     fn a_budget_below_one_page_is_out_of_memory_and_tells_both_sizes() {
-        let error = PagePool::new(layout(), Some(layout().bytes(PAGE) - 1)).unwrap_err();
+        let page = layout().bytes(PAGE);
+        assert_eq!(pages_within(page, 7 * page + 5).unwrap(), 7);
+        let error = pages_within(page, page - 1).unwrap_err();
         assert_eq!(error.cause().exit_code(), 6, "{error}");
-        let pool = PagePool::new(layout(), Some(layout().bytes(PAGE))).unwrap();
+        let pool = PagePool::new(layout(), Some(1)).unwrap();
         let _page = pool.page().unwrap();
         let error = pool.page().unwrap_err();
         assert!(error.cause().exit_code() == 6 && error.to_string().contains("all 1 pages of 128"), "{error}");
@@ -288,7 +310,7 @@ mod tests {
 
     #[test]
     fn a_page_that_was_used_before_holds_zeros() {
-        let pool = PagePool::new(layout(), Some(layout().bytes(PAGE))).unwrap();
+        let pool = PagePool::new(layout(), Some(1)).unwrap();
         let mut page = pool.page().unwrap();
         bytemuck::cast_slice_mut::<Line, u8>(page.get_mut().unwrap()).fill(7);
         drop(page);

@@ -4,12 +4,18 @@
 //! known continuations. Only full pages have children. A search compares tokens, so it may end within a page, whose
 //! remaining positions are then not used. Trees of different keys share nothing.
 //!
+//! Models whose states have memory of fixed size, which does not tell how it was before its last position, need a
+//! snapshot of it besides the pages. Some nodes have one, of the state after their last token; a search then ends at
+//! such a node, all of whose tokens it has found.
+//!
 //! A sequence uses the nodes of its full pages from the root on, so no used node lies below an unused one. When memory
 //! is needed, the unused leaf of the smallest value leaves. The value of a node is the cost of computing it again plus
 //! the value of the last node that left when this one was last used (the GreedyDual rule): among nodes of equal cost
 //! the least recently used one leaves first, and a node of twice the cost stays about twice as long.
 
-use crate::runtime::kv::{PAGE, Page};
+use crate::runtime::kv::PAGE;
+use crate::runtime::sequence::SharedState;
+use crate::runtime::state::Piece;
 use std::collections::HashMap;
 
 /// Digest of everything but the tokens that keys and values depend on.
@@ -31,6 +37,10 @@ pub struct RadixTree {
     clock: f64,
     /// Cost of attention to one position, in units of the cost of a token's products.
     attention_cost: f64,
+    /// Number of pages that a snapshot takes of the budget; 0 = the model needs none.
+    snapshot_pages: usize,
+    /// Number of nodes with a snapshot.
+    snapshots: usize,
     /// Number of nodes that no sequence uses.
     idle: usize,
     /// Uses of nodes beyond the first of each.
@@ -41,8 +51,7 @@ pub struct RadixTree {
 struct Node {
     /// Tokens of the page: 1 to [`PAGE`].
     tokens: Vec<u32>,
-    /// Page of each part.
-    pages: Vec<Page>,
+    state: NodeState,
     above: Above,
     children: Vec<NodeId>,
     /// Position of the first token.
@@ -54,11 +63,26 @@ struct Node {
     saved: bool,
 }
 
+/// State that a node holds.
+#[derive(Debug, Clone, Default)]
+pub struct NodeState {
+    /// Page of each part.
+    pub pages: Vec<Piece>,
+    /// Snapshot of each part after the last token, if the node has one; `None` for parts that need none.
+    pub snapshot: Option<Vec<Option<Piece>>>,
+}
+
 /// Predecessor of a node.
 #[derive(Debug, Clone, Copy)]
 enum Above {
     Root(Key),
     Node(NodeId),
+}
+
+impl Node {
+    fn is_unused_leaf(&self) -> bool {
+        self.children.is_empty() && self.uses == 0
+    }
 }
 
 /// A full page of the tree.
@@ -72,8 +96,8 @@ pub struct FullPage<'a> {
     pub before: Option<NodeId>,
     /// Its tokens.
     pub tokens: &'a [u32],
-    /// Page of each part.
-    pub parts: &'a [Page],
+    /// Its page and snapshot.
+    pub state: &'a NodeState,
     /// Whether it was written to disk.
     pub saved: bool,
 }
@@ -96,31 +120,48 @@ impl Hit {
 
 impl RadixTree {
     /// Creates an empty tree. `attention_cost` is the cost of attention to one position, relative to that of a token's
-    /// products.
-    pub fn new(attention_cost: f64) -> RadixTree {
-        RadixTree { attention_cost, ..RadixTree::default() }
+    /// products; `snapshot_pages` is the number of pages that a snapshot takes, 0 if the model needs none.
+    pub fn new(attention_cost: f64, snapshot_pages: usize) -> RadixTree {
+        RadixTree { attention_cost, snapshot_pages, ..RadixTree::default() }
     }
 
-    /// Finds the longest known beginning of `ids`.
+    /// Finds the longest beginning of `ids` whose state is known.
     pub fn find(&self, key: &Key, ids: &[u32]) -> Hit {
-        let mut hit = Hit::default();
+        let (mut walked, mut found) = (Hit::default(), Hit::default());
         let mut next = self.roots.get(key).map_or(&[][..], Vec::as_slice);
-        while let Some((index, common)) = self.best_of(next, &ids[hit.tokens..]) {
-            hit.tokens += common;
-            hit.nodes.push(index);
+        while let Some((index, common)) = self.best_of(next, &ids[walked.tokens..]) {
+            if let Some((last, tokens)) = self.longest_snapshot(next, &ids[walked.tokens..]) {
+                found = Hit { tokens: walked.tokens + tokens, nodes: [&walked.nodes[..], &[last]].concat() };
+            }
+            walked.tokens += common;
+            walked.nodes.push(index);
             if common < PAGE {
                 break;
             }
             next = &self.node(index).children;
         }
-        hit
+        if self.snapshot_pages == 0 { walked } else { found }
     }
 
-    /// Returns the pages of nodes for each part.
-    pub fn pages_of(&self, nodes: &[NodeId]) -> Vec<Vec<Page>> {
-        let parts = nodes.first().map_or(0, |first| self.node(*first).pages.len());
-        let part = |part: usize| nodes.iter().map(|index| self.node(*index).pages[part].clone()).collect();
-        (0..parts).map(part).collect()
+    /// Finds the nodes of the full pages of `ids` that are known.
+    pub fn find_pages(&self, key: &Key, ids: &[u32]) -> Vec<NodeId> {
+        let mut nodes = Vec::new();
+        let mut next = self.roots.get(key).map_or(&[][..], Vec::as_slice);
+        for page in ids.chunks_exact(PAGE) {
+            let Some((index, PAGE)) = self.best_of(next, page) else { break };
+            nodes.push(index);
+            next = &self.node(index).children;
+        }
+        nodes
+    }
+
+    /// Returns the state of a beginning that [`RadixTree::find`] found.
+    pub fn state_of(&self, hit: &Hit) -> SharedState {
+        let states = || hit.nodes.iter().map(|index| &self.node(*index).state);
+        let parts = states().next().map_or(0, |first| first.pages.len());
+        let pages = (0..parts).map(|part| states().map(|state| state.pages[part].clone()).collect()).collect();
+        let snapshots = states().next_back().and_then(|last| last.snapshot.clone());
+        SharedState { pages, snapshots: snapshots.unwrap_or_else(|| vec![None; parts]) }
     }
 
     /// Counts the nodes among `nodes` that no sequence uses.
@@ -156,39 +197,54 @@ impl RadixTree {
     }
 
     /// Adds the full pages of a running text behind those of `held`, which the sequence uses, and counts its use of
-    /// them. Ends at a page that is known already: the sequence keeps its own copy. Returns whether it added all.
-    pub fn extend(&mut self, key: &Key, held: &mut Vec<NodeId>, ids: &[u32], parts: &[Vec<Page>]) -> bool {
+    /// them. Ends at a page that is known already: the sequence keeps its own copy. Returns whether it added all. If
+    /// `ids` are full pages, [`RadixTree::set_snapshot`] may add the snapshot to the last one.
+    pub fn extend(&mut self, key: &Key, held: &mut Vec<NodeId>, ids: &[u32], state: &SharedState) -> bool {
         for i in held.len()..ids.len() / PAGE {
             let tokens = &ids[i * PAGE..][..PAGE];
             let above = held.last().map_or(Above::Root(*key), |last| Above::Node(*last));
             if self.best_of(self.below(&above), tokens).is_some_and(|(_, common)| common == PAGE) {
                 return false;
             }
-            let index = self.add(above, i, tokens, parts);
+            let index = self.add(above, i, tokens, state);
             self.acquire(&[index]);
             held.push(index);
         }
         true
     }
 
-    /// Adds the last page of `ids`, which is not full, behind the full pages `held`. Returns false if a known page
-    /// begins with it or it begins with a known page.
-    pub fn add_tail(&mut self, key: &Key, held: &[NodeId], ids: &[u32], parts: &[Vec<Page>]) -> bool {
+    /// Adds the snapshot of a state to the node of its last token, unless it has one. Returns the number of pages that
+    /// it takes.
+    pub fn set_snapshot(&mut self, index: NodeId, state: &SharedState) -> usize {
+        if self.snapshot_pages == 0 || self.node(index).state.snapshot.is_some() {
+            return 0;
+        }
+        let node = self.node_mut(index);
+        node.state.snapshot = Some(state.snapshots.clone());
+        node.saved = false;
+        self.snapshots += 1;
+        self.snapshot_pages
+    }
+
+    /// Adds the last page of `ids`, which is not full, with its snapshot behind the full pages `held`. Returns the
+    /// number of pages that this takes; 0 if a known page begins with it or it begins with a known page.
+    pub fn add_tail(&mut self, key: &Key, held: &[NodeId], ids: &[u32], state: &SharedState) -> usize {
         let above = held.last().map_or(Above::Root(*key), |last| Above::Node(*last));
         let tail = &ids[held.len() * PAGE..];
         let covers = |(index, common): (NodeId, usize)| common == tail.len() || common == self.node(index).tokens.len();
         if tail.is_empty() || self.best_of(self.below(&above), tail).is_some_and(covers) {
-            return false;
+            return 0;
         }
-        let index = self.add(above, held.len(), tail, parts);
+        let index = self.add(above, held.len(), tail, state);
         self.touch(index);
-        true
+        1 + self.set_snapshot(index, state)
     }
 
-    /// Adds a text that ended. Pages that are known already are not kept twice. Returns the number of nodes that it
-    /// added, and of those whose page it replaced by a page with more tokens.
-    pub fn insert(&mut self, key: &Key, ids: &[u32], parts: &[Vec<Page>]) -> (usize, usize) {
+    /// Adds a text that ended, with its snapshot. Pages that are known already are not kept twice. Returns the number
+    /// of pages that were added, and of those that pages with more tokens replaced.
+    pub fn insert(&mut self, key: &Key, ids: &[u32], state: &SharedState) -> (usize, usize) {
         let (mut above, mut added, mut replaced) = (Above::Root(*key), 0, 0);
+        let pages = ids.len().div_ceil(PAGE);
         for (i, tokens) in ids.chunks(PAGE).enumerate() {
             let known = self
                 .best_of(self.below(&above), tokens)
@@ -196,19 +252,23 @@ impl RadixTree {
             let index = match known {
                 Some((index, common)) => {
                     if common < tokens.len() {
+                        replaced += 1 + self.drop_snapshot(index);
+                        added += 1;
                         let node = self.node_mut(index);
                         node.tokens = tokens.to_vec();
-                        node.pages = parts.iter().map(|pages| pages[i].clone()).collect();
+                        node.state = page_of(state, i);
                         node.saved = false;
-                        replaced += 1;
                     }
                     index
                 }
                 None => {
                     added += 1;
-                    self.add(above, i, tokens, parts)
+                    self.add(above, i, tokens, state)
                 }
             };
+            if i + 1 == pages && self.node(index).tokens.len() == tokens.len() {
+                added += self.set_snapshot(index, state);
+            }
             self.touch(index);
             above = Above::Node(index);
         }
@@ -217,8 +277,9 @@ impl RadixTree {
 
     /// Adds the full page `i` of a text, which no sequence uses and which is on disk, behind the node of the page
     /// before it.
-    pub fn restore(&mut self, key: &Key, before: Option<NodeId>, i: usize, tokens: &[u32], pages: Vec<Page>) -> NodeId {
-        let index = self.add_node(before.map_or(Above::Root(*key), Above::Node), i, tokens, pages);
+    pub fn restore(&mut self, key: &Key, before: Option<NodeId>, i: usize, tokens: &[u32], state: NodeState) -> NodeId {
+        self.snapshots += usize::from(state.snapshot.is_some());
+        let index = self.add_node(before.map_or(Above::Root(*key), Above::Node), i, tokens, state);
         self.touch(index);
         self.set_saved(index);
         index
@@ -242,8 +303,8 @@ impl RadixTree {
             while let Some((before, index)) = open.pop() {
                 let node = self.node(index);
                 if node.tokens.len() == PAGE {
-                    let (tokens, parts, saved) = (&node.tokens[..], &node.pages[..], node.saved);
-                    visit(FullPage { key, node: index, before, tokens, parts, saved })?;
+                    let (tokens, state, saved) = (&node.tokens[..], &node.state, node.saved);
+                    visit(FullPage { key, node: index, before, tokens, state, saved })?;
                     open.extend(node.children.iter().map(|child| (Some(index), *child)));
                 }
             }
@@ -251,13 +312,18 @@ impl RadixTree {
         Ok(())
     }
 
-    /// Removes the unused leaf of the smallest value; returns false if every node is used.
-    pub fn evict(&mut self) -> bool {
+    /// Removes the unused leaf of the smallest value, or the snapshot of another node if its value is smaller. Returns
+    /// the number of pages that this gives back; 0 if every node is used.
+    pub fn evict(&mut self) -> usize {
         let nodes = self.nodes.iter().enumerate().filter_map(|(i, node)| Some((i, node.as_ref()?)));
-        let leaves = nodes.filter(|(_, node)| node.children.is_empty() && node.uses == 0);
-        let worst = leaves.map(|(i, node)| (node.value, i)).min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-        let Some((value, index)) = worst else { return false };
+        let unused = nodes.filter(|(_, node)| node.is_unused_leaf() || node.state.snapshot.is_some());
+        let worst = unused.map(|(i, node)| (node.value, i)).min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        let Some((value, index)) = worst else { return 0 };
         self.clock = self.clock.max(value);
+        let snapshot = self.drop_snapshot(index);
+        if !self.node(index).is_unused_leaf() {
+            return snapshot;
+        }
         let node = self.nodes[index].take().expect("found above");
         match node.above {
             Above::Node(above) => self.node_mut(above).children.retain(|child| *child != index),
@@ -272,17 +338,35 @@ impl RadixTree {
         }
         self.vacant.push(index);
         self.idle -= 1;
-        true
+        1 + snapshot
     }
 
-    /// Returns the number of nodes, which is the number of pages of each part.
-    pub fn len(&self) -> usize {
-        self.nodes.len() - self.vacant.len()
+    /// Evicts until `pages` pages are given back or every node is used. Returns the number of pages given back.
+    pub fn evict_pages(&mut self, pages: usize) -> usize {
+        let mut given = 0;
+        while given < pages
+            && let more @ 1.. = self.evict()
+        {
+            given += more;
+        }
+        given
     }
 
-    /// Counts the nodes that no sequence uses.
+    /// Drops the snapshot of a node, if it has one. Returns the number of pages that this gives back.
+    fn drop_snapshot(&mut self, index: NodeId) -> usize {
+        let had = self.node_mut(index).state.snapshot.take().is_some();
+        self.snapshots -= usize::from(had);
+        usize::from(had) * self.snapshot_pages
+    }
+
+    /// Counts the pages of each part that the tree holds, snapshots included.
+    pub fn pages(&self) -> usize {
+        self.nodes.len() - self.vacant.len() + self.snapshots * self.snapshot_pages
+    }
+
+    /// Counts the pages that no sequence uses, all snapshots included.
     pub fn idle(&self) -> usize {
-        self.idle
+        self.idle + self.snapshots * self.snapshot_pages
     }
 
     /// Counts the uses of nodes beyond the first of each.
@@ -306,15 +390,22 @@ impl RadixTree {
         longest.filter(|(_, common)| *common > 0)
     }
 
-    /// Adds a node that no sequence uses, for page `i` of a text.
-    fn add(&mut self, above: Above, i: usize, tokens: &[u32], parts: &[Vec<Page>]) -> NodeId {
-        self.add_node(above, i, tokens, parts.iter().map(|pages| pages[i].clone()).collect())
+    /// Returns the longest node of `among` with a snapshot all of whose tokens `ids` begin with, and its length.
+    fn longest_snapshot(&self, among: &[NodeId], ids: &[u32]) -> Option<(NodeId, usize)> {
+        let nodes = among.iter().map(|index| (*index, self.node(*index)));
+        let known = nodes.filter(|(_, node)| node.state.snapshot.is_some() && ids.starts_with(&node.tokens));
+        known.map(|(index, node)| (index, node.tokens.len())).max_by_key(|(_, tokens)| *tokens)
     }
 
-    fn add_node(&mut self, above: Above, i: usize, tokens: &[u32], pages: Vec<Page>) -> NodeId {
+    /// Adds a node that no sequence uses, for page `i` of a text.
+    fn add(&mut self, above: Above, i: usize, tokens: &[u32], state: &SharedState) -> NodeId {
+        self.add_node(above, i, tokens, page_of(state, i))
+    }
+
+    fn add_node(&mut self, above: Above, i: usize, tokens: &[u32], state: NodeState) -> NodeId {
         let node = Node {
             tokens: tokens.to_vec(),
-            pages,
+            state,
             above,
             children: Vec::new(),
             position: i * PAGE,
@@ -357,11 +448,17 @@ impl RadixTree {
     }
 }
 
+/// Returns page `i` of a state, without a snapshot.
+fn page_of(state: &SharedState, i: usize) -> NodeState {
+    NodeState { pages: state.pages.iter().map(|pages| pages[i].clone()).collect(), snapshot: None }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::rng::Rng;
     use crate::runtime::kv::{KvHeads, KvLayout, KvType, PagePool};
+    use crate::runtime::state::StatePool;
     use std::sync::Arc;
 
     fn layout() -> KvLayout {
@@ -369,8 +466,9 @@ mod tests {
     }
     const KEY: Key = [1; 32];
 
-    fn pages(pool: &Arc<PagePool>, tokens: usize) -> Vec<Vec<Page>> {
-        vec![(0..tokens.div_ceil(PAGE)).map(|_| pool.page().unwrap()).collect()]
+    fn pages(pool: &Arc<PagePool>, tokens: usize) -> SharedState {
+        let pages = (0..tokens.div_ceil(PAGE)).map(|_| pool.page().unwrap().piece()).collect();
+        SharedState { pages: vec![pages], snapshots: vec![None] }
     }
 
     fn text(first: u32, len: usize) -> Vec<u32> {
@@ -380,7 +478,7 @@ mod tests {
     #[test]
     fn the_longest_known_beginning_is_found_whatever_was_added() {
         let pool = PagePool::new(layout(), None).unwrap();
-        let (mut tree, mut rng, mut texts) = (RadixTree::new(0.01), Rng::new(5), Vec::<Vec<u32>>::new());
+        let (mut tree, mut rng, mut texts) = (RadixTree::new(0.01, 0), Rng::new(5), Vec::<Vec<u32>>::new());
         for round in 0..300 {
             let mut text: Vec<u32> = match texts.is_empty() || round % 5 == 0 {
                 true => Vec::new(),
@@ -394,23 +492,23 @@ mod tests {
             let longest = texts.iter().map(common).max().unwrap_or(0);
             assert_eq!(tree.find(&KEY, &text).tokens, longest);
             assert_eq!(tree.find(&[2; 32], &text), Hit::default(), "another key");
-            let before = tree.len();
-            let (added, _) = tree.insert(&KEY, &text, &pages(&pool, text.len()));
-            assert_eq!(tree.len(), before + added);
+            let before = tree.pages();
+            let (added, replaced) = tree.insert(&KEY, &text, &pages(&pool, text.len()));
+            assert_eq!(tree.pages(), before + added - replaced);
             let hit = tree.find(&KEY, &text);
             assert_eq!((hit.tokens, hit.nodes.len()), (text.len(), text.len().div_ceil(PAGE)));
             texts.push(text);
         }
-        assert_eq!((pool.counts(0).used, tree.idle(), tree.repeated()), (tree.len(), tree.len(), 0));
-        while tree.evict() {}
-        assert_eq!((pool.counts(0).used, tree.len()), (0, 0));
+        assert_eq!((pool.counts().used, tree.idle(), tree.repeated()), (tree.pages(), tree.pages(), 0));
+        while tree.evict() > 0 {}
+        assert_eq!((pool.counts().used, tree.pages()), (0, 0));
         assert!(tree.roots.is_empty());
     }
 
     #[test]
     fn the_cheapest_leaf_that_was_not_used_lately_leaves_first() {
         let pool = PagePool::new(layout(), None).unwrap();
-        let mut tree = RadixTree::new(0.0);
+        let mut tree = RadixTree::new(0.0, 0);
         let (short, old, used, in_use) = (text(1000, 10), text(2000, 100), text(3000, 100), text(4000, PAGE));
         let mut held = Vec::new();
         assert!(tree.extend(&KEY, &mut held, &in_use, &pages(&pool, PAGE)));
@@ -418,7 +516,7 @@ mod tests {
             tree.insert(&KEY, one, &pages(&pool, one.len()));
         }
         let left = |tree: &mut RadixTree| {
-            assert!(tree.evict());
+            assert_eq!(tree.evict(), 1);
             [&short, &old, &used].map(|one| tree.nodes.iter().flatten().any(|node| node.tokens == *one))
         };
         assert_eq!(left(&mut tree), [false, true, true], "the cheapest");
@@ -427,15 +525,15 @@ mod tests {
         tree.release(&hit.nodes);
         assert_eq!(left(&mut tree), [false, false, true], "the one that was not used lately");
         assert_eq!(left(&mut tree), [false, false, false]);
-        assert!(!tree.evict(), "a sequence uses the last one");
+        assert_eq!(tree.evict(), 0, "a sequence uses the last one");
         tree.release(&held);
-        assert!(tree.evict() && !tree.evict());
+        assert_eq!((tree.evict(), tree.evict()), (1, 0));
     }
 
     #[test]
     fn uses_are_counted_for_each_sequence_and_known_pages_are_not_added_twice() {
         let pool = PagePool::new(layout(), None).unwrap();
-        let mut tree = RadixTree::new(0.0);
+        let mut tree = RadixTree::new(0.0, 0);
         let ids = text(0, 3 * PAGE + 10);
         let [mut first, mut second] = [Vec::new(), Vec::new()];
         assert!(tree.extend(&KEY, &mut first, &ids[..2 * PAGE], &pages(&pool, 2 * PAGE)));
@@ -447,12 +545,51 @@ mod tests {
         tree.acquire(hit.full());
         assert_eq!(tree.repeated(), 2);
         assert!(tree.extend(&KEY, &mut first, &ids, &pages(&pool, ids.len())));
-        assert!(tree.add_tail(&KEY, &first, &ids, &pages(&pool, ids.len())));
-        assert!(!tree.add_tail(&KEY, &first, &ids, &pages(&pool, ids.len())), "known");
-        assert_eq!((tree.len(), tree.idle()), (4, 1));
-        assert_eq!(tree.insert(&KEY, &text(0, 3 * PAGE + 20), &pages(&pool, ids.len())), (0, 1));
+        assert_eq!(tree.add_tail(&KEY, &first, &ids, &pages(&pool, ids.len())), 1);
+        assert_eq!(tree.add_tail(&KEY, &first, &ids, &pages(&pool, ids.len())), 0, "known");
+        assert_eq!((tree.pages(), tree.idle()), (4, 1));
+        assert_eq!(tree.insert(&KEY, &text(0, 3 * PAGE + 20), &pages(&pool, ids.len())), (1, 1));
         assert_eq!((tree.release(&first), tree.release(&hit.nodes)), (1, 2));
         assert_eq!((tree.idle(), tree.repeated()), (4, 0));
-        assert_eq!(tree.pages_of(&tree.find(&KEY, &ids).nodes)[0].len(), 4);
+        assert_eq!(tree.state_of(&tree.find(&KEY, &ids)).pages[0].len(), 4);
+    }
+
+    #[derive(Debug)]
+    struct Fixed;
+
+    impl crate::runtime::state::PieceMemory for Fixed {
+        fn bytes(&self) -> crate::error::Result<std::borrow::Cow<'_, [u8]>> {
+            Ok((&[][..]).into())
+        }
+    }
+
+    #[test]
+    fn a_text_of_a_state_of_fixed_size_is_found_up_to_a_snapshot() {
+        let pool = PagePool::new(layout(), None).unwrap();
+        let with = |tokens: usize| {
+            let snapshots = vec![Some(Piece::new(Arc::new(Fixed)))];
+            SharedState { snapshots, ..pages(&pool, tokens) }
+        };
+        let mut tree = RadixTree::new(0.0, 3);
+        let ids = text(0, 3 * PAGE + 10);
+        let mut held = Vec::new();
+        assert!(tree.extend(&KEY, &mut held, &ids[..2 * PAGE], &with(2 * PAGE)));
+        assert_eq!((tree.find(&KEY, &ids).tokens, tree.find_pages(&KEY, &ids).len()), (0, 2));
+        assert_eq!((tree.set_snapshot(held[1], &with(2 * PAGE)), tree.set_snapshot(held[1], &with(2 * PAGE))), (3, 0));
+        assert_eq!((tree.find(&KEY, &ids).tokens, tree.find(&KEY, &ids[..2 * PAGE - 1]).tokens), (2 * PAGE, 0));
+        assert_eq!(tree.insert(&KEY, &ids, &with(ids.len())), (2 + 3, 0));
+        assert_eq!((tree.find(&KEY, &text(0, 3 * PAGE + 40)).tokens, tree.pages(), tree.idle()), (ids.len(), 10, 8));
+        // The text goes on: the snapshot of its last page, which is not full, leaves with the page.
+        let longer = text(0, 3 * PAGE + 20);
+        assert_eq!(tree.insert(&KEY, &longer, &with(longer.len())), (1 + 3, 1 + 3));
+        assert_eq!((tree.find(&KEY, &ids).tokens, tree.find(&KEY, &longer).tokens), (2 * PAGE, longer.len()));
+        let hit = tree.find(&KEY, &longer);
+        tree.acquire(hit.full());
+        tree.release(&held);
+        let (mut freed, all) = (0, tree.pages());
+        while let pages @ 1.. = tree.evict() {
+            freed += pages;
+        }
+        assert_eq!((all - freed, tree.pages(), tree.idle()), (3, 3, 0), "the pages that the second text uses stay");
     }
 }

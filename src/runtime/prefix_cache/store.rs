@@ -15,10 +15,11 @@
 //! process can be killed at any time; several processes may use one directory.
 
 use super::radix::Key;
+use super::radix::NodeState;
 use crate::error::{Context, Result};
 use crate::files;
 use crate::output::{AtomicFile, make_dir, remove_if_there, stale};
-use crate::runtime::kv::Page;
+use crate::runtime::state::{Piece, StatePool};
 use crate::sha256::{Digest, Sha256};
 use std::collections::HashMap;
 use std::fs::Permissions;
@@ -59,18 +60,18 @@ impl PagePlace<'_> {
         hash.finalize().into()
     }
 
-    /// Returns the header of the file of a page whose parts have these numbers of bytes.
-    fn header(&self, parts: impl ExactSizeIterator<Item = usize>) -> Vec<u8> {
+    /// Returns the header of the file of a page whose pieces have these numbers of bytes.
+    fn header(&self, pieces: &[usize]) -> Vec<u8> {
         let mut header = [&MAGIC[..], self.key, &self.before].concat();
         header.extend((self.tokens.len() as u32).to_le_bytes());
         self.tokens.iter().for_each(|token| header.extend(token.to_le_bytes()));
-        header.extend((parts.len() as u32).to_le_bytes());
-        parts.for_each(|bytes| header.extend((bytes as u64).to_le_bytes()));
+        header.extend((pieces.len() as u32).to_le_bytes());
+        pieces.iter().for_each(|bytes| header.extend((*bytes as u64).to_le_bytes()));
         header
     }
 }
 
-/// Result of [`Engine::save_prefixes`](crate::runtime::Engine::save_prefixes).
+/// Result of [`PrefixCache::save`](super::PrefixCache::save).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Saved {
     /// Number of written pages.
@@ -146,51 +147,64 @@ impl PrefixStore {
         self.files.contains_key(name)
     }
 
-    /// Reads a page into `parts`, new pages of memory. Returns false if there is none; a file that is not what this
-    /// page was written as is removed.
-    pub fn read(&mut self, place: &PagePlace<'_>, parts: &mut [Page]) -> bool {
+    /// Reads a page of a text with its snapshot, if it was written with one. Returns none if there is no such page; a
+    /// file that is not what this page was written as is removed.
+    ///
+    /// # Errors
+    /// There is not enough memory.
+    pub fn read(&mut self, place: &PagePlace<'_>, pools: &[Box<dyn StatePool>]) -> Result<Option<NodeState>> {
         let name = place.name();
-        if !self.has(&name) {
-            return false;
-        }
-        let header = place.header(parts.iter().map(bytes_of));
-        let expected = header.len() + parts.iter().map(bytes_of).sum::<usize>() + DIGEST;
+        let Some(kept) = self.files.get(&name) else { return Ok(None) };
+        let pages: Vec<usize> = pools.iter().map(|pool| pool.page_bytes() as usize).collect();
+        let snapshots = pools.iter().map(|pool| pool.snapshot_bytes() as usize).filter(|bytes| *bytes > 0);
+        let whole: Vec<usize> = pages.iter().copied().chain(snapshots).collect();
+        let sizes = if kept.bytes == file_bytes(place, &pages) { &pages } else { &whole };
         let path = self.path(&name);
-        let bytes = files::read_limited(&path, expected as u64).unwrap_or_default();
-        let content = page_content(&bytes, &header).filter(|_| bytes.len() == expected);
+        let bytes = files::read_limited(&path, file_bytes(place, sizes)).unwrap_or_default();
+        let content =
+            page_content(&bytes, &place.header(sizes)).filter(|rest| rest.len() == sizes.iter().sum::<usize>());
         let Some(mut rest) = content else {
             self.counts.damaged += 1;
             self.remove(&name);
-            return false;
+            return Ok(None);
         };
-        for page in parts {
-            let to: &mut [u8] = bytemuck::cast_slice_mut(page.get_mut().expect("a new page has one owner"));
-            let (content, after) = rest.split_at(to.len());
-            to.copy_from_slice(content);
+        let mut piece = |pool: &dyn StatePool, bytes: u64| {
+            let (content, after) = rest.split_at(bytes as usize);
             rest = after;
-        }
+            pool.restore(content)
+        };
+        let read = pools.iter().map(|pool| piece(&**pool, pool.page_bytes())).collect::<Result<Vec<Piece>>>()?;
+        let snapshot = (sizes.len() > pages.len()).then(|| {
+            let mut of = |pool: &dyn StatePool| match pool.snapshot_bytes() {
+                0 => Ok(None),
+                bytes => piece(pool, bytes).map(Some),
+            };
+            pools.iter().map(|pool| of(&**pool)).collect::<Result<Vec<_>>>()
+        });
+        let state = NodeState { pages: read, snapshot: snapshot.transpose()? };
         self.counts.hit += 1;
         let used = SystemTime::now();
         self.files.entry(name).and_modify(|kept| kept.used = used);
         // Other processes see the use in the time of the file; without it the page may only leave earlier.
         let _ = files::open(&path).map(|file| file.set_modified(used));
-        true
+        Ok(Some(state))
     }
 
-    /// Writes a page that is not there yet, and removes those that were used least recently beyond the limit.
+    /// Writes a page that is not there yet, or is there without its snapshot, and removes those that were used least
+    /// recently beyond the limit.
     ///
     /// # Errors
-    /// The file cannot be written.
-    pub fn write(&mut self, place: &PagePlace<'_>, parts: &[Page], saved: &mut Saved) -> Result<()> {
+    /// The file cannot be written, or the device that holds the page fails.
+    pub fn write(&mut self, place: &PagePlace<'_>, state: &NodeState, saved: &mut Saved) -> Result<()> {
         let name = place.name();
-        if self.has(&name) {
+        let pieces = state.pages.iter().chain(state.snapshot.iter().flatten().flatten());
+        let pieces = pieces.map(Piece::bytes).collect::<Result<Vec<_>>>()?;
+        let sizes: Vec<usize> = pieces.iter().map(|piece| piece.len()).collect();
+        let bytes = file_bytes(place, &sizes);
+        if bytes > self.limit || self.files.get(&name).is_some_and(|kept| kept.bytes >= bytes) {
             return Ok(());
         }
-        let header = place.header(parts.iter().map(bytes_of));
-        let bytes = (header.len() + parts.iter().map(bytes_of).sum::<usize>() + DIGEST) as u64;
-        if bytes > self.limit {
-            return Ok(());
-        }
+        self.bytes -= self.files.remove(&name).map_or(0, |kept| kept.bytes);
         while self.bytes + bytes > self.limit {
             let oldest = self.files.iter().min_by_key(|(name, kept)| (kept.used, **name)).map(|(name, _)| *name);
             let Some(oldest) = oldest else { break };
@@ -202,8 +216,8 @@ impl PrefixStore {
         make_dir(path.parent().expect("a directory of two digits"))?;
         let mut file = AtomicFile::create_private(&path)?.overwrite(true);
         let mut hash = Sha256::new();
-        let pages = parts.iter().map(|page| bytemuck::cast_slice(&page[..]));
-        for piece in std::iter::once(&header[..]).chain(pages) {
+        let header = place.header(&sizes);
+        for piece in std::iter::once(&header[..]).chain(pieces.iter().map(|piece| &piece[..])) {
             hash.update(piece);
             file.write_all(piece).at(&path)?;
         }
@@ -237,8 +251,9 @@ pub fn page_content<'a>(file: &'a [u8], header: &[u8]) -> Option<&'a [u8]> {
     (Sha256::digest(content)[..] == *digest).then_some(payload)
 }
 
-fn bytes_of(page: &Page) -> usize {
-    size_of_val(&page[..])
+/// Returns the bytes of the file of a page whose pieces have these numbers of bytes.
+fn file_bytes(place: &PagePlace<'_>, pieces: &[usize]) -> u64 {
+    (place.header(pieces).len() + pieces.iter().sum::<usize>() + DIGEST) as u64
 }
 
 /// Returns the page of a file name; `None` for other files.
@@ -268,23 +283,23 @@ mod tests {
     }
 
     /// Returns two pages with bytes that depend on `seed`.
-    fn pages(pool: &Arc<PagePool>, seed: u8) -> Vec<Page> {
+    fn pages(pool: &Arc<PagePool>, seed: u8) -> NodeState {
         let page = |part: u8| {
             let mut page = pool.page().unwrap();
             let bytes: &mut [u8] = bytemuck::cast_slice_mut(page.get_mut().unwrap());
             (0..).zip(bytes).for_each(|(i, byte)| *byte = (i as u8).wrapping_mul(7) ^ seed ^ part);
-            page
+            page.piece()
         };
-        vec![page(1), page(2)]
+        NodeState { pages: vec![page(1), page(2)], snapshot: None }
     }
 
     fn read(store: &mut PrefixStore, pool: &Arc<PagePool>, place: &PagePlace<'_>) -> Option<Vec<u8>> {
-        let mut parts = vec![pool.page().unwrap(), pool.page().unwrap()];
-        store.read(place, &mut parts).then(|| bytes(&parts))
+        let pools: [Box<dyn StatePool>; 2] = [Box::new(pool.clone()), Box::new(pool.clone())];
+        store.read(place, &pools).unwrap().as_ref().map(bytes)
     }
 
-    fn bytes(parts: &[Page]) -> Vec<u8> {
-        parts.iter().flat_map(|page| bytemuck::cast_slice::<_, u8>(&page[..]).to_vec()).collect()
+    fn bytes(state: &NodeState) -> Vec<u8> {
+        state.pages.iter().flat_map(|page| page.bytes().unwrap().into_owned()).collect()
     }
 
     #[test]

@@ -90,11 +90,11 @@ impl PrefixCache for BlockCache {
         hit
     }
 
-    fn fill(&mut self, id: RequestId, tokens: u32) {
+    fn fill(&mut self, id: RequestId, tokens: u32, _free: u32) -> u32 {
         let from = self.held.get(&id).map_or(0, |(_, entered)| *entered);
         let new: Vec<Hash> = (from..tokens / PAGE).map(|page| self.hash(id, page)).collect();
         if new.is_empty() {
-            return;
+            return 0;
         }
         let (held, entered) = self.held.entry(id).or_default();
         *entered = tokens / PAGE;
@@ -105,6 +105,7 @@ impl PrefixCache for BlockCache {
                 CachePage { uses: 1, released: 0 }
             });
         }
+        0
     }
 
     fn release(&mut self, id: RequestId) -> Released {
@@ -135,7 +136,7 @@ impl PrefixCache for BlockCache {
         known < own.tokens / PAGE && others.iter().any(same)
     }
 
-    fn evict(&mut self, pages: u32) {
+    fn evict(&mut self, pages: u32) -> u32 {
         let mut left = pages;
         while left > 0
             && let Some((hash, released)) = self.order.pop_front()
@@ -146,6 +147,7 @@ impl PrefixCache for BlockCache {
             }
         }
         self.idle -= pages - left;
+        pages - left
     }
 
     fn idle(&self) -> u32 {

@@ -229,7 +229,7 @@ settings! {
     /// Chat template of models that name none: auto (that of the model), a built-in one such as chatml, or the path of
     /// a file [default: auto]
     chat_template: TemplateChoice;
-    /// Memory for the KV cache [default: half of the free memory]
+    /// Memory for the KV cache [default: half of the free memory; on a GPU, what it has left]
     kv_memory: Size;
     /// Reuse keys and values of equal beginnings of prompts
     prefix_cache: bool = true;

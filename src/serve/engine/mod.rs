@@ -134,7 +134,7 @@ fn load(
     if matches!(end, End::Failed(_)) {
         return Ok((end, None));
     }
-    let unsaved = session.engine.save_prefixes().err();
+    let unsaved = session.prefixes.as_mut().and_then(|prefixes| prefixes.save(usize::MAX).err());
     match end {
         // The process ends soon, and the system frees all memory at once.
         End::Drained { .. } => std::mem::forget(session),
@@ -173,15 +173,15 @@ fn compute(
 ) -> Result<End> {
     // Requests name their adapters; the engine holds none for others, which could not be unloaded.
     session.engine.set_adapters(AdapterSet::default());
-    let enabled = shared.prefix_cache && session.enable_prefix_cache();
-    if let Some((dir, most)) = shared.state.as_ref().filter(|_| enabled) {
-        session.engine.keep_prefixes_in(dir, *most)?;
+    if shared.prefix_cache {
+        let prefixes = session.enable_prefix_cache();
+        shared.state.as_ref().map_or(Ok(()), |(dir, most)| prefixes.keep_in(dir, *most))?;
     }
     let metrics = shared.metrics.add_model(&ModelInfo {
         name: model.name.clone(),
         max_model_len: facts.context,
         page_tokens: PAGE,
-        pages: session.engine.kv_pages().total,
+        pages: session.engine.most_pages().unwrap_or(0),
     });
     if shared.check_weights && model.begin_check() {
         weights::start(model, &session.reader, &metrics, shared)?;

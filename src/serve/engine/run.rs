@@ -50,7 +50,7 @@ pub(super) struct Run<'a> {
     engine: &'a mut Engine,
     speculator: &'a mut Speculator,
     options: generate::Options<'a>,
-    batch: Batch,
+    batch: Batch<'a>,
     lives: Lives,
     /// Number of choices so far.
     count: usize,
@@ -87,9 +87,9 @@ impl<'a> Run<'a> {
         encoder: &Encoder<'a>,
         eos: &'a [u32],
     ) -> Run<'a> {
-        let Parts { engine, speculator, .. } = parts;
+        let Parts { engine, prefixes, speculator, .. } = parts;
         let drafts = if speculator.is_off() { 0 } else { u32::MAX };
-        let mut batch = Batch::new(engine, sched::Options { drafts, ..shared.limits.clone() });
+        let mut batch = Batch::new(engine, prefixes, sched::Options { drafts, ..shared.limits.clone() });
         batch.hide_progress();
         engine.profile(true);
         let options =
@@ -166,7 +166,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Ends all requests that are left, and returns the prefix cache to the engine.
+    /// Ends all requests that are left.
     pub fn finish(self, failed: bool) {
         let refusal = match failed {
             true => Refusal::Stopped("the engine failed and is opened again".into()),
@@ -179,9 +179,8 @@ impl<'a> Run<'a> {
                 live.outlet.send(Reply::Refused(refusal.clone()));
             }
         }
-        let (batch, engine) = (self.batch, self.engine);
-        // A batch that panicked may panic again; its prefix cache is lost then.
-        let _ = catch_unwind(AssertUnwindSafe(|| batch.finish(engine)));
+        // A batch that panicked may panic again; nothing uses its prefix cache then.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(self.batch)));
         self.metrics.queue(0, 0);
     }
 

@@ -3,7 +3,7 @@
 mod adapters;
 mod answers;
 mod bodies;
-mod client;
+pub mod client;
 mod errors;
 mod events;
 mod fields;

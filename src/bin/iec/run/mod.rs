@@ -18,6 +18,7 @@ use iec::generate::sampler::Sampling;
 use iec::output::{Rules, Target};
 use iec::report::measurement::record::Meta;
 use iec::report::measurement::{Measured, Measurement};
+use iec::runtime::Saved;
 use iec::session::chat::ChatOptions;
 use iec::session::prompt_request::PromptRequest;
 use iec::session::request::RunSettings;
@@ -65,8 +66,8 @@ pub struct Args {
     /// Number of prompts that are decoded together; each gets the same tokens as alone
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "chat")]
     batch: usize,
-    /// Whether prompts that begin alike share the computation of their common beginning; only on the CPU, where the
-    /// texts are the same either way
+    /// Whether prompts that begin alike share the computation of their common beginning. On the CPU, the texts are the
+    /// same either way
     #[arg(long, value_name = "on|off", value_parser = named(ON_OR_OFF), conflicts_with = "chat")]
     #[arg(action = clap::ArgAction::Set, default_value = "on")]
     prefix_cache: bool,
@@ -232,19 +233,19 @@ impl Args {
     /// Enables the prefix cache where texts may have a common beginning.
     fn enable_prefix_cache(&self, session: &mut Session, prompts: usize) -> Result<()> {
         let wanted = self.prefix_cache && (prompts > 1 || self.state_dir.is_some());
-        let enabled = wanted && session.enable_prefix_cache();
-        match &self.state_dir {
-            Some(state) if enabled => session.engine.keep_prefixes_in(state, self.state_disk),
-            Some(_) => Err(Error::usage("--state-dir: found a run without a prefix cache")
-                .help("use --device cpu and --prefix-cache on, or leave --state-dir out")),
-            None => Ok(()),
+        let prefixes = wanted.then(|| session.enable_prefix_cache());
+        match (&self.state_dir, prefixes) {
+            (Some(state), Some(prefixes)) => prefixes.keep_in(state, self.state_disk),
+            (Some(_), None) => Err(Error::usage("--state-dir: found a run without a prefix cache")
+                .help("use --prefix-cache on, or leave --state-dir out")),
+            (None, _) => Ok(()),
         }
     }
 
     /// Keeps the prefix cache in --state-dir.
     fn save_prefixes(&self, session: &mut Session, global: &Global) -> Result<()> {
-        let saved =
-            session.engine.save_prefixes().help("the texts are complete; only --state-dir is not up to date")?;
+        let saved = session.prefixes.as_mut().map_or(Ok(Saved::default()), |prefixes| prefixes.save(usize::MAX));
+        let saved = saved.help("the texts are complete; only --state-dir is not up to date")?;
         if saved.written > 0 {
             let bytes = human_bytes(saved.bytes);
             global.note(format_args!("kept {} pages of the prefix cache ({bytes}) on disk", saved.written));

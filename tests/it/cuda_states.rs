@@ -1,0 +1,134 @@
+//! Tests the states of texts on a simulated GPU: budget of pages, preemption, prefix cache and pages on disk, by the same
+//! code as on the CPU. The bits of a GPU depend on the shape of a step, so greedy texts of a trained model are compared.
+
+use crate::common::packed_as;
+use crate::cuda::{driver, on_gpu};
+use crate::golden::{Case, fp32};
+use crate::serve::client::{Server, story_pack};
+use iec::generate::speculate::Speculator;
+use iec::generate::{Batch, Options, Request, Terms, generate};
+use iec::iebin::IebinReader;
+use iec::runtime::device::Offload;
+use iec::runtime::{Engine, EngineOptions, PrefixCache};
+use iec::sched::{self, Event, KeyLimits};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Number of tokens that each text generates.
+const NEW: usize = 16;
+
+fn pack() -> PathBuf {
+    packed_as("stories260k", &Case::fixture("stories260k").hf_dir, &[])
+}
+
+fn open(pack: &Path, options: EngineOptions) -> Engine {
+    Engine::open(&IebinReader::open(pack).unwrap(), &options).unwrap()
+}
+
+/// Returns texts that share a beginning of 100 tokens and reach a second page while they decode.
+fn texts() -> Vec<Request> {
+    let head: Vec<u32> = (0..100).map(|i| 300 + i * 7 % 150).collect();
+    let text = |i: u32| {
+        let ids = [&head[..], &(0..18 + i % 4).map(|j| 300 + (i * 31 + j * 11) % 150).collect::<Vec<u32>>()].concat();
+        Request { ids, max_new: NEW, ..Request::default() }
+    };
+    (0..8).map(text).collect()
+}
+
+fn options() -> Options<'static> {
+    Options { tokenizer: None, batch: 8, eos: &[], ..Options::default() }
+}
+
+/// Generates the texts; returns their tokens, and the number of prompt tokens that were not computed.
+fn generated(engine: &mut Engine, prefixes: Option<&mut PrefixCache>) -> (Vec<Vec<u32>>, usize) {
+    let outcome = generate(engine, prefixes, &mut Speculator::off(), texts(), &options(), |_| Ok(())).unwrap();
+    let reused = outcome.completions.iter().map(|done| done.reused_tokens).sum();
+    (outcome.completions.into_iter().map(|done| done.ids).collect(), reused)
+}
+
+#[test]
+fn texts_on_a_gpu_share_beginnings_that_stay_known_on_disk() {
+    let pack = pack();
+    let (expected, _) = generated(&mut open(&pack, fp32()), None);
+    let long: Vec<u32> = (0..300).map(|i| 300 + i * 7 % 150).collect();
+    let one = |ids: &[u32]| vec![Request { ids: ids.to_vec(), max_new: 4, ..Request::default() }];
+    let whole = on_gpu(fp32());
+    let split = EngineOptions { offload: Offload { layers: Some(2), ..whole.offload }, ..whole };
+    for (device, options) in [("cuda:0", whole), ("cpu+cuda:0", split)] {
+        let mut engine = open(&pack, options);
+        assert_eq!(engine.device(), device);
+        assert_eq!(generated(&mut engine, None), (expected.clone(), 0), "{device}");
+        let mut prefixes = PrefixCache::new(&engine, "pack");
+        let (found, reused) = generated(&mut engine, Some(&mut prefixes));
+        assert!(found == expected && reused >= 700, "{device}: {reused} tokens were reused");
+        let counts = engine.kv_pages();
+        assert!(counts.used > 0 && counts.free + counts.used == counts.total, "{device}: {counts:?}");
+
+        let state = tempfile::tempdir().unwrap();
+        let continued = |prompt: &[u32]| {
+            let mut engine = open(&pack, options);
+            let mut prefixes = PrefixCache::new(&engine, "pack");
+            prefixes.keep_in(state.path(), 1 << 30).unwrap();
+            let (cache, mut off) = (Some(&mut prefixes), Speculator::off());
+            let done = generate(&mut engine, cache, &mut off, one(prompt), &self::options(), |_| Ok(()));
+            let saved = prefixes.save(usize::MAX).unwrap();
+            let one = done.unwrap().completions.remove(0);
+            (one.ids, one.reused_tokens, saved.written)
+        };
+        let (ids, reused, written) = continued(&long);
+        assert_eq!((reused, written), (0, 2), "{device}");
+        assert_eq!(continued(&long), (ids, 256, 0), "{device}");
+    }
+}
+
+#[test]
+fn a_budget_of_pages_on_a_gpu_preempts_texts_that_are_then_computed_again() {
+    let pack = pack();
+    let (expected, _) = generated(&mut open(&pack, fp32()), None);
+    let free = EngineOptions { kv_memory: Some(64 << 20), ..on_gpu(fp32()) };
+    let page = (64 << 20) / open(&pack, free).kv_pages().total as u64;
+    for cached in [false, true] {
+        let mut engine = open(&pack, EngineOptions { kv_memory: Some(9 * page), ..free });
+        assert_eq!((engine.kv_pages().total, engine.context()), (9, 512));
+        let mut prefixes = cached.then(|| PrefixCache::new(&engine, "pack"));
+        let mut batch = Batch::new(&engine, prefixes.as_mut(), sched::Options::with_pages(0, 0));
+        let terms = Terms { key: batch.add_key(KeyLimits::default()), ..Terms::default() };
+        for (index, request) in texts().into_iter().enumerate() {
+            batch.arrive(&engine, 0, index, request, terms).unwrap();
+        }
+        let (mut preempted, mut ended) = (0, BTreeMap::new());
+        while !batch.is_empty() {
+            let report = batch.step(&mut engine, &mut Speculator::off(), 0, &options(), &mut |_| Ok(())).unwrap();
+            batch.check().unwrap();
+            assert!(engine.kv_pages().used <= 9);
+            preempted += report.events.iter().filter(|event| matches!(event, Event::Preempted(_))).count();
+            ended.extend(report.ended.into_iter().map(|(_, done)| (done.index, done.ids)));
+        }
+        assert!(ended.into_values().eq(expected.iter().cloned()), "with a prefix cache: {cached}");
+        assert!(preempted > 0, "with a prefix cache: {cached}");
+    }
+}
+
+#[test]
+fn a_server_on_a_gpu_answers_as_on_the_cpu_and_reuses_prompts() {
+    let home = story_pack(512);
+    let pack = home.path().join("pack");
+    let prompt = "Once upon a time there was a big dog who lived in a small house. ".repeat(3);
+    let body = json!({"prompt": prompt, "max_tokens": 8, "temperature": 0, "n": 3}).to_string();
+    let answers = |device: &str| {
+        let options = ["--model-dir", pack.to_str().unwrap(), "--device", device, "--precision", "fp32"];
+        let server = Server::spawn(&options, &[("LD_LIBRARY_PATH", driver())]);
+        server.wait_until_ready();
+        let ask = || serde_json::from_str::<Value>(&server.send("POST", "/v1/completions", &[], &body).body).unwrap();
+        let (first, second) = (ask(), ask());
+        let metrics = server.get("/metrics").body;
+        assert!(metrics.contains("iec_kv_pages{"), "{metrics}");
+        (first["choices"].clone(), second["choices"].clone(), second["usage"].clone())
+    };
+    let (first, second, usage) = answers("cuda");
+    assert_eq!((&first, first.as_array().map(Vec::len)), (&second, Some(3)));
+    assert!(usage["prompt_tokens_details"]["cached_tokens"].as_u64() > Some(40), "{usage}");
+    let texts = |choices: &Value| choices.as_array().unwrap().iter().map(|one| one["text"].clone()).collect::<Vec<_>>();
+    assert_eq!(texts(&first), texts(&answers("cpu").0));
+}
