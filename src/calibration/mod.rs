@@ -32,16 +32,6 @@ pub enum Half {
     Second,
 }
 
-/// Names of the inputs within a layer.
-const LAYERED: [(LayerInput, &str); 6] = [
-    (LayerInput::Attention, "attention"),
-    (LayerInput::AttentionOutput, "attention_output"),
-    (LayerInput::Mlp, "mlp"),
-    (LayerInput::MlpMiddle, "mlp_middle"),
-    (LayerInput::Experts, "experts"),
-    (LayerInput::ExpertsMiddle, "experts_middle"),
-];
-
 /// Place in the model that provides the inputs of one or more matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Site {
@@ -53,9 +43,9 @@ pub struct Site {
 
 impl fmt::Display for Site {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match LAYERED.iter().find(|(part, _)| *part == self.part) {
-            Some((_, name)) => write!(f, "layers.{}.{name}", self.layer),
-            None => f.write_str("lm_head"),
+        match self.part {
+            LayerInput::LmHead => f.write_str("lm_head"),
+            part => write!(f, "layers.{}.{}", self.layer, part.name()),
         }
     }
 }

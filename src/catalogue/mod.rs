@@ -52,6 +52,9 @@ const LAYERS: &str = "model.layers.";
 pub struct LayerTensor {
     /// Name behind that of the layer: `self_attn.q_proj.weight`.
     pub name: &'static str,
+    /// Name in GGUF behind that of the layer: `attn_q.weight`. It is empty where the tensor is two tensors in GGUF, or
+    /// has another name in each family.
+    pub gguf: &'static str,
     /// Role in the model.
     pub role: Role,
     /// Target of adapters, for matrices that they may change.
@@ -254,6 +257,21 @@ pub enum LayerInput {
     ExpertsMiddle,
     /// Normalized input of the output matrix.
     LmHead,
+}
+
+impl LayerInput {
+    /// Returns the name in files of calibration statistics.
+    pub fn name(self) -> &'static str {
+        match self {
+            LayerInput::Attention => "attention",
+            LayerInput::AttentionOutput => "attention_output",
+            LayerInput::Mlp => "mlp",
+            LayerInput::MlpMiddle => "mlp_middle",
+            LayerInput::Experts => "experts",
+            LayerInput::ExpertsMiddle => "experts_middle",
+            LayerInput::LmHead => "lm_head",
+        }
+    }
 }
 
 #[cfg(test)]

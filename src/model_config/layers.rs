@@ -1,6 +1,9 @@
 //! Description of single layers: those that differ from the others, and all properties of one.
 
-use super::{DIM_LIMIT, Mlp, ModelConfig, NormKind, QkNorm, Rope, RotaryPairs, Selection, SharedExpert, is_default};
+use super::{
+    DIM_LIMIT, Latent, Mlp, ModelConfig, NormKind, PerLayerInput, QkNorm, Rope, RotaryPairs, Selection, SharedExpert,
+    is_default,
+};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -33,9 +36,30 @@ pub struct LayerException {
     pub intermediate: Option<usize>,
 }
 
-/// Description of one layer, as [`ModelConfig::layer`] finds it.
+/// Description of one layer, as [`ModelConfig::layer`] finds it: what mixes the positions of a text, then the
+/// feed-forward part, then what few families add.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerConfig {
+    /// Part that reads other positions.
+    pub mixer: Mixer,
+    /// The feed-forward part.
+    pub mlp: Mlp,
+    /// Further parts.
+    pub extras: Extras,
+}
+
+/// Part of a layer that reads other positions of the text.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Mixer {
+    /// Grouped-query attention.
+    Attention(Heads),
+    /// Latent attention, with its heads as they are once keys and values are expanded.
+    Latent(Heads, Latent),
+}
+
+/// Heads of attention in one layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Heads {
     /// Query heads.
     pub n_heads: usize,
     /// Key/value heads.
@@ -52,8 +76,32 @@ pub struct LayerConfig {
     pub kv_from: Option<usize>,
     /// Rotation of queries and keys, an index into [`ModelConfig::ropes`]; `None` = no rotation.
     pub rotary: Option<usize>,
-    /// The feed-forward part.
-    pub mlp: Mlp,
+}
+
+/// Parts of a layer that few families have.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Extras {
+    /// Input that depends on the token alone.
+    pub input: Option<PerLayerInput>,
+    /// Whether the layer ends with a factor of the residual stream.
+    pub scalar: bool,
+}
+
+impl LayerConfig {
+    /// Returns the heads of attention.
+    pub fn heads(&self) -> &Heads {
+        match &self.mixer {
+            Mixer::Attention(heads) | Mixer::Latent(heads, _) => heads,
+        }
+    }
+
+    /// Returns the vectors of latent attention, if the layer has it.
+    pub fn latent(&self) -> Option<&Latent> {
+        match &self.mixer {
+            Mixer::Attention(_) => None,
+            Mixer::Latent(_, latent) => Some(latent),
+        }
+    }
 }
 
 /// Layers that have a dense MLP without biases, while the others have experts.
@@ -78,7 +126,7 @@ impl ModelConfig {
         let exception = self.exceptions.iter().find(|exception| exception.layers.binary_search(&layer).is_ok());
         let rotary = usize::from(self.local_rope.is_some() && window.is_some());
         let head_dim = exception.and_then(|exception| exception.head_dim).unwrap_or(self.head_dim);
-        LayerConfig {
+        let heads = Heads {
             n_heads: self.n_heads,
             n_kv_heads: exception.and_then(|exception| exception.n_kv_heads).unwrap_or(self.n_kv_heads),
             head_dim,
@@ -87,12 +135,19 @@ impl ModelConfig {
             keys_are_values: exception.is_some_and(|exception| exception.keys_are_values),
             kv_from: exception.and_then(|exception| exception.kv_from),
             rotary: (!exception.is_some_and(|exception| exception.unrotated)).then_some(rotary),
+        };
+        LayerConfig {
+            mixer: match self.attention.latent {
+                Some(latent) => Mixer::Latent(heads, latent),
+                None => Mixer::Attention(heads),
+            },
             mlp: match (self.mlp_of(layer), exception.and_then(|exception| exception.intermediate)) {
                 (Mlp::Dense { activation, bias, .. }, Some(intermediate)) => {
                     Mlp::Dense { intermediate, activation, bias }
                 }
                 (mlp, _) => mlp,
             },
+            extras: Extras { input: self.per_layer_input, scalar: self.layer_scalars },
         }
     }
 
@@ -103,7 +158,8 @@ impl ModelConfig {
 
     /// Returns the width of the heads that a rotation, an index into [`ModelConfig::ropes`], turns.
     pub fn rotated_head_dim(&self, rotary: usize) -> usize {
-        self.layers().find(|layer| layer.rotary == Some(rotary)).map_or(self.head_dim, |layer| layer.head_dim)
+        let heads = self.layers().map(|layer| *layer.heads()).find(|heads| heads.rotary == Some(rotary));
+        heads.map_or(self.head_dim, |heads| heads.head_dim)
     }
 
     /// Returns all properties, as the names of their fields, that the plain decoder of the first families does not
@@ -187,7 +243,8 @@ impl ModelConfig {
         for (rotary, (name, rope)) in ["rope", "local_rope"].into_iter().zip(self.ropes()).enumerate() {
             let head_dim = self.rotated_head_dim(rotary);
             rope.validate(name, head_dim)?;
-            if self.layers().any(|layer| layer.rotary == Some(rotary) && layer.head_dim != head_dim) {
+            let mut turned = self.layers().map(|layer| *layer.heads()).filter(|heads| heads.rotary == Some(rotary));
+            if turned.any(|heads| heads.head_dim != head_dim) {
                 let found = "found heads of several sizes that this rotation turns, expected one size";
                 return Err(Error::corrupt(found).tensor(name));
             }
@@ -198,7 +255,7 @@ impl ModelConfig {
     /// Checks the sizes of a layer, and the layer whose keys and values it reads.
     pub(super) fn validate_layer(&self, number: usize, layer: &LayerConfig) -> Result<()> {
         let bad = |field: &str, why: String| Err(Error::corrupt(why).tensor(format!("exceptions.{field}")));
-        let LayerConfig { n_heads, n_kv_heads, head_dim, keys_are_values, kv_from, mlp, .. } = *layer;
+        let Heads { n_heads, n_kv_heads, head_dim, keys_are_values, kv_from, .. } = *layer.heads();
         if n_kv_heads == 0 || !n_heads.is_multiple_of(n_kv_heads) {
             let found = format!("{n_heads} query heads do not divide into {n_kv_heads} key/value heads");
             return bad("n_kv_heads", found);
@@ -206,20 +263,20 @@ impl ModelConfig {
         if head_dim == 0 || head_dim > DIM_LIMIT || !head_dim.is_multiple_of(2) {
             return bad("head_dim", format!("found {head_dim}, expected an even number of at most {DIM_LIMIT}"));
         }
-        if self.attention.latent.is_some() && (keys_are_values || kv_from.is_some() || head_dim != self.head_dim) {
+        if layer.latent().is_some() && (keys_are_values || kv_from.is_some() || head_dim != self.head_dim) {
             return bad("layers", "found other keys and values in a model with latent attention".into());
         }
         if let Some(owner) = kv_from {
             if owner >= number {
                 return bad("kv_from", format!("layer {number} reads layer {owner}, expected an earlier layer"));
             }
-            let owner = self.layer(owner);
+            let owner = *self.layer(owner).heads();
             if owner.kv_from.is_some() || owner.n_kv_heads != n_kv_heads || owner.head_dim != head_dim {
                 let found = format!("layer {number} reads a layer that has no keys and values of its sizes");
                 return bad("kv_from", found);
             }
         }
-        mlp.validate("exceptions.intermediate")
+        layer.mlp.validate("exceptions.intermediate")
     }
 
     pub(super) fn validate_dense_layers(&self) -> Result<()> {

@@ -9,7 +9,7 @@ mod mlp;
 mod rope;
 
 pub use attention::{Attention, Latent, PositionScale, QkNorm};
-pub use layers::{DenseLayers, LayerConfig, LayerException};
+pub use layers::{DenseLayers, Extras, Heads, LayerConfig, LayerException, Mixer};
 pub use mlp::{Activation, ExpertGroups, Mlp, RouterSoftmax, Selection, SharedExpert};
 pub use rope::{Rope, RopeScaling, RotaryPairs};
 

@@ -10,10 +10,10 @@ use super::observe::Observer;
 use crate::calibration::file::SiteShape;
 use crate::calibration::panel::Panels;
 use crate::calibration::{Half, Site, Sums};
-use crate::catalogue::LayerInput;
+use crate::catalogue::{LAYER, LayerInput};
 use crate::error::{Error, Result};
 use crate::interrupt;
-use crate::model_config::{LayerConfig, Mlp, ModelConfig, SharedExpert};
+use crate::model_config::ModelConfig;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -73,25 +73,12 @@ pub fn sites(config: &ModelConfig, products: bool) -> Vec<(Site, SiteShape)> {
         (site, SiteShape { name: site.to_string(), matrices, cols, products })
     };
     let layer = |layer| {
-        let LayerConfig { n_heads, value_dim, mlp, .. } = config.layer(layer);
-        let mut sites = vec![
-            shape(layer, LayerInput::Attention, 1, config.hidden),
-            shape(layer, LayerInput::AttentionOutput, 1, n_heads * value_dim),
-        ];
-        match mlp {
-            Mlp::Dense { intermediate, .. } => sites.extend([
-                shape(layer, LayerInput::Mlp, 1, config.hidden),
-                shape(layer, LayerInput::MlpMiddle, 1, intermediate),
-            ]),
-            Mlp::Moe { experts, intermediate, shared, .. } => {
-                sites.extend([
-                    shape(layer, LayerInput::Experts, experts, config.hidden),
-                    shape(layer, LayerInput::ExpertsMiddle, experts, intermediate),
-                ]);
-                if let Some(SharedExpert { intermediate, .. }) = shared {
-                    sites.push(shape(layer, LayerInput::Mlp, 1, config.hidden));
-                    sites.push(shape(layer, LayerInput::MlpMiddle, 1, intermediate));
-                }
+        let (mut sites, described) = (Vec::<(Site, SiteShape)>::new(), config.layer(layer));
+        let inputs = LAYER.iter().filter_map(|tensor| Some((tensor.input?, tensor.shape(config, &described)?)));
+        for (part, dims) in inputs {
+            if sites.iter().all(|(site, _)| site.part != part) {
+                let matrices = dims[..dims.len() - 2].iter().product();
+                sites.push(shape(layer, part, matrices, dims[dims.len() - 1]));
             }
         }
         sites

@@ -6,6 +6,7 @@
 
 pub mod transfer;
 
+use super::profile::Stage;
 use crate::model_config::{Activation, Latent, PositionScale, RotaryPairs, RouterSoftmax, Selection};
 use std::fmt::Debug;
 
@@ -74,6 +75,16 @@ pub enum Operation<S: Storage> {
     Moe(Moe<S>),
     /// A further input that depends on the token alone.
     Input(TokenInput<S>),
+}
+
+impl<S: Storage> Operation<S> {
+    /// Returns the stage of the last product of the operation.
+    pub fn last_stage(&self) -> Stage {
+        match self {
+            Operation::Attention(_) | Operation::Latent(_) => Stage::Projections,
+            Operation::Mlp(_) | Operation::Moe(_) | Operation::Input(_) => Stage::Mlp,
+        }
+    }
 }
 
 /// Attention: projections, norms of heads, rotation, scores, weighted values, output projection.

@@ -6,7 +6,7 @@ use super::precision::Precision;
 use super::weights::HeldBytes;
 use crate::error::Result;
 use crate::iebin::IebinReader;
-use crate::model_config::{LayerConfig, Mlp, ModelConfig};
+use crate::model_config::{LayerConfig, Mixer, Mlp, ModelConfig};
 
 /// Memory of a model with given options.
 #[derive(Debug)]
@@ -32,13 +32,13 @@ impl Needs {
     /// # Errors
     /// The options do not suit the pack, as for [`super::Engine::open`].
     pub fn of(reader: &IebinReader, options: &EngineOptions) -> Result<Needs> {
-        let NumberTypes { config, precision, context, kv_layout, convert, .. } =
+        let NumberTypes { config, precision, context, kv_layout, kv_pages, convert } =
             NumberTypes::new(reader, options, false)?;
         Ok(Needs {
             precision,
             context,
             kv: kv_layout.kind,
-            kv_pool: options.kv_memory.map(|budget| budget / kv_layout.bytes(PAGE) * kv_layout.bytes(PAGE)),
+            kv_pool: kv_pages.map(|pages| kv_layout.bytes(PAGE).saturating_mul(pages as u64)),
             weights: HeldBytes::of(reader, &config, convert, precision.arithmetic())?,
             prefill_chunk: options.prefill_chunk.max(1),
             config,
@@ -66,10 +66,10 @@ impl Needs {
 /// Returns the bytes of the buffers for `rows` rows of a step: the residual stream, normalized inputs, queries, keys,
 /// values and the results of attention and MLP.
 pub(super) fn scratch_bytes(c: &ModelConfig, rows: usize) -> u64 {
-    let widths = |layer: LayerConfig| match c.attention.latent {
+    let widths = |layer: LayerConfig| match layer.mixer {
         // Queries and results of all heads as wide as the vector that is kept, and the same by heads.
-        Some(latent) => 5 * layer.n_heads * (latent.kv_rank + latent.rope) + 3 * (latent.kv_rank + latent.rope),
-        None => 3 * layer.n_heads * layer.head_dim + 2 * layer.n_kv_heads * layer.head_dim,
+        Mixer::Latent(heads, latent) => (5 * heads.n_heads + 3) * (latent.kv_rank + latent.rope),
+        Mixer::Attention(heads) => (3 * heads.n_heads + 2 * heads.n_kv_heads) * heads.head_dim,
     };
     let attention = c.layers().map(widths).max().unwrap_or(0);
     let further = c.per_layer_input.map_or(0, |input| 2 * input.width * c.n_layers);

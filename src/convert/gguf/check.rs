@@ -3,7 +3,7 @@
 use super::family::{Family, LogitScale, Unrotated};
 use crate::error::{Error, Result};
 use crate::model_config::{
-    DenseLayers, ExpertGroups, Mlp, ModelConfig, QkNorm, RopeScaling, RouterSoftmax, Selection, SharedExpert,
+    DenseLayers, ExpertGroups, Heads, Mlp, ModelConfig, QkNorm, RopeScaling, RouterSoftmax, Selection, SharedExpert,
 };
 
 /// Epsilon of the norms after attention and MLP in families where it is built into llama.cpp.
@@ -92,8 +92,9 @@ fn attention_checks(model: &ModelConfig, family: &Family) -> Vec<Check> {
     // Unit norms have GGUF weights that hold the scale, and that of latent attention depends on the rotation.
     let free = family.factor_keys || attention.qk_norm == QkNorm::Unit || attention.latent.is_some();
     let partial = model.layers().any(|layer| {
-        let rope = layer.rotary.and_then(|rotary| model.ropes().nth(rotary));
-        rope.is_some_and(|rope| rope.rotary_dim(layer.head_dim) != layer.head_dim)
+        let Heads { rotary, head_dim, .. } = *layer.heads();
+        let rope = rotary.and_then(|rotary| model.ropes().nth(rotary));
+        rope.is_some_and(|rope| rope.rotary_dim(head_dim) != head_dim)
     });
     let [q, k, v, o] = family.biases;
     let heads = model.n_heads * model.head_dim;
@@ -163,26 +164,27 @@ fn layer_checks(model: &ModelConfig, family: &Family) -> Vec<Check> {
     let is_rotated = |layer: usize| match family.unrotated {
         Unrotated::None => true,
         Unrotated::EveryFourth => !(layer + 1).is_multiple_of(4),
-        Unrotated::WithoutWindow => model.layer(layer).window.is_some(),
+        Unrotated::WithoutWindow => model.layer(layer).heads().window.is_some(),
     };
-    let rotated = model.layers().enumerate().all(|(layer, found)| found.rotary.is_some() == is_rotated(layer));
+    let rotated = model.layers().enumerate().all(|(layer, found)| found.heads().rotary.is_some() == is_rotated(layer));
     let differs = family.has_layer_sizes();
     let plain = |layer: usize| {
-        let (found, base) = (model.layer(layer), model);
+        let (found, base) = (*model.layer(layer).heads(), model);
         let same = found.n_kv_heads == base.n_kv_heads && found.head_dim == base.head_dim;
         same && !found.keys_are_values && found.kv_from.is_none()
     };
     let layers = || 0..model.n_layers;
-    let owners = layers().filter(|layer| model.layer(*layer).kv_from.is_none()).count();
+    let owners = layers().filter(|layer| model.layer(*layer).heads().kv_from.is_none()).count();
     // llama.cpp takes keys and values from the last two layers that have their own: one with, one without a window.
-    let owner = |layer: usize| owners.checked_sub(if model.layer(layer).window.is_some() { 2 } else { 1 });
+    let owner = |layer: usize| owners.checked_sub(if model.layer(layer).heads().window.is_some() { 2 } else { 1 });
     let shares = |layer: usize| if layer < owners { None } else { owner(layer) };
     let widths = |windowed: bool| {
-        let mut of_kind = model.layers().filter(move |layer| layer.window.is_some() == windowed);
+        let heads = model.layers().map(|layer| *layer.heads());
+        let mut of_kind = heads.filter(move |heads| heads.window.is_some() == windowed);
         let first = of_kind.next();
-        of_kind.all(|layer| {
+        of_kind.all(|heads| {
             first.is_none_or(|first| {
-                (layer.head_dim, layer.keys_are_values, layer.n_kv_heads)
+                (heads.head_dim, heads.keys_are_values, heads.n_kv_heads)
                     == (first.head_dim, first.keys_are_values, first.n_kv_heads)
             })
         })
@@ -192,7 +194,7 @@ fn layer_checks(model: &ModelConfig, family: &Family) -> Vec<Check> {
         ("exceptions", differs || layers().all(plain), "layers of different sizes".into()),
         (
             "exceptions.kv_from",
-            layers().all(|layer| model.layer(layer).kv_from == shares(layer)),
+            layers().all(|layer| model.layer(layer).heads().kv_from == shares(layer)),
             "layers that read keys and values of other layers than in llama.cpp".into(),
         ),
         ("exceptions.head_dim", widths(true) && widths(false), "layers of one type with different sizes".into()),

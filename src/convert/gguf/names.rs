@@ -6,6 +6,7 @@
 //! treated as a column, each element as a row.
 
 use super::family::Family;
+use crate::catalogue::LayerTensor;
 use crate::convert::arch::ExpectedTensor;
 use crate::convert::rows::RowStack;
 use crate::error::{Error, Result};
@@ -137,49 +138,6 @@ const TOP: &[(&str, &str)] = &[
     ("model.per_layer_projection_norm.weight", "per_layer_proj_norm.weight"),
 ];
 
-/// Canonical and GGUF names of the tensors of a layer, without `weight` or `bias`. Not listed are
-/// `post_attention_layernorm`, whose name depends on the family, and the gate and up rows of experts, which
-/// are two tensors in GGUF.
-const PARTS: &[(&str, &str)] = &[
-    ("input_layernorm", "attn_norm"),
-    ("self_attn.q_proj", "attn_q"),
-    ("self_attn.k_proj", "attn_k"),
-    ("self_attn.v_proj", "attn_v"),
-    ("self_attn.o_proj", "attn_output"),
-    ("self_attn.q_norm", "attn_q_norm"),
-    ("self_attn.k_norm", "attn_k_norm"),
-    ("self_attn.sinks", "attn_sinks"),
-    ("pre_feedforward_layernorm", "ffn_norm"),
-    ("post_feedforward_layernorm", "post_ffw_norm"),
-    ("mlp.gate_proj", "ffn_gate"),
-    ("mlp.up_proj", "ffn_up"),
-    ("mlp.down_proj", "ffn_down"),
-    ("mlp.router", "ffn_gate_inp"),
-    ("mlp.experts.down_proj", "ffn_down_exps"),
-    ("self_attn.gate_proj", "attn_gate"),
-    ("self_attn.q_a_proj", "attn_q_a"),
-    ("self_attn.q_a_layernorm", "attn_q_a_norm"),
-    ("self_attn.q_b_proj", "attn_q_b"),
-    ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
-    ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
-    ("self_attn.kv_b_proj", "attn_kv_b"),
-    ("mlp.router.selection", "exp_probs_b"),
-    ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
-    ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
-    ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
-    ("mlp.shared_experts.post_layernorm", "post_ffw_norm_1"),
-    ("mlp.experts.pre_layernorm", "pre_ffw_norm_2"),
-    ("mlp.experts.post_layernorm", "post_ffw_norm_2"),
-    ("per_layer_input_gate", "inp_gate"),
-    ("per_layer_projection", "proj"),
-    ("post_per_layer_input_norm", "post_norm"),
-    ("layer_scalar", "layer_output_scale"),
-];
-
-/// Tensors of a layer whose GGUF names end neither in `weight` nor in `bias`.
-const SCALES: &[(&str, &str)] =
-    &[("mlp.router.input_scale", "ffn_gate_inp.scale"), ("mlp.router.expert_scale", "ffn_down_exps.scale")];
-
 /// Beginning of the canonical names of the MLP beside the experts.
 const SHARED: &str = "mlp.shared_experts.";
 
@@ -227,10 +185,7 @@ impl Mapper<'_> {
         let unknown = || Error::unsupported("this tensor has no name in GGUF").tensor(&tensor.name);
         let in_layer = tensor.name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
         let (layer, part) = in_layer.ok_or_else(unknown)?;
-        if let Some((_, name)) = SCALES.iter().find(|(canonical, _)| *canonical == part) {
-            all.push(self.mapped(position, format!("blk.{layer}.{name}"), RowOrder::Same));
-            return Ok(());
-        }
+        let tensor_name = part;
         let (part, suffix) = match part.strip_suffix("bias") {
             Some(part) => (part.trim_end_matches(['.', '_']), "bias"),
             None => (part.strip_suffix(".weight").unwrap_or(part), "weight"),
@@ -249,10 +204,10 @@ impl Mapper<'_> {
         } else if let Some(latent) = self.model.attention.latent.filter(|_| self.splits(part, name)) {
             self.append_keys_values(position, latent, name, all);
         } else {
-            let leaf = self.leaf(part).ok_or_else(unknown)?;
+            let own = self.own_name(tensor_name).ok_or_else(unknown)?;
             let moved = self.family.neighbour_pairs && ["self_attn.q_proj", "self_attn.k_proj"].contains(&part);
             let order = if moved { RowOrder::Neighbours(self.model.head_dim) } else { RowOrder::Same };
-            all.push(self.mapped(position, name(leaf), order));
+            all.push(self.mapped(position, format!("blk.{layer}.{own}"), order));
         }
         Ok(())
     }
@@ -264,14 +219,16 @@ impl Mapper<'_> {
         MappedTensor { name, shape: tensor.shape.clone(), canonical: vec![position], order, plus_one }
     }
 
-    /// Returns the GGUF name of a part of a layer.
-    fn leaf(&self, part: &str) -> Option<&'static str> {
+    /// Returns the GGUF name of a tensor of a layer; `None` if it has none.
+    fn own_name(&self, name: &str) -> Option<String> {
+        if name == "post_attention_layernorm.weight" {
+            return Some(format!("{}.weight", self.family.post_attention));
+        }
         // Where every layer has a dense MLP beside experts, GGUF names it like an MLP without experts.
-        let is_dense = self.family.dense.is_some() && !part.ends_with("norm");
-        let dense = part.strip_prefix(SHARED).filter(|_| is_dense).map(|part| format!("mlp.{part}"));
-        let part = dense.as_deref().unwrap_or(part);
-        let leaf = PARTS.iter().find(|(canonical, _)| *canonical == part).map(|(_, leaf)| *leaf);
-        leaf.or((part == "post_attention_layernorm").then_some(self.family.post_attention))
+        let is_dense = self.family.dense.is_some() && !name.ends_with("norm.weight");
+        let dense = name.strip_prefix(SHARED).filter(|_| is_dense).map(|part| format!("mlp.{part}"));
+        let tensor = LayerTensor::of(dense.as_deref().unwrap_or(name))?;
+        (!tensor.gguf.is_empty()).then(|| tensor.gguf.to_string())
     }
 
     /// Appends the gate and up rows of experts.

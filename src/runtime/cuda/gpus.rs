@@ -8,7 +8,7 @@ use super::ops;
 use super::part::CudaPart;
 use super::weights::{UploadSource, layer_bytes};
 use crate::error::{Error, Result};
-use crate::model_config::{LayerConfig, Mlp, ModelConfig};
+use crate::model_config::{Heads, Mlp, ModelConfig};
 use crate::progress;
 use crate::runtime::device::{DeviceInfo, Devices, Parts};
 use crate::runtime::kv::PAGE;
@@ -151,7 +151,7 @@ fn plan(source: &UploadSource<'_>, free: &[u64], asked: Option<usize>) -> Result
 fn indivisible(config: &ModelConfig) -> Option<&'static str> {
     let fields = [
         ("per_layer_input", config.per_layer_input.is_some()),
-        ("exceptions.kv_from", config.layers().any(|layer| layer.kv_from.is_some())),
+        ("exceptions.kv_from", config.layers().any(|layer| layer.heads().kv_from.is_some())),
     ];
     fields.into_iter().find(|(_, found)| *found).map(|(field, _)| field)
 }
@@ -159,9 +159,9 @@ fn indivisible(config: &ModelConfig) -> Option<&'static str> {
 /// Estimates the bytes of working memory of a part.
 fn scratch_bytes(source: &UploadSource<'_>) -> u64 {
     let c = source.config;
-    let largest = |size: fn(&LayerConfig) -> usize| c.layers().map(|layer| size(&layer)).max().unwrap_or(0);
-    let q = largest(|layer| layer.n_heads * layer.head_dim.max(layer.value_dim));
-    let kv = largest(|layer| layer.n_kv_heads * (layer.head_dim + layer.value_dim));
+    let largest = |size: fn(&Heads) -> usize| c.layers().map(|layer| size(layer.heads())).max().unwrap_or(0);
+    let q = largest(|heads| heads.n_heads * heads.head_dim.max(heads.value_dim));
+    let kv = largest(|heads| heads.n_kv_heads * (heads.head_dim + heads.value_dim));
     let mlp = |mlp| match mlp {
         Mlp::Dense { intermediate, .. } => 4 * intermediate,
         Mlp::Moe { top_k, intermediate, shared, .. } => {

@@ -378,8 +378,9 @@ pub fn check(config: &ModelConfig, rows: usize) -> Result<()> {
         return refuse(format!("found {} query heads, expected at most {GRID}", config.n_heads));
     }
     // Sizes of keys are even in every model: half of a head is rotated with the other half.
-    if let Some(layer) = config.layers().find(|layer| !layer.value_dim.is_multiple_of(2)) {
-        return refuse(format!("`attention.latent.value`: found {}, expected an even number", layer.value_dim));
+    let mut widths = config.layers().map(|layer| layer.heads().value_dim);
+    if let Some(width) = widths.find(|width| !width.is_multiple_of(2)) {
+        return refuse(format!("`attention.latent.value`: found {width}, expected an even number"));
     }
     for mlp in config.mlps() {
         if let Mlp::Moe { selection: Selection { groups: Some(groups), .. }, .. } = mlp

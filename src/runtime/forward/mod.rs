@@ -254,19 +254,11 @@ impl Model {
                     self.read_values(index, op, w)?;
                     self.project(&op.o, w)?;
                 }
-                Operation::Mlp(op) => {
-                    self.mlp(op, MlpOutput::Written, w)?;
-                    w.step.profile.lap(Stage::Mlp);
-                }
-                Operation::Moe(op) => {
-                    self.mixture(index, op, w)?;
-                    w.step.profile.lap(Stage::Mlp);
-                }
-                Operation::Input(op) => {
-                    self.token_input(index, op, w)?;
-                    w.step.profile.lap(Stage::Mlp);
-                }
+                Operation::Mlp(op) => self.mlp(op, MlpOutput::Written, w)?,
+                Operation::Moe(op) => self.mixture(index, op, w)?,
+                Operation::Input(op) => self.token_input(index, op, w)?,
             }
+            w.step.profile.lap(block.operation.last_stage());
             self.add_branch(w.step.x, &w.scratch.branch, block.post_norm.as_deref());
             w.step.profile.lap(Stage::Norms);
         }
@@ -478,9 +470,7 @@ impl Model {
         w.step.profile.lap(Stage::Attention);
         s.branch.resize(s.attention.attended.n() * self.config.hidden, 0.0);
         let product = product(o, &s.attention.attended, &mut s.branch, &s.groups);
-        self.multiply(vec![product], self.arithmetic, w.step.observer.as_deref_mut())?;
-        w.step.profile.lap(Stage::Projections);
-        Ok(())
+        self.multiply(vec![product], self.arithmetic, w.step.observer.as_deref_mut())
     }
 
     /// Converts activations to the forms that the products read.

@@ -7,7 +7,7 @@
 use super::element::{Element, KvType, by_type};
 use super::{Line, PAGE, hadamard};
 use crate::error::{Error, Result};
-use crate::model_config::{Latent, LayerConfig, ModelConfig};
+use crate::model_config::{Heads, Latent, LayerConfig, ModelConfig};
 use crate::runtime::ops::LANES;
 use std::ops::Range;
 
@@ -51,6 +51,13 @@ impl KvHeads {
         KvHeads { count, key: dim, value: dim, shared: false }
     }
 
+    /// Returns the heads whose keys and values attention keeps; none if it reads those of another layer.
+    fn of(heads: &Heads) -> KvHeads {
+        let Heads { n_kv_heads, head_dim, value_dim, kv_from, .. } = *heads;
+        let count = if kv_from.is_none() { n_kv_heads } else { 0 };
+        KvHeads { count, key: head_dim, value: value_dim, shared: false }
+    }
+
     /// Returns the head that latent attention keeps: the normalized vector of a token and the rotated part of its key.
     pub fn latent(latent: &Latent) -> KvHeads {
         KvHeads { count: 1, key: latent.kv_rank + latent.rope, value: latent.kv_rank, shared: true }
@@ -81,20 +88,13 @@ impl KvLayout {
 
     /// Returns the layout of all layers of a model for devices that keep the vectors of latent attention.
     pub fn of(config: &ModelConfig, kind: KvType) -> KvLayout {
-        match &config.attention.latent {
-            Some(latent) => KvLayout::new(kind, vec![KvHeads::latent(latent); config.n_layers]),
-            None => KvLayout::expanded(config, kind),
-        }
+        let heads = |layer: LayerConfig| layer.latent().map_or_else(|| KvHeads::of(layer.heads()), KvHeads::latent);
+        KvLayout::new(kind, config.layers().map(heads))
     }
 
     /// Returns the layout of all layers of a model for devices that keep the keys and values of all heads.
     pub fn expanded(config: &ModelConfig, kind: KvType) -> KvLayout {
-        let heads = |layer| {
-            let LayerConfig { n_kv_heads, head_dim, value_dim, kv_from, .. } = config.layer(layer);
-            let count = if kv_from.is_none() { n_kv_heads } else { 0 };
-            KvHeads { count, key: head_dim, value: value_dim, shared: false }
-        };
-        KvLayout::new(kind, (0..config.n_layers).map(heads))
+        KvLayout::new(kind, config.layers().map(|layer| KvHeads::of(layer.heads())))
     }
 
     /// Returns the layout of some of the layers.

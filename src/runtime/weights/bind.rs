@@ -11,7 +11,7 @@ use crate::dtype::{DType, decode_floats};
 use crate::error::{Context, Error, Result};
 use crate::iebin::{Entry, IebinReader, Store};
 use crate::interrupt;
-use crate::model_config::{self as config, Latent, LayerConfig, ModelConfig, QkNorm};
+use crate::model_config::{self as config, Heads, Latent, LayerConfig, Mixer, ModelConfig, QkNorm};
 use crate::runtime::cpu::{Matrix, MatrixStore};
 use crate::runtime::layer::{
     Attention, AttentionShape, Block, BlockInput, LatentAttention, Layer, MixtureNorms, Mlp, Moe, Operation, TokenInput,
@@ -203,9 +203,9 @@ impl<'b, 'a> LayerBinder<'b, 'a> {
         };
         let attention = Block {
             input: input("input_layernorm.weight")?,
-            operation: match c.attention.latent {
-                Some(latent) => Operation::Latent(self.latent_attention(latent)?),
-                None => Operation::Attention(self.attention()?),
+            operation: match self.layer.mixer {
+                Mixer::Attention(heads) => Operation::Attention(self.attention(&heads)?),
+                Mixer::Latent(heads, latent) => Operation::Latent(self.latent_attention(&heads, latent)?),
             },
             post_norm: post_norm("post_attention_layernorm.weight")?,
         };
@@ -226,9 +226,9 @@ impl<'b, 'a> LayerBinder<'b, 'a> {
     }
 
     /// Returns the sizes and variants of attention.
-    fn attention_shape(&self) -> AttentionShape {
+    fn attention_shape(&self, heads: &Heads) -> AttentionShape {
         let c = self.model;
-        let LayerConfig { n_heads, n_kv_heads, head_dim, value_dim, window, rotary, kv_from, .. } = self.layer;
+        let Heads { n_heads, n_kv_heads, head_dim, value_dim, window, rotary, kv_from, .. } = *heads;
         AttentionShape {
             n_heads,
             n_kv_heads,
@@ -244,7 +244,7 @@ impl<'b, 'a> LayerBinder<'b, 'a> {
         }
     }
 
-    fn latent_attention(&self, latent: Latent) -> Result<LatentAttention<Host>> {
+    fn latent_attention(&self, heads: &Heads, latent: Latent) -> Result<LatentAttention<Host>> {
         let (q_a, q) = match self.linear_if("self_attn.q_a_proj")? {
             Some(q_a) => {
                 let norm = self.vector("self_attn.q_a_layernorm.weight")?;
@@ -253,7 +253,7 @@ impl<'b, 'a> LayerBinder<'b, 'a> {
             None => (None, self.linear("self_attn.q_proj")?),
         };
         Ok(LatentAttention {
-            shape: self.attention_shape(),
+            shape: self.attention_shape(heads),
             latent,
             q_a,
             q,
@@ -264,11 +264,11 @@ impl<'b, 'a> LayerBinder<'b, 'a> {
         })
     }
 
-    fn attention(&self) -> Result<Attention<Host>> {
-        let (attention, head_dim) = (&self.model.attention, self.layer.head_dim);
+    fn attention(&self, heads: &Heads) -> Result<Attention<Host>> {
+        let (attention, head_dim) = (&self.model.attention, heads.head_dim);
         let q_norm = self.norm_if("self_attn.q_norm.weight")?;
         Ok(Attention {
-            shape: self.attention_shape(),
+            shape: self.attention_shape(heads),
             sinks: self.vector_if("self_attn.sinks")?,
             head_norms: match (attention.qk_norm, q_norm) {
                 (QkNorm::Unit, _) => Some([vec![1.0; head_dim], vec![1.0; head_dim]]),

@@ -16,7 +16,7 @@ pub(super) use shape::{Shape, narrow, per_head_bytes, transposed_dtype};
 
 use super::cpu::{Arithmetic, Form, Matrix, MatrixStore, scalar};
 use super::layer::transfer::Transfer;
-use super::layer::{Block, Layer, Moe, Operation, Storage};
+use super::layer::{Block, Layer, Operation, Storage};
 use super::residency::Residency;
 use crate::calibration::Site;
 use crate::catalogue::{LayerTensor, Role, Target};
@@ -229,10 +229,27 @@ impl<'a> Transfer<'a, Host, Visited> for List<'a> {
     }
 }
 
-impl Moe<Host> {
-    /// Returns the matrices of the MLP beside the experts.
-    fn shared_linears(&self) -> impl Iterator<Item = &Linear> {
-        self.shared.iter().flat_map(|mlp| [&mlp.gate, &mlp.up, &mlp.down])
+/// Bytes of weights that one token reads.
+struct TokenBytes {
+    /// Number of experts that a token chooses.
+    chosen: usize,
+    bytes: usize,
+}
+
+impl<'a> Transfer<'a, Host, Visited> for TokenBytes {
+    fn matrix(&mut self, linear: &'a Linear) -> Result<()> {
+        self.bytes += linear.nbytes();
+        Ok(())
+    }
+
+    fn stack(&mut self, stack: &'a Vec<Linear>) -> Result<()> {
+        self.bytes += self.chosen * stack.first().map_or(0, Linear::nbytes);
+        Ok(())
+    }
+
+    fn vector(&mut self, vector: &'a Vec<f32>) -> Result<()> {
+        self.bytes += size_of_val(vector.as_slice());
+        Ok(())
     }
 }
 
@@ -265,25 +282,12 @@ impl Operation<Host> {
 
     /// Returns the bytes read to compute one token; of experts only the chosen ones.
     fn bytes_per_token(&self, arithmetic: Arithmetic) -> usize {
-        let all = |linears: &[&Linear]| linears.iter().map(|linear| linear.nbytes()).sum::<usize>();
-        match self {
-            Operation::Attention(op) => {
-                let norms = op.head_norms.iter().flatten().chain(&op.sinks);
-                all(&self.linears()) + norms.map(|values| size_of_val(values.as_slice())).sum::<usize>()
-            }
-            Operation::Latent(op) => {
-                let norms = op.q_a.iter().map(|(_, norm)| norm).chain([&op.kv_norm]);
-                let heads = per_head_bytes(&op.kv_b.matrix.store(), op.shape.n_heads, &op.latent, arithmetic);
-                all(&self.linears()) - op.kv_b.nbytes()
-                    + heads.unwrap_or(0) as usize
-                    + norms.map(|values| size_of_val(values.as_slice())).sum::<usize>()
-            }
-            Operation::Mlp(_) | Operation::Input(_) => all(&self.linears()),
-            Operation::Moe(op) => {
-                let shared = op.shared_linears().map(Linear::nbytes).sum::<usize>();
-                op.router.nbytes() + op.top_k * all(&[&op.gate_up[0], &op.down[0]]) + shared
-            }
-        }
+        let chosen = if let Operation::Moe(op) = self { op.top_k } else { 0 };
+        let mut read = TokenBytes { chosen, bytes: 0 };
+        self.transfer(&mut read).expect("counting does not fail");
+        let Operation::Latent(op) = self else { return read.bytes };
+        let heads = per_head_bytes(&op.kv_b.matrix.store(), op.shape.n_heads, &op.latent, arithmetic);
+        read.bytes - op.kv_b.nbytes() + heads.unwrap_or(0) as usize
     }
 }
 
