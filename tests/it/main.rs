@@ -90,6 +90,7 @@ mod run;
 mod schedules;
 #[cfg(feature = "serve")]
 mod serve;
+mod side_branch;
 mod sign;
 mod signals;
 mod speculate;
