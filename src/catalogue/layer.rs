@@ -210,12 +210,6 @@ pub const LAYER: &[LayerTensor] = &[
     vector("post_per_layer_input_norm.weight", "post_norm.weight", Role::Norm, |m, l| {
         has(l.extras.input.is_some(), [m.hidden])
     }),
-    // A side branch.
-    vector("side_norm.weight", "side_norm.weight", Role::Norm, |m, l| has(l.extras.side, [m.hidden])),
-    matrix("side_proj.weight", "side_proj.weight", Role::Mlp, Target::Side, Some(LayerInput::Side), |m, l| {
-        has(l.extras.side, [m.hidden, m.hidden])
-    }),
-    vector("side_post_norm.weight", "side_post_norm.weight", Role::Norm, |m, l| has(l.extras.side, [m.hidden])),
     vector("layer_scalar", "layer_output_scale.weight", Role::Other, |_, l| has(l.extras.scalar, [1])),
 ];
 

@@ -214,13 +214,11 @@ pub enum Target {
     InputGate,
     /// Projection of the further input of a layer.
     InputProjection,
-    /// Projection of the side branch.
-    Side,
 }
 
 impl Target {
     /// All targets.
-    pub const ALL: [Target; 18] = [
+    pub const ALL: [Target; 17] = [
         Target::Q,
         Target::K,
         Target::V,
@@ -238,7 +236,6 @@ impl Target {
         Target::KvHeads,
         Target::InputGate,
         Target::InputProjection,
-        Target::Side,
     ];
 }
 
@@ -258,8 +255,6 @@ pub enum LayerInput {
     Experts,
     /// Input of each expert's down projection, after the activation function.
     ExpertsMiddle,
-    /// Normalized input of the side branch.
-    Side,
     /// Normalized input of the output matrix.
     LmHead,
 }
@@ -274,7 +269,6 @@ impl LayerInput {
             LayerInput::MlpMiddle => "mlp_middle",
             LayerInput::Experts => "experts",
             LayerInput::ExpertsMiddle => "experts_middle",
-            LayerInput::Side => "side",
             LayerInput::LmHead => "lm_head",
         }
     }

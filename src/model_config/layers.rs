@@ -85,8 +85,6 @@ pub struct Extras {
     pub input: Option<PerLayerInput>,
     /// Whether the layer ends with a factor of the residual stream.
     pub scalar: bool,
-    /// Whether the layer adds a normalized projection of the residual stream.
-    pub side: bool,
 }
 
 impl LayerConfig {
@@ -149,7 +147,7 @@ impl ModelConfig {
                 }
                 (mlp, _) => mlp,
             },
-            extras: Extras { input: self.per_layer_input, scalar: self.layer_scalars, side: self.side_branch },
+            extras: Extras { input: self.per_layer_input, scalar: self.layer_scalars },
         }
     }
 
@@ -181,7 +179,6 @@ impl ModelConfig {
             ("logit_scale", self.logit_scale != 1.0),
             ("layer_scalars", self.layer_scalars),
             ("per_layer_input", self.per_layer_input.is_some()),
-            ("side_branch", self.side_branch),
             ("attention.value_norm", self.attention.value_norm),
             ("rope.turning_pairs", self.ropes().any(|rope| rope.turning_pairs.is_some())),
             ("exceptions", !self.exceptions.is_empty()),

@@ -73,9 +73,6 @@ pub struct ModelConfig {
     /// Sizes of the further input of each layer, which depends on the token alone (Gemma 4 E2B and E4B).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub per_layer_input: Option<PerLayerInput>,
-    /// Each layer ends with a projection of the residual stream that is normalized and added.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub side_branch: bool,
     /// Factor of the final logits, before their soft cap.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub logit_scale: f32,

@@ -75,8 +75,6 @@ pub enum Operation<S: Storage> {
     Moe(Moe<S>),
     /// A further input that depends on the token alone.
     Input(TokenInput<S>),
-    /// A projection of the residual stream.
-    Side(SideBranch<S>),
 }
 
 impl<S: Storage> Operation<S> {
@@ -84,16 +82,9 @@ impl<S: Storage> Operation<S> {
     pub fn last_stage(&self) -> Stage {
         match self {
             Operation::Attention(_) | Operation::Latent(_) => Stage::Projections,
-            Operation::Mlp(_) | Operation::Moe(_) | Operation::Input(_) | Operation::Side(_) => Stage::Mlp,
+            Operation::Mlp(_) | Operation::Moe(_) | Operation::Input(_) => Stage::Mlp,
         }
     }
-}
-
-/// A projection of the residual stream.
-#[derive(Debug)]
-pub struct SideBranch<S: Storage> {
-    /// The projection: `(hidden, hidden)`.
-    pub projection: S::Matrix,
 }
 
 /// Attention: projections, norms of heads, rotation, scores, weighted values, output projection.

@@ -90,7 +90,6 @@ mod run;
 mod schedules;
 #[cfg(feature = "serve")]
 mod serve;
-mod side_branch;
 mod sign;
 mod signals;
 mod speculate;

@@ -38,12 +38,6 @@ impl CudaPart {
                     Operation::Mlp(op) => Branch::of(self.mlp(plan, op, &self.scratch.branch)?),
                     Operation::Moe(op) => self.mixture(plan, index, op)?,
                     Operation::Input(op) => self.token_input(plan, index, op)?,
-                    Operation::Side(op) => {
-                        let (s, product) = (&self.scratch, (&op.projection, self.scratch.branch.view()));
-                        self.ops.matmul(product.0, &s.normed, 0, product.1, plan.rows)?;
-                        self.adapt(plan, &[product], &s.normed)?;
-                        Branch::of(product.1)
-                    }
                 };
                 let scalar = layer.scalar.filter(|_| number + 1 == layer.blocks.len());
                 branch = Some(Branch {

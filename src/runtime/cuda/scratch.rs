@@ -273,7 +273,6 @@ impl Sizes {
             }
             Operation::Latent(op) => self.include_latent(op, rows),
             Operation::Mlp(op) => self.include_mlp(op, rows),
-            Operation::Side(op) => include(&mut self.normed, &op.projection),
             Operation::Input(op) => {
                 include(&mut self.normed, &op.gate);
                 self.middle.include(&op.projection, rows);

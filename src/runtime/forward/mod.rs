@@ -257,12 +257,6 @@ impl Model {
                 Operation::Mlp(op) => self.mlp(op, MlpOutput::Written, w)?,
                 Operation::Moe(op) => self.mixture(index, op, w)?,
                 Operation::Input(op) => self.token_input(index, op, w)?,
-                Operation::Side(op) => {
-                    let s = &mut *w.scratch;
-                    s.branch.resize(s.normed.n() * self.config.hidden, 0.0);
-                    let products = vec![product(&op.projection, &s.normed, &mut s.branch, &s.groups)];
-                    self.multiply(products, self.arithmetic, w.step.observer.as_deref_mut())?;
-                }
             }
             w.step.profile.lap(block.operation.last_stage());
             self.add_branch(w.step.x, &w.scratch.branch, block.post_norm.as_deref());

@@ -1,8 +1,7 @@
 //! Lists the weights of layers once: for a copy to the storage of a device, and for whatever else visits all of them.
 
 use super::{
-    Attention, Block, BlockInput, LatentAttention, Layer, MixtureNorms, Mlp, Moe, Operation, SideBranch, Storage,
-    TokenInput,
+    Attention, Block, BlockInput, LatentAttention, Layer, MixtureNorms, Mlp, Moe, Operation, Storage, TokenInput,
 };
 use crate::error::Result;
 
@@ -72,7 +71,6 @@ impl<S: Storage> Operation<S> {
             Operation::Latent(op) => Operation::Latent(op.transfer(to)?),
             Operation::Mlp(op) => Operation::Mlp(op.transfer(to)?),
             Operation::Moe(op) => Operation::Moe(op.transfer(to)?),
-            Operation::Side(op) => Operation::Side(SideBranch { projection: to.matrix(&op.projection)? }),
             Operation::Input(op) => {
                 Operation::Input(TokenInput { gate: to.matrix(&op.gate)?, projection: to.matrix(&op.projection)? })
             }

@@ -14,8 +14,7 @@ use crate::interrupt;
 use crate::model_config::{self as config, Heads, Latent, LayerConfig, Mixer, ModelConfig, QkNorm};
 use crate::runtime::cpu::{Matrix, MatrixStore};
 use crate::runtime::layer::{
-    Attention, AttentionShape, Block, BlockInput, LatentAttention, Layer, MixtureNorms, Mlp, Moe, Operation,
-    SideBranch, TokenInput,
+    Attention, AttentionShape, Block, BlockInput, LatentAttention, Layer, MixtureNorms, Mlp, Moe, Operation, TokenInput,
 };
 use crate::windowed::Windowed;
 use std::cell::{Cell, RefCell};
@@ -221,13 +220,6 @@ impl<'b, 'a> LayerBinder<'b, 'a> {
                 input: BlockInput::Stream,
                 operation: Operation::Input(TokenInput { gate, projection: self.linear("per_layer_projection")? }),
                 post_norm: self.norm_if("post_per_layer_input_norm.weight")?,
-            });
-        }
-        if let Some(projection) = self.linear_if("side_proj")? {
-            blocks.push(Block {
-                input: input("side_norm.weight")?,
-                operation: Operation::Side(SideBranch { projection }),
-                post_norm: self.norm_if("side_post_norm.weight")?,
             });
         }
         Ok(Layer { blocks, scalar: self.vector_if("layer_scalar")?.map(|values| values[0]) })

@@ -193,7 +193,6 @@ pub fn decoder(arch: &Arch, config: &Fields) -> Result<ModelConfig> {
         residual_scale: 1.0,
         layer_scalars: false,
         per_layer_input: None,
-        side_branch: config.flag("side_branch", false)?,
         logit_scale: 1.0,
         embedding_scale: 1.0,
         logit_softcap: None,
