@@ -3,12 +3,11 @@
 //! The fields of the language model inside a wrapper are those of `text_config`, if there is one.
 
 use super::family::Family;
-use super::family::Family::{
-    Cohere2, DeepseekV2, Gemma2, Gemma4, Glm4Moe, Granite, MiniMaxM2, Ministral3, Mistral4, MuseGlimmer, Olmo2, Olmo3,
-};
+use super::family::Family::{Cohere2, Gemma2, Gemma4, Glm4Moe, Granite, Ministral3, Mistral4, MuseGlimmer};
 use super::fields::Fields;
 use super::rope::{Pairs, Rope, Ropes, yarn_magnitude};
 use super::routing::Routing;
+use super::rules::PairRule;
 use crate::error::{Error, Result};
 use serde_json::Value;
 
@@ -165,7 +164,7 @@ impl Config {
         let latent = if family.row().is_latent { Some(LatentSizes::read(json)?) } else { None };
         let head_dim = match latent {
             Some(sizes) => sizes.nope + sizes.rope,
-            None => json.size("head_dim")?.or(family.row().head_dim).unwrap_or(hidden / heads),
+            None => json.size("head_dim")?.or(family.row().heads.1).unwrap_or(hidden / heads),
         };
         let layers = read_layers(family, json, heads, head_dim, latent)?;
         let cap = |key: &str, default: f64| match json.0.get(key) {
@@ -222,7 +221,7 @@ fn read_layers(
     }
     let keys_are_values = family == Gemma4 && json.flag("attention_k_eq_v", false)?;
     let kv_heads = match json.0.get("num_key_value_heads") {
-        None => family.row().kv_heads.unwrap_or(heads),
+        None => family.row().heads.0.unwrap_or(heads),
         Some(_) => json.size("num_key_value_heads")?.unwrap_or(heads),
     };
     let (window, sliding) = (family.window(json)?, family.sliding_layers(json, count)?);
@@ -316,25 +315,9 @@ impl Norms {
     fn read(family: Family, json: Fields<'_>) -> Result<Norms> {
         let key = if family == Cohere2 { "layer_norm_eps" } else { "rms_norm_eps" };
         let eps = json.number(key)?.unwrap_or(family.row().eps);
-        let kind = match family {
-            Cohere2 => NormKind::Layer,
-            MuseGlimmer => NormKind::RmsOnePlus,
-            _ if family.is_gemma() && family != Gemma4 => NormKind::RmsOnePlus,
-            _ => NormKind::Rms,
-        };
-        let places = match family {
-            Olmo2 | Olmo3 => Places::After,
-            Cohere2 => Places::Common,
-            MuseGlimmer => Places::Around,
-            _ if family.is_gemma() => Places::Around,
-            _ => Places::Before,
-        };
-        let queries_and_keys = match family {
-            Olmo2 | Olmo3 | MiniMaxM2 => QkNorm::All,
-            MuseGlimmer => QkNorm::Unit,
-            Glm4Moe if !json.flag("use_qk_norm", false)? => QkNorm::None,
-            _ => QkNorm::Head,
-        };
+        let (kind, places, usual) = family.row().norms;
+        let has_none = family == Glm4Moe && !json.flag("use_qk_norm", false)?;
+        let queries_and_keys = if has_none { QkNorm::None } else { usual };
         let eps_after = if family == MuseGlimmer { json.number("post_norm_eps")?.unwrap_or(1e-8) } else { eps };
         Ok(Norms {
             kind,
@@ -416,10 +399,10 @@ impl Growth {
 
 /// Returns which values of a head form the pairs that a family rotates.
 pub(super) fn pairs(family: Family, json: Fields<'_>) -> Result<Pairs> {
-    let adjacent = match family {
-        Cohere2 | DeepseekV2 => true,
-        _ if family.row().is_latent => json.flag("rope_interleave", true)?,
-        _ => false,
+    let adjacent = match family.row().rotation.1 {
+        PairRule::Halves => false,
+        PairRule::Adjacent => true,
+        PairRule::AdjacentUnless(field) => json.flag(field, true)?,
     };
     Ok(if adjacent { Pairs::Adjacent } else { Pairs::Halves })
 }

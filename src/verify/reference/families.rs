@@ -1,13 +1,19 @@
 //! Table of the families: the defaults of `configuration_*.py`, and the rules by which layers differ from each other.
 //! Every row has every field, so that no family gets a default because it was forgotten.
 
+use super::config::{NormKind, Places, QkNorm};
 use super::family::Family;
+use super::rules::{Dense, PairRule, Rotates, Share, Slides};
 
 /// Family of models.
 pub(super) struct Row {
     /// Classes and values of `model_type`; the first is the class of the language model alone.
     pub names: &'static [&'static str],
     pub family: Family,
+    /// Arithmetic and places of the norms of a layer, and the norm of queries and keys.
+    pub norms: (NormKind, Places, QkNorm),
+    /// Share of a head that is rotated, and values that are rotated together.
+    pub rotation: (Share, PairRule),
     /// Whether attention is multi-head latent attention.
     pub is_latent: bool,
     /// Default of `tie_word_embeddings`.
@@ -16,10 +22,9 @@ pub(super) struct Row {
     pub theta: f64,
     /// Default epsilon of the norms.
     pub eps: f64,
-    /// Default number of key/value heads, if it is not that of the query heads.
-    pub kv_heads: Option<usize>,
-    /// Default width of a head, if it does not follow from that of the hidden state.
-    pub head_dim: Option<usize>,
+    /// Default number of key/value heads, if it is not that of the query heads, and default width of a head, if it does
+    /// not follow from that of the hidden state.
+    pub heads: (Option<usize>, Option<usize>),
     /// Default width of the windows, in tokens.
     pub window: Option<usize>,
     /// Layers with a window, if `layer_types` does not list them.
@@ -32,62 +37,18 @@ pub(super) struct Row {
     pub activation: (&'static str, &'static str),
 }
 
-/// Layers with sliding-window attention.
-#[derive(Clone, Copy)]
-pub(super) enum Slides {
-    Nowhere,
-    All,
-    /// If `use_sliding_window` says so, layers from `max_window_layers` on.
-    FromMaxWindowLayers,
-    /// If `use_sliding_window` says so, all layers.
-    IfUsed,
-    /// Layers with even numbers.
-    EverySecond,
-    /// All layers but every n-th; `sliding_window_pattern` may give another n.
-    AllButPattern(usize),
-    /// All layers but every n-th.
-    AllButEvery(usize),
-    /// All layers but every n-th, counted from the last one.
-    AllButEveryFromTheEnd(usize),
-    /// If `use_sliding_window` says so, layers without rotation.
-    WhereNotRotatedIfUsed,
-}
-
-/// Layers that rotate queries and keys.
-#[derive(Clone, Copy)]
-pub(super) enum Rotates {
-    Everywhere,
-    /// Layers with sliding-window attention.
-    WhereItSlides,
-    /// Layers of `no_rope_layers`, or all but every n-th, where n is `no_rope_layer_interval`.
-    ListedOrByInterval,
-    /// Layers with a base in `layer_rope_theta`, or all but every n-th, counted from the last one.
-    ListedOrAllButEveryFromTheEnd(usize),
-}
-
-/// Layers with a dense MLP in a family with experts.
-#[derive(Clone, Copy)]
-pub(super) enum Dense {
-    Nowhere,
-    /// Layers of `mlp_only_layers` and those that `decoder_sparse_step` leaves out.
-    ListedOrByStep,
-    /// Layers of `mlp_layer_types`, or the first ones: `first_k_dense_replace`, or n.
-    TypesOrFirst(usize),
-    /// The first ones: `first_k_dense_replace`, or n.
-    First(usize),
-}
-
 /// All families.
 pub(super) const FAMILIES: [Row; 25] = [
     Row {
         names: &["LlamaForCausalLM", "llama"],
         family: Family::Llama,
+        norms: (NormKind::Rms, Places::Before, QkNorm::Head),
+        rotation: (Share::Given(1.0), PairRule::Halves),
         is_latent: false,
         is_tied: false,
         theta: 10_000.0,
         eps: 1e-6,
-        kv_heads: None,
-        head_dim: None,
+        heads: (None, None),
         window: None,
         slides: Slides::Nowhere,
         rotates: Rotates::Everywhere,
@@ -97,12 +58,13 @@ pub(super) const FAMILIES: [Row; 25] = [
     Row {
         names: &["MistralForCausalLM", "mistral"],
         family: Family::Mistral,
+        norms: (NormKind::Rms, Places::Before, QkNorm::Head),
+        rotation: (Share::Given(1.0), PairRule::Halves),
         is_latent: false,
         is_tied: false,
         theta: 10_000.0,
         eps: 1e-6,
-        kv_heads: Some(8),
-        head_dim: None,
+        heads: (Some(8), None),
         window: Some(4096),
         slides: Slides::All,
         rotates: Rotates::Everywhere,
@@ -112,12 +74,13 @@ pub(super) const FAMILIES: [Row; 25] = [
     Row {
         names: &["MixtralForCausalLM", "mixtral"],
         family: Family::Mixtral,
+        norms: (NormKind::Rms, Places::Before, QkNorm::Head),
+        rotation: (Share::Given(1.0), PairRule::Halves),
         is_latent: false,
         is_tied: false,
         theta: 1e6,
         eps: 1e-5,
-        kv_heads: Some(8),
-        head_dim: None,
+        heads: (Some(8), None),
         window: None,
         slides: Slides::All,
         rotates: Rotates::Everywhere,
@@ -127,12 +90,13 @@ pub(super) const FAMILIES: [Row; 25] = [
     Row {
         names: &["Ministral3ForCausalLM", "ministral3"],
         family: Family::Ministral3,
+        norms: (NormKind::Rms, Places::Before, QkNorm::Head),
+        rotation: (Share::Given(1.0), PairRule::Halves),
         is_latent: false,
         is_tied: false,
         theta: 10_000.0,
         eps: 1e-5,
-        kv_heads: Some(8),
-        head_dim: Some(128),
+        heads: (Some(8), Some(128)),
         window: None,
         slides: Slides::All,
         rotates: Rotates::Everywhere,
@@ -151,12 +115,13 @@ pub(super) const FAMILIES: [Row; 25] = [
             "qwen2_vl_text",
         ],
         family: Family::Qwen2,
+        norms: (NormKind::Rms, Places::Before, QkNorm::Head),
+        rotation: (Share::Given(1.0), PairRule::Halves),
         is_latent: false,
         is_tied: false,
         theta: 10_000.0,
         eps: 1e-6,
-        kv_heads: None,
-        head_dim: None,
+        heads: (None, None),
         window: Some(4096),
         slides: Slides::FromMaxWindowLayers,
         rotates: Rotates::Everywhere,
@@ -166,12 +131,13 @@ pub(super) const FAMILIES: [Row; 25] = [
     Row {
         names: &["Qwen3ForCausalLM", "qwen3", "qwen3_vl_text"],
         family: Family::Qwen3,
+        norms: (NormKind::Rms, Places::Before, QkNorm::Head),
+        rotation: (Share::Given(1.0), PairRule::Halves),
         is_latent: false,
         is_tied: false,
         theta: 10_000.0,
         eps: 1e-6,
-        kv_heads: None,
-        head_dim: Some(128),
+        heads: (None, Some(128)),
         window: Some(4096),
         slides: Slides::FromMaxWindowLayers,
         rotates: Rotates::Everywhere,
@@ -181,12 +147,13 @@ pub(super) const FAMILIES: [Row; 25] = [
     Row {
         names: &["Qwen3MoeForCausalLM", "qwen3_moe"],
         family: Family::Qwen3Moe,
+        norms: (NormKind::Rms, Places::Before, QkNorm::Head),
+        rotation: (Share::Given(1.0), PairRule::Halves),
         is_latent: false,
         is_tied: false,
         theta: 10_000.0,
         eps: 1e-6,
-        kv_heads: None,
-        head_dim: None,
+        heads: (None, None),
         window: Some(4096),
         slides: Slides::IfUsed,
         rotates: Rotates::Everywhere,
@@ -196,12 +163,13 @@ pub(super) const FAMILIES: [Row; 25] = [
     Row {
         names: &["Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe_text"],
         family: Family::Qwen3VlMoe,
+        norms: (NormKind::Rms, Places::Before, QkNorm::Head),
+        rotation: (Share::Given(1.0), PairRule::Halves),
         is_latent: false,
         is_tied: false,
         theta: 500_000.0,
         eps: 1e-6,
-        kv_heads: Some(16),
-        head_dim: None,
+        heads: (Some(16), None),
         window: None,
         slides: Slides::Nowhere,
         rotates: Rotates::Everywhere,
@@ -211,12 +179,13 @@ pub(super) const FAMILIES: [Row; 25] = [
     Row {
         names: &["Gemma2ForCausalLM", "gemma2"],
         family: Family::Gemma2,
+        norms: (NormKind::RmsOnePlus, Places::Around, QkNorm::Head),
+        rotation: (Share::Given(1.0), PairRule::Halves),
         is_latent: false,
         is_tied: true,
         theta: 10_000.0,
         eps: 1e-6,
-        kv_heads: Some(4),
-        head_dim: Some(256),
+        heads: (Some(4), Some(256)),
         window: Some(4096),
         slides: Slides::EverySecond,
         rotates: Rotates::Everywhere,
@@ -226,12 +195,13 @@ pub(super) const FAMILIES: [Row; 25] = [
     Row {
         names: &["Gemma3ForCausalLM", "gemma3_text"],
         family: Family::Gemma3,
+        norms: (NormKind::RmsOnePlus, Places::Around, QkNorm::Head),
+        rotation: (Share::Given(1.0), PairRule::Halves),
         is_latent: false,
         is_tied: true,
         theta: 1e6,
         eps: 1e-6,
-        kv_heads: Some(4),
-        head_dim: Some(256),
+        heads: (Some(4), Some(256)),
         window: Some(4096),
         slides: Slides::AllButPattern(6),
         rotates: Rotates::Everywhere,
@@ -241,12 +211,13 @@ pub(super) const FAMILIES: [Row; 25] = [
     Row {
         names: &["Gemma4ForCausalLM", "gemma4_text", "Gemma4UnifiedForCausalLM", "gemma4_unified_text"],
         family: Family::Gemma4,
+        norms: (NormKind::Rms, Places::Around, QkNorm::Head),
+        rotation: (Share::Given(1.0), PairRule::Halves),
         is_latent: false,
         is_tied: true,
         theta: 1e6,
         eps: 1e-6,
-        kv_heads: Some(4),
-        head_dim: Some(256),
+        heads: (Some(4), Some(256)),
         window: Some(512),
         slides: Slides::AllButEvery(6),
         rotates: Rotates::Everywhere,
@@ -256,12 +227,13 @@ pub(super) const FAMILIES: [Row; 25] = [
     Row {
         names: &["Phi3ForCausalLM", "phi3"],
         family: Family::Phi3,
+        norms: (NormKind::Rms, Places::Before, QkNorm::Head),
+        rotation: (Share::Given(1.0), PairRule::Halves),
         is_latent: false,
         is_tied: false,
         theta: 10_000.0,
         eps: 1e-5,
-        kv_heads: None,
-        head_dim: None,
+        heads: (None, None),
         window: None,
         slides: Slides::All,
         rotates: Rotates::Everywhere,
@@ -271,12 +243,13 @@ pub(super) const FAMILIES: [Row; 25] = [
     Row {
         names: &["GptOssForCausalLM", "gpt_oss"],
         family: Family::GptOss,
+        norms: (NormKind::Rms, Places::Before, QkNorm::Head),
+        rotation: (Share::Given(1.0), PairRule::Halves),
         is_latent: false,
         is_tied: false,
         theta: 150_000.0,
         eps: 1e-5,
-        kv_heads: None,
-        head_dim: Some(64),
+        heads: (None, Some(64)),
         window: Some(128),
         slides: Slides::EverySecond,
         rotates: Rotates::Everywhere,
@@ -286,12 +259,13 @@ pub(super) const FAMILIES: [Row; 25] = [
     Row {
         names: &["GraniteForCausalLM", "granite"],
         family: Family::Granite,
+        norms: (NormKind::Rms, Places::Before, QkNorm::Head),
+        rotation: (Share::Given(1.0), PairRule::Halves),
         is_latent: false,
         is_tied: false,
         theta: 10_000.0,
         eps: 1e-6,
-        kv_heads: None,
-        head_dim: None,
+        heads: (None, None),
         window: None,
         slides: Slides::Nowhere,
         rotates: Rotates::Everywhere,
@@ -301,12 +275,13 @@ pub(super) const FAMILIES: [Row; 25] = [
     Row {
         names: &["SmolLM3ForCausalLM", "smollm3"],
         family: Family::SmolLm3,
+        norms: (NormKind::Rms, Places::Before, QkNorm::Head),
+        rotation: (Share::Given(1.0), PairRule::Halves),
         is_latent: false,
         is_tied: true,
         theta: 2e6,
         eps: 1e-6,
-        kv_heads: Some(4),
-        head_dim: None,
+        heads: (Some(4), None),
         window: None,
         slides: Slides::WhereNotRotatedIfUsed,
         rotates: Rotates::ListedOrByInterval,
@@ -316,12 +291,13 @@ pub(super) const FAMILIES: [Row; 25] = [
     Row {
         names: &["Olmo2ForCausalLM", "olmo2"],
         family: Family::Olmo2,
+        norms: (NormKind::Rms, Places::After, QkNorm::All),
+        rotation: (Share::Given(1.0), PairRule::Halves),
         is_latent: false,
         is_tied: false,
         theta: 10_000.0,
         eps: 1e-5,
-        kv_heads: None,
-        head_dim: None,
+        heads: (None, None),
         window: None,
         slides: Slides::Nowhere,
         rotates: Rotates::Everywhere,
@@ -331,12 +307,13 @@ pub(super) const FAMILIES: [Row; 25] = [
     Row {
         names: &["Olmo3ForCausalLM", "olmo3"],
         family: Family::Olmo3,
+        norms: (NormKind::Rms, Places::After, QkNorm::All),
+        rotation: (Share::Given(1.0), PairRule::Halves),
         is_latent: false,
         is_tied: false,
         theta: 500_000.0,
         eps: 1e-5,
-        kv_heads: None,
-        head_dim: None,
+        heads: (None, None),
         window: Some(4096),
         slides: Slides::AllButEvery(4),
         rotates: Rotates::Everywhere,
@@ -346,12 +323,13 @@ pub(super) const FAMILIES: [Row; 25] = [
     Row {
         names: &["Cohere2ForCausalLM", "cohere2"],
         family: Family::Cohere2,
+        norms: (NormKind::Layer, Places::Common, QkNorm::Head),
+        rotation: (Share::Given(1.0), PairRule::Adjacent),
         is_latent: false,
         is_tied: true,
         theta: 10_000.0,
         eps: 1e-5,
-        kv_heads: None,
-        head_dim: None,
+        heads: (None, None),
         window: Some(4096),
         slides: Slides::AllButPattern(4),
         rotates: Rotates::WhereItSlides,
@@ -361,12 +339,13 @@ pub(super) const FAMILIES: [Row; 25] = [
     Row {
         names: &["Glm4MoeForCausalLM", "glm4_moe"],
         family: Family::Glm4Moe,
+        norms: (NormKind::Rms, Places::Before, QkNorm::Head),
+        rotation: (Share::Given(0.5), PairRule::Halves),
         is_latent: false,
         is_tied: false,
         theta: 10_000.0,
         eps: 1e-5,
-        kv_heads: Some(8),
-        head_dim: None,
+        heads: (Some(8), None),
         window: None,
         slides: Slides::Nowhere,
         rotates: Rotates::Everywhere,
@@ -376,12 +355,13 @@ pub(super) const FAMILIES: [Row; 25] = [
     Row {
         names: &["MuseGlimmerForCausalLM", "muse_glimmer_text"],
         family: Family::MuseGlimmer,
+        norms: (NormKind::RmsOnePlus, Places::Around, QkNorm::Unit),
+        rotation: (Share::Given(1.0), PairRule::Halves),
         is_latent: false,
         is_tied: false,
         theta: 500_000.0,
         eps: 1e-5,
-        kv_heads: Some(2),
-        head_dim: Some(128),
+        heads: (Some(2), Some(128)),
         window: Some(2048),
         slides: Slides::AllButEveryFromTheEnd(4),
         rotates: Rotates::ListedOrAllButEveryFromTheEnd(4),
@@ -391,12 +371,13 @@ pub(super) const FAMILIES: [Row; 25] = [
     Row {
         names: &["DeepseekV2ForCausalLM", "deepseek_v2"],
         family: Family::DeepseekV2,
+        norms: (NormKind::Rms, Places::Before, QkNorm::Head),
+        rotation: (Share::Whole, PairRule::Adjacent),
         is_latent: true,
         is_tied: false,
         theta: 10_000.0,
         eps: 1e-6,
-        kv_heads: None,
-        head_dim: None,
+        heads: (None, None),
         window: None,
         slides: Slides::Nowhere,
         rotates: Rotates::Everywhere,
@@ -406,12 +387,13 @@ pub(super) const FAMILIES: [Row; 25] = [
     Row {
         names: &["DeepseekV3ForCausalLM", "deepseek_v3", "kimi_k2"],
         family: Family::DeepseekV3,
+        norms: (NormKind::Rms, Places::Before, QkNorm::Head),
+        rotation: (Share::Whole, PairRule::AdjacentUnless("rope_interleave")),
         is_latent: true,
         is_tied: false,
         theta: 10_000.0,
         eps: 1e-6,
-        kv_heads: None,
-        head_dim: None,
+        heads: (None, None),
         window: None,
         slides: Slides::Nowhere,
         rotates: Rotates::Everywhere,
@@ -421,12 +403,13 @@ pub(super) const FAMILIES: [Row; 25] = [
     Row {
         names: &["Glm4MoeLiteForCausalLM", "glm4_moe_lite"],
         family: Family::Glm4MoeLite,
+        norms: (NormKind::Rms, Places::Before, QkNorm::Head),
+        rotation: (Share::Whole, PairRule::AdjacentUnless("rope_interleave")),
         is_latent: true,
         is_tied: false,
         theta: 10_000.0,
         eps: 1e-5,
-        kv_heads: None,
-        head_dim: None,
+        heads: (None, None),
         window: None,
         slides: Slides::Nowhere,
         rotates: Rotates::Everywhere,
@@ -436,12 +419,13 @@ pub(super) const FAMILIES: [Row; 25] = [
     Row {
         names: &["Mistral4ForCausalLM", "mistral4"],
         family: Family::Mistral4,
+        norms: (NormKind::Rms, Places::Before, QkNorm::Head),
+        rotation: (Share::Whole, PairRule::AdjacentUnless("rope_interleave")),
         is_latent: true,
         is_tied: false,
         theta: 10_000.0,
         eps: 1e-6,
-        kv_heads: None,
-        head_dim: None,
+        heads: (None, None),
         window: None,
         slides: Slides::Nowhere,
         rotates: Rotates::Everywhere,
@@ -451,12 +435,13 @@ pub(super) const FAMILIES: [Row; 25] = [
     Row {
         names: &["MiniMaxM2ForCausalLM", "minimax_m2"],
         family: Family::MiniMaxM2,
+        norms: (NormKind::Rms, Places::Before, QkNorm::All),
+        rotation: (Share::Width("rotary_dim"), PairRule::Halves),
         is_latent: false,
         is_tied: false,
         theta: 5e6,
         eps: 1e-6,
-        kv_heads: Some(8),
-        head_dim: Some(128),
+        heads: (Some(8), Some(128)),
         window: None,
         slides: Slides::Nowhere,
         rotates: Rotates::Everywhere,

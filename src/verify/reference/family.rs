@@ -1,8 +1,9 @@
 //! Model families of transformers: what follows from the row of a family and a configuration.
 
 use super::config::Activation;
-use super::families::{Dense, FAMILIES, Rotates, Row, Slides};
+use super::families::{FAMILIES, Row};
 use super::fields::Fields;
+use super::rules::{Dense, Rotates, Slides};
 use crate::error::{Error, Result};
 
 /// Model family of transformers.

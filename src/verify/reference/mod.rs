@@ -26,6 +26,7 @@ mod norm;
 mod per_layer;
 mod rope;
 mod routing;
+mod rules;
 mod weights;
 
 use crate::adapter::Adapter;

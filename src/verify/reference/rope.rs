@@ -3,6 +3,7 @@
 use super::config::pairs;
 use super::family::Family;
 use super::fields::Fields;
+use super::rules::Share;
 use crate::error::{Error, Result};
 use candle_core::{D, Device, Tensor};
 use std::f64::consts::TAU;
@@ -47,14 +48,10 @@ impl Ropes {
             );
         }
         let theta = json.number("rope_theta")?.unwrap_or(family.row().theta);
-        let part = match family {
-            _ if family.row().is_latent => RotatedShare::Whole,
-            Family::Glm4Moe => RotatedShare::Given(0.5),
-            Family::MiniMaxM2 => {
-                let rotated = json.size("rotary_dim")?.unwrap_or(full_dim);
-                RotatedShare::Given(rotated as f64 / full_dim as f64)
-            }
-            _ => RotatedShare::Given(1.0),
+        let part = match family.row().rotation.0 {
+            Share::Whole => RotatedShare::Whole,
+            Share::Given(share) => RotatedShare::Given(share),
+            Share::Width(field) => RotatedShare::Given(json.size(field)?.unwrap_or(full_dim) as f64 / full_dim as f64),
         };
         let shape = Shape { head_dim: full_dim, part, pairs: pairs(family, json)? };
         let full = Rope::read(json, full, theta, shape)?;
