@@ -206,6 +206,10 @@ const IN_LIBRARY: &[&str] = &[];
 /// Files that may have sequences for terminals: the one that prints, and the editor of lines.
 const TERMINALS: &[&str] = &["src/bin/iec/chat/editor.rs", "src/bin/iec/console.rs"];
 
+/// Places that know what the state of a text holds: the interface, and the devices.
+const DEVICES: [&str; 5] =
+    ["src/runtime/state.rs", "src/runtime/kv/", "src/runtime/attention/", "src/runtime/forward/", "src/runtime/cuda/"];
+
 /// Parts of the runtime that are independent of the devices.
 const DEVICELESS: &[&str] = &["src/generate/", "src/runtime/engine"];
 
@@ -396,6 +400,16 @@ fn devices_named(sources: &Sources) -> Vec<String> {
     files.map(|file| file.path.clone()).collect()
 }
 
+/// Finds files outside the devices that look into the states of texts, which only their device understands.
+fn casts_of_states(sources: &Sources) -> Vec<String> {
+    let is_device = |file: &&Source| DEVICES.iter().any(|place| file.path.starts_with(place));
+    let casts = |file: &&Source| {
+        ["KvCache", "downcast_ref", "downcast_mut", ".memory::<"].iter().any(|cast| file.bare.contains(cast))
+    };
+    let files = sources.files.iter().filter(|file| file.path.starts_with("src/") && !is_device(file)).filter(casts);
+    files.map(|file| file.path.clone()).collect()
+}
+
 /// Finds files and functions that are too long.
 fn too_long(sources: &Sources) -> Vec<String> {
     let files = sources.files.iter().filter(|file| file.code_lines() > LARGEST_FILE);
@@ -509,6 +523,14 @@ fn text_reaches_terminals_through_one_file() {
 #[test]
 fn the_engine_names_no_device() {
     refuse("a device is named", devices_named(&SOURCES));
+}
+
+#[test]
+fn states_of_texts_are_opaque_outside_the_devices() {
+    refuse("a look into the state of a text", casts_of_states(&SOURCES));
+    let planted =
+        [("src/generate/a.rs", "fn f(c: &Cache) { c.get::<KvCache>() }\n"), ("src/runtime/cuda/b.rs", "KvCache")];
+    assert_eq!(casts_of_states(&Sources::of(planted)), ["src/generate/a.rs"]);
 }
 
 #[test]
