@@ -43,6 +43,11 @@ pub enum Stage {
 }
 
 impl Stage {
+    /// Returns the stage of the arithmetic between products of this stage.
+    pub fn before(self) -> Stage {
+        if self == Stage::Projections { Stage::Attention } else { self }
+    }
+
     /// All stages, in order, with their names in reports.
     const NAMES: [(Stage, &str); 12] = [
         (Stage::Tokenizer, "tokenizer"),

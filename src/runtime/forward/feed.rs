@@ -59,7 +59,7 @@ impl Model {
         let (n, width) = (s.normed.n(), op.gate.matrix.rows());
         s.gated.gate.resize(n * width, 0.0);
         let gate = product(&op.gate, &s.normed, &mut s.gated.gate, &s.groups);
-        self.multiply(vec![gate], self.arithmetic, w.step.observer.as_deref_mut())?;
+        self.compute(vec![gate], &mut w.step)?;
         s.gated.middle.reset(n, width);
         let (out, stride) = s.gated.middle.rows_mut();
         let (gate, further, all) = (&s.gated.gate, &s.further, self.config.n_layers * width);
@@ -70,7 +70,7 @@ impl Model {
         self.prepare(&mut s.gated.middle);
         s.branch.resize(n * self.config.hidden, 0.0);
         let projection = product(&op.projection, &s.gated.middle, &mut s.branch, &s.groups);
-        self.multiply(vec![projection], self.arithmetic, w.step.observer.as_deref_mut())
+        self.compute(vec![projection], &mut w.step)
     }
 
     /// Computes the further inputs of all layers from the embeddings of the step.
@@ -80,7 +80,7 @@ impl Model {
         s.further.resize(w.step.further.len(), 0.0);
         let changed = s.groups.iter().flat_map(|group| group.set.of_further(&group.rows)).collect();
         let projection = Product { changed, ..product(&weights.projection, &s.normed, &mut s.further, &[]) };
-        self.multiply(vec![projection], self.arithmetic, w.step.observer.as_deref_mut())?;
+        self.compute(vec![projection], &mut w.step)?;
         let (all, scale, eps) =
             (weights.projection.matrix.rows(), (hidden as f32).sqrt().recip(), self.config.norm_eps);
         self.cpu.for_rows(&mut s.further, all, |i, further| {
@@ -100,7 +100,7 @@ impl Model {
             product(&op.gate, &s.normed, &mut s.gated.gate, &s.groups),
             product(&op.up, &s.normed, &mut s.gated.up, &s.groups),
         ];
-        self.multiply(products, self.arithmetic, w.step.observer.as_deref_mut())?;
+        self.compute(products, &mut w.step)?;
         s.gated.middle.reset(n, width);
         let (out, stride) = s.gated.middle.rows_mut();
         let (activation, gate, up) = (op.activation, &s.gated.gate, &s.gated.up);
@@ -114,7 +114,7 @@ impl Model {
         let out = if is_added { &mut s.beside } else { &mut s.branch };
         out.resize(n * self.config.hidden, 0.0);
         let product = product(&op.down, &s.gated.middle, out, &s.groups);
-        self.multiply(vec![product], self.arithmetic, w.step.observer.as_deref_mut())?;
+        self.compute(vec![product], &mut w.step)?;
         if is_added {
             self.add_rows(&mut s.branch, &s.beside);
         }

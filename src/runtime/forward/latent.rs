@@ -7,7 +7,7 @@
 //! value, and the result of each head is multiplied by its `V`. Every position is computed in this way, whether it is
 //! part of a prompt or not, so it has the same bits however it was fed.
 
-use super::{Changed, Model, Product, Walk, adapters, product};
+use super::{Changed, Model, Product, Step, Walk, adapters, product};
 use crate::error::Result;
 use crate::model_config::RotaryPairs;
 use crate::runtime::adapters::HeadMatrix;
@@ -47,18 +47,17 @@ impl Model {
         match &op.q_a {
             None => {
                 let q = product(&op.q, &s.normed, &mut s.attention.q, &s.groups);
-                self.multiply(vec![q, kv], self.arithmetic, w.step.observer.as_deref_mut())?;
+                self.compute(vec![q, kv], &mut w.step)?;
             }
             Some((q_a, norm)) => {
                 s.latent.q.resize(n * norm.len(), 0.0);
                 let q_a = product(q_a, &s.normed, &mut s.latent.q, &s.groups);
-                self.multiply(vec![q_a, kv], self.arithmetic, w.step.observer.as_deref_mut())?;
+                self.compute(vec![q_a, kv], &mut w.step)?;
                 self.norm_latent(&s.latent.q, norm, latent.norm_eps, &mut s.latent.normed);
                 let q = product(&op.q, &s.latent.normed, &mut s.attention.q, &s.groups);
-                self.multiply(vec![q], self.arithmetic, w.step.observer.as_deref_mut())?;
+                self.compute(vec![q], &mut w.step)?;
             }
         }
-        w.step.profile.lap(Stage::Projections);
         self.set_q_factors(shape, &s.runs, &mut s.attention.q_factors);
         let angles = shape.rotary.map_or(&[][..], |kind| &w.step.angles[kind]);
         let queries =
@@ -69,7 +68,6 @@ impl Model {
         self.rotate_tails(&mut s.attention.k, kv_width, &keys, &[]);
         s.attention.v.clear();
         self.write_cache(index, w);
-        w.step.profile.lap(Stage::Attention);
         Ok(())
     }
 
@@ -91,7 +89,7 @@ impl Model {
         });
         let changed = |head| adapters::of_head(&s.groups, (index, HeadMatrix::Keys, head), n);
         let keys = &self.per_head[index - self.layers.start].keys;
-        self.multiply_heads(keys, &s.latent.per_head, &mut s.latent.from_heads, changed)?;
+        self.multiply_heads(keys, &s.latent.per_head, &mut s.latent.from_heads, changed, &mut w.step)?;
         s.latent.absorbed.resize(n * n_heads * width, 0.0);
         let absorbed = &s.latent.from_heads;
         self.cpu.for_rows(&mut s.latent.absorbed, n_heads * width, |token, row| {
@@ -102,20 +100,18 @@ impl Model {
             }
         });
         std::mem::swap(&mut s.attention.q, &mut s.latent.absorbed);
-        w.step.profile.lap(Stage::Projections);
         Ok(())
     }
 
     /// Multiplies the weighted sums of vectors by the matrices of the values.
     pub(super) fn read_values(&self, index: usize, op: &LatentAttention<Host>, w: &mut Walk<'_>) -> Result<()> {
-        w.step.profile.lap(Stage::Attention);
         let (s, n_heads) = (&mut *w.scratch, op.shape.n_heads);
         let (rank, value, n, sums) =
             (op.latent.kv_rank, op.latent.value, s.attention.attended.n(), &s.attention.attended);
         self.fill_heads(&mut s.latent.per_head, (n_heads, n, rank), |token, head| &sums.row(token)[head * rank..]);
         let changed = |head| adapters::of_head(&s.groups, (index, HeadMatrix::Values, head), n);
         let matrices = &self.per_head[index - self.layers.start].values;
-        self.multiply_heads(matrices, &s.latent.per_head, &mut s.latent.from_heads, changed)?;
+        self.multiply_heads(matrices, &s.latent.per_head, &mut s.latent.from_heads, changed, &mut w.step)?;
         s.attention.attended.reset(n, n_heads * value);
         let (values, (out, stride)) = (&s.latent.from_heads, s.attention.attended.rows_mut());
         self.cpu.for_rows(out, stride, |token, row| {
@@ -123,7 +119,6 @@ impl Model {
                 row.copy_from_slice(&values[(head * n + token) * value..][..value]);
             }
         });
-        w.step.profile.lap(Stage::Projections);
         Ok(())
     }
 
@@ -151,15 +146,17 @@ impl Model {
         x: &Acts,
         y: &mut Vec<f32>,
         changed: impl Fn(usize) -> Vec<Changed<'a>>,
+        step: &mut Step<'_>,
     ) -> Result<()> {
         let (tokens, rows) = (x.n() / matrices.len(), matrices[0].rows());
         y.resize(x.n() * rows, 0.0);
         let products = matrices.iter().zip(y.chunks_exact_mut(tokens * rows)).enumerate();
         let product = |(head, (weight, y))| {
             let tokens = head * tokens..(head + 1) * tokens;
-            Product { weight, bias: None, x, tokens, y, changed: changed(head), site: None }
+            let stage = Stage::Projections;
+            Product { weight, bias: None, x, tokens, y, changed: changed(head), site: None, stage }
         };
-        self.multiply(products.map(product).collect(), self.arithmetic, None)
+        self.compute(products.map(product).collect(), step)
     }
 
     /// Normalizes rows of as many values as there are factors.

@@ -295,8 +295,8 @@ impl Model {
         let tokens = 0..s.normed.n();
         let changed = s.groups.iter().flat_map(|group| group.set.of_lm_head(&group.rows)).collect();
         let (weight, x, y) = (&self.weights.lm_head, &s.normed, &mut *logits);
-        let product = Product { weight, bias: None, x, tokens, y, changed, site: None };
-        self.multiply(vec![product], self.arithmetic, None)?;
+        let product = Product { weight, bias: None, x, tokens, y, changed, site: None, stage: Stage::LmHead };
+        self.compute(vec![product], &mut w.step)?;
         if self.config.logit_scale != 1.0 {
             let factor = self.config.logit_scale;
             self.cpu.for_rows(logits, self.config.vocab, |_, x| self.cpu.level().run(Scale { x, factor }));
@@ -305,6 +305,19 @@ impl Model {
             self.cpu.for_rows(logits, self.config.vocab, |_, x| self.cpu.level().run(SoftCap { x, cap }));
         }
         w.step.profile.lap(Stage::LmHead);
+        Ok(())
+    }
+
+    /// Computes products of a step as [`Model::multiply`] does, and counts their time as that of their stage, and the
+    /// time before them as that of the arithmetic which prepared their inputs.
+    ///
+    /// # Errors
+    /// A weight cannot be read.
+    fn compute(&self, products: Vec<Product<'_>>, step: &mut Step<'_>) -> Result<()> {
+        let stage = products[0].stage;
+        step.profile.lap(stage.before());
+        self.multiply(products, self.arithmetic, step.observer.as_deref_mut())?;
+        step.profile.lap(stage);
         Ok(())
     }
 
@@ -359,8 +372,7 @@ impl Model {
             s.attention.output_gate.resize(s.normed.n() * q_width, 0.0);
             products.push(product(gate, &s.normed, &mut s.attention.output_gate, &s.groups));
         }
-        self.multiply(products, self.arithmetic, w.step.observer.as_deref_mut())?;
-        w.step.profile.lap(Stage::Projections);
+        self.compute(products, &mut w.step)?;
         self.set_q_factors(shape, &s.runs, &mut s.attention.q_factors);
         let angles = shape.rotary.map_or(&[][..], |kind| &w.step.angles[kind]);
         let [q_norm, k_norm] = [0, 1].map(|i| op.head_norms.as_ref().map(|norms| norms[i].as_slice()));
@@ -378,7 +390,6 @@ impl Model {
             self.rotate_rows(&mut s.attention.k, kv_width, &keys, &[]);
             self.write_cache(index, w);
         }
-        w.step.profile.lap(Stage::Attention);
         Ok(())
     }
 
@@ -467,10 +478,9 @@ impl Model {
     fn project(&self, o: &Linear, w: &mut Walk<'_>) -> Result<()> {
         let s = &mut *w.scratch;
         self.prepare(&mut s.attention.attended);
-        w.step.profile.lap(Stage::Attention);
         s.branch.resize(s.attention.attended.n() * self.config.hidden, 0.0);
         let product = product(o, &s.attention.attended, &mut s.branch, &s.groups);
-        self.multiply(vec![product], self.arithmetic, w.step.observer.as_deref_mut())
+        self.compute(vec![product], &mut w.step)
     }
 
     /// Converts activations to the forms that the products read.
@@ -493,6 +503,8 @@ pub(super) struct Product<'a> {
     pub changed: Vec<Changed<'a>>,
     /// Site of `x`, if the observer is shown all rows of it before the product.
     pub site: Option<Site>,
+    /// Stage that counts its time.
+    pub stage: Stage,
 }
 
 impl Product<'_> {
@@ -512,5 +524,6 @@ pub(super) fn product<'a>(linear: &'a Linear, x: &'a Acts, y: &'a mut [f32], gro
         y,
         changed,
         site: linear.site(),
+        stage: linear.stage(),
     }
 }

@@ -17,6 +17,7 @@ pub(super) use shape::{Shape, narrow, per_head_bytes, transposed_dtype};
 use super::cpu::{Arithmetic, Form, Matrix, MatrixStore, scalar};
 use super::layer::transfer::Transfer;
 use super::layer::{Block, Layer, Operation, Storage};
+use super::profile::Stage;
 use super::residency::Residency;
 use crate::calibration::Site;
 use crate::catalogue::{LayerTensor, Role, Target};
@@ -154,6 +155,12 @@ impl Linear {
     /// Returns the site that provides the inputs of the matrix, if calibration collects them.
     pub(super) fn site(&self) -> Option<Site> {
         self.identity.and_then(|(layer, tensor)| Some(Site { layer, part: tensor.input? }))
+    }
+
+    /// Returns the stage that counts the time of its products.
+    pub(super) fn stage(&self) -> Stage {
+        let of_attention = self.identity.is_some_and(|(_, tensor)| tensor.role == Role::Attention);
+        if of_attention { Stage::Projections } else { Stage::Mlp }
     }
 
     /// Returns the bytes that a product reads.
