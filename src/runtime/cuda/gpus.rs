@@ -141,8 +141,8 @@ fn plan(source: &UploadSource<'_>, free: &[u64], asked: Option<usize>) -> Result
         gb(free.iter().sum())
     );
     let help = match whole {
-        Some(_) => "use a shorter context (--ctx), or --device cpu",
-        None => "leave more layers to the CPU with --gpu-layers N, or use a shorter context (--ctx)",
+        Some(_) => "use a shorter context (--ctx), a smaller --kv-memory, or --device cpu",
+        None => "leave more layers to the CPU with --gpu-layers N, or lower --ctx or --kv-memory",
     };
     Err(Error::new(crate::error::Cause::OutOfMemory(found)).help(help))
 }
