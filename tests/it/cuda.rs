@@ -198,6 +198,7 @@ pub fn has_driver() -> bool {
 }
 
 /// Returns the directory of the simulated driver.
+#[cfg(feature = "serve")]
 pub fn driver() -> &'static str {
     DRIVER.to_str().unwrap()
 }

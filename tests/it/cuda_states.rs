@@ -2,16 +2,14 @@
 //! code as on the CPU. The bits of a GPU depend on the shape of a step, so greedy texts of a trained model are compared.
 
 use crate::common::packed_as;
-use crate::cuda::{driver, on_gpu};
+use crate::cuda::on_gpu;
 use crate::golden::{Case, fp32};
-use crate::serve::client::{Server, story_pack};
 use iec::generate::speculate::Speculator;
 use iec::generate::{Batch, Options, Request, Terms, generate};
 use iec::iebin::IebinReader;
 use iec::runtime::device::Offload;
 use iec::runtime::{Engine, EngineOptions, PrefixCache};
 use iec::sched::{self, Event, KeyLimits};
-use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -108,27 +106,4 @@ fn a_budget_of_pages_on_a_gpu_preempts_texts_that_are_then_computed_again() {
         assert!(ended.into_values().eq(expected.iter().cloned()), "with a prefix cache: {cached}");
         assert!(preempted > 0, "with a prefix cache: {cached}");
     }
-}
-
-#[test]
-fn a_server_on_a_gpu_answers_as_on_the_cpu_and_reuses_prompts() {
-    let home = story_pack(512);
-    let pack = home.path().join("pack");
-    let prompt = "Once upon a time there was a big dog who lived in a small house. ".repeat(3);
-    let body = json!({"prompt": prompt, "max_tokens": 8, "temperature": 0, "n": 3}).to_string();
-    let answers = |device: &str| {
-        let options = ["--model-dir", pack.to_str().unwrap(), "--device", device, "--precision", "fp32"];
-        let server = Server::spawn(&options, &[("LD_LIBRARY_PATH", driver())]);
-        server.wait_until_ready();
-        let ask = || serde_json::from_str::<Value>(&server.send("POST", "/v1/completions", &[], &body).body).unwrap();
-        let (first, second) = (ask(), ask());
-        let metrics = server.get("/metrics").body;
-        assert!(metrics.contains("iec_kv_pages{"), "{metrics}");
-        (first["choices"].clone(), second["choices"].clone(), second["usage"].clone())
-    };
-    let (first, second, usage) = answers("cuda");
-    assert_eq!((&first, first.as_array().map(Vec::len)), (&second, Some(3)));
-    assert!(usage["prompt_tokens_details"]["cached_tokens"].as_u64() > Some(40), "{usage}");
-    let texts = |choices: &Value| choices.as_array().unwrap().iter().map(|one| one["text"].clone()).collect::<Vec<_>>();
-    assert_eq!(texts(&first), texts(&answers("cpu").0));
 }

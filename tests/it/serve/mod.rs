@@ -3,7 +3,8 @@
 mod adapters;
 mod answers;
 mod bodies;
-pub mod client;
+mod client;
+mod cuda;
 mod errors;
 mod events;
 mod fields;
