@@ -509,10 +509,13 @@ impl<'a> Batch<'a> {
 }
 
 impl Drop for Batch<'_> {
-    /// Ends all requests, so that none uses the prefix cache any more.
+    /// Ends all requests, so that none uses the prefix cache any more. After a panic the counts may be wrong, and a
+    /// second panic would end the process.
     fn drop(&mut self) {
         self.slots.clear();
-        self.scheduler.end_all();
+        if !std::thread::panicking() {
+            self.scheduler.end_all();
+        }
     }
 }
 

@@ -1,10 +1,11 @@
 //! Inference runtime: locates the weights of a pack once, then computes logits for the tokens it is given.
 //!
 //! [`engine::Engine`] is the entry point: it creates [`Sequence`]s, reads tokens into them, and passes each step
-//! through a list of device parts (the interface is in [`device`]). [`open`] chooses and builds the parts:
-//! [`weights`] binds tensors (finds each one in the pack, checks its shape and assigns it to a layer), [`layer`]
-//! describes the layers for all devices, [`residency`] loads weights into memory. Matrices of a deduplicated pack are
-//! rebuilt from its store by [`weights::rebuilt`]. [`precision`] selects the number types.
+//! through a list of device parts. The interface of a part is in [`device`], that of what it keeps of a text in
+//! [`state`]; [`prefix_cache`] keeps the states of earlier texts. [`open`] chooses and builds the parts: [`weights`]
+//! binds tensors (finds each one in the pack, checks its shape and assigns it to a layer), [`layer`] describes the
+//! layers for all devices, [`residency`] loads weights into memory. Matrices of a deduplicated pack are rebuilt from
+//! its store by [`weights::rebuilt`]. [`precision`] selects the number types.
 //!
 //! Two devices implement the interface. On the CPU, [`forward`] computes the layers and [`experts`] the mixtures of
 //! experts, [`attention`], [`ops`] and [`rope`] hold the arithmetic, [`kv`] the KV cache, [`cpu`] the matrix products.

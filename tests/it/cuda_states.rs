@@ -1,5 +1,6 @@
-//! Tests the states of texts on a simulated GPU: budget of pages, preemption, prefix cache and pages on disk, by the same
-//! code as on the CPU. The bits of a GPU depend on the shape of a step, so greedy texts of a trained model are compared.
+//! Tests the states of texts on a simulated GPU: budget of pages, preemption, prefix cache and pages on disk, by the
+//! same code as on the CPU. The bits of a GPU depend on the shape of a step, so greedy texts of a trained model are
+//! compared.
 
 use crate::common::packed_as;
 use crate::cuda::on_gpu;

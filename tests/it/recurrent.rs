@@ -1,6 +1,6 @@
 //! A device part with a state that cannot be cut: it wraps a part of the CPU device and adds to the logits what it
-//! remembers of all tokens, as recurrent layers do. It knows its state only at multiples of [`BLOCK`] positions, where it
-//! was marked, and where it is. A text that was continued from a wrong state has other logits.
+//! remembers of all tokens, as recurrent layers do. It knows its state only at multiples of [`BLOCK`] positions, where
+//! it was marked, and where it is. A text that was continued from a wrong state has other logits.
 
 use iec::error::Result;
 use iec::iebin::IebinReader;

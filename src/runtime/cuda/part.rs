@@ -275,6 +275,7 @@ impl CudaPart {
 /// The driver reports an error.
 fn most_pages(context: &Context, source: &UploadSource<'_>, layers: &Range<usize>) -> Result<usize> {
     let page = Pool::page_bytes(&source.kv.part(layers.clone())).max(1) as u64;
-    let left = || Ok((context.memory()?.0.saturating_sub(MARGIN) / page) as usize);
-    source.kv_pages.map_or_else(left, Ok).map(|pages| pages.max(source.positions.div_ceil(PAGE)))
+    let planned = source.positions.div_ceil(PAGE);
+    let left = || Ok(planned.max((context.memory()?.0.saturating_sub(MARGIN) / page) as usize));
+    source.kv_pages.map_or_else(left, Ok)
 }

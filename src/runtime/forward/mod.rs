@@ -129,8 +129,7 @@ impl PartCache for KvCache {
     fn mark(&mut self) {}
 
     fn rewind(&mut self, len: usize) -> usize {
-        self.truncate(len);
-        self.len()
+        self.truncate(len)
     }
 
     fn pages(&self) -> Vec<Piece> {

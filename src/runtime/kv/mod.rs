@@ -91,20 +91,11 @@ impl KvCache {
         (self.pages, self.len) = (pages, len);
     }
 
-    /// Returns the number of positions.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Returns true without positions.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Drops all positions from `len` on.
-    pub fn truncate(&mut self, len: usize) {
+    /// Drops all positions from `len` on, and returns the number of those that are left.
+    pub fn truncate(&mut self, len: usize) -> usize {
         self.len = self.len.min(len);
         self.pages.truncate(self.len.div_ceil(PAGE));
+        self.len
     }
 
     /// Stores keys, `(positions, heads.count * heads.key)`, and values, `(positions, heads.count * heads.value)` or

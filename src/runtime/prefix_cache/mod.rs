@@ -167,7 +167,7 @@ impl PrefixCache {
             let place = PagePlace { key: page.key, before, tokens: page.tokens };
             names.insert(page.node, place.name());
             if !page.saved && saved.written < most {
-                store.write(&place, page.state, &mut saved)?;
+                store.write(&place, page.state, &self.pools, &mut saved)?;
                 written.push(page.node);
             }
             Ok(())

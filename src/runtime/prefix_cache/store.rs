@@ -155,14 +155,13 @@ impl PrefixStore {
     pub fn read(&mut self, place: &PagePlace<'_>, pools: &[Box<dyn StatePool>]) -> Result<Option<NodeState>> {
         let name = place.name();
         let Some(kept) = self.files.get(&name) else { return Ok(None) };
-        let pages: Vec<usize> = pools.iter().map(|pool| pool.page_bytes() as usize).collect();
-        let snapshots = pools.iter().map(|pool| pool.snapshot_bytes() as usize).filter(|bytes| *bytes > 0);
-        let whole: Vec<usize> = pages.iter().copied().chain(snapshots).collect();
-        let sizes = if kept.bytes == file_bytes(place, &pages) { &pages } else { &whole };
+        let pages = piece_sizes(pools, false);
+        let has_snapshot = kept.bytes != file_bytes(place, &pages);
+        let sizes = if has_snapshot { piece_sizes(pools, true) } else { pages };
         let path = self.path(&name);
-        let bytes = files::read_limited(&path, file_bytes(place, sizes)).unwrap_or_default();
+        let bytes = files::read_limited(&path, file_bytes(place, &sizes)).unwrap_or_default();
         let content =
-            page_content(&bytes, &place.header(sizes)).filter(|rest| rest.len() == sizes.iter().sum::<usize>());
+            page_content(&bytes, &place.header(&sizes)).filter(|rest| rest.len() == sizes.iter().sum::<usize>());
         let Some(mut rest) = content else {
             self.counts.damaged += 1;
             self.remove(&name);
@@ -174,7 +173,7 @@ impl PrefixStore {
             pool.restore(content)
         };
         let read = pools.iter().map(|pool| piece(&**pool, pool.page_bytes())).collect::<Result<Vec<Piece>>>()?;
-        let snapshot = (sizes.len() > pages.len()).then(|| {
+        let snapshot = has_snapshot.then(|| {
             let mut of = |pool: &dyn StatePool| match pool.snapshot_bytes() {
                 0 => Ok(None),
                 bytes => piece(pool, bytes).map(Some),
@@ -195,18 +194,21 @@ impl PrefixStore {
     ///
     /// # Errors
     /// The file cannot be written, or the device that holds the page fails.
-    pub fn write(&mut self, place: &PagePlace<'_>, state: &NodeState, saved: &mut Saved) -> Result<()> {
-        let name = place.name();
-        let pieces = state.pages.iter().chain(state.snapshot.iter().flatten().flatten());
-        let pieces = pieces.map(Piece::bytes).collect::<Result<Vec<_>>>()?;
-        let sizes: Vec<usize> = pieces.iter().map(|piece| piece.len()).collect();
-        let bytes = file_bytes(place, &sizes);
-        if bytes > self.limit || self.files.get(&name).is_some_and(|kept| kept.bytes >= bytes) {
+    pub fn write(
+        &mut self,
+        place: &PagePlace<'_>,
+        state: &NodeState,
+        pools: &[Box<dyn StatePool>],
+        saved: &mut Saved,
+    ) -> Result<()> {
+        let (name, sizes) = (place.name(), piece_sizes(pools, state.snapshot.is_some()));
+        let (bytes, replaced) = (file_bytes(place, &sizes), self.files.get(&name).map_or(0, |kept| kept.bytes));
+        if bytes > self.limit || replaced >= bytes {
             return Ok(());
         }
-        self.bytes -= self.files.remove(&name).map_or(0, |kept| kept.bytes);
-        while self.bytes + bytes > self.limit {
-            let oldest = self.files.iter().min_by_key(|(name, kept)| (kept.used, **name)).map(|(name, _)| *name);
+        while self.bytes - replaced + bytes > self.limit {
+            let others = self.files.iter().filter(|(other, _)| **other != name);
+            let oldest = others.min_by_key(|(name, kept)| (kept.used, **name)).map(|(name, _)| *name);
             let Some(oldest) = oldest else { break };
             self.remove(&oldest);
             saved.removed += 1;
@@ -216,14 +218,15 @@ impl PrefixStore {
         make_dir(path.parent().expect("a directory of two digits"))?;
         let mut file = AtomicFile::create_private(&path)?.overwrite(true);
         let mut hash = Sha256::new();
-        let header = place.header(&sizes);
-        for piece in std::iter::once(&header[..]).chain(pieces.iter().map(|piece| &piece[..])) {
-            hash.update(piece);
-            file.write_all(piece).at(&path)?;
+        let pieces = state.pages.iter().chain(state.snapshot.iter().flatten().flatten()).map(Piece::bytes);
+        for piece in std::iter::once(Ok(place.header(&sizes).into())).chain(pieces) {
+            let piece = piece?;
+            hash.update(&piece);
+            file.write_all(&piece).at(&path)?;
         }
         file.write_all(&hash.finalize()).at(&path)?;
         file.commit()?;
-        self.bytes += bytes;
+        self.bytes = self.bytes - replaced + bytes;
         self.counts.written += 1;
         self.files.insert(name, Kept { bytes, used: SystemTime::now() });
         (saved.written, saved.bytes) = (saved.written + 1, saved.bytes + bytes);
@@ -251,6 +254,13 @@ pub fn page_content<'a>(file: &'a [u8], header: &[u8]) -> Option<&'a [u8]> {
     (Sha256::digest(content)[..] == *digest).then_some(payload)
 }
 
+/// Returns the bytes of the pieces of a page: that of each part, then the snapshots, if it has them.
+fn piece_sizes(pools: &[Box<dyn StatePool>], has_snapshot: bool) -> Vec<usize> {
+    let pages = pools.iter().map(|pool| pool.page_bytes());
+    let snapshots = pools.iter().map(|pool| pool.snapshot_bytes()).filter(|bytes| has_snapshot && *bytes > 0);
+    pages.chain(snapshots).map(|bytes| bytes as usize).collect()
+}
+
 /// Returns the bytes of the file of a page whose pieces have these numbers of bytes.
 fn file_bytes(place: &PagePlace<'_>, pieces: &[usize]) -> u64 {
     (place.header(pieces).len() + pieces.iter().sum::<usize>() + DIGEST) as u64
@@ -270,6 +280,7 @@ fn page_of(path: &Path) -> Option<PageName> {
 mod tests {
     use super::*;
     use crate::runtime::kv::{KvHeads, KvLayout, KvType, PAGE, PagePool};
+    use crate::runtime::state::PageCounts;
     use std::sync::Arc;
 
     fn layout() -> KvLayout {
@@ -293,9 +304,13 @@ mod tests {
         NodeState { pages: vec![page(1), page(2)], snapshot: None }
     }
 
+    /// Returns the pool of each of two parts.
+    fn pools(pool: &Arc<PagePool>) -> [Box<dyn StatePool>; 2] {
+        [Box::new(pool.clone()), Box::new(pool.clone())]
+    }
+
     fn read(store: &mut PrefixStore, pool: &Arc<PagePool>, place: &PagePlace<'_>) -> Option<Vec<u8>> {
-        let pools: [Box<dyn StatePool>; 2] = [Box::new(pool.clone()), Box::new(pool.clone())];
-        store.read(place, &pools).unwrap().as_ref().map(bytes)
+        store.read(place, &pools(pool)).unwrap().as_ref().map(bytes)
     }
 
     fn bytes(state: &NodeState) -> Vec<u8> {
@@ -311,8 +326,8 @@ mod tests {
         let mut store = PrefixStore::open(dir.path(), LIMIT).unwrap();
         let mut saved = Saved::default();
         for _ in 0..2 {
-            store.write(&root, &pages(&pool, 10), &mut saved).unwrap();
-            store.write(&next, &pages(&pool, 20), &mut saved).unwrap();
+            store.write(&root, &pages(&pool, 10), &pools(&pool), &mut saved).unwrap();
+            store.write(&next, &pages(&pool, 20), &pools(&pool), &mut saved).unwrap();
         }
         assert_eq!((saved.written, saved.removed), (2, 0));
         for mut store in [store, PrefixStore::open(dir.path(), LIMIT).unwrap()] {
@@ -337,7 +352,7 @@ mod tests {
         let ids = tokens(9);
         let place = PagePlace { key: &KEY, before: PageName::default(), tokens: &ids };
         let mut store = PrefixStore::open(dir.path(), LIMIT).unwrap();
-        store.write(&place, &pages(&pool, 1), &mut Saved::default()).unwrap();
+        store.write(&place, &pages(&pool, 1), &pools(&pool), &mut Saved::default()).unwrap();
         let path = store.path(&place.name());
         let good = std::fs::read(&path).unwrap();
         let mut damaged: Vec<Vec<u8>> = (0..good.len()).map(|i| flipped(&good, i)).collect();
@@ -365,24 +380,81 @@ mod tests {
         let texts: Vec<Vec<u32>> = (0..5).map(|i| tokens(1000 * i)).collect();
         let place = |i: usize| PagePlace { key: &KEY, before: PageName::default(), tokens: &texts[i] };
         let mut one = Saved::default();
-        PrefixStore::open(dir.path(), LIMIT).unwrap().write(&place(0), &pages(&pool, 0), &mut one).unwrap();
+        PrefixStore::open(dir.path(), LIMIT)
+            .unwrap()
+            .write(&place(0), &pages(&pool, 0), &pools(&pool), &mut one)
+            .unwrap();
         let foreign = [dir.path().join(DIRECTORY).join("note.txt"), dir.path().join(DIRECTORY).join("zz")];
         foreign.iter().for_each(|path| std::fs::write(path, "mine").unwrap());
         let mut store = PrefixStore::open(dir.path(), 3 * one.bytes).unwrap();
         let mut saved = Saved::default();
         for i in 1..3 {
-            store.write(&place(i), &pages(&pool, 0), &mut saved).unwrap();
+            store.write(&place(i), &pages(&pool, 0), &pools(&pool), &mut saved).unwrap();
         }
         assert!(read(&mut store, &pool, &place(0)).is_some());
         for i in 3..5 {
-            store.write(&place(i), &pages(&pool, 0), &mut saved).unwrap();
+            store.write(&place(i), &pages(&pool, 0), &pools(&pool), &mut saved).unwrap();
         }
         assert_eq!((saved.written, saved.removed, store.bytes), (4, 2, 3 * one.bytes));
         let kept: Vec<bool> = (0..5).map(|i| read(&mut store, &pool, &place(i)).is_some()).collect();
         assert_eq!(kept, [true, false, false, true, true]);
         assert!(foreign.iter().all(|path| path.is_file()));
         let mut small = PrefixStore::open(dir.path(), one.bytes - 1).unwrap();
-        small.write(&place(1), &pages(&pool, 0), &mut saved).unwrap();
+        small.write(&place(1), &pages(&pool, 0), &pools(&pool), &mut saved).unwrap();
         assert_eq!(small.files.len(), 3, "a page that is larger than the limit changes nothing");
+    }
+
+    /// Pool whose snapshots have the size of pages.
+    #[derive(Debug)]
+    struct WithSnapshots(Arc<PagePool>);
+
+    impl StatePool for WithSnapshots {
+        fn page_bytes(&self) -> u64 {
+            self.0.page_bytes()
+        }
+
+        fn snapshot_bytes(&self) -> u64 {
+            self.0.page_bytes()
+        }
+
+        fn most(&self) -> Option<usize> {
+            None
+        }
+
+        fn counts(&self) -> PageCounts {
+            self.0.counts()
+        }
+
+        fn memory_left(&self) -> Option<u64> {
+            None
+        }
+
+        fn restore(&self, bytes: &[u8]) -> Result<Piece> {
+            self.0.restore(bytes)
+        }
+    }
+
+    #[test]
+    fn a_page_is_written_again_when_it_has_a_snapshot_and_never_without_it() {
+        let (dir, pool) = (tempfile::tempdir().unwrap(), PagePool::new(layout(), None).unwrap());
+        let pools: [Box<dyn StatePool>; 2] = [Box::new(pool.clone()), Box::new(WithSnapshots(pool.clone()))];
+        let (ids, plain) = (tokens(1), pages(&pool, 1));
+        let place = PagePlace { key: &KEY, before: PageName::default(), tokens: &ids };
+        let snapshot = vec![None, Some(pages(&pool, 9).pages.remove(0))];
+        let whole = NodeState { snapshot: Some(snapshot), ..plain.clone() };
+        let one = file_bytes(&place, &piece_sizes(&pools, false));
+        let mut store = PrefixStore::open(dir.path(), 2 * one).unwrap();
+        let kept = |store: &mut PrefixStore| {
+            let read = store.read(&place, &pools).unwrap().unwrap();
+            assert_eq!(bytes(&read), bytes(&plain));
+            read.snapshot.map(|parts| parts[1].as_ref().unwrap().bytes().unwrap().into_owned())
+        };
+        for (state, has_snapshot) in [(&plain, false), (&whole, true), (&plain, true)] {
+            store.write(&place, state, &pools, &mut Saved::default()).unwrap();
+            assert_eq!(kept(&mut store).is_some(), has_snapshot);
+            assert_eq!(PrefixStore::open(dir.path(), LIMIT).unwrap().bytes, store.bytes);
+        }
+        assert_eq!(kept(&mut store), Some(pages(&pool, 9).pages[0].bytes().unwrap().into_owned()));
+        assert_eq!((store.files.len(), store.bytes), (1, file_bytes(&place, &piece_sizes(&pools, true))));
     }
 }
