@@ -75,6 +75,11 @@ impl TensorQuant {
     /// Refuses combinations that no encoder offers.
     pub fn validate(&self) -> Result<()> {
         self.spec.validate()?;
+        if !self.spec.scheme.has_encoder() {
+            let name = self.spec.scheme.name();
+            let found = format!("scheme {name} is kept where a GGUF file has it, but nothing is quantized to it");
+            return Err(Error::usage(found).help("choose one of q4_0, int4, nl4, int5, int6 and int8"));
+        }
         if let Some(limit) = self.clamp
             && !(limit.is_finite() && limit > 0.0)
         {

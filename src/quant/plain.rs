@@ -26,6 +26,7 @@ impl CodeRange {
                 let [low, .., high] = *table.values();
                 CodeRange { low: f32::from(low), high: f32::from(high), bias: 0 }
             }
+            CodeMap::Unsigned => CodeRange { low: 0.0, high: ((1u32 << spec.scheme.bits()) - 1) as f32, bias: 0 },
             CodeMap::Bytes => CodeRange { low: -127.0, high: 127.0, bias: 0 },
         }
     }

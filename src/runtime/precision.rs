@@ -11,7 +11,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// The type that weights are held in and the type of products; sums are always f32. MXFP4 tensors stay in 4 bits in
-/// every precision; int5 and int6 are held as int8.
+/// every precision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Precision {
     /// Weights in f32 (or narrower floats, widened exactly), activations in f32.
@@ -24,9 +24,9 @@ pub enum Precision {
     Int8w,
     /// Weights of 5 to 8 bits, activations rounded to int8 per group of 128 (W8A8).
     Int8,
-    /// 4-bit weights, activations rounded to 16-bit integers per group of 128.
+    /// Weights of 2 to 4 bits, activations rounded to 16-bit integers per group of 128.
     Int4w,
-    /// 4-bit weights, activations rounded to int8 per group of 128 (W4A8).
+    /// Weights of 2 to 4 bits, activations rounded to int8 per group of 128 (W4A8).
     Int4,
 }
 
@@ -158,7 +158,7 @@ fn recipe(precision: Precision) -> String {
 /// matrices of each float type take.
 struct Holdings<'a> {
     int4: Option<(&'a str, Scheme)>,
-    /// The first tensor that is held as int8.
+    /// The first tensor of more than 4 bits.
     int8: Option<(&'a str, Scheme)>,
     mxfp4: bool,
     float_bytes: [(DType, usize); 4],
@@ -174,9 +174,9 @@ impl<'a> Holdings<'a> {
                     let slot = held.float_bytes.iter_mut().find(|(d, _)| *d == dtype && entry.shape.len() > 1);
                     slot.into_iter().for_each(|(_, bytes)| *bytes += entry.nbytes);
                 }
-                Store::Tiled(spec) if spec.scheme.info().is_source_format => held.mxfp4 = true,
+                Store::Tiled(QuantSpec::MXFP4) => held.mxfp4 = true,
                 Store::Tiled(QuantSpec { scheme, .. }) => {
-                    let slot = if scheme.bits() == 4 { &mut held.int4 } else { &mut held.int8 };
+                    let slot = if scheme.bits() <= 4 { &mut held.int4 } else { &mut held.int8 };
                     slot.get_or_insert((&entry.name, scheme));
                 }
             }

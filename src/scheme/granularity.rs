@@ -8,7 +8,8 @@ use std::fmt;
 /// `"tensor"` in JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Granularity {
-    /// Number of consecutive columns of a row that share a scale; a multiple of [`BLOCK`](super::BLOCK).
+    /// Number of consecutive columns of a row that share a scale: a multiple of [`BLOCK`](super::BLOCK), or half of it
+    /// in formats that have such groups.
     Group(u32),
     /// One scale per row.
     Row,
@@ -34,7 +35,7 @@ impl std::str::FromStr for Granularity {
             "row" => Ok(Granularity::Row),
             "tensor" => Ok(Granularity::Tensor),
             _ => match s.parse() {
-                Ok(n @ (32 | 64 | 128 | 256)) => Ok(Granularity::Group(n)),
+                Ok(n @ (16 | 32 | 64 | 128 | 256)) => Ok(Granularity::Group(n)),
                 _ => Err(Error::usage(format!("group size `{s}`: expected 32, 64, 128, 256, row or tensor"))),
             },
         }
@@ -76,6 +77,9 @@ pub enum ScaleType {
     F32,
     /// Exponent byte `s` for the scale 2^(s - 127); MXFP4 only.
     E8m0,
+    /// Integer that is multiplied by the fp16 number of its super-block of 256 columns; GGML's types with two levels of
+    /// scales only. It is unsigned in schemes with minimums, otherwise signed.
+    I8,
 }
 
 impl ScaleType {
@@ -84,7 +88,7 @@ impl ScaleType {
         match self {
             ScaleType::F16 => 2,
             ScaleType::F32 => 4,
-            ScaleType::E8m0 => 1,
+            ScaleType::E8m0 | ScaleType::I8 => 1,
         }
     }
 }

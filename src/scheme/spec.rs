@@ -1,7 +1,7 @@
 //! Description of the codes and scales of a quantized tensor ([`QuantSpec`]).
 
 use super::granularity::{Granularity, ScaleType};
-use super::table::{CodeMap, Scheme, SchemeInfo};
+use super::table::{CodeMap, Minimum, Scheme, SchemeInfo};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -70,6 +70,7 @@ impl QuantSpec {
         match self.code_map() {
             CodeMap::Biased(bias) => Some(bias),
             CodeMap::Bytes => Some(0),
+            CodeMap::Unsigned => Some(0),
             CodeMap::Affine | CodeMap::Table(_) => None,
         }
     }
@@ -79,26 +80,39 @@ impl QuantSpec {
         let info = self.scheme.info();
         if info.is_block_format && *self != QuantSpec::usual(self.scheme) {
             return Err(Error::unsupported(format!(
-                "scheme {} supports only groups of 32, symmetric, with {:?} scales",
-                info.name, info.scale_dtype
+                "scheme {} supports only groups of {}, symmetric, with {:?} scales",
+                info.name, info.granularity, info.scale_dtype
             ))
             .help("leave the group size, the zero points and the type of scales out, or choose scheme int4 or int8"));
         }
-        if self.scale_dtype == ScaleType::E8m0 && info.scale_dtype != ScaleType::E8m0 {
-            return Err(Error::unsupported(format!("scheme {} does not support e8m0 scales", info.name))
-                .help("leave the type of scales out, or choose scheme mxfp4"));
+        let fixed = [ScaleType::E8m0, ScaleType::I8].into_iter().find(|fixed| self.scale_dtype == *fixed);
+        if let Some(fixed) = fixed.filter(|fixed| info.scale_dtype != *fixed) {
+            return Err(Error::unsupported(format!("scheme {} does not support {fixed:?} scales", info.name))
+                .help("leave the type of scales out"));
         }
         if !(self.symmetric || info.may_be_affine) {
             return Err(Error::unsupported(format!("scheme {} does not support zero points", info.name))
                 .help("leave out --affine; in a manifest, set \"symmetric\" to true"));
         }
         match self.granularity {
-            Granularity::Group(n) if ![32, 64, 128, 256].contains(&n) => {
+            Granularity::Group(n) if !info.is_block_format && ![32, 64, 128, 256].contains(&n) => {
                 Err(Error::unsupported(format!("group size: found {n}, expected 32, 64, 128 or 256"))
                     .help("choose one of these, or `row` for one scale per row"))
             }
             _ => Ok(()),
         }
+    }
+
+    /// Returns the storage of the minimums of groups.
+    #[inline]
+    pub fn minimum(&self) -> Minimum {
+        self.scheme.info().minimum
+    }
+
+    /// Returns true when the scales of groups are multiplied by numbers of their super-block.
+    #[inline]
+    pub fn has_two_levels(&self) -> bool {
+        self.scale_dtype == ScaleType::I8
     }
 
     /// Returns the number of scale groups along a row of `cols` weights as the kernels use them. A tensor-wide scale

@@ -25,6 +25,23 @@ pub enum Scheme {
     Int6,
     /// 8-bit integers -127..=127 per group, row or tensor; symmetric.
     Int8,
+    /// GGML Q4_1: blocks of 32, value = d * code + m with codes 0..=15, d and m fp16.
+    Q4_1,
+    /// GGML Q5_1: like Q4_1 with codes 0..=31.
+    Q5_1,
+    /// GGML Q2_K: groups of 16 in super-blocks of 256, value = d * scale * code - dmin * minimum; 4-bit scale and
+    /// minimum in one byte.
+    Q2K,
+    /// GGML Q3_K: groups of 16 in super-blocks of 256, value = d * scale * (code - 4) with signed scales.
+    Q3K,
+    /// GGML Q4_K: groups of 32 in super-blocks of 256, value = d * scale * code - dmin * minimum.
+    Q4K,
+    /// GGML Q5_K: like Q4_K with codes 0..=31.
+    Q5K,
+    /// GGML Q6_K: groups of 16 in super-blocks of 256, value = d * scale * (code - 32) with signed scales.
+    Q6K,
+    /// GGML IQ4_XS: groups of 32 in super-blocks of 256, value = d * scale * an entry of [`CodeTable::Iq4Nl`].
+    Iq4Xs,
 }
 
 /// Map from a stored code to an integer in units of the scale.
@@ -34,6 +51,8 @@ pub enum CodeMap {
     Biased(u8),
     /// Integer 0..=15 minus the zero point of its group.
     Affine,
+    /// Integer without a bias, in a group with a minimum (see [`Minimum`]).
+    Unsigned,
     /// Index into a table of values.
     Table(CodeTable),
     /// Two's complement byte, -127..=127.
@@ -77,6 +96,7 @@ impl CodeMap {
             CodeMap::Biased(bias) => i32::from(code) - i32::from(bias),
             CodeMap::Affine => i32::from(code) - i32::from(zero),
             CodeMap::Table(table) => i32::from(table.values()[usize::from(code & 15)]),
+            CodeMap::Unsigned => i32::from(code),
             CodeMap::Bytes => i32::from(code as i8),
         }
     }
@@ -88,7 +108,7 @@ impl CodeMap {
             CodeMap::Biased(bias) => bias,
             CodeMap::Affine => zero,
             CodeMap::Table(table) => table.least(),
-            CodeMap::Bytes => 0,
+            CodeMap::Unsigned | CodeMap::Bytes => 0,
         }
     }
 }
@@ -101,6 +121,35 @@ pub enum CodeOrder {
     /// Byte j holds column 2j in its low nibble and column 2j + 1 in its high nibble. The bits above the low four
     /// follow all nibbles. 8-bit codes take one byte per column. Biased codes are stored as two's complement.
     Columns,
+}
+
+/// Storage of the minimum of a group, the number that is added to each product of scale and code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Minimum {
+    /// Groups have no minimum.
+    None,
+    /// Half-precision number per group.
+    F16,
+    /// Byte per group, to be multiplied by the second fp16 number of the super-block and subtracted.
+    U8,
+    /// High nibble of the scale byte, to be multiplied like [`Minimum::U8`].
+    Nibble,
+}
+
+impl Minimum {
+    /// Returns the size in bytes of the entry that a group has behind its scale.
+    pub const fn size(self) -> usize {
+        match self {
+            Minimum::None | Minimum::Nibble => 0,
+            Minimum::U8 => 1,
+            Minimum::F16 => 2,
+        }
+    }
+
+    /// Returns the number of fp16 numbers that multiply the scales and minimums of a super-block.
+    pub const fn supers(self) -> usize {
+        if matches!(self, Minimum::U8 | Minimum::Nibble) { 2 } else { 1 }
+    }
 }
 
 /// Rule for the initial scale of a group, before any search.
@@ -129,13 +178,15 @@ pub struct SchemeInfo {
     pub codes: CodeMap,
     /// True if groups may have zero points, which changes [`SchemeInfo::codes`] to [`CodeMap::Affine`].
     pub may_be_affine: bool,
-    /// True for formats made of blocks of 32 weights: group size, symmetry and scale type are fixed, and the canonical
-    /// codes of each row are padded to a multiple of 32.
+    /// True for formats made of blocks: group size, symmetry and scale type are fixed, and the canonical codes of each
+    /// row are padded to a multiple of 32.
     pub is_block_format: bool,
     /// Order of columns in canonical codes.
     pub order: CodeOrder,
     /// Default granularity.
     pub granularity: Granularity,
+    /// Storage of the minimums of groups.
+    pub minimum: Minimum,
     /// Default storage type of scales.
     pub scale_dtype: ScaleType,
     /// Rule for the plain scale, with which a search begins.
@@ -163,6 +214,7 @@ const INTEGERS: SchemeInfo = SchemeInfo {
     is_block_format: false,
     order: CodeOrder::Columns,
     granularity: Granularity::Group(32),
+    minimum: Minimum::None,
     scale_dtype: ScaleType::F16,
     plain_scale: PlainScale::Magnitude,
     is_searched: true,
@@ -174,9 +226,19 @@ const INTEGERS: SchemeInfo = SchemeInfo {
 const GGML_BLOCKS: SchemeInfo =
     SchemeInfo { is_block_format: true, order: CodeOrder::Halves, plain_scale: PlainScale::SignedPeak, ..INTEGERS };
 
+/// Template for GGML's types with two levels of scales: a small integer per group, and fp16 numbers per super-block.
+const SUPER_BLOCKS: SchemeInfo = SchemeInfo {
+    is_block_format: true,
+    scale_dtype: ScaleType::I8,
+    is_searched: false,
+    is_source_format: true,
+    budget: &[],
+    ..INTEGERS
+};
+
 /// All schemes, in the order of [`Scheme`]. If only a number of bits is given, the first entry with these bits that
 /// supports the requested group size, symmetry and scale type is chosen.
-pub static SCHEMES: [SchemeInfo; 7] = [
+pub static SCHEMES: [SchemeInfo; 15] = [
     SchemeInfo { scheme: Scheme::Q4_0, name: "q4_0", ..GGML_BLOCKS },
     SchemeInfo {
         older_names: &["int4", "int4w", "q4"],
@@ -216,6 +278,69 @@ pub static SCHEMES: [SchemeInfo; 7] = [
         is_searched: false,
         ..INTEGERS
     },
+    SchemeInfo {
+        scheme: Scheme::Q4_1,
+        name: "q4_1",
+        codes: CodeMap::Unsigned,
+        minimum: Minimum::F16,
+        scale_dtype: ScaleType::F16,
+        ..SUPER_BLOCKS
+    },
+    SchemeInfo {
+        scheme: Scheme::Q5_1,
+        name: "q5_1",
+        dtype: "INT5",
+        bits: 5,
+        codes: CodeMap::Unsigned,
+        minimum: Minimum::F16,
+        scale_dtype: ScaleType::F16,
+        ..SUPER_BLOCKS
+    },
+    SchemeInfo {
+        scheme: Scheme::Q2K,
+        name: "q2_k",
+        dtype: "INT2",
+        bits: 2,
+        codes: CodeMap::Unsigned,
+        granularity: Granularity::Group(16),
+        minimum: Minimum::Nibble,
+        ..SUPER_BLOCKS
+    },
+    SchemeInfo {
+        scheme: Scheme::Q3K,
+        name: "q3_k",
+        dtype: "INT3",
+        bits: 3,
+        codes: CodeMap::Biased(4),
+        granularity: Granularity::Group(16),
+        ..SUPER_BLOCKS
+    },
+    SchemeInfo { scheme: Scheme::Q4K, name: "q4_k", codes: CodeMap::Unsigned, minimum: Minimum::U8, ..SUPER_BLOCKS },
+    SchemeInfo {
+        scheme: Scheme::Q5K,
+        name: "q5_k",
+        dtype: "INT5",
+        bits: 5,
+        codes: CodeMap::Unsigned,
+        minimum: Minimum::U8,
+        ..SUPER_BLOCKS
+    },
+    SchemeInfo {
+        scheme: Scheme::Q6K,
+        name: "q6_k",
+        dtype: "INT6",
+        bits: 6,
+        codes: CodeMap::Biased(32),
+        granularity: Granularity::Group(16),
+        ..SUPER_BLOCKS
+    },
+    SchemeInfo {
+        scheme: Scheme::Iq4Xs,
+        name: "iq4_xs",
+        dtype: "NL4",
+        codes: CodeMap::Table(CodeTable::Iq4Nl),
+        ..SUPER_BLOCKS
+    },
 ];
 
 impl Scheme {
@@ -233,6 +358,12 @@ impl Scheme {
     /// Returns the name used in manifests and on the command line.
     pub fn name(self) -> &'static str {
         self.info().name
+    }
+
+    /// Returns true for schemes that floats can be quantized to; tensors of the others are only kept as they are.
+    pub fn has_encoder(self) -> bool {
+        let info = self.info();
+        info.minimum == Minimum::None && info.scale_dtype != ScaleType::I8
     }
 
     /// Returns the schemes that `iec ptq` can quantize weights to.
@@ -279,6 +410,7 @@ mod tests {
             let bits = match row.codes {
                 CodeMap::Biased(bias) => u32::from(bias).ilog2() + 1,
                 CodeMap::Affine | CodeMap::Table(_) => 4,
+                CodeMap::Unsigned => row.bits,
                 CodeMap::Bytes => 8,
             };
             assert_eq!(row.bits, bits, "{}", row.name);

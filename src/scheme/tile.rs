@@ -5,31 +5,40 @@
 //! A matrix of `rows x cols` (`cols` is the summed dimension K) is divided into tiles of [`TILE_ROWS`] rows. The last
 //! tile is padded with rows whose scales are zero. K is padded to a multiple of [`BLOCK`] with the code of zero, or of
 //! the smallest magnitude if no code means zero; these codes are multiplied by activations of zero. A tile consists of
-//! three sections, each starting on a 64-byte boundary:
+//! up to four sections, each starting on a 64-byte boundary:
 //!
 //! 1. **scales**: for each scale group along K, 16 scales, one per row (`[group][row]`);
-//! 2. **zero points** (affine schemes only): for each group 16 bytes (`[group][row]`);
-//! 3. **codes**: for each block of 32 along K:
+//! 2. **zero points** or **minimums** (affine schemes and those with a [`Minimum`] of its own): for each group 16
+//!    entries (`[group][row]`);
+//! 3. **super-scales** (schemes with two levels of scales): for each super-block of 256 along K, 16 fp16 numbers that
+//!    multiply its scales, then 16 that multiply its minimums, if there are any;
+//! 4. **codes**: for each block of 32 along K:
 //!    * 4 bit: 256 bytes as 4 vectors of 64. In vector `i`, bytes `4r..4r+4` belong to row `r`; the low nibble of byte
 //!      `j` is k = 4i + j, the high nibble is k = 16 + 4i + j. Symmetric integer codes are stored biased by 8
-//!      (`value + 8`); affine codes and table codes (nl4, MXFP4) are stored without a bias.
+//!      (`value + 8`); all other codes are stored without a bias.
 //!    * 5 and 6 bit: the low four bits as for 4 bit, then 64 or 128 bytes with the b = 1 or 2 high bits of each code.
 //!      The high bits of k = 4f + j are in vector `f * b / 8`, byte `4r + j`, starting at bit `f * b % 8`. Codes are
-//!      biased by 16 or 32.
+//!      biased by half their range, or have a minimum.
+//!    * 2 and 3 bit: 128 bytes with the low two bits of each code in the order of the high bits of 6-bit codes, then,
+//!      for 3 bit, 64 bytes in the order of the high bits of 5-bit codes.
 //!    * 8 bit: 512 bytes as 8 vectors of 64; byte `4r + j` of vector `i` is row `r`, k = 4i + j, two's complement.
 //!
 //! Each SIMD lane processes one row, and blocks are processed in K order. No kernel needs a horizontal sum, and the
 //! order of additions is the same for every instruction set, batch size and number of threads. Tensors of several
 //! matrices (experts) store the matrices one after the other.
 
-use super::granularity::Granularity;
+use super::granularity::{Granularity, ScaleType};
 use super::spec::QuantSpec;
+use super::table::Minimum;
 use crate::error::{Error, Result};
+use half::f16;
 
 /// Number of rows that are interleaved in one tile.
 pub const TILE_ROWS: usize = 16;
-/// Number of elements along K in one block; every group size is a multiple of it.
+/// Number of elements along K in one block; a group is some blocks or half a block.
 pub const BLOCK: usize = 32;
+/// Number of elements along K in one super-block, whose groups share fp16 numbers.
+pub const SUPER_BLOCK: usize = 256;
 /// Alignment of every section and every tile, in bytes.
 pub const TILE_ALIGN: usize = 64;
 
@@ -46,10 +55,18 @@ pub struct TileLayout {
     pub blocks: usize,
     /// Number of scale groups along K.
     pub groups: usize,
-    /// Number of blocks that share a scale; the last group may be shorter.
+    /// Number of blocks that share a scale; the last group may be shorter. Where a block has two groups this is 1.
     pub group_blocks: usize,
-    /// Offset of the zero points within a tile (equals `codes_offset` when there are none).
+    /// Number of groups in a block: 2 for groups of 16, otherwise 1.
+    pub block_groups: usize,
+    /// Number of super-blocks along K whose groups share fp16 numbers; 0 in schemes with one level of scales.
+    pub super_blocks: usize,
+    /// Offset of the zero points or minimums within a tile (equals `supers_offset` when there are none).
     pub zeros_offset: usize,
+    /// Bytes of a zero point or minimum; 0 when there are none.
+    pub zero_bytes: usize,
+    /// Offset of the super-scales within a tile (equals `codes_offset` when there are none).
+    pub supers_offset: usize,
     /// Offset of the codes within a tile.
     pub codes_offset: usize,
     /// Bytes of one block of codes: 64 per bit of a code.
@@ -79,15 +96,19 @@ impl TileLayout {
 
     fn checked(spec: QuantSpec, rows: usize, cols: usize) -> Option<TileLayout> {
         let blocks = cols.div_ceil(BLOCK);
-        let groups = spec.groups(cols);
-        let group_blocks = match spec.granularity {
-            Granularity::Group(n) => n as usize / BLOCK,
-            Granularity::Row | Granularity::Tensor => blocks,
+        let (group_blocks, block_groups) = match spec.granularity {
+            Granularity::Group(n) => ((n as usize / BLOCK).max(1), (BLOCK / n as usize).max(1)),
+            Granularity::Row | Granularity::Tensor => (blocks, 1),
         };
+        let groups = if block_groups > 1 { blocks.checked_mul(block_groups)? } else { spec.groups(cols) };
+        let super_blocks = if spec.has_two_levels() { cols.div_ceil(SUPER_BLOCK) } else { 0 };
         let scales = groups.checked_mul(TILE_ROWS * spec.scale_dtype.size())?;
         let zeros_offset = scales.checked_next_multiple_of(TILE_ALIGN)?;
-        let zeros = if spec.symmetric { 0 } else { groups.checked_mul(TILE_ROWS)? };
-        let codes_offset = zeros_offset.checked_add(zeros)?.checked_next_multiple_of(TILE_ALIGN)?;
+        let zero_bytes = if spec.symmetric { spec.minimum().size() } else { 1 };
+        let zeros = groups.checked_mul(TILE_ROWS * zero_bytes)?;
+        let supers_offset = zeros_offset.checked_add(zeros)?.checked_next_multiple_of(TILE_ALIGN)?;
+        let supers = super_blocks.checked_mul(spec.minimum().supers() * 2 * TILE_ROWS)?;
+        let codes_offset = supers_offset.checked_add(supers)?.checked_next_multiple_of(TILE_ALIGN)?;
         let block_bytes = TILE_ROWS * BLOCK * spec.scheme.bits() as usize / 8;
         let tile_bytes = codes_offset.checked_add(blocks.checked_mul(block_bytes)?)?;
         let tiles = rows.div_ceil(TILE_ROWS);
@@ -100,7 +121,11 @@ impl TileLayout {
             blocks,
             groups,
             group_blocks,
+            block_groups,
+            super_blocks,
             zeros_offset,
+            zero_bytes,
+            supers_offset,
             codes_offset,
             block_bytes,
             tile_bytes,
@@ -122,13 +147,64 @@ impl TileLayout {
         let scale_bytes = self.spec.scale_dtype.size();
         for group in 0..self.groups {
             copy(group * TILE_ROWS * scale_bytes, scale_bytes);
-            if !self.spec.symmetric {
-                copy(self.zeros_offset + group * TILE_ROWS, 1);
-            }
+            copy(self.zeros_offset + group * TILE_ROWS * self.zero_bytes, self.zero_bytes);
+        }
+        for number in 0..self.super_numbers() {
+            copy(self.supers_offset + number * TILE_ROWS * 2, 2);
         }
         (self.codes_offset..self.tile_bytes)
             .step_by(TILE_ALIGN)
             .for_each(|vector| copy(vector, TILE_ALIGN / TILE_ROWS));
+    }
+
+    /// Returns the number of fp16 numbers that the super-blocks of a row have.
+    pub fn super_numbers(&self) -> usize {
+        self.super_blocks * self.spec.minimum().supers()
+    }
+
+    /// Returns the index of the group of a block; `half` selects one of the two groups that a block may have.
+    #[inline(always)]
+    pub fn group_of(&self, block: usize, half: usize) -> usize {
+        block / self.group_blocks * self.block_groups + half
+    }
+
+    /// Returns the numbers by which a group of row `row` of a tile turns codes into weights.
+    #[inline]
+    pub fn factors(&self, tile: &[u8], row: usize, group: usize) -> Factors {
+        let sections = (tile, &tile[self.zeros_offset..], &tile[self.supers_offset..]);
+        self.factors_of(sections, (TILE_ROWS, row), group)
+    }
+
+    /// Returns the factors of a group from the sections of scales, zero points or minimums, and super-scales, in which
+    /// the entries of `lanes` rows alternate; `lane` is the place of the row among them.
+    pub fn factors_of(
+        &self,
+        (scales, zeros, supers): (&[u8], &[u8], &[u8]),
+        (lanes, lane): (usize, usize),
+        group: usize,
+    ) -> Factors {
+        let half = |bytes: &[u8], index: usize| f16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]]).to_f32();
+        let (index, minimum) = (group * lanes + lane, self.spec.minimum());
+        let numbers = group * BLOCK / self.block_groups / SUPER_BLOCK * minimum.supers();
+        let of_super = |number: usize| half(supers, (numbers + number) * lanes + lane);
+        let scale = match self.spec.scale_dtype {
+            ScaleType::F16 => half(scales, index),
+            ScaleType::F32 => f32::from_le_bytes(scales[4 * index..][..4].try_into().expect("4 bytes")),
+            // Half of 2^(s - 127), because the codes are doubled.
+            ScaleType::E8m0 => e8m0(scales[index]) * 0.5,
+            ScaleType::I8 if minimum == Minimum::Nibble => of_super(0) * f32::from(scales[index] & 15),
+            ScaleType::I8 if minimum == Minimum::U8 => of_super(0) * f32::from(scales[index]),
+            ScaleType::I8 => of_super(0) * f32::from(scales[index] as i8),
+        };
+        let minimum = match minimum {
+            Minimum::None => 0.0,
+            Minimum::F16 => half(zeros, index),
+            Minimum::U8 => -(of_super(1) * f32::from(zeros[index])),
+            Minimum::Nibble => -(of_super(1) * f32::from(scales[index] >> 4)),
+        };
+        // The encoders of `iec` write only zero points of at most 15; larger ones in other files are read as 15.
+        let zero = if self.spec.symmetric { 0 } else { zeros[index].min(15) };
+        Factors { scale, zero, minimum }
     }
 
     /// Returns the number of canonical codes of a row: one per column, padded to whole blocks for block formats.
@@ -141,14 +217,45 @@ impl TileLayout {
     pub fn canonical_sizes(&self, rows: usize) -> (usize, usize, usize) {
         let bits = self.spec.scheme.bits() as usize;
         let codes = self.canonical_codes();
-        let per_row = if bits == 8 { codes } else { codes.div_ceil(2) + (codes * (bits - 4)).div_ceil(8) };
+        let per_row = match bits {
+            0..4 => (codes * bits).div_ceil(8),
+            8 => codes,
+            _ => codes.div_ceil(2) + (codes * (bits - 4)).div_ceil(8),
+        };
         let groups = match self.spec.granularity {
             Granularity::Tensor => 1,
             _ => rows * self.groups,
         };
-        let zeros = if self.spec.symmetric { 0 } else { groups };
-        (rows * per_row, groups * self.spec.scale_dtype.size(), zeros)
+        let supers = rows * self.super_numbers() * 2;
+        (rows * per_row, groups * self.spec.scale_dtype.size() + supers, groups * self.zero_bytes)
     }
+}
+
+/// Numbers by which a group turns codes into weights: `(integer of the code, less the zero point) * scale + minimum`.
+/// The product is exact for integer codes, so a weight is rounded once.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Factors {
+    /// Scale; that of MXFP4 is halved, because its codes are doubled.
+    pub scale: f32,
+    /// Zero point of an affine group, otherwise 0.
+    pub zero: u8,
+    /// Minimum of the group, with its sign, otherwise 0.
+    pub minimum: f32,
+}
+
+impl Factors {
+    /// Returns the weight with this integer (zero point subtracted).
+    #[inline]
+    pub fn weight(&self, integer: i32) -> f32 {
+        let product = integer as f32 * self.scale;
+        // Adding zero would change the sign of zeros.
+        if self.minimum == 0.0 { product } else { product + self.minimum }
+    }
+}
+
+/// Returns 2^(s - 127), exactly.
+pub fn e8m0(s: u8) -> f32 {
+    if s == 0 { f32::from_bits(1 << 22) } else { f32::from_bits(u32::from(s) << 23) }
 }
 
 #[cfg(test)]

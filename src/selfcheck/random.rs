@@ -93,5 +93,6 @@ fn scale(rng: &mut Rng, layout: &TileLayout, at: &mut [u8]) {
         ScaleType::F16 => at[..2].copy_from_slice(&f16::from_f32(value).to_le_bytes()),
         ScaleType::F32 => at[..4].copy_from_slice(&value.to_le_bytes()),
         ScaleType::E8m0 => at[0] = 118 + (rng.next_u64() % 8) as u8,
+        ScaleType::I8 => at[0] = rng.next_u64() as u8,
     }
 }

@@ -9,7 +9,7 @@ use iec::rng::Rng;
 use iec::runtime::cpu::{
     Acts, Arithmetic, Cpu, Form, GROUP, Job, Matrix, MatrixStore, Q16Group, SumType, WeightedSum, scalar,
 };
-use iec::scheme::{BLOCK, Granularity, QuantSpec, ScaleType, Scheme, TileLayout};
+use iec::scheme::{BLOCK, Granularity, Minimum, QuantSpec, ScaleType, Scheme, TileLayout};
 use proptest::prelude::*;
 
 const ROWS: [usize; 5] = [1, 15, 16, 17, 33];
@@ -36,6 +36,17 @@ fn stores(rows: usize, cols: usize) -> Vec<MatrixStore> {
         tiled(spec(Scheme::Int4, Granularity::Group(32), false, ScaleType::F32)),
         tiled(spec(Scheme::Int8, Granularity::Group(32), true, ScaleType::F16)),
         tiled(spec(Scheme::Int8, Granularity::Row, true, ScaleType::F32)),
+        tiled(QuantSpec::usual(Scheme::Int5)),
+        tiled(spec(Scheme::Int5, Granularity::Row, true, ScaleType::F32)),
+        tiled(spec(Scheme::Int6, Granularity::Group(64), true, ScaleType::F16)),
+        tiled(QuantSpec::usual(Scheme::Q4_1)),
+        tiled(QuantSpec::usual(Scheme::Q5_1)),
+        tiled(QuantSpec::usual(Scheme::Q2K)),
+        tiled(QuantSpec::usual(Scheme::Q3K)),
+        tiled(QuantSpec::usual(Scheme::Q4K)),
+        tiled(QuantSpec::usual(Scheme::Q5K)),
+        tiled(QuantSpec::usual(Scheme::Q6K)),
+        tiled(QuantSpec::usual(Scheme::Iq4Xs)),
     ]
 }
 
@@ -72,6 +83,10 @@ fn matrix(rng: &mut Rng, rows: usize, cols: usize, store: MatrixStore) -> Matrix
             bytes.extend((0..layout.nbytes()).map(|_| (rng.next_u64() >> 24) as u8));
             for tile in bytes.chunks_exact_mut(layout.tile_bytes) {
                 scales(rng, layout.spec.scale_dtype, &mut tile[..layout.zeros_offset]);
+                if layout.spec.minimum() == Minimum::F16 {
+                    scales(rng, ScaleType::F16, &mut tile[layout.zeros_offset..layout.supers_offset]);
+                }
+                scales(rng, ScaleType::F16, &mut tile[layout.supers_offset..layout.codes_offset]);
             }
         }
     }
@@ -89,6 +104,7 @@ fn scales(rng: &mut Rng, dtype: ScaleType, out: &mut [u8]) {
                     _ => 110 + (rng.next_u64() % 20) as u8,
                 }
             }
+            ScaleType::I8 => {}
         }
     }
 }
@@ -204,10 +220,15 @@ fn the_largest_codes_and_activations_do_not_saturate() {
                 let (scales, rest) = tile.split_at_mut(layout.zeros_offset);
                 // The largest distance of a code from its zero point.
                 rest[..layout.codes_offset - layout.zeros_offset].fill(!code & 15);
+                rest[layout.supers_offset - layout.zeros_offset..layout.codes_offset - layout.zeros_offset]
+                    .as_chunks_mut()
+                    .0
+                    .fill(f16::ONE.to_le_bytes());
                 match layout.spec.scale_dtype {
                     ScaleType::F16 => scales.as_chunks_mut().0.fill(f16::ONE.to_le_bytes()),
                     ScaleType::F32 => scales.as_chunks_mut().0.fill(1f32.to_le_bytes()),
                     ScaleType::E8m0 => scales.fill(127),
+                    ScaleType::I8 => scales.fill(code),
                 }
             }
             let matrix = Matrix::new(rows, cols, store, Bytes::copied(&bytes)).unwrap();

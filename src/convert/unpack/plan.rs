@@ -10,7 +10,7 @@ use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::iebin::{Entry, IebinReader, Store};
 use crate::model_config::ModelConfig;
-use crate::scheme::BLOCK;
+use crate::scheme::{BLOCK, QuantSpec};
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
@@ -106,7 +106,7 @@ pub(super) fn plan(
     for expected in expected_tensors(model) {
         let (number, entry) = builder.entry(&expected)?;
         let views: Vec<View> = arch.views(model, &expected).into_iter().map(|view| naming.view(view)).collect();
-        let codes = matches!(entry.store, Store::Tiled(spec) if spec.scheme.info().is_source_format)
+        let codes = entry.store == Store::Tiled(QuantSpec::MXFP4)
             && views.iter().any(|view| matches!(view, View::Mxfp4 { .. }));
         let mut fitting = views.iter().filter(|view| codes == matches!(view, View::Mxfp4 { .. }));
         let view = if last { fitting.next_back() } else { fitting.next() };

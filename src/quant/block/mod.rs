@@ -14,6 +14,7 @@
 //! | `mxfp4` | per block of 32, 16 bytes: byte j = column 2j low, 2j + 1 high, E2M1 bits | E8M0 byte per block |
 //! | `int5`, `int6` | low bits as `int4` symmetric, then high bits: column k at bit k (int5) or 2k (int6) | per group |
 //! | `int8` | one byte per column, two's complement | per group |
+//! | others | as `int4` affine, `int5` or `int6` without a bias; GGML's blocks are made from tiles directly | per group |
 //!
 //! Canonical scales and zero points are stored `[row][group]`; a tensor-wide scale is stored once.
 
@@ -24,7 +25,7 @@ pub mod q4_0;
 pub mod tile;
 
 use crate::error::{Error, Result};
-use crate::scheme::{BLOCK, CodeOrder, QuantSpec, ScaleType, TileLayout};
+use crate::scheme::{BLOCK, CodeOrder, Factors, QuantSpec, ScaleType, TileLayout};
 use half::f16;
 
 /// One quantized row with unpacked codes.
@@ -34,8 +35,10 @@ pub struct CodedRow {
     pub codes: Vec<u8>,
     /// One scale per group in its storage type, little-endian.
     pub scales: Vec<u8>,
-    /// One zero point per group; empty for symmetric schemes.
+    /// One zero point or minimum per group; empty for schemes without them.
     pub zeros: Vec<u8>,
+    /// The fp16 numbers of each super-block: that for its scales, then that for its minimums if there are any.
+    pub supers: Vec<u8>,
 }
 
 impl CodedRow {
@@ -44,8 +47,14 @@ impl CodedRow {
         CodedRow {
             codes: vec![layout.spec.code_map().neutral(0); layout.blocks * BLOCK],
             scales: vec![0; layout.groups * layout.spec.scale_dtype.size()],
-            zeros: vec![0; if layout.spec.symmetric { 0 } else { layout.groups }],
+            zeros: vec![0; layout.groups * layout.zero_bytes],
+            supers: vec![0; layout.super_numbers() * 2],
         }
+    }
+
+    /// Returns the numbers by which a group turns codes into weights.
+    fn factors(&self, layout: &TileLayout, group: usize) -> Factors {
+        layout.factors_of((&self.scales, &self.zeros, &self.supers), (1, 0), group)
     }
 
     /// Returns the codes of group `group`, padding included.
@@ -61,6 +70,7 @@ impl CodedRow {
             ScaleType::F16 => self.scales[2 * group..][..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes()),
             ScaleType::F32 => self.scales[4 * group..][..4].copy_from_slice(&scale.to_le_bytes()),
             ScaleType::E8m0 => self.scales[group] = (scale.to_bits() >> 23) as u8,
+            ScaleType::I8 => unreachable!("no encoder chooses scales of two levels"),
         }
     }
 
@@ -74,41 +84,25 @@ impl CodedRow {
 
     /// Returns the largest magnitude among the scales.
     pub(crate) fn largest_scale(&self, layout: &TileLayout) -> f32 {
-        let dtype = layout.spec.scale_dtype;
-        (0..layout.groups).fold(0.0, |m, group| m.max(scale_at(dtype, &self.scales, group).abs()))
+        (0..layout.groups).fold(0.0, |m, group| m.max(self.factors(layout, group).scale.abs()))
     }
 
     /// Dequantizes the row; `out` holds `layout.cols` elements.
     pub fn dequantize(&self, layout: &TileLayout, out: &mut [f32]) {
-        for (block, values) in out.chunks_mut(BLOCK).enumerate() {
-            let codes = &self.codes[BLOCK * block..][..BLOCK];
-            let group = block / layout.group_blocks;
-            let scale = scale_at(layout.spec.scale_dtype, &self.scales, group);
-            let zero = self.zeros.get(group).copied().unwrap_or(0);
-            decode_block(&layout.spec, codes, zero, scale, values);
+        let width = BLOCK / layout.block_groups;
+        for (part, values) in out.chunks_mut(width).enumerate() {
+            let group = layout.group_of(part / layout.block_groups, part % layout.block_groups);
+            decode(&layout.spec, &self.codes[part * width..][..width], self.factors(layout, group), values);
         }
     }
 }
 
-/// Reads scale number `index` of a packed array, as the factor of [`CodeMap::value`](crate::scheme::CodeMap::value).
-#[inline]
-fn scale_at(dtype: ScaleType, scales: &[u8], index: usize) -> f32 {
-    match dtype {
-        ScaleType::F16 => f16::from_le_bytes([scales[2 * index], scales[2 * index + 1]]).to_f32(),
-        ScaleType::F32 => {
-            let b = &scales[4 * index..4 * index + 4];
-            f32::from_le_bytes([b[0], b[1], b[2], b[3]])
-        }
-        ScaleType::E8m0 => mxfp4::e8m0(scales[index]) * 0.5,
-    }
-}
-
-/// Writes the values of the first `out.len()` codes of a block that share a scale and a zero point.
-pub(crate) fn decode_block(spec: &QuantSpec, codes: &[u8], zero: u8, scale: f32, out: &mut [f32]) {
+/// Writes the values of the first `out.len()` codes of a group.
+pub(crate) fn decode(spec: &QuantSpec, codes: &[u8], factors: Factors, out: &mut [f32]) {
     let map = spec.code_map();
     let codes = &codes[..out.len()];
     for i in 0..out.len() {
-        out[i] = map.value(codes[i], zero) as f32 * scale;
+        out[i] = factors.weight(map.value(codes[i], factors.zero));
     }
 }
 
@@ -141,7 +135,7 @@ pub fn unpack_codes(layout: &TileLayout, packed: &[u8], row: &mut CodedRow) {
 pub fn stored_scale(dtype: ScaleType, scale: f32) -> Result<f32> {
     let stored = match dtype {
         ScaleType::F16 => f16::from_f32(scale).to_f32(),
-        ScaleType::F32 | ScaleType::E8m0 => scale,
+        ScaleType::F32 | ScaleType::E8m0 | ScaleType::I8 => scale,
     };
     if stored.is_finite() {
         return Ok(stored);

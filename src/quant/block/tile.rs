@@ -1,6 +1,6 @@
 //! Permutations between canonical bytes, unpacked rows and the row-interleaved tiles of [`crate::scheme`].
 
-use super::{CodedRow, decode_block, mxfp4, scale_at, unpack_codes};
+use super::{CodedRow, decode, mxfp4, unpack_codes};
 use crate::error::{Error, Result};
 use crate::scheme::{BLOCK, Granularity, ScaleType, TILE_ROWS, TileLayout};
 use std::ops::Range;
@@ -11,8 +11,14 @@ pub(crate) fn put_row(layout: &TileLayout, tile: &mut [u8], row: usize, coded: &
     for (group, scale) in coded.scales.chunks_exact(size).enumerate() {
         tile[(group * TILE_ROWS + row) * size..][..size].copy_from_slice(scale);
     }
-    for (group, zero) in coded.zeros.iter().enumerate() {
-        tile[layout.zeros_offset + group * TILE_ROWS + row] = *zero;
+    if layout.zero_bytes > 0 {
+        for (group, zero) in coded.zeros.chunks_exact(layout.zero_bytes).enumerate() {
+            let at = layout.zeros_offset + (group * TILE_ROWS + row) * layout.zero_bytes;
+            tile[at..][..layout.zero_bytes].copy_from_slice(zero);
+        }
+    }
+    for (number, bits) in coded.supers.as_chunks::<2>().0.iter().enumerate() {
+        tile[layout.supers_offset + (number * TILE_ROWS + row) * 2..][..2].copy_from_slice(bits);
     }
     let blocks = tile[layout.codes_offset..].chunks_exact_mut(layout.block_bytes);
     for (bytes, codes) in blocks.zip(coded.codes.chunks_exact(BLOCK)) {
@@ -23,21 +29,45 @@ pub(crate) fn put_row(layout: &TileLayout, tile: &mut [u8], row: usize, coded: &
             }
             continue;
         }
-        let (nibbles, high) = bytes.split_at_mut(NIBBLE_BYTES);
+        put_codes(layout.spec.scheme.bits() as usize, bytes, row, codes);
+    }
+}
+
+/// Writes the codes of one block of a row, of less than 8 bits, to its vectors.
+fn put_codes(bits: usize, mut bytes: &mut [u8], row: usize, codes: &[u8]) {
+    if bits >= 4 {
+        let nibbles;
+        (nibbles, bytes) = bytes.split_at_mut(NIBBLE_BYTES);
         for i in 0..4 {
             for j in 0..4 {
                 nibbles[64 * i + 4 * row + j] = codes[4 * i + j] & 15 | codes[16 + 4 * i + j] << 4;
             }
         }
-        let each = high.len() / 64;
-        for (field, four) in codes.chunks_exact(4).enumerate().take(8 * each) {
+    }
+    for (from, each) in fields(bits) {
+        let part;
+        (part, bytes) = bytes.split_at_mut(64 * each);
+        for (field, four) in codes.chunks_exact(4).enumerate() {
             let at = field * each;
-            for (byte, code) in high[at / 8 * 64 + 4 * row..][..4].iter_mut().zip(four) {
+            for (byte, code) in part[at / 8 * 64 + 4 * row..][..4].iter_mut().zip(four) {
                 let kept = if at % 8 == 0 { 0 } else { *byte };
-                *byte = kept | code >> 4 << (at % 8);
+                *byte = kept | (code >> from & ((1 << each) - 1)) << (at % 8);
             }
         }
     }
+}
+
+/// Returns the fields of a code outside its nibble: the first bit and the number of bits. Each is stored in vectors of
+/// its own.
+fn fields(bits: usize) -> impl Iterator<Item = (u32, usize)> {
+    let [two, one] = match bits {
+        2 => [Some((0, 2)), None],
+        3 => [Some((0, 2)), Some((2, 1))],
+        5 => [None, Some((4, 1))],
+        6 => [Some((4, 2)), None],
+        _ => [None, None],
+    };
+    two.into_iter().chain(one)
 }
 
 /// Bytes of a block that hold the low four bits of its codes.
@@ -49,8 +79,14 @@ pub(crate) fn get_row(layout: &TileLayout, tile: &[u8], row: usize, coded: &mut 
     for (group, scale) in coded.scales.chunks_exact_mut(size).enumerate() {
         scale.copy_from_slice(&tile[(group * TILE_ROWS + row) * size..][..size]);
     }
-    for (group, zero) in coded.zeros.iter_mut().enumerate() {
-        *zero = tile[layout.zeros_offset + group * TILE_ROWS + row];
+    if layout.zero_bytes > 0 {
+        for (group, zero) in coded.zeros.chunks_exact_mut(layout.zero_bytes).enumerate() {
+            let at = layout.zeros_offset + (group * TILE_ROWS + row) * layout.zero_bytes;
+            zero.copy_from_slice(&tile[at..][..layout.zero_bytes]);
+        }
+    }
+    for (number, bits) in coded.supers.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+        bits.copy_from_slice(&tile[layout.supers_offset + (number * TILE_ROWS + row) * 2..][..2]);
     }
     for (block, codes) in coded.codes.chunks_exact_mut(BLOCK).enumerate() {
         block_codes(layout, tile, row, block, codes);
@@ -67,18 +103,26 @@ fn block_codes(layout: &TileLayout, tile: &[u8], row: usize, block: usize, codes
         }
         return;
     }
-    let (nibbles, high) = bytes.split_at(NIBBLE_BYTES);
-    for i in 0..4 {
-        for j in 0..4 {
-            let byte = nibbles[64 * i + 4 * row + j];
-            (codes[4 * i + j], codes[16 + 4 * i + j]) = (byte & 15, byte >> 4);
+    let (mut bytes, bits) = (bytes, layout.spec.scheme.bits() as usize);
+    codes.fill(0);
+    if bits >= 4 {
+        let nibbles;
+        (nibbles, bytes) = bytes.split_at(NIBBLE_BYTES);
+        for i in 0..4 {
+            for j in 0..4 {
+                let byte = nibbles[64 * i + 4 * row + j];
+                (codes[4 * i + j], codes[16 + 4 * i + j]) = (byte & 15, byte >> 4);
+            }
         }
     }
-    let each = high.len() / 64;
-    for (field, four) in codes.chunks_exact_mut(4).enumerate().take(8 * each) {
-        let at = field * each;
-        for (code, byte) in four.iter_mut().zip(&high[at / 8 * 64 + 4 * row..][..4]) {
-            *code |= (byte >> (at % 8) & ((1 << each) - 1)) << 4;
+    for (from, each) in fields(bits) {
+        let part;
+        (part, bytes) = bytes.split_at(64 * each);
+        for (field, four) in codes.chunks_exact_mut(4).enumerate() {
+            let at = field * each;
+            for (code, byte) in four.iter_mut().zip(&part[at / 8 * 64 + 4 * row..][..4]) {
+                *code |= (byte >> (at % 8) & ((1 << each) - 1)) << from;
+            }
         }
     }
 }
@@ -102,10 +146,12 @@ pub fn dequantize_rows(layout: &TileLayout, tiles: &[u8], rows: Range<usize>, ou
         let tile = &tiles[row / TILE_ROWS * layout.tile_bytes..][..layout.tile_bytes];
         let row = row % TILE_ROWS;
         for (block, values) in out.chunks_mut(BLOCK).enumerate() {
-            let index = block / layout.group_blocks * TILE_ROWS + row;
-            let zero = if layout.spec.symmetric { 0 } else { tile[layout.zeros_offset + index] };
             block_codes(layout, tile, row, block, &mut codes);
-            decode_block(&layout.spec, &codes, zero, scale_at(layout.spec.scale_dtype, tile, index), values);
+            let width = BLOCK / layout.block_groups;
+            for (half, values) in values.chunks_mut(width).enumerate() {
+                let factors = layout.factors(tile, row, layout.group_of(block, half));
+                decode(&layout.spec, &codes[half * width..], factors, values);
+            }
         }
     }
 }

@@ -31,6 +31,8 @@ pub struct Q8Group {
     pub scale: f32,
     /// Both parts of `starts`: that of the first two codes of each word of four, and that of the last two.
     pub pair_starts: [[i16; 2]; GROUP_BLOCKS],
+    /// Both parts of `starts`: that of the first half of each block, and that of the second.
+    pub half_starts: [[i16; 2]; GROUP_BLOCKS],
 }
 
 impl Q8Group {
@@ -40,6 +42,7 @@ impl Q8Group {
         start: 0,
         scale: 0.0,
         pair_starts: [[0; 2]; GROUP_BLOCKS],
+        half_starts: [[0; 2]; GROUP_BLOCKS],
     };
 }
 
@@ -51,10 +54,12 @@ pub struct Q16Group {
     pub codes: [i16; GROUP],
     /// Scale that multiplies the codes.
     pub scale: f32,
+    /// Sums of the codes of both halves of each block.
+    pub half_sums: [[i32; 2]; GROUP_BLOCKS],
 }
 
 impl Q16Group {
-    pub(super) const ZERO: Q16Group = Q16Group { codes: [0; GROUP], scale: 0.0 };
+    pub(super) const ZERO: Q16Group = Q16Group { codes: [0; GROUP], scale: 0.0, half_sums: [[0; 2]; GROUP_BLOCKS] };
 
     /// Returns the index of the element of the group whose code is at place `p`. The places of a block hold, for each
     /// i = 0, 1, 2, 3, the elements 4i, 4i + 2, 4i + 1, 4i + 3, and then the same elements plus 16.

@@ -108,6 +108,10 @@ impl Codes for Signed {
 /// Same as [`PanelKernel::run`].
 unsafe fn run(part: &Rectangle<'_>, panel: &mut Panel, turn: Turn, out: &mut [f32]) {
     let layout = part.layout();
+    if kind::has_minimum(kind::of(layout)) || kind::halves(kind::of(layout)) > 1 {
+        // SAFETY: the caller guarantees the same.
+        return unsafe { without_tiles(part, panel, turn, out) };
+    }
     let tiles = Tiles::of(part);
     let (groups, run) = (layout.blocks.div_ceil(GROUP_BLOCKS), tiles.run_blocks());
     if groups == 0 {
@@ -127,6 +131,10 @@ unsafe fn run(part: &Rectangle<'_>, panel: &mut Panel, turn: Turn, out: &mut [f3
     unsafe {
         Configuration::new(tokens, if run == 1 { 32 } else { 64 }).load();
         match turn {
+            Turn::First if kind::is_rare(kind::of(layout)) => {
+                with_kind!(@ layout, KIND, sized(part, panel, Fill::<KIND> { tiles }, (registers, tokens), out),
+                    XS4 INT5 INT6);
+            }
             Turn::First => with_kind!(layout, KIND, {
                 let source = Fill::<KIND> { tiles };
                 sized(part, panel, source, (registers, tokens), out);
@@ -134,6 +142,26 @@ unsafe fn run(part: &Rectangle<'_>, panel: &mut Panel, turn: Turn, out: &mut [f3
             Turn::Again => sized(part, panel, Filled, (registers, tokens), out),
         }
         release();
+    }
+}
+
+/// Computes a product of weights with minimums or with scales for halves of blocks by the AVX-512 kernel, which has
+/// fewer columns in one call.
+///
+/// # Safety
+/// Same as [`PanelKernel::run`].
+unsafe fn without_tiles(part: &Rectangle<'_>, panel: &mut Panel, turn: Turn, out: &mut [f32]) {
+    let PanelKernel { cols, run, .. } = TABLE_BF16.tile_int8.panel.expect("AVX-512 has panels");
+    let pieces = part.cols.div_ceil(cols).max(1);
+    let start = |piece: usize| part.cols * piece / pieces;
+    for piece in 0..pieces {
+        let (from, until) = (start(piece), start(piece + 1));
+        let next = if piece == 0 { part.next } else { &[] };
+        let columns = Rectangle { col: part.col + from, cols: until - from, next, ..*part };
+        let turn = if piece == 0 { turn } else { Turn::Again };
+        let out = &mut out[from * part.items * TILE_ROWS..until * part.items * TILE_ROWS];
+        // SAFETY: the caller guarantees the same for all columns.
+        unsafe { run(&columns, panel, turn, out) };
     }
 }
 

@@ -162,12 +162,17 @@ unsafe impl<const VNNI: bool> Isa for Avx2<VNNI> {
             if VNNI {
                 return Sum4 { whole: _mm256_dpbusd_avx_epi32(sum.whole, w, a), ..sum };
             }
-            if matches!(KIND, kind::INT8 | kind::NL4) {
+            if const { kind::is_rare(KIND) && !kind::is_signed(KIND) } {
+                // Codes are at most 63, so a pair is at most 2 * 63 * 127.
+                let fours = _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), _mm256_set1_epi16(1));
+                return Sum4 { whole: _mm256_add_epi32(sum.whole, fours), ..sum };
+            }
+            if const { kind::is_signed(KIND) } {
                 // One operand is unsigned and the other one takes its sign, so that a pair is at most
                 // 2 * 128 * 127 = 32512. The activation, which is never -128, may take the sign of any weight; weights
                 // of the table, which are not -128 either, that of the activation, whose magnitude all rows share.
                 let pairs = match KIND {
-                    kind::NL4 => _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(w, a)),
+                    kind::NL4 | kind::XS4 => _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(w, a)),
                     _ => _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w)),
                 };
                 let fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));

@@ -120,7 +120,7 @@ impl<'a> Tiles<'a> {
 
 /// Kinds of codes in tiles, as values of a const generic.
 pub(super) mod kind {
-    use crate::scheme::{CodeMap, CodeTable, ScaleType, TileLayout};
+    use crate::scheme::{CodeMap, CodeTable, Minimum, ScaleType, Scheme, TileLayout};
 
     /// Nibbles biased by 8.
     pub const SYMMETRIC4: u8 = 0;
@@ -132,6 +132,33 @@ pub(super) mod kind {
     pub const INT8: u8 = 3;
     /// Nibbles that index a table of signed bytes (IQ4_NL).
     pub const NL4: u8 = 4;
+    /// Like [`NL4`], with two levels of scales (IQ4_XS).
+    pub const XS4: u8 = 5;
+    /// 5-bit integers biased by 16.
+    pub const INT5: u8 = 6;
+    /// 6-bit integers biased by 32.
+    pub const INT6: u8 = 7;
+    /// 4-bit integers with a minimum (Q4_1).
+    pub const MINIMUM4: u8 = 8;
+    /// 5-bit integers with a minimum (Q5_1).
+    pub const MINIMUM5: u8 = 9;
+    /// 2-bit integers with a minimum for each half of a block, two levels (Q2_K).
+    pub const K2: u8 = 10;
+    /// 3-bit integers biased by 4, with a scale for each half of a block, two levels (Q3_K).
+    pub const K3: u8 = 11;
+    /// 4-bit integers with a minimum, two levels (Q4_K).
+    pub const K4: u8 = 12;
+    /// 5-bit integers with a minimum, two levels (Q5_K).
+    pub const K5: u8 = 13;
+    /// 6-bit integers biased by 32, with a scale for each half of a block, two levels (Q6_K).
+    pub const K6: u8 = 14;
+
+    /// Returns true for the kinds whose kernels exist for few sizes of rectangles only: those that `iec` does not
+    /// quantize to by itself, or rarely.
+    #[inline(always)]
+    pub const fn is_rare(kind: u8) -> bool {
+        kind >= XS4
+    }
 
     /// Returns the value of each nibble: for MXFP4 twice the E2M1 value, otherwise the IQ4_NL value.
     #[inline(always)]
@@ -139,33 +166,95 @@ pub(super) mod kind {
         *if kind == MXFP4 { CodeTable::E2m1 } else { CodeTable::Iq4Nl }.values()
     }
 
-    /// Returns the number of vectors of codes in a block. If this is not inlined, loops over them are not unrolled
-    /// and sums are kept in memory.
+    /// Returns the number of vectors of codes in a block, which is the number of bits of a code. If this is not
+    /// inlined, loops over them are not unrolled and sums are kept in memory.
     #[inline(always)]
     pub const fn vectors(kind: u8) -> usize {
-        if kind == INT8 { 8 } else { 4 }
+        match kind {
+            INT8 => 8,
+            INT6 | K6 => 6,
+            INT5 | MINIMUM5 | K5 => 5,
+            K3 => 3,
+            K2 => 2,
+            _ => 4,
+        }
+    }
+
+    /// Returns what is added to integers before they are stored.
+    #[inline(always)]
+    pub const fn bias(kind: u8) -> i32 {
+        match kind {
+            INT6 | K6 => 32,
+            INT5 => 16,
+            SYMMETRIC4 => 8,
+            K3 => 4,
+            _ => 0,
+        }
+    }
+
+    /// Returns the number of groups of scales in a block: 2 where each half of a block has its own.
+    #[inline(always)]
+    pub const fn halves(kind: u8) -> usize {
+        if matches!(kind, K2 | K3 | K6) { 2 } else { 1 }
+    }
+
+    /// Returns the storage of the minimums.
+    #[inline(always)]
+    pub const fn minimum(kind: u8) -> Minimum {
+        match kind {
+            MINIMUM4 | MINIMUM5 => Minimum::F16,
+            K4 | K5 => Minimum::U8,
+            K2 => Minimum::Nibble,
+            _ => Minimum::None,
+        }
+    }
+
+    /// Returns true for kinds whose groups have minimums.
+    #[inline(always)]
+    pub const fn has_minimum(kind: u8) -> bool {
+        !matches!(minimum(kind), Minimum::None)
+    }
+
+    /// Returns true for kinds that int8 products read as signed bytes, with the offset that the instruction set has
+    /// for [`INT8`].
+    #[inline(always)]
+    pub const fn is_signed(kind: u8) -> bool {
+        matches!(kind, INT8 | NL4 | XS4 | INT5 | INT6)
     }
 
     /// Returns the type that scales of this kind have, but for a few tensors.
     #[inline(always)]
     pub const fn common_scale(kind: u8) -> ScaleType {
-        if kind == MXFP4 { ScaleType::E8m0 } else { ScaleType::F16 }
+        match kind {
+            MXFP4 => ScaleType::E8m0,
+            XS4 | K2..=K6 => ScaleType::I8,
+            _ => ScaleType::F16,
+        }
     }
 
     /// Returns the kind of a layout.
     pub fn of(layout: &TileLayout) -> u8 {
-        match layout.spec.code_map() {
-            CodeMap::Biased(8) => SYMMETRIC4,
-            CodeMap::Biased(_) => unreachable!("widened to int8 when weights are opened"),
-            CodeMap::Affine => AFFINE4,
-            CodeMap::Table(CodeTable::E2m1) => MXFP4,
-            CodeMap::Table(CodeTable::Iq4Nl) => NL4,
-            CodeMap::Bytes => INT8,
+        match (layout.spec.scheme, layout.spec.code_map()) {
+            (_, CodeMap::Affine) => AFFINE4,
+            (Scheme::Q4_0 | Scheme::Int4, _) => SYMMETRIC4,
+            (Scheme::Mxfp4, _) => MXFP4,
+            (Scheme::Nl4, _) => NL4,
+            (Scheme::Iq4Xs, _) => XS4,
+            (Scheme::Int5, _) => INT5,
+            (Scheme::Int6, _) => INT6,
+            (Scheme::Int8, _) => INT8,
+            (Scheme::Q4_1, _) => MINIMUM4,
+            (Scheme::Q5_1, _) => MINIMUM5,
+            (Scheme::Q2K, _) => K2,
+            (Scheme::Q3K, _) => K3,
+            (Scheme::Q4K, _) => K4,
+            (Scheme::Q5K, _) => K5,
+            (Scheme::Q6K, _) => K6,
         }
     }
 }
 
-/// Evaluates `$call` with the constant `$KIND` set to the kind of a layout.
+/// Evaluates `$call` with the constant `$KIND` set to the kind of a layout, which is none of the rare ones.
 macro_rules! with_kind {
     ($layout:expr, $KIND:ident, $call:expr) => {
         with_kind!(@ $layout, $KIND, $call, SYMMETRIC4 AFFINE4 MXFP4 INT8 NL4)
@@ -181,6 +270,14 @@ macro_rules! with_kind {
     };
 }
 pub(super) use with_kind;
+
+/// Evaluates `$call` like [`with_kind`] for one of the rare kinds.
+macro_rules! with_rare_kind {
+    ($layout:expr, $KIND:ident, $call:expr) => {
+        with_kind!(@ $layout, $KIND, $call, XS4 INT5 INT6 MINIMUM4 MINIMUM5 K2 K3 K4 K5 K6)
+    };
+}
+pub(super) use with_rare_kind;
 
 /// Evaluates `$call` with the constant `$N` set to `$value`, which must be one of the listed values for which
 /// `$allowed` is true. No code is generated for the other listed values.

@@ -6,10 +6,12 @@
 //!   then k = 2l of each block, with `mul_add`; lanes are folded like those of row-major float weights.
 //! * Tiles, float activations: inside a block of 32, chain `i` of 4 sums k = 4i..4i+4, then k = 16+4i..16+4i+4, with
 //!   `mul_add` on the integer value; block = ((c0 + c1) + c2) + c3; row = mul_add(block, scale, row), blocks in K
-//!   order.
+//!   order. Where each half of a block has a scale, this is done for each half. With minimums follows
+//!   row = mul_add(sum of the activations in the same order, minimum, row).
 //! * Tiles, 16-bit and int8 activations: a group of 128 activations shares a scale. A run consists of the blocks inside
 //!   a group that also share a weight scale, and has an exact integer sum; group = mul_add(sum, weight scale, group),
-//!   runs in K order from zero; row = mul_add(group, activation scale, row), groups in K order.
+//!   runs in K order from zero; row = mul_add(group, activation scale, row), groups in K order. With minimums,
+//!   group = mul_add(sum of the activation codes, minimum, group) follows each run.
 
 use super::acts::{Acts, GROUP, GROUP_BLOCKS, Q8Group, Q16Group};
 use super::kernels::{Kernel, KernelTable, Rectangle};
@@ -17,7 +19,7 @@ use super::matrix::{Form, MatrixStore};
 use super::sink::Sink;
 use super::weighted_sum;
 use crate::dtype::DType;
-use crate::scheme::{BLOCK, CodeMap, ScaleType, TILE_ROWS, TileLayout};
+use crate::scheme::{BLOCK, Factors, Minimum, TILE_ROWS, TileLayout};
 use crate::simd::Level;
 use half::{bf16, f16};
 
@@ -154,8 +156,13 @@ pub fn tile_dot(layout: &TileLayout, tile: &[u8], x: &Acts, token: usize, form: 
             }
             Form::F32 | Form::Bf16 => {
                 for (block, x) in x.row(token).as_chunks().0.iter().enumerate().take(layout.blocks) {
-                    let (codes, scale) = tile_block(layout, tile, row, block);
-                    *sum = block_dot(&codes, x).mul_add(scale, *sum);
+                    let (codes, factors) = tile_block(layout, tile, row, block);
+                    for (half, factors) in factors.iter().enumerate().take(layout.block_groups) {
+                        *sum = block_dot(layout, half, |k| codes[k] as f32, x).mul_add(factors.scale, *sum);
+                        if layout.spec.minimum() != Minimum::None {
+                            *sum = block_dot(layout, half, |_| 1.0, x).mul_add(factors.minimum, *sum);
+                        }
+                    }
                 }
             }
         }
@@ -167,71 +174,65 @@ pub fn tile_dot(layout: &TileLayout, tile: &[u8], x: &Acts, token: usize, form: 
 /// scales but not by the activation scale.
 fn group_dot(layout: &TileLayout, tile: &[u8], row: usize, group: usize, x: &[i32; GROUP]) -> f32 {
     let blocks = group * GROUP_BLOCKS..((group + 1) * GROUP_BLOCKS).min(layout.blocks);
-    let (mut total, mut sum) = (0f32, 0);
+    let (mut total, mut sum, width) = (0f32, 0, BLOCK / layout.block_groups);
     for (block, x) in blocks.clone().zip(x.as_chunks::<BLOCK>().0) {
-        let (codes, scale) = tile_block(layout, tile, row, block);
-        sum += codes.iter().zip(x).map(|(w, a)| w * a).sum::<i32>();
-        if block + 1 == blocks.end || (block + 1) % layout.group_blocks == 0 {
-            total = (sum as f32).mul_add(scale, total);
-            sum = 0;
+        let (codes, factors) = tile_block(layout, tile, row, block);
+        let ends = block + 1 == blocks.end || (block + 1) % layout.group_blocks == 0;
+        for ((codes, x), factors) in codes.chunks(width).zip(x.chunks(width)).zip(factors) {
+            sum += codes.iter().zip(x).map(|(w, a)| w * a).sum::<i32>();
+            if ends {
+                total = (sum as f32).mul_add(factors.scale, total);
+                sum = 0;
+            }
+            if layout.spec.minimum() != Minimum::None {
+                total = (x.iter().sum::<i32>() as f32).mul_add(factors.minimum, total);
+            }
         }
     }
     total
 }
 
-fn block_dot(codes: &[i32; BLOCK], x: &[f32; BLOCK]) -> f32 {
+/// Returns the dot product of a block of activations with `weight(k)`; if a block has two groups, only with those of
+/// group `half`.
+fn block_dot(layout: &TileLayout, half: usize, weight: impl Fn(usize) -> f32, x: &[f32; BLOCK]) -> f32 {
+    let halves = if layout.block_groups == 1 { 0..2 } else { half..half + 1 };
     let mut chains = [0f32; 4];
     for (i, chain) in chains.iter_mut().enumerate() {
-        for k in (4 * i..4 * i + 4).chain(16 + 4 * i..16 + 4 * i + 4) {
-            *chain = (codes[k] as f32).mul_add(x[k], *chain);
+        for k in halves.clone().flat_map(|half| 16 * half + 4 * i..16 * half + 4 * i + 4) {
+            *chain = weight(k).mul_add(x[k], *chain);
         }
     }
     ((chains[0] + chains[1]) + chains[2]) + chains[3]
 }
 
-/// Returns the integer values of a block of a row (zero point subtracted) and the scale that multiplies them.
-pub fn tile_block(layout: &TileLayout, tile: &[u8], row: usize, block: usize) -> ([i32; BLOCK], f32) {
-    let group = block / layout.group_blocks;
-    let scale = tile_scale(layout, tile, row, group);
-    let map = layout.spec.code_map();
-    // The encoders of `iec` write only zero points of at most 15; larger ones in other files are read as 15.
-    let zero = if map == CodeMap::Affine { tile[layout.zeros_offset + group * TILE_ROWS + row].min(15) } else { 0 };
+/// Returns the integer values of a block of a row (zero point subtracted), and the numbers that make them weights: those
+/// of the group of the block, or of its two groups.
+pub fn tile_block(layout: &TileLayout, tile: &[u8], row: usize, block: usize) -> ([i32; BLOCK], [Factors; 2]) {
+    let factors = [0, layout.block_groups - 1].map(|half| layout.factors(tile, row, layout.group_of(block, half)));
+    let (map, bits) = (layout.spec.code_map(), layout.spec.scheme.bits());
     let codes = &tile[layout.codes_offset + block * layout.block_bytes..][..layout.block_bytes];
     let mut values = [0; BLOCK];
     for (k, value) in values.iter_mut().enumerate() {
-        let code = if map == CodeMap::Bytes {
-            codes[64 * (k / 4) + 4 * row + k % 4]
-        } else {
-            let byte = codes[64 * (k % 16 / 4) + 4 * row + k % 4];
-            let nibble = if k < 16 { byte & 15 } else { byte >> 4 };
-            nibble | high_bits(codes, row, k) << 4
+        let code = match bits {
+            8 => codes[64 * (k / 4) + 4 * row + k % 4],
+            2 => field(codes, 2, row, k),
+            3 => field(codes, 2, row, k) | field(&codes[128..], 1, row, k) << 2,
+            _ => {
+                let byte = codes[64 * (k % 16 / 4) + 4 * row + k % 4];
+                let nibble = if k < 16 { byte & 15 } else { byte >> 4 };
+                let high = if bits == 4 { 0 } else { field(&codes[256..], bits as usize - 4, row, k) };
+                nibble | high << 4
+            }
         };
-        *value = map.value(code, zero);
+        *value = map.value(code, factors[0].zero);
     }
-    (values, scale)
+    (values, factors)
 }
 
-/// Returns the bits of a 5- or 6-bit code above its nibble; 0 for 4-bit codes.
-fn high_bits(codes: &[u8], row: usize, k: usize) -> u8 {
-    let Some(high) = codes.get(256..).filter(|high| !high.is_empty()) else { return 0 };
-    let each = high.len() / 64;
+/// Returns the part of code `k` that is stored in vectors with `each` bits of each code.
+fn field(vectors: &[u8], each: usize, row: usize, k: usize) -> u8 {
     let at = k / 4 * each;
-    high[at / 8 * 64 + 4 * row + k % 4] >> (at % 8) & ((1 << each) - 1)
-}
-
-fn tile_scale(layout: &TileLayout, tile: &[u8], row: usize, group: usize) -> f32 {
-    let at = (group * TILE_ROWS + row) * layout.spec.scale_dtype.size();
-    match layout.spec.scale_dtype {
-        ScaleType::F16 => f16::from_le_bytes([tile[at], tile[at + 1]]).to_f32(),
-        ScaleType::F32 => f32::from_le_bytes(tile[at..at + 4].try_into().expect("4 bytes")),
-        // Half of 2^(s - 127), because the codes are doubled.
-        ScaleType::E8m0 => e8m0(tile[at]) * 0.5,
-    }
-}
-
-/// Returns 2^(s - 127), exactly.
-pub fn e8m0(s: u8) -> f32 {
-    if s == 0 { f32::from_bits(1 << 22) } else { f32::from_bits(u32::from(s) << 23) }
+    vectors[at / 8 * 64 + 4 * row + k % 4] >> (at % 8) & ((1 << each) - 1)
 }
 
 /// Rounds a group of activations to 16-bit integers: the largest magnitude becomes 32767, halves are rounded to even,
@@ -260,7 +261,13 @@ pub fn quantize_group_wide(values: &[f32; GROUP]) -> Q16Group {
         let scaled = if scaled.is_nan() { 0.0 } else { scaled.clamp(-32767.0, 32767.0) };
         codes[i] = (scaled + 12_582_912.0).to_bits() as i16;
     }
-    Q16Group { codes: Q16Group::in_place(codes), scale }
+    let mut half_sums = [[0; 2]; GROUP_BLOCKS];
+    for (half, codes) in codes.as_chunks::<16>().0.iter().enumerate() {
+        for code in codes {
+            half_sums[half / 2][half % 2] += i32::from(*code);
+        }
+    }
+    Q16Group { codes: Q16Group::in_place(codes), scale, half_sums }
 }
 
 /// Rounds a group of activations to int8: the largest magnitude becomes 127, halves are rounded away from zero, NaN
@@ -276,6 +283,10 @@ pub fn quantize_group(values: &[f32; GROUP]) -> Q8Group {
             starts[i / 2 % 2] -= 8 * i16::from(*code);
         }
     }
+    let mut half_starts = [[0; 2]; GROUP_BLOCKS];
+    for (half, codes) in codes.as_chunks::<16>().0.iter().enumerate() {
+        half_starts[half / 2][half % 2] = codes.iter().map(|code| -8 * i16::from(*code)).sum();
+    }
     let starts = pair_starts.map(|[first, last]| i32::from(first) + i32::from(last));
-    Q8Group { codes, starts, start: starts.iter().sum(), scale, pair_starts }
+    Q8Group { codes, starts, start: starts.iter().sum(), scale, pair_starts, half_starts }
 }

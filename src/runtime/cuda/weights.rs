@@ -3,6 +3,7 @@
 use super::args::{self, Kind};
 use super::array::{Array, Forms};
 use super::context::{Buffer, Context, Mark, Pinned};
+use super::readable::{device_bytes, readable};
 use crate::catalogue::Target;
 use crate::dtype::DType;
 use crate::error::{Cause, Error, Result};
@@ -101,9 +102,10 @@ impl DeviceMatrix {
     /// The matrices are too large or differ, a weight cannot be read, or there is not enough device memory.
     pub fn upload(uploader: &mut Uploader<'_>, stack: &[&Weight]) -> Result<DeviceMatrix> {
         let first = stack.first().expect("a stack has matrices");
-        let (store, bytes) = (first.store(), first.nbytes());
-        let held = first.hold()?;
-        let (kind, mut args) = describe(store, held.rows, held.cols)?;
+        let first = first.hold()?;
+        let (store, first) = (first.store, readable(&first)?);
+        let (kind, mut args) = describe(first.store, first.rows, first.cols)?;
+        let bytes = first.data.len();
         // Kernels read 16 bytes at once, so each matrix is aligned.
         let stride = bytes.next_multiple_of(256);
         let whole = stride.checked_mul(stack.len()).ok_or_else(|| {
@@ -113,11 +115,12 @@ impl DeviceMatrix {
         let memory = uploader.context.alloc(whole)?;
         for (i, weight) in stack.iter().enumerate() {
             let held = weight.hold()?;
-            if held.store != store || held.data.len() != bytes {
+            let read = readable(&held)?;
+            if held.store != store || read.data.len() != bytes {
                 return Err(Error::unsupported("experts of different shapes or schemes are not supported on a GPU")
                     .help("use --device cpu"));
             }
-            uploader.copy(&memory, i * stride, &held.data)?;
+            uploader.copy(&memory, i * stride, &read.data)?;
             held.check()?;
         }
         (args.data, args.stride) = (memory.address(), stride as u64);
@@ -148,6 +151,7 @@ fn describe(store: MatrixStore, rows: usize, cols: usize) -> Result<(Kind, args:
                 ScaleType::F16 => 0,
                 ScaleType::F32 => 1,
                 ScaleType::E8m0 => 2,
+                ScaleType::I8 => unreachable!("converted before"),
             };
             args.group_blocks = number(layout.group_blocks)?;
             args.zeros_offset = number(layout.zeros_offset)?;
@@ -156,7 +160,7 @@ fn describe(store: MatrixStore, rows: usize, cols: usize) -> Result<(Kind, args:
             args.tile_bytes = number(layout.tile_bytes)?;
             match layout.spec.code_map() {
                 CodeMap::Biased(8) => Kind::Int4,
-                CodeMap::Biased(_) => unreachable!("widened to int8 when weights are opened"),
+                CodeMap::Biased(_) | CodeMap::Unsigned => unreachable!("converted before"),
                 CodeMap::Affine => Kind::Int4Affine,
                 CodeMap::Table(CodeTable::E2m1) => Kind::Mxfp4,
                 CodeMap::Table(CodeTable::Iq4Nl) => Kind::Nl4,
@@ -307,5 +311,11 @@ impl Transfer<'_, Host, OnDevice> for Upload<'_, '_> {
 
 /// Returns the bytes that a layer takes on a device.
 pub fn layer_bytes(layer: &Layer<Host>) -> u64 {
-    layer.linears().map(|linear| linear.nbytes() as u64).sum()
+    layer.linears().map(linear_bytes).sum()
+}
+
+/// Returns the bytes that a matrix and its bias take on a device.
+pub fn linear_bytes(linear: &Linear) -> u64 {
+    let bias = linear.bias.as_ref().map_or(0, |bias| size_of_val(bias.as_slice()));
+    device_bytes(&linear.matrix) + bias as u64
 }

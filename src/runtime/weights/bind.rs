@@ -31,13 +31,11 @@ pub(super) struct Binder<'a> {
     in_place: bool,
     /// Bytes of further tensors that may become hot, see [`Keep::hot_bytes`](crate::iebin::rebuild::Keep::hot_bytes).
     hot_bytes_left: Cell<u64>,
-    /// True if the embedding is also the output matrix; otherwise only single rows of it are read.
-    embedding_multiplies: bool,
 }
 
 impl<'a> Binder<'a> {
     /// Creates a binder that has bound nothing yet.
-    pub(super) fn new(reader: &'a IebinReader, c: &ModelConfig, convert: Option<DType>, in_place: bool) -> Binder<'a> {
+    pub(super) fn new(reader: &'a IebinReader, convert: Option<DType>, in_place: bool) -> Binder<'a> {
         let keep = reader.rebuilt().map(|(_, keep)| keep);
         Binder {
             reader,
@@ -46,7 +44,6 @@ impl<'a> Binder<'a> {
             cache: keep.map(|keep| Arc::new(Cache::new(keep.limit))),
             in_place,
             hot_bytes_left: Cell::new(keep.map_or(0, |keep| keep.hot_bytes)),
-            embedding_multiplies: c.tied_embeddings,
         }
     }
 
@@ -90,8 +87,7 @@ impl<'a> Binder<'a> {
 
     /// Binds the matrices of a tensor, which all have the same size.
     fn bind_matrices(&self, entry: &Entry, [matrices, rows, cols]: [usize; 3]) -> Result<Vec<Weight>> {
-        let multiplies = self.embedding_multiplies || entry.name != EMBEDDING;
-        let shape = Shape::new(entry.store, rows, cols, self.convert, multiplies)?;
+        let shape = Shape::new(entry.store, rows, cols, self.convert)?;
         let each = entry.nbytes / matrices;
         let range = |i: usize| i * each..(i + 1) * each;
         let Some((source, cache)) = self.reader.rebuilt().map(|(source, _)| source).zip(self.cache.as_ref()) else {

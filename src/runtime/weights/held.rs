@@ -1,7 +1,7 @@
 //! Bytes of memory that bound weights take, computed from the description of a pack without reading weights.
 
 use super::shape::{Shape, per_head_bytes};
-use crate::catalogue::{EMBEDDING, Role};
+use crate::catalogue::Role;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::iebin::{IebinReader, stored_bytes};
@@ -39,8 +39,7 @@ impl HeldBytes {
                 bytes.owned += (entry.elements() * size_of::<f32>()) as u64;
                 continue;
             };
-            let multiplies = config.tied_embeddings || entry.name != EMBEDDING;
-            let shape = Shape::new(entry.store, rows, cols, convert, multiplies)?;
+            let shape = Shape::new(entry.store, rows, cols, convert)?;
             if let Some(latent) = config.attention.latent.filter(|_| entry.name.ends_with(KV_B)) {
                 let divided = per_head_bytes(&shape.store, config.n_heads, &latent, arithmetic)?;
                 bytes.owned = bytes.owned.saturating_add(divided);

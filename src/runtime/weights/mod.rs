@@ -9,7 +9,6 @@ mod bind;
 mod held;
 pub mod rebuilt;
 mod shape;
-mod widen;
 
 pub use held::HeldBytes;
 pub(super) use shape::{Shape, narrow, per_head_bytes, transposed_dtype};
@@ -322,7 +321,7 @@ impl Weights {
     /// A tensor is missing, has the wrong shape or storage, overflows the type it is converted to, or has no place in
     /// the model (ignoring it would silently run a different model).
     pub fn bind(reader: &IebinReader, config: &ModelConfig, convert: Option<DType>, in_place: bool) -> Result<Weights> {
-        Binder::new(reader, config, convert, in_place)
+        Binder::new(reader, convert, in_place)
             .model(config)
             .at(reader.dir.join(JSON_NAME))
             .help("the pack is damaged, or another program made it; make it again with `iec pack`")
@@ -403,7 +402,7 @@ impl Weights {
 }
 
 /// Writes row `row` of a matrix, widened or dequantized, to `out` (`cols` values).
-pub(super) fn read_row(matrix: &Matrix, row: usize, out: &mut [f32]) -> Result<()> {
+pub(in crate::runtime) fn read_row(matrix: &Matrix, row: usize, out: &mut [f32]) -> Result<()> {
     if let Some(bytes) = matrix.unpacked_row(row) {
         return decode_floats(DType::BF16, &bytes?, out);
     }
@@ -415,8 +414,12 @@ pub(super) fn read_row(matrix: &Matrix, row: usize, out: &mut [f32]) -> Result<(
         MatrixStore::Tiled(layout) => {
             let tile = &matrix.data[row / TILE_ROWS * layout.tile_bytes..][..layout.tile_bytes];
             for (block, out) in out.chunks_mut(BLOCK).enumerate() {
-                let (codes, scale) = scalar::tile_block(&layout, tile, row % TILE_ROWS, block);
-                out.iter_mut().zip(codes).for_each(|(out, code)| *out = code as f32 * scale);
+                let (codes, factors) = scalar::tile_block(&layout, tile, row % TILE_ROWS, block);
+                let width = BLOCK / layout.block_groups;
+                out.iter_mut()
+                    .zip(codes)
+                    .enumerate()
+                    .for_each(|(k, (out, code))| *out = factors[k / width].weight(code));
             }
             Ok(())
         }

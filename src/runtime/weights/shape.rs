@@ -1,14 +1,12 @@
-//! Form in which a stored matrix is held: its own mapped bytes, floats rounded to another type, or codes converted to
-//! a type that kernels read.
+//! Form in which a stored matrix is held: its own mapped bytes, or floats rounded to another type.
 
-use super::widen::{held_as, widen};
 use crate::dtype::{DType, decode_floats};
 use crate::error::{Error, Result};
 use crate::iebin::{Store, stored_bytes};
 use crate::mapped::Bytes;
 use crate::model_config::Latent;
 use crate::runtime::cpu::{Arithmetic, Matrix, MatrixStore};
-use crate::scheme::{QuantSpec, TileLayout};
+use crate::scheme::TileLayout;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
@@ -19,35 +17,15 @@ pub(in crate::runtime) struct Shape {
     pub cols: usize,
     /// Form in which the matrix is held in memory.
     pub store: MatrixStore,
-    /// Form in the pack, if the matrix is converted when it is opened.
-    pub(super) from: Option<Original>,
-}
-
-/// Stored form of a matrix that is converted when it is opened.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Original {
-    /// Floats of another type.
-    Floats(DType),
-    /// Codes that no kernel reads.
-    Tiles(QuantSpec),
+    /// Float type in the pack, if the matrix is converted when it is opened.
+    pub(super) from: Option<DType>,
 }
 
 impl Shape {
-    /// Determines the form of a stored matrix. Floats are converted to `convert` if it is given. Codes that no kernel
-    /// reads are converted if the matrix is used in products (`multiplies`).
-    pub(super) fn new(
-        store: Store,
-        rows: usize,
-        cols: usize,
-        convert: Option<DType>,
-        multiplies: bool,
-    ) -> Result<Shape> {
+    /// Determines the form of a stored matrix. Floats are converted to `convert` if it is given.
+    pub(super) fn new(store: Store, rows: usize, cols: usize, convert: Option<DType>) -> Result<Shape> {
         let (store, from) = match store {
-            Store::Tiled(spec) => {
-                let held = if multiplies { held_as(spec) } else { spec };
-                let layout = TileLayout::new(held, rows, cols)?;
-                (MatrixStore::Tiled(layout), Some(Original::Tiles(spec)).filter(|_| spec != held))
-            }
+            Store::Tiled(spec) => (MatrixStore::Tiled(TileLayout::new(spec, rows, cols)?), None),
             Store::Plain(dtype) => {
                 // F32 is no reason to convert narrower floats, because kernels widen them exactly.
                 let to = match (convert, dtype) {
@@ -55,7 +33,7 @@ impl Shape {
                     (Some(DType::F32) | None, _) => dtype,
                     (Some(to), _) => to,
                 };
-                (MatrixStore::Plain(to), Some(Original::Floats(dtype)).filter(|_| dtype != to))
+                (MatrixStore::Plain(to), Some(dtype).filter(|_| dtype != to))
             }
         };
         Ok(Shape { rows, cols, store, from })
@@ -77,10 +55,7 @@ impl Shape {
     /// to.
     pub fn matrix(&self, data: Bytes) -> Result<Matrix> {
         let data = match (self.store, self.from) {
-            (MatrixStore::Plain(to), Some(Original::Floats(from))) => narrow(from, &data, to)?,
-            (MatrixStore::Tiled(to), Some(Original::Tiles(from))) => {
-                widen(&TileLayout::new(from, self.rows, self.cols)?, &data, &to)?
-            }
+            (MatrixStore::Plain(to), Some(from)) => narrow(from, &data, to)?,
             _ => data,
         };
         Matrix::new(self.rows, self.cols, self.store, data)

@@ -3,7 +3,8 @@
 //! [`product`] is the loop that all of them share. A *run* consists of consecutive blocks that share both a scale of
 //! the weights and a scale of the activations. The integer sums over each run are multiplied by the scales of the
 //! weights and summed over the group of activations; these sums are multiplied by the scale of the activations and
-//! summed over K. An implementation of [`Runs`] supplies the sums of each run. The one in [`super::tiles`] reads tiles,
+//! summed over K. Kinds with minimums add the sum of the activations times the minimum to each run; where the halves of
+//! a block have their own scales, each half is a run. An implementation of [`Runs`] supplies the sums of each run. The one in [`super::tiles`] reads tiles,
 //! which are unpacked in registers, once for all columns of the rectangle; the one in [`super::panel`] reads a panel.
 
 use super::super::acts::{Acts, GROUP_BLOCKS, Q8Group, Q16Group};
@@ -51,6 +52,17 @@ pub(in super::super) trait Width: Codes {
     const BITS: usize;
     /// Returns the kind whose unpacked codes have the same form as those of this kind, so that one kernel serves both.
     fn unpacked_kind(kind: u8) -> u8;
+    /// Unit of [`Width::sum`].
+    const SUM_UNIT: f32;
+    /// Returns the sum of the codes of a block of a group, or of half `part` of it, divided by [`Width::SUM_UNIT`].
+    fn sum(group: &Self::Group, block: usize, part: Option<usize>) -> i32;
+    /// Returns the index of word `at` of a half of a block.
+    #[inline(always)]
+    fn word_of_half(half: usize, at: usize) -> usize {
+        // Quarter `i` of a block has as many vectors of the first half as of the second.
+        let each = Self::VECTORS / 8;
+        Self::word(at / each, half * each + at % each)
+    }
     /// Returns the groups of a token.
     fn groups(x: &Acts, token: usize) -> &[Self::Group];
     /// Returns the scale of the codes of a group.
@@ -64,6 +76,16 @@ pub(in super::super) trait Width: Codes {
         group: &Self::Group,
         block: usize,
     ) -> Self::Sum<I>;
+    /// Adds the correction for the offset of the weights, for one half of a block of a group.
+    #[inline(always)]
+    fn start_half<I: Isa, const KIND: u8>(
+        _isa: I,
+        sum: Self::Sum<I>,
+        _group: &Self::Group,
+        _half: (usize, usize),
+    ) -> Self::Sum<I> {
+        sum
+    }
     /// Adds the products of weights and activations.
     fn dot<I: Isa, const KIND: u8>(isa: I, sum: Self::Sum<I>, w: I::Int, a: I::Int) -> Self::Sum<I>;
     /// Prepares sums for the products of a block of a group.
@@ -123,6 +145,17 @@ pub(in super::super) unsafe fn byte_quarter<I: Isa, const KIND: u8>(
     (block, i): (usize, usize),
     zeros: I::Int,
 ) -> [I::Int; 2] {
+    if const { kind::is_rare(KIND) && KIND != kind::XS4 } {
+        // SAFETY: the caller guarantees the block.
+        let mut integers = unsafe { piece.integers::<I, KIND>(isa, block, i) };
+        let less = const { kind::bias(KIND) } - offset;
+        if less != 0 {
+            for half in 0..2 {
+                integers[half] = isa.sub_i8(integers[half], isa.splat((less & 0xFF).wrapping_mul(0x0101_0101)));
+            }
+        }
+        return integers;
+    }
     // SAFETY: the caller guarantees the block, which has at least 4 vectors.
     let v = unsafe { piece.codes::<I, KIND>(isa, block, i) };
     if KIND != kind::INT8 {
@@ -143,7 +176,7 @@ impl Codes for Int8 {
     #[inline(always)]
     unsafe fn zeros<I: Isa, const KIND: u8>(isa: I, piece: &Piece<'_>, group: usize) -> I::Int {
         // SAFETY: `byte_zeros` requires the same as this function.
-        unsafe { byte_zeros::<I, KIND>(isa, I::offset(KIND), piece, group) }
+        unsafe { byte_zeros::<I, KIND>(isa, offset::<I>(KIND), piece, group) }
     }
 
     #[inline(always)]
@@ -155,12 +188,24 @@ impl Codes for Int8 {
         zeros: I::Int,
     ) -> [I::Int; 2] {
         // SAFETY: `byte_quarter` requires the same as this function.
-        unsafe { byte_quarter::<I, KIND>(isa, I::offset(KIND), piece, (block, i), zeros) }
+        unsafe { byte_quarter::<I, KIND>(isa, offset::<I>(KIND), piece, (block, i), zeros) }
     }
 
     #[inline(always)]
     fn word(i: usize, s: usize) -> usize {
         i + 4 * s
+    }
+}
+
+/// Returns the offset that is added to the weights of a kind before [`Isa::dot4`].
+#[inline(always)]
+fn offset<I: Isa>(kind: u8) -> i32 {
+    match kind {
+        _ if !kind::is_rare(kind) => I::offset(kind),
+        _ if kind::is_signed(kind) => I::offset(kind::INT8),
+        // One kernel serves panels of both, so their integers have the same offset.
+        kind::K3 | kind::K6 => 32,
+        _ => 0,
     }
 }
 
@@ -172,10 +217,19 @@ impl Width for Int8 {
 
     fn unpacked_kind(kind: u8) -> u8 {
         match kind {
-            kind::SYMMETRIC4 => kind::SYMMETRIC4,
-            kind::INT8 | kind::NL4 => kind::INT8,
+            kind::SYMMETRIC4 | kind::K2 => kind,
+            _ if kind::is_signed(kind) => kind::INT8,
+            _ if kind::has_minimum(kind) => kind::MINIMUM4,
+            kind::K3 | kind::K6 => kind::K6,
             _ => kind::MXFP4,
         }
+    }
+
+    const SUM_UNIT: f32 = -0.125;
+
+    #[inline(always)]
+    fn sum(group: &Q8Group, block: usize, part: Option<usize>) -> i32 {
+        part.map_or(group.starts[block], |part| i32::from(group.half_starts[block][part]))
     }
 
     #[inline(always)]
@@ -200,7 +254,7 @@ impl Width for Int8 {
         group: &Q8Group,
         block: usize,
     ) -> I::Sum4 {
-        if I::narrow4(KIND) {
+        if narrow4::<I>(KIND) {
             return sum;
         }
         // This is the correction for an offset of 8. Blocks beyond the end of a row have zeros.
@@ -209,11 +263,25 @@ impl Width for Int8 {
             2 => group.starts[block] + group.starts[block | 1],
             _ => group.start,
         });
-        match I::offset(KIND) {
+        match offset::<I>(KIND) {
             0 => sum,
             8 => isa.add4(sum, start),
+            32 => isa.add4(sum, isa.shl::<2>(start)),
             16 => isa.add4(sum, isa.shl::<1>(start)),
             _ => isa.add4(sum, isa.shl::<4>(start)),
+        }
+    }
+
+    #[inline(always)]
+    fn start_half<I: Isa, const KIND: u8>(
+        isa: I,
+        sum: I::Sum4,
+        group: &Q8Group,
+        (block, half): (usize, usize),
+    ) -> I::Sum4 {
+        match offset::<I>(KIND) {
+            0 => sum,
+            _ => isa.add4(sum, isa.splat(i32::from(group.half_starts[block][half]) << 2)),
         }
     }
 
@@ -224,7 +292,7 @@ impl Width for Int8 {
 
     #[inline(always)]
     fn begin<I: Isa, const KIND: u8>(isa: I, sum: I::Sum4, group: &Q8Group, block: usize) -> I::Sum4 {
-        if !I::narrow4(KIND) {
+        if !narrow4::<I>(KIND) {
             return sum;
         }
         isa.narrow4_from::<KIND>(sum, isa.splat(bytemuck::cast(group.pair_starts[block])))
@@ -232,13 +300,19 @@ impl Width for Int8 {
 
     #[inline(always)]
     fn end<I: Isa, const KIND: u8>(isa: I, sum: I::Sum4) -> I::Sum4 {
-        if I::narrow4(KIND) { isa.widen4(sum) } else { sum }
+        if narrow4::<I>(KIND) { isa.widen4(sum) } else { sum }
     }
 
     #[inline(always)]
     fn finish<I: Isa>(isa: I, sum: I::Sum4) -> I::Int {
         isa.finish4(sum)
     }
+}
+
+/// Returns true if the products of a block are added up as 16-bit integers first.
+#[inline(always)]
+fn narrow4<I: Isa>(kind: u8) -> bool {
+    !kind::is_rare(kind) && I::narrow4(kind)
 }
 
 impl Codes for Int16 {
@@ -269,6 +343,12 @@ impl Codes for Int16 {
         i: usize,
         zeros: I::Int,
     ) -> [I::Int; 4] {
+        if const { kind::is_rare(KIND) } {
+            // SAFETY: the caller guarantees the block.
+            let [lower, upper] = unsafe { byte_quarter::<I, KIND>(isa, 0, piece, (block, i), zeros) };
+            let ([a, b], [c, d]) = (isa.bytes_of_words(lower), isa.bytes_of_words(upper));
+            return [a, b, c, d];
+        }
         // SAFETY: the caller guarantees the block, which has at least 4 vectors.
         let v = unsafe { piece.codes::<I, KIND>(isa, block, i) };
         if matches!(KIND, kind::SYMMETRIC4 | kind::AFFINE4) {
@@ -299,8 +379,21 @@ impl Width for Int16 {
     const BITS: usize = 16;
     const CHAINS: usize = 4;
 
-    fn unpacked_kind(_kind: u8) -> u8 {
-        kind::INT8
+    fn unpacked_kind(kind: u8) -> u8 {
+        match (kind::has_minimum(kind), kind::halves(kind)) {
+            (false, 1) => kind::INT8,
+            (true, 1) => kind::MINIMUM4,
+            (true, _) => kind::K2,
+            (false, _) => kind::K6,
+        }
+    }
+
+    const SUM_UNIT: f32 = 1.0;
+
+    #[inline(always)]
+    fn sum(group: &Q16Group, block: usize, part: Option<usize>) -> i32 {
+        let [first, second] = group.half_sums[block];
+        part.map_or(first + second, |part| group.half_sums[block][part])
     }
 
     #[inline(always)]
@@ -344,30 +437,44 @@ pub(super) const fn shape<I: Isa, W: Width>() -> IntegerShape {
     if W::BITS == 8 { I::INT8 } else { I::INT16 }
 }
 
+/// Integer sums of a run, or of the halves of a block where these have their own scales, for `N` vectors of rows and
+/// `C` columns, and the numbers by which they become products.
+pub(super) struct RunSums<I: Isa, const N: usize, const C: usize> {
+    pub whole: [[[I::Int; C]; N]; 2],
+    pub scales: [[I::Float; N]; 2],
+    /// Minimums times [`Width::SUM_UNIT`], for kinds that have them.
+    pub minimums: [[I::Float; N]; 2],
+}
+
+impl<I: Isa, const N: usize, const C: usize> RunSums<I, N, C> {
+    #[inline(always)]
+    pub fn zero(isa: I) -> RunSums<I, N, C> {
+        let zero = isa.splat_f32(0.0);
+        RunSums { whole: [[[isa.splat(0); C]; N]; 2], scales: [[zero; N]; 2], minimums: [[zero; N]; 2] }
+    }
+}
+
 /// Source of the integer sums of `N` vectors of rows and `C` columns.
 pub(super) trait Runs<I: Isa, W: Width, const N: usize, const C: usize> {
-    /// Returns the sums of the next run, and the scales of its weights. `blocks` share the group of scales `scale`
-    /// and lie in the groups of activations `x`.
+    /// Kind of the codes, which decides whether there are halves and minimums.
+    const KIND: u8;
+    /// Returns the sums of the next run, and the scales of its weights. `blocks` share the groups of scales from
+    /// `scale` on and lie in the groups of activations `x`.
     ///
     /// # Safety
     /// The tiles have the blocks.
-    unsafe fn next(
-        &mut self,
-        isa: I,
-        x: &[&W::Group; C],
-        blocks: Range<usize>,
-        scale: usize,
-    ) -> ([[I::Int; C]; N], [I::Float; N]);
+    unsafe fn next(&mut self, isa: I, x: &[&W::Group; C], blocks: Range<usize>, scale: usize) -> RunSums<I, N, C>;
 }
 
 /// Computes the products of some vectors of rows with the columns of a part. Runs are `RUN` blocks long, the last one
 /// of a row possibly shorter; if `RUN` is 0, the layout determines their length.
 #[inline(always)]
-pub(super) fn product<I: Isa, W: Width, const RUN: usize, const N: usize, const C: usize>(
+pub(super) fn product<I: Isa, W: Width, R: Runs<I, W, N, C>, const RUN: usize, const N: usize, const C: usize>(
     isa: I,
     tiles: &Tiles<'_>,
-    mut runs: impl Runs<I, W, N, C>,
+    mut runs: R,
 ) -> [[I::Float; C]; N] {
+    let parts = const { kind::halves(R::KIND) };
     let blocks = tiles.layout.blocks;
     let run = if RUN == 0 { tiles.run_blocks() } else { RUN };
     let groups = blocks.div_ceil(GROUP_BLOCKS);
@@ -390,10 +497,22 @@ pub(super) fn product<I: Isa, W: Width, const RUN: usize, const N: usize, const 
                 _ => ((from + run).min(until), from / tiles.layout.group_blocks),
             };
             // SAFETY: the tiles have these blocks.
-            let (sums, scales) = unsafe { runs.next(isa, &groups, from..end, scale) };
-            for n in 0..N {
-                for c in 0..C {
-                    totals[n][c] = isa.fma(isa.to_f32(sums[n][c]), scales[n], totals[n][c]);
+            let sums = unsafe { runs.next(isa, &groups, from..end, scale * parts) };
+            for part in 0..parts {
+                for n in 0..N {
+                    for c in 0..C {
+                        let sum = isa.to_f32(sums.whole[part][n][c]);
+                        totals[n][c] = isa.fma(sum, sums.scales[part][n], totals[n][c]);
+                    }
+                }
+                if const { kind::has_minimum(R::KIND) } {
+                    for c in 0..C {
+                        let half = if parts > 1 { Some(part) } else { None };
+                        let sum = isa.to_f32(isa.splat(W::sum(groups[c], from % GROUP_BLOCKS, half)));
+                        for n in 0..N {
+                            totals[n][c] = isa.fma(sum, sums.minimums[part][n], totals[n][c]);
+                        }
+                    }
                 }
             }
             from = end;

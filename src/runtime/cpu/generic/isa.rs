@@ -2,7 +2,7 @@
 
 use super::super::kernels::{AHEAD, kind};
 use super::super::scalar;
-use crate::scheme::{ScaleType, TILE_ROWS, TileLayout};
+use crate::scheme::{Minimum, ScaleType, TILE_ROWS, TileLayout};
 use crate::simd::Level;
 use std::ops::IndexMut;
 
@@ -203,7 +203,8 @@ pub(in super::super) unsafe trait Isa: Copy {
     /// `b`.
     fn first(self, n: isize, a: Self::Float, b: Self::Float) -> Self::Float;
 
-    /// Returns the offset that must be added to the weights of a kind before [`Isa::dot4`]: 0, 8, 16 or 128.
+    /// Returns the offset that must be added to the weights of a kind, none of the rare ones, before [`Isa::dot4`]: 0,
+    /// 8, 16 or 128.
     fn offset(kind: u8) -> i32;
     /// Returns sums of zero.
     fn zero4(self) -> Self::Sum4;
@@ -378,8 +379,100 @@ impl<'a> Piece<'a> {
                     let bits = isa.max(isa.shl::<23>(exponents), isa.splat(1 << 22));
                     isa.mul_f32(isa.as_f32(bits), isa.splat_f32(0.5))
                 }
+                ScaleType::I8 => {
+                    let scales = isa.load_u8(self.tile.add(first));
+                    let scales = match KIND {
+                        kind::K2 => isa.and(scales, isa.splat(15)),
+                        kind::K4 | kind::K5 => scales,
+                        _ => isa.sra::<24>(isa.shl::<24>(scales)),
+                    };
+                    isa.mul_f32(isa.to_f32(scales), self.of_super::<I, KIND>(isa, group, 0))
+                }
             }
         }
+    }
+
+    /// Loads the fp16 numbers of the super-block of a group: those for scales (0), or for minimums (1).
+    ///
+    /// # Safety
+    /// The tile has the group of scales, in two levels, and these numbers.
+    #[inline(always)]
+    unsafe fn of_super<I: Isa, const KIND: u8>(&self, isa: I, group: usize, number: usize) -> I::Float {
+        let index = group / const { 8 * kind::halves(KIND) } * const { kind::minimum(KIND).supers() } + number;
+        // SAFETY: the caller guarantees the group, whose super-block has the numbers of 16 rows.
+        unsafe { isa.load_f16(self.tile.add(self.layout.supers_offset + 2 * (index * TILE_ROWS + self.row))) }
+    }
+
+    /// Loads the minimums of the rows, times a factor that is a power of two.
+    ///
+    /// # Safety
+    /// The tile has the group of scales, and the kind has minimums.
+    #[inline(always)]
+    pub unsafe fn minimums<I: Isa, const KIND: u8>(&self, isa: I, group: usize, factor: f32) -> I::Float {
+        let first = group * TILE_ROWS + self.row;
+        // SAFETY: the caller guarantees that the tile has the group, so the minimums of its rows are readable.
+        unsafe {
+            let integers = match kind::minimum(KIND) {
+                Minimum::F16 | Minimum::None => {
+                    let minimums = isa.load_f16(self.tile.add(self.layout.zeros_offset + 2 * first));
+                    return isa.mul_f32(minimums, isa.splat_f32(factor));
+                }
+                Minimum::U8 => isa.load_u8(self.tile.add(self.layout.zeros_offset + first)),
+                Minimum::Nibble => isa.shr::<4>(isa.load_u8(self.tile.add(first))),
+            };
+            let minimums = isa.mul_f32(isa.to_f32(integers), self.of_super::<I, KIND>(isa, group, 1));
+            isa.mul_f32(minimums, isa.splat_f32(-factor))
+        }
+    }
+
+    /// Loads vector `vector` of a block without prefetching.
+    ///
+    /// # Safety
+    /// The tile has the block, and the block has the vector.
+    #[inline(always)]
+    unsafe fn vector<I: Isa, const KIND: u8>(&self, isa: I, block: usize, vector: usize) -> I::Int {
+        // SAFETY: the caller guarantees that the tile has the block, and the block the vector.
+        unsafe { isa.load(self.codes.add(64 * (block * kind::vectors(KIND) + vector))) }
+    }
+
+    /// Unpacks quarter `i` of a block of integers of 2 to 6 bits to bytes, with their bias: those of the lower and of
+    /// the upper half of the block. Also prefetches like [`Piece::codes`].
+    ///
+    /// # Safety
+    /// The tile has the block.
+    #[inline(always)]
+    pub unsafe fn integers<I: Isa, const KIND: u8>(&self, isa: I, block: usize, i: usize) -> [I::Int; 2] {
+        let bits = kind::vectors(KIND);
+        if self.row == 0 {
+            let ahead = self.tile.wrapping_add(AHEAD + block * self.block_step);
+            // The prefetches of the vectors behind the fourth, and of a share of the scales, follow the last quarter.
+            for line in i..if i == 3 { bits + 1 } else { i + 1 } {
+                self.prefetch(isa, ahead.wrapping_add(64 * line));
+            }
+        }
+        let mut integers = [isa.splat(0); 2];
+        let mut next = 0;
+        // SAFETY: the caller guarantees the block, which has as many vectors as bits.
+        unsafe {
+            if bits >= 4 {
+                integers = isa.nibbles(self.vector::<I, KIND>(isa, block, i));
+                next = 4;
+            }
+            if matches!(bits, 2 | 3 | 6) {
+                for half in 0..2 {
+                    let two = self.vector::<I, KIND>(isa, block, next + half);
+                    integers[half] = isa.or(integers[half], field::<I, 2>(isa, two, 2 * i, next));
+                }
+                next += 2;
+            }
+            if matches!(bits, 3 | 5) {
+                let one = self.vector::<I, KIND>(isa, block, next);
+                let to = bits - 1;
+                integers[0] = isa.or(integers[0], field::<I, 1>(isa, one, i, to));
+                integers[1] = isa.or(integers[1], field::<I, 1>(isa, one, i + 4, to));
+            }
+        }
+        integers
     }
 
     /// Loads the zero points of the rows.
@@ -393,6 +486,26 @@ impl<'a> Piece<'a> {
         // The encoders of `iec` write only zero points of at most 15; larger ones in other files are read as 15.
         isa.min(zeros, isa.splat(15))
     }
+}
+
+/// Returns the `BITS` bits of each byte that begin at bit `from`, moved to bit `to`. Bits that cross from one byte to
+/// another are masked out.
+#[inline(always)]
+fn field<I: Isa, const BITS: u32>(isa: I, v: I::Int, from: usize, to: usize) -> I::Int {
+    let moved = match to as isize - from as isize {
+        0 => v,
+        1 => isa.shl::<1>(v),
+        2 => isa.shl::<2>(v),
+        3 => isa.shl::<3>(v),
+        4 => isa.shl::<4>(v),
+        -1 => isa.shr::<1>(v),
+        -2 => isa.shr::<2>(v),
+        -3 => isa.shr::<3>(v),
+        -4 => isa.shr::<4>(v),
+        -5 => isa.shr::<5>(v),
+        _ => isa.shr::<6>(v),
+    };
+    isa.and(moved, isa.splat(((1i32 << BITS) - 1 << to).wrapping_mul(0x0101_0101)))
 }
 
 /// Returns the values of nibbles plus an offset: those of the lower and of the upper half of the block. `zero` holds

@@ -1,12 +1,13 @@
 //! Kernels for tiles that are unpacked once and multiplied by the integer activations of many columns.
 //!
 //! A panel holds all columns (K) of some tiles, in the order in which the product reads them: for each block of 32 and
-//! each word of activations, one line per tile. Its scales are floats, one line per tile for each run of blocks.
+//! each word of activations, one line per tile. Its scales are floats, one line per tile for each run of blocks, or for
+//! each half of a block where these have their own; the minimums follow, if there are any.
 
 use super::super::acts::{GROUP_BLOCKS, Line};
-use super::super::kernels::{Rectangle, Tiles, kind, with_const, with_kind};
+use super::super::kernels::{Rectangle, Tiles, kind, with_const, with_kind, with_rare_kind};
 use super::super::panel::{Panel, PanelKernel, Turn};
-use super::integer::{Codes, Runs, Width, broadcast, product, shape};
+use super::integer::{Codes, RunSums, Runs, Width, broadcast, product, shape};
 use super::isa::{Isa, PanelShape, Piece, Routine};
 use crate::scheme::TILE_ROWS;
 use std::marker::PhantomData;
@@ -28,25 +29,33 @@ pub(super) const fn kernel<I: Isa, W: Width>() -> Option<PanelKernel> {
 /// # Safety
 /// Same as [`PanelKernel::run`].
 unsafe fn run<I: Isa, W: Width>(part: &Rectangle<'_>, panel: &mut Panel, turn: Turn, out: &mut [f32]) {
-    let layout = part.layout();
+    let (layout, kind) = (part.layout(), kind::of(part.layout()));
     if turn == Turn::First {
         let tiles = Tiles::of(part);
         panel.codes.resize(layout.blocks * W::VECTORS * part.items, Line::default());
-        panel.scales.resize(layout.blocks.div_ceil(tiles.run_blocks()) * part.items, Line::default());
+        let runs = layout.blocks.div_ceil(tiles.run_blocks());
+        panel.scales.resize(runs * factors(kind) * part.items, Line::default());
         // SAFETY: `of_kind` requires the same as this function, and `enter` only the instruction set.
         unsafe {
-            if const { panel_shape::<I, W>().fused } {
+            if const { panel_shape::<I, W>().fused } && !kind::is_rare(kind) {
                 return with_kind!(layout, KIND, of_kind::<I, W, KIND, true>(part, panel, out));
             }
             let width = PhantomData::<W>;
             with_const!(part.items * const { TILE_ROWS / I::LANES }, [1 2 4], N, is_panel::<I, W>(N), {
-                with_kind!(layout, KIND, I::enter(Unpack::<W, KIND, N> { tiles, panel, width }));
+                if kind::is_rare(kind) {
+                    with_rare_kind!(layout, KIND, I::enter(Unpack::<W, KIND, N> { tiles, panel, width }));
+                } else if const { !panel_shape::<I, W>().fused } {
+                    with_kind!(layout, KIND, I::enter(Unpack::<W, KIND, N> { tiles, panel, width }));
+                }
             });
         }
     }
     // SAFETY: `of_kind` requires the same as this function.
     unsafe {
-        match W::unpacked_kind(kind::of(layout)) {
+        match W::unpacked_kind(kind) {
+            kind::MINIMUM4 => of_kind::<I, W, { kind::MINIMUM4 }, false>(part, panel, out),
+            kind::K2 => of_kind::<I, W, { kind::K2 }, false>(part, panel, out),
+            kind::K6 => of_kind::<I, W, { kind::K6 }, false>(part, panel, out),
             kind::SYMMETRIC4 if const { W::BITS == 8 } => {
                 of_kind::<I, W, { kind::SYMMETRIC4 }, false>(part, panel, out);
             }
@@ -66,6 +75,9 @@ unsafe fn of_kind<I: Isa, W: Width, const KIND: u8, const FUSED: bool>(
     // SAFETY: `sized` requires the same as this function.
     unsafe {
         match part.layout().group_blocks {
+            _ if const { kind::halves(KIND) > 1 || kind::has_minimum(KIND) } => {
+                sized::<I, W, KIND, FUSED, 1>(part, panel, out);
+            }
             _ if const { W::BITS != 8 } => sized::<I, W, KIND, FUSED, 0>(part, panel, out),
             1 => sized::<I, W, KIND, FUSED, 1>(part, panel, out),
             2 => sized::<I, W, KIND, FUSED, 2>(part, panel, out),
@@ -88,6 +100,11 @@ unsafe fn sized<I: Isa, W: Width, const KIND: u8, const FUSED: bool, const RUN: 
             unsafe { I::enter(PanelProduct::<W, KIND, FUSED, RUN, N, C> { part, panel, out, width }) }
         })
     })
+}
+
+/// Returns the number of lines that a run of a tile has for its scales and minimums.
+const fn factors(kind: u8) -> usize {
+    kind::halves(kind) * if kind::has_minimum(kind) { 2 } else { 1 }
 }
 
 const fn panel_shape<I: Isa, W: Width>() -> PanelShape {
@@ -121,10 +138,12 @@ impl<W: Width, const KIND: u8, const N: usize> Routine for Unpack<'_, W, KIND, N
         // This loops over indices, because iterator adapters are not certain to be inlined into code for an
         // instruction set.
         for i in 0..layout.blocks.div_ceil(run) {
-            let scales = &mut panel.scales[i * lines..][..lines];
-            // SAFETY: the tiles have these blocks, and their scales; there is a line for each tile.
+            let scales = &mut panel.scales[i * factors(KIND) * lines..][..factors(KIND) * lines];
+            // SAFETY: the tiles have these blocks, and their scales; there are lines for the factors of each tile.
             unsafe {
-                let packed = Packed::<I, N>::of::<W, KIND>(isa, &tiles, i * run / layout.group_blocks, scales);
+                let group = i * run / layout.group_blocks * kind::halves(KIND);
+                let packed = Packed::<I, N>::of::<W, KIND>(isa, &tiles, group, scales);
+                packed.further::<KIND>(isa, group, W::SUM_UNIT, scales);
                 for block in i * run..((i + 1) * run).min(layout.blocks) {
                     let codes = &mut panel.codes[block * W::VECTORS * lines..][..W::VECTORS * lines];
                     for quarter in 0..4 {
@@ -155,7 +174,7 @@ impl<W: Width, const KIND: u8, const FUSED: bool, const RUN: usize, const N: usi
         let tiles = Tiles::of(part);
         let next = NextTiles::of(part, tiles.layout.blocks);
         let runs = Unpacked::<KIND, FUSED, RUN, N> { tiles, panel, run: 0, next };
-        let rows = product::<I, W, RUN, N, C>(isa, &tiles, runs);
+        let rows = product::<I, W, _, RUN, N, C>(isa, &tiles, runs);
         for c in 0..C {
             for n in 0..N {
                 let to: &mut [f32] = &mut out[(c * N + n) * I::LANES..][..I::LANES];
@@ -178,21 +197,23 @@ struct Unpacked<'a, const KIND: u8, const FUSED: bool, const RUN: usize, const N
 impl<I: Isa, W: Width, const KIND: u8, const FUSED: bool, const RUN: usize, const N: usize, const C: usize>
     Runs<I, W, N, C> for Unpacked<'_, KIND, FUSED, RUN, N>
 {
+    const KIND: u8 = KIND;
+
     #[inline(always)]
-    unsafe fn next(
-        &mut self,
-        isa: I,
-        x: &[&W::Group; C],
-        blocks: Range<usize>,
-        scale: usize,
-    ) -> ([[I::Int; C]; N], [I::Float; N]) {
+    unsafe fn next(&mut self, isa: I, x: &[&W::Group; C], blocks: Range<usize>, scale: usize) -> RunSums<I, N, C> {
         let (lines, first) = (N * I::LANES / TILE_ROWS, blocks.start % GROUP_BLOCKS);
-        let scales = &mut self.panel.scales[self.run * lines..][..lines];
+        let scales = &mut self.panel.scales[self.run * factors(KIND) * lines..][..factors(KIND) * lines];
         self.run += 1;
         let mut packed = None;
         if FUSED {
             // SAFETY: the caller guarantees the blocks and their group of scales; each tile has a line in `scales`.
             packed = Some(unsafe { Packed::<I, N>::of::<W, KIND>(isa, &self.tiles, scale, scales) });
+        }
+        if const { kind::halves(KIND) > 1 } {
+            let codes = &self.panel.codes[blocks.start * W::VECTORS * lines..][..W::VECTORS * lines];
+            self.next.ask(isa);
+            // SAFETY: the lines are those of the block, and the activations those of its group.
+            return unsafe { halves::<I, W, KIND, N, C>(isa, x, first, codes, scales) };
         }
         let mut sums = [[W::zero(isa); C]; N];
         for c in 0..C {
@@ -222,17 +243,74 @@ impl<I: Isa, W: Width, const KIND: u8, const FUSED: bool, const RUN: usize, cons
                 }
             }
         }
-        let mut whole = [[isa.splat(0); C]; N];
-        let mut scale = [isa.splat_f32(0.0); N];
+        let mut run = RunSums::zero(isa);
         for n in 0..N {
             for c in 0..C {
-                whole[n][c] = W::finish(isa, sums[n][c]);
+                run.whole[0][n][c] = W::finish(isa, sums[n][c]);
             }
-            // SAFETY: the lines of the scales are the vectors of the pieces.
-            scale[n] = isa.as_f32(unsafe { isa.load(scales.as_ptr().cast::<u8>().add(4 * I::LANES * n)) });
         }
-        (whole, scale)
+        run.scales[0] = vectors(isa, scales, 0);
+        if const { kind::has_minimum(KIND) } {
+            run.minimums[0] = vectors(isa, scales, 1);
+        }
+        run
     }
+}
+
+/// Returns set `index` of the factors of a run: those of all pieces.
+#[inline(always)]
+fn vectors<I: Isa, const N: usize>(isa: I, lines: &[Line], index: usize) -> [I::Float; N] {
+    let mut all = [isa.splat_f32(0.0); N];
+    let of_set = &bytemuck::cast_slice::<Line, f32>(lines)[index * N * I::LANES..][..N * I::LANES];
+    for n in 0..N {
+        // SAFETY: a set has a vector for each piece.
+        all[n] = isa.as_f32(unsafe { isa.load(of_set.as_ptr().add(n * I::LANES).cast()) });
+    }
+    all
+}
+
+/// Computes the sums of both halves of a block that was unpacked before.
+///
+/// # Safety
+/// The lines are those of the block and of its factors, and the activations are those of its group.
+#[inline(always)]
+unsafe fn halves<I: Isa, W: Width, const KIND: u8, const N: usize, const C: usize>(
+    isa: I,
+    x: &[&W::Group; C],
+    block: usize,
+    codes: &[Line],
+    factors: &[Line],
+) -> RunSums<I, N, C> {
+    let mut run = RunSums::zero(isa);
+    for half in 0..2 {
+        let mut sums = [[W::zero(isa); C]; N];
+        for c in 0..C {
+            let start = W::start_half::<I, KIND>(isa, W::zero(isa), x[c], (block, half));
+            for n in 0..N {
+                sums[n][c] = start;
+            }
+        }
+        for at in 0..W::VECTORS / 2 {
+            let word = W::word_of_half(half, at);
+            let mut w = [isa.splat(0); N];
+            for n in 0..N {
+                // SAFETY: a block has a line per word and tile, and these lines are the vectors of its pieces.
+                w[n] = unsafe { isa.load(codes.as_ptr().cast::<u8>().add(4 * I::LANES * (word * N + n))) };
+            }
+            // SAFETY: the caller guarantees that the activations are those of the block's group.
+            unsafe { add_word::<I, W, KIND, N, C>(isa, &mut sums, x, block * W::VECTORS + word, w) };
+        }
+        for n in 0..N {
+            for c in 0..C {
+                run.whole[half][n][c] = W::finish(isa, sums[n][c]);
+            }
+        }
+        run.scales[half] = vectors(isa, factors, half);
+        if const { kind::has_minimum(KIND) } {
+            run.minimums[half] = vectors(isa, factors, 2 + half);
+        }
+    }
+    run
 }
 
 /// Adds the products of a block that was unpacked before. This is one loop over all words: if it is divided into
@@ -299,7 +377,7 @@ impl<'a, I: Isa, const N: usize> Packed<'a, I, N> {
         scale: usize,
         lines: &mut [Line],
     ) -> Packed<'a, I, N> {
-        debug_assert_eq!(lines.len() * TILE_ROWS, N * I::LANES);
+        debug_assert!(lines.len() * TILE_ROWS >= N * I::LANES);
         let mut pieces = [(Piece::new(tiles.layout, tiles.tile(0), 0), isa.splat(0)); N];
         for n in 0..N {
             let (piece, zeros) = &mut pieces[n];
@@ -314,6 +392,34 @@ impl<'a, I: Isa, const N: usize> Packed<'a, I, N> {
             }
         }
         Packed { pieces }
+    }
+
+    /// Writes the factors of a run that follow the scales of its first group: the scales of the second half of a block,
+    /// and the minimums, which are multiplied by `unit`.
+    ///
+    /// # Safety
+    /// The tiles have the groups of scales, and `lines` has lines for all factors of each tile.
+    #[inline(always)]
+    unsafe fn further<const KIND: u8>(&self, isa: I, group: usize, unit: f32, lines: &mut [Line]) {
+        let halves = kind::halves(KIND);
+        debug_assert_eq!(lines.len() * TILE_ROWS, factors(KIND) * N * I::LANES);
+        for n in 0..N {
+            for half in 0..halves {
+                let at = |set: usize| (set * N + n) * I::LANES;
+                let lines = lines.as_mut_ptr().cast::<f32>();
+                let piece = &self.pieces[n].0;
+                // SAFETY: the caller guarantees the groups, and a line, which is 16 floats, for each factor.
+                unsafe {
+                    if half > 0 {
+                        isa.store(lines.add(at(half)), piece.scales::<I, KIND, false>(isa, group + half));
+                    }
+                    if const { kind::has_minimum(KIND) } {
+                        let minimums = piece.minimums::<I, KIND>(isa, group + half, unit);
+                        isa.store(lines.add(at(halves + half)), minimums);
+                    }
+                }
+            }
+        }
     }
 
     /// Unpacks a block to its lines, and adds its products directly from the registers.

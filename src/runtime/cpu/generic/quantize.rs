@@ -31,14 +31,18 @@ impl Routine for Quantize<'_> {
             group.scale = isa.largest(largest) / 127.0;
             let inverse = isa.splat_f32(if group.scale > 0.0 { 1.0 / group.scale } else { 0.0 });
             for block in 0..GROUP_BLOCKS {
-                let mut sums = isa.splat(0);
-                for i in (block * BLOCK..(block + 1) * BLOCK).step_by(I::LANES) {
+                let mut halves = [isa.splat(0); 2];
+                for i in (0..BLOCK).step_by(I::LANES) {
+                    let half = &mut halves[i / (BLOCK / 2)];
+                    let i = block * BLOCK + i;
                     let codes = rounded(isa, isa.mul_f32(isa.as_f32(vector(isa, values, i)), inverse));
-                    sums = isa.add(sums, codes);
+                    *half = isa.add(*half, codes);
                     let to: &mut [i8] = &mut group.codes[i..][..I::LANES];
                     // SAFETY: a byte per lane is writable.
                     unsafe { isa.store_i8(to.as_mut_ptr(), codes) };
                 }
+                let second = isa.total(halves[1]);
+                let sums = isa.add(halves[0], halves[1]);
                 // One total for both: the last two codes of words count 2^16 times.
                 // SAFETY: the mask has 16 lanes.
                 let first = isa.and(sums, unsafe { isa.load(FIRST_OF_WORD.as_ptr().cast()) });
@@ -47,6 +51,7 @@ impl Routine for Quantize<'_> {
                 let last = (total - first) >> 16;
                 group.pair_starts[block] = [-8 * first as i16, -8 * last as i16];
                 group.starts[block] = -8 * (first + last);
+                group.half_starts[block] = [-8 * (first + last - second) as i16, -8 * second as i16];
             }
             let [a, b, c, d] = group.starts;
             group.start = a + b + c + d;

@@ -1,8 +1,8 @@
 //! Kernel for integer products whose weights are unpacked in registers, once for all columns of a rectangle.
 
 use super::super::acts::GROUP_BLOCKS;
-use super::super::kernels::{Kernel, MAX_OUT, Rectangle, Tiles, kind, with_const, with_kind};
-use super::integer::{Runs, Width, broadcast, product, shape};
+use super::super::kernels::{Kernel, MAX_OUT, Rectangle, Tiles, kind, with_const, with_kind, with_rare_kind};
+use super::integer::{RunSums, Runs, Width, broadcast, product, shape};
 use super::isa::{Isa, Piece, Routine};
 use super::panel;
 use crate::scheme::TILE_ROWS;
@@ -26,6 +26,10 @@ pub(in super::super) const fn kernel<I: Isa, W: Width>() -> Kernel {
 /// Same as [`super::super::kernels::PartFn`].
 unsafe fn tile<I: Isa, W: Width>(part: &Rectangle<'_>, out: &mut [f32]) {
     let tiles = Tiles::of(part);
+    if kind::is_rare(kind::of(tiles.layout)) {
+        // SAFETY: the caller guarantees the same.
+        return unsafe { rare::<I, W>(part, out) };
+    }
     with_kind!(tiles.layout, KIND, {
         with_const!(part.cols, [1 2 3 4 5 6 7 8 9 10 11], C, C <= shape::<I, W>().cols, {
             // The fewer instructions a block takes, the more blocks the processor can load ahead. With both cases in
@@ -41,6 +45,34 @@ unsafe fn tile<I: Isa, W: Width>(part: &Rectangle<'_>, out: &mut [f32]) {
             }
         })
     })
+}
+
+/// Computes a rectangle of a rare kind in pieces of 4, 2 and 1 columns.
+///
+/// # Safety
+/// Same as [`super::super::kernels::PartFn`].
+unsafe fn rare<I: Isa, W: Width>(part: &Rectangle<'_>, out: &mut [f32]) {
+    let mut out = out;
+    let mut done = 0;
+    while done < part.cols {
+        let cols = [4, 2, 1].into_iter().find(|n| *n <= (part.cols - done).min(shape::<I, W>().cols)).unwrap_or(1);
+        let piece = Rectangle { col: part.col + done, cols, ..*part };
+        let (of_piece, rest) = out.split_at_mut(cols * part.items * TILE_ROWS);
+        let tiles = Tiles::of(&piece);
+        with_rare_kind!(tiles.layout, KIND, {
+            with_const!(cols, [1 2 4], C, C <= shape::<I, W>().cols, {
+                // SAFETY: the caller guarantees the instruction set, and a part inside the matrix and the activations.
+                unsafe {
+                    if const { matches!(KIND, kind::INT5 | kind::INT6) } {
+                        I::enter(TileProduct::<W, KIND, 0, C> { tiles, out: of_piece, width: PhantomData });
+                    } else {
+                        I::enter(TileProduct::<W, KIND, 1, C> { tiles, out: of_piece, width: PhantomData });
+                    }
+                }
+            })
+        });
+        (out, done) = (rest, done + cols);
+    }
 }
 
 /// Product of tiles with `C` columns in runs of `RUN` blocks, or as long as the layout says if it is 0: tile after
@@ -81,9 +113,9 @@ impl<W: Width, const KIND: u8, const RUN: usize, const C: usize> TileProduct<'_,
             }
             let common = RUN == 1 && W::BITS == 8 && layout.spec.scale_dtype == kind::common_scale(KIND);
             let rows = if common {
-                product::<I, W, RUN, N, C>(isa, &self.tiles, Unpacked::<KIND, true, N> { pieces })
+                product::<I, W, _, RUN, N, C>(isa, &self.tiles, Unpacked::<KIND, true, N> { pieces })
             } else {
-                product::<I, W, RUN, N, C>(isa, &self.tiles, Unpacked::<KIND, false, N> { pieces })
+                product::<I, W, _, RUN, N, C>(isa, &self.tiles, Unpacked::<KIND, false, N> { pieces })
             };
             for n in 0..N {
                 for c in 0..C {
@@ -108,7 +140,17 @@ impl<const KIND: u8, const COMMON: bool, const N: usize> Unpacked<'_, KIND, COMM
     /// Returns the number of chains of each sum.
     #[inline(always)]
     fn chains<W: Width, const C: usize>() -> usize {
-        if C < 4 { W::CHAINS.div_ceil(N) } else { 1 }
+        match kind::halves(KIND) {
+            1 if C < 4 => W::CHAINS.div_ceil(N),
+            halves => halves,
+        }
+    }
+
+    /// Returns the chain to which the products of vector `s` of a quarter are added: any of them, or that of the half
+    /// of the block.
+    #[inline(always)]
+    fn chain<W: Width, const C: usize>(s: usize) -> usize {
+        if kind::halves(KIND) == 1 { s % Self::chains::<W, C>() } else { s / (W::VECTORS / 8) }
     }
 
     /// Adds the products of quarter `i` of a block. The four calls for a block are written out rather than a loop,
@@ -135,7 +177,7 @@ impl<const KIND: u8, const COMMON: bool, const N: usize> Unpacked<'_, KIND, COMM
                 for c in 0..C {
                     // SAFETY: each block of a group has as many words as vectors.
                     let a = unsafe { broadcast::<I, W>(isa, x[c], first + W::word(i, s)) };
-                    let sum = &mut sums[n][c][s % Self::chains::<W, C>()];
+                    let sum = &mut sums[n][c][Self::chain::<W, C>(s)];
                     *sum = W::dot::<I, KIND>(isa, *sum, quarter[s], a);
                 }
             }
@@ -151,14 +193,10 @@ impl<const KIND: u8, const COMMON: bool, const N: usize> Unpacked<'_, KIND, COMM
 impl<I: Isa, W: Width, const KIND: u8, const COMMON: bool, const N: usize, const C: usize> Runs<I, W, N, C>
     for Unpacked<'_, KIND, COMMON, N>
 {
+    const KIND: u8 = KIND;
+
     #[inline(always)]
-    unsafe fn next(
-        &mut self,
-        isa: I,
-        x: &[&W::Group; C],
-        blocks: Range<usize>,
-        scale: usize,
-    ) -> ([[I::Int; C]; N], [I::Float; N]) {
+    unsafe fn next(&mut self, isa: I, x: &[&W::Group; C], blocks: Range<usize>, scale: usize) -> RunSums<I, N, C> {
         let pieces = &self.pieces;
         let mut zeros = [isa.splat(0); N];
         for n in 0..N {
@@ -169,6 +207,13 @@ impl<I: Isa, W: Width, const KIND: u8, const COMMON: bool, const N: usize, const
         for block in blocks {
             for n in 0..N {
                 for c in 0..C {
+                    if const { kind::halves(KIND) > 1 } {
+                        for half in 0..2 {
+                            sums[n][c][half] =
+                                W::start_half::<I, KIND>(isa, sums[n][c][half], x[c], (block % GROUP_BLOCKS, half));
+                        }
+                        continue;
+                    }
                     let sum = W::start::<I, KIND, 1>(isa, sums[n][c][0], x[c], block % GROUP_BLOCKS);
                     sums[n][c][0] = W::begin::<I, KIND>(isa, sum, x[c], block % GROUP_BLOCKS);
                 }
@@ -181,21 +226,29 @@ impl<I: Isa, W: Width, const KIND: u8, const COMMON: bool, const N: usize, const
                 self.quarter::<I, W, C>(isa, x, (block, 3), &zeros, &mut sums);
             }
         }
-        let mut whole = [[isa.splat(0); C]; N];
-        let mut scales = [isa.splat_f32(0.0); N];
+        let mut run = RunSums::zero(isa);
         for n in 0..N {
             for c in 0..C {
                 let [first, rest @ ..] = sums[n][c];
-                whole[n][c] = W::finish(isa, first);
-                if Self::chains::<W, C>() > 1 {
+                run.whole[0][n][c] = W::finish(isa, first);
+                if const { kind::halves(KIND) > 1 } {
+                    run.whole[1][n][c] = W::finish(isa, sums[n][c][1]);
+                } else if Self::chains::<W, C>() > 1 {
                     for sum in rest {
-                        whole[n][c] = isa.add(whole[n][c], W::finish(isa, sum));
+                        run.whole[0][n][c] = isa.add(run.whole[0][n][c], W::finish(isa, sum));
                     }
                 }
             }
-            // SAFETY: the caller guarantees the blocks, and with them their group of scales.
-            scales[n] = unsafe { pieces[n].scales::<I, KIND, COMMON>(isa, scale) };
+            for half in 0..kind::halves(KIND) {
+                // SAFETY: the caller guarantees the blocks, and with them their groups of scales.
+                unsafe {
+                    run.scales[half][n] = pieces[n].scales::<I, KIND, COMMON>(isa, scale + half);
+                    if const { kind::has_minimum(KIND) } {
+                        run.minimums[half][n] = pieces[n].minimums::<I, KIND>(isa, scale + half, W::SUM_UNIT);
+                    }
+                }
+            }
         }
-        (whole, scales)
+        run
     }
 }

@@ -9,12 +9,13 @@
 
 pub(super) mod k;
 pub(super) mod legacy;
+mod super_block;
 
 use super::types::{GgmlType, Meaning};
 use crate::dtype::{DType, decode_floats};
 use crate::error::{Error, Result};
 use crate::quant::block::{CodedRow, mxfp4, q4_0};
-use crate::scheme::{BLOCK, CodeMap, CodeTable, Granularity, QuantSpec, SCHEMES, ScaleType, TileLayout};
+use crate::scheme::{BLOCK, QuantSpec, ScaleType, Scheme, TileLayout};
 use half::f16;
 
 /// Returns the plain element type with the same bytes; `None` for quantized types.
@@ -27,23 +28,43 @@ pub fn plain(kind: GgmlType) -> Option<DType> {
 
 /// Returns the scheme of this program that represents the type exactly, code by code; `None` if there is none.
 pub fn scheme(kind: GgmlType) -> Option<QuantSpec> {
-    let specs =
-        SCHEMES.iter().map(|row| QuantSpec { granularity: Granularity::Group(32), ..QuantSpec::usual(row.scheme) });
-    let bytes = |spec: &QuantSpec| spec.scale_dtype.size() + BLOCK * spec.scheme.bits() as usize / 8;
-    specs.into_iter().find(|spec| twin(spec) == Some(kind) && bytes(spec) == kind.block_bytes())
+    let scheme = match kind {
+        GgmlType::Q8_0 => return Some(QuantSpec::Q8_0),
+        GgmlType::Q4_0 => Scheme::Q4_0,
+        GgmlType::Q4_1 => Scheme::Q4_1,
+        GgmlType::Q5_0 => Scheme::Int5,
+        GgmlType::Q5_1 => Scheme::Q5_1,
+        GgmlType::Q2_K => Scheme::Q2K,
+        GgmlType::Q3_K => Scheme::Q3K,
+        GgmlType::Q4_K => Scheme::Q4K,
+        GgmlType::Q5_K => Scheme::Q5K,
+        GgmlType::Q6_K => Scheme::Q6K,
+        GgmlType::IQ4_NL => Scheme::Nl4,
+        GgmlType::IQ4_XS => Scheme::Iq4Xs,
+        GgmlType::MXFP4 => Scheme::Mxfp4,
+        _ => return None,
+    };
+    Some(QuantSpec::usual(scheme))
 }
 
-/// Returns the GGML type that represents a scheme exactly: the same integers (those of 6 bits in bytes), with the
-/// scale of a group repeated in each of its blocks. `None` if there is none, as for zero points and f32 scales.
+/// Returns the GGML type that represents a scheme exactly: the same codes, or those of 6 bits in bytes with the scale
+/// of a group repeated in each of its blocks. `None` if there is none, as for zero points and f32 scales.
 pub fn twin(spec: &QuantSpec) -> Option<GgmlType> {
-    match spec.code_map() {
-        _ if spec.scale_dtype == ScaleType::F32 => None,
-        CodeMap::Biased(8) => Some(GgmlType::Q4_0),
-        CodeMap::Biased(16) => Some(GgmlType::Q5_0),
-        CodeMap::Biased(_) | CodeMap::Bytes => Some(GgmlType::Q8_0),
-        CodeMap::Affine => None,
-        CodeMap::Table(CodeTable::E2m1) => Some(GgmlType::MXFP4),
-        CodeMap::Table(CodeTable::Iq4Nl) => Some(GgmlType::IQ4_NL),
+    match spec.scheme {
+        _ if spec.scale_dtype == ScaleType::F32 || !spec.symmetric => None,
+        Scheme::Q4_0 | Scheme::Int4 => Some(GgmlType::Q4_0),
+        Scheme::Int5 => Some(GgmlType::Q5_0),
+        Scheme::Int6 | Scheme::Int8 => Some(GgmlType::Q8_0),
+        Scheme::Mxfp4 => Some(GgmlType::MXFP4),
+        Scheme::Nl4 => Some(GgmlType::IQ4_NL),
+        Scheme::Q4_1 => Some(GgmlType::Q4_1),
+        Scheme::Q5_1 => Some(GgmlType::Q5_1),
+        Scheme::Q2K => Some(GgmlType::Q2_K),
+        Scheme::Q3K => Some(GgmlType::Q3_K),
+        Scheme::Q4K => Some(GgmlType::Q4_K),
+        Scheme::Q5K => Some(GgmlType::Q5_K),
+        Scheme::Q6K => Some(GgmlType::Q6_K),
+        Scheme::Iq4Xs => Some(GgmlType::IQ4_XS),
     }
 }
 
@@ -82,13 +103,20 @@ pub fn dequantize(kind: GgmlType, raw: &[u8], out: &mut [f32]) -> Result<()> {
 /// # Errors
 /// A scale of an MXFP4 block is NaN.
 pub fn to_row(kind: GgmlType, raw: &[u8], row: &mut CodedRow) -> Result<()> {
-    let size = row.scales.len() / (row.codes.len() / BLOCK);
+    if let Some(form) = super_block::form(kind) {
+        form.unpack(raw, row);
+        return Ok(());
+    }
+    let blocks = row.codes.len() / BLOCK;
+    let (size, minimum) = (row.scales.len() / blocks, row.zeros.len() / blocks);
     let blocks = raw.chunks_exact(kind.block_bytes()).zip(row.codes.chunks_exact_mut(BLOCK));
-    for ((raw, codes), scale) in blocks.zip(row.scales.chunks_exact_mut(size)) {
-        let (of_block, raw) = raw.split_at(size);
-        scale.copy_from_slice(of_block);
+    for (i, (raw, codes)) in blocks.enumerate() {
+        let (scale, raw) = raw.split_at(size);
+        let (zero, raw) = raw.split_at(minimum);
+        row.scales[i * size..][..size].copy_from_slice(scale);
+        row.zeros[i * minimum..][..minimum].copy_from_slice(zero);
         match kind {
-            GgmlType::Q5_0 => legacy::unpack_five_bits(raw, codes),
+            GgmlType::Q5_0 | GgmlType::Q5_1 => legacy::unpack_five_bits(raw, codes),
             GgmlType::Q8_0 => codes.copy_from_slice(raw),
             _ => q4_0::unpack(raw, codes),
         }
@@ -98,18 +126,24 @@ pub fn to_row(kind: GgmlType, raw: &[u8], row: &mut CodedRow) -> Result<()> {
 
 /// Packs a row of codes and scales of a scheme with a [`twin`] into blocks of `kind`; the inverse of [`to_row`].
 pub fn from_row(kind: GgmlType, layout: &TileLayout, row: &CodedRow, out: &mut [u8]) {
-    let size = layout.spec.scale_dtype.size();
+    if let Some(form) = super_block::form(kind) {
+        return form.pack(layout, row, out);
+    }
+    let (size, minimum) = (layout.spec.scale_dtype.size(), layout.zero_bytes);
     let blocks = out.chunks_exact_mut(kind.block_bytes()).zip(row.codes.chunks_exact(BLOCK));
     for (i, (out, codes)) in blocks.enumerate() {
-        let scale = &row.scales[i / layout.group_blocks * size..][..size];
-        out[..size].copy_from_slice(scale);
+        let group = i / layout.group_blocks;
+        let (scale, out) = out.split_at_mut(size);
+        let (zero, out) = out.split_at_mut(minimum);
+        scale.copy_from_slice(&row.scales[group * size..][..size]);
+        zero.copy_from_slice(&row.zeros[group * minimum..][..minimum]);
         match kind {
-            GgmlType::Q5_0 => legacy::pack_five_bits(codes, &mut out[size..]),
+            GgmlType::Q5_0 | GgmlType::Q5_1 => legacy::pack_five_bits(codes, out),
             GgmlType::Q8_0 => {
                 let bias = layout.spec.bias().unwrap_or(0);
-                out[size..].iter_mut().zip(codes).for_each(|(out, code)| *out = code.wrapping_sub(bias));
+                out.iter_mut().zip(codes).for_each(|(out, code)| *out = code.wrapping_sub(bias));
             }
-            _ => q4_0::pack(codes, &mut out[size..]),
+            _ => q4_0::pack(codes, out),
         }
     }
 }

@@ -3,7 +3,8 @@
 
 use super::*;
 use crate::convert::source::gguf::Gguf;
-use crate::scheme::Scheme;
+use crate::quant::block::tile::{get_row, put_row};
+use crate::scheme::Granularity;
 use proptest::prelude::*;
 use std::path::Path;
 
@@ -47,26 +48,33 @@ fn a_nan_exponent_of_mxfp4_is_refused() {
 proptest! {
     #[test]
     fn blocks_with_a_scheme_of_ours_keep_every_bit_and_mean_the_same(
-        kind in prop_oneof![
-            Just(GgmlType::Q4_0), Just(GgmlType::IQ4_NL), Just(GgmlType::Q5_0), Just(GgmlType::Q8_0), Just(GgmlType::MXFP4)
-        ],
-        mut raw in prop::collection::vec(any::<u8>(), 34 * 3),
+        kind in prop::sample::select(vec![
+            GgmlType::Q4_0, GgmlType::Q4_1, GgmlType::Q5_0, GgmlType::Q5_1, GgmlType::Q8_0, GgmlType::IQ4_NL,
+            GgmlType::MXFP4, GgmlType::Q2_K, GgmlType::Q3_K, GgmlType::Q4_K, GgmlType::Q5_K, GgmlType::Q6_K,
+            GgmlType::IQ4_XS,
+        ]),
+        mut raw in prop::collection::vec(any::<u8>(), 210 * 3),
     ) {
-        let size = kind.block_bytes();
+        let (size, width) = (kind.block_bytes(), 3 * kind.block());
         raw.truncate(3 * size);
         raw.chunks_mut(size).for_each(|block| match kind {
             GgmlType::MXFP4 => block[0] = block[0].min(254),
-            // The exponent bits are limited so that the scale is finite.
-            _ => block[1] &= 0x3f,
+            // The exponent bits are limited so that the numbers are finite: the first two, and the last two.
+            _ => [1, 3, size - 1, size - 3].into_iter().for_each(|at| block[at] &= 0x3f),
         });
-        let layout = TileLayout::new(scheme(kind).unwrap(), 1, 96).unwrap();
+        let layout = TileLayout::new(scheme(kind).unwrap(), 1, width).unwrap();
         prop_assert_eq!(twin(&layout.spec), Some(kind));
         let mut row = CodedRow::new(&layout);
         to_row(kind, &raw, &mut row).unwrap();
         let mut back = vec![0; raw.len()];
         from_row(kind, &layout, &row, &mut back);
         prop_assert_eq!(&back, &raw);
-        let (mut ours, mut theirs) = ([0.0; 96], [0.0; 96]);
+        let mut tile = vec![0; layout.tile_bytes];
+        put_row(&layout, &mut tile, 7, &row);
+        let mut again = CodedRow::new(&layout);
+        get_row(&layout, &tile, 7, &mut again);
+        prop_assert_eq!(&again, &row);
+        let (mut ours, mut theirs) = (vec![0.0; width], vec![0.0; width]);
         row.dequantize(&layout, &mut ours);
         dequantize(kind, &raw, &mut theirs).unwrap();
         prop_assert_eq!(ours, theirs);

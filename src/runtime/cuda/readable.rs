@@ -1,11 +1,17 @@
-//! Conversion of 5-bit and 6-bit codes to int8 tiles: integers and scales stay the same, so int8 kernels compute with
-//! them and every product has the bits of an int8 tensor with these integers. This costs memory, 8 bits per code, but
-//! no accuracy.
+//! Forms in which the kernels of GPUs read matrices whose codes they do not read as stored.
+//!
+//! Codes of 5 and 6 bits with one level of scales become int8 tiles: integers and scales stay the same, so every product
+//! has the bits of an int8 tensor with these integers. Formats with two levels of scales or with minimums become f32
+//! numbers. Both cost memory, but no accuracy.
 
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::mapped::Bytes;
-use crate::scheme::{CodeMap, QuantSpec, Scheme, TILE_ALIGN, TileLayout};
+use crate::runtime::cpu::{Matrix, MatrixStore};
+use crate::runtime::weights::{Weight, read_row};
+use crate::scheme::{CodeMap, Minimum, QuantSpec, Scheme, TILE_ALIGN, TileLayout};
 use rayon::prelude::*;
+use std::borrow::Cow;
 
 /// 64 bytes of a block: for each of the 16 rows of a tile, four bytes of codes one after the other.
 type Vector = [u8; TILE_ALIGN];
@@ -15,19 +21,63 @@ const NIBBLES: usize = 4;
 /// Number of vectors in a block of int8 codes.
 const BYTES: usize = 8;
 
-/// Returns the quantization in which tensors of `spec` are held.
-pub(super) fn held_as(spec: QuantSpec) -> QuantSpec {
-    match spec.code_map() {
-        CodeMap::Biased(16 | 32) => QuantSpec { scheme: Scheme::Int8, ..spec },
-        _ => spec,
+/// Returns the storage format in which kernels read matrices of `store`.
+///
+/// # Errors
+/// The size of the matrix overflows.
+fn readable_store(store: MatrixStore) -> Result<MatrixStore> {
+    let MatrixStore::Tiled(layout) = store else { return Ok(store) };
+    let spec = layout.spec;
+    Ok(match spec.code_map() {
+        _ if spec.has_two_levels() || spec.minimum() != Minimum::None => MatrixStore::Plain(DType::F32),
+        CodeMap::Biased(16 | 32) => {
+            let wide = QuantSpec { scheme: Scheme::Int8, ..spec };
+            MatrixStore::Tiled(TileLayout::new(wide, layout.rows, layout.cols)?)
+        }
+        _ => store,
+    })
+}
+
+/// Returns the bytes that a matrix takes on a device.
+pub(super) fn device_bytes(weight: &Weight) -> u64 {
+    match readable_store(weight.store()) {
+        Ok(MatrixStore::Tiled(layout)) => layout.nbytes() as u64,
+        Ok(store @ MatrixStore::Plain(dtype)) if store != weight.store() => {
+            (weight.rows() as u64).saturating_mul(weight.cols() as u64).saturating_mul(dtype.size() as u64)
+        }
+        _ => weight.nbytes() as u64,
     }
+}
+
+/// Returns a matrix as kernels read it.
+///
+/// # Errors
+/// A weight cannot be read, or there is not enough memory.
+pub(super) fn readable(matrix: &Matrix) -> Result<Cow<'_, Matrix>> {
+    let store = readable_store(matrix.store)?;
+    let data = match (matrix.store, store) {
+        (from, to) if from == to => return Ok(Cow::Borrowed(matrix)),
+        (MatrixStore::Tiled(from), MatrixStore::Tiled(to)) => widen(&from, &matrix.data, &to)?,
+        _ => Bytes::build(matrix.rows * matrix.cols * size_of::<f32>(), |out| {
+            let rows = out.par_chunks_exact_mut(matrix.cols * size_of::<f32>()).enumerate();
+            rows.try_for_each_init(
+                || vec![0.0; matrix.cols],
+                |values, (row, out)| {
+                    read_row(matrix, row, values)?;
+                    out.copy_from_slice(bytemuck::cast_slice(values));
+                    Ok(())
+                },
+            )
+        })?,
+    };
+    Matrix::new(matrix.rows, matrix.cols, store, data).map(Cow::Owned)
 }
 
 /// Converts the tiles of `from` to the int8 tiles of `to`, which has the same rows and columns.
 ///
 /// # Errors
 /// The number of bytes is wrong, or there is not enough memory.
-pub(super) fn widen(from: &TileLayout, tiles: &[u8], to: &TileLayout) -> Result<Bytes> {
+fn widen(from: &TileLayout, tiles: &[u8], to: &TileLayout) -> Result<Bytes> {
     if tiles.len() != from.nbytes() {
         let (found, expected) = (tiles.len(), from.nbytes());
         return Err(Error::corrupt(format!("found {found} bytes of tiles, expected {expected}")));
@@ -77,7 +127,10 @@ mod tests {
         for (scheme, half) in [(Scheme::Int5, 16i8), (Scheme::Int6, 32)] {
             for granularity in [Granularity::Group(32), Granularity::Group(64), Granularity::Row] {
                 let spec = QuantSpec { granularity, ..QuantSpec::usual(scheme) };
-                let [narrow, wide] = [spec, held_as(spec)].map(|spec| TileLayout::new(spec, 35, 77).unwrap());
+                let narrow = TileLayout::new(spec, 35, 77).unwrap();
+                let MatrixStore::Tiled(wide) = readable_store(MatrixStore::Tiled(narrow)).unwrap() else {
+                    panic!("{spec:?} becomes floats");
+                };
                 let mut tiles = [narrow, wide].map(|layout| vec![0u8; layout.nbytes()]);
                 for row in 0..narrow.tiles * TILE_ROWS {
                     let (mut a, mut b) = (CodedRow::new(&narrow), CodedRow::new(&wide));
