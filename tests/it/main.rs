@@ -47,6 +47,7 @@ mod formats;
 #[cfg(any(feature = "reference", feature = "serve"))]
 mod forward_f64;
 mod gguf;
+mod gguf_blocks;
 mod golden;
 #[cfg(feature = "reference")]
 mod guide;

@@ -1,5 +1,6 @@
 //! Parses the header of a GGUF file as untrusted input: every count, length, type and offset is checked here.
 
+use super::group_size;
 use super::reader::{GgufTensor, MAGIC};
 use super::types::GgmlType;
 use super::value::{ARRAY, Metadata, Number, STRING, Scalar, Value};
@@ -47,6 +48,7 @@ pub fn parse(source: &dyn ReadAt, number: usize) -> Result<Header> {
     }
     let alignment = alignment(&metadata)?;
     let data = cursor.at.next_multiple_of(alignment);
+    group_size::choose(&mut infos, source.nbytes().saturating_sub(data), alignment)?;
     for tensor in &mut infos {
         place(tensor, data, alignment, source.nbytes()).tensor(&tensor.name.clone())?;
     }

@@ -2,6 +2,8 @@
 //! ([`blocks`]).
 
 pub mod blocks;
+mod foreign;
+mod group_size;
 pub mod header;
 pub mod reader;
 pub mod types;

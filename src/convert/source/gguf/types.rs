@@ -1,8 +1,9 @@
 //! Element types of GGML tensors: their numbers in files, names, and block sizes.
 
-use super::blocks::{k, legacy};
+use super::blocks::{iq, k, legacy, small};
+use super::foreign;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use std::fmt;
 
 /// Storage format of the elements of a GGUF tensor, with the names of GGML.
@@ -41,6 +42,11 @@ pub enum GgmlType {
     TQ1_0,
     TQ2_0,
     MXFP4,
+    NVFP4,
+    Q1_0,
+    Q2_0,
+    /// Q2_0 with groups of 128 elements, as forks of llama.cpp wrote it under the same number.
+    Q2_0_G128,
 }
 
 /// Decoder of the blocks of a type.
@@ -76,42 +82,50 @@ const TYPES: &[Row] = &[
     (Q5_K, 13, 256, 176, Coded(k::q5)),
     (Q6_K, 14, 256, 210, Coded(k::q6)),
     (Q8_K, 15, 256, 292, Unread),
-    (IQ2_XXS, 16, 256, 66, Unread),
-    (IQ2_XS, 17, 256, 74, Unread),
-    (IQ3_XXS, 18, 256, 98, Unread),
-    (IQ1_S, 19, 256, 50, Unread),
+    (IQ2_XXS, 16, 256, 66, Coded(iq::iq2_xxs)),
+    (IQ2_XS, 17, 256, 74, Coded(iq::iq2_xs)),
+    (IQ3_XXS, 18, 256, 98, Coded(iq::iq3_xxs)),
+    (IQ1_S, 19, 256, 50, Coded(iq::iq1_s)),
     (IQ4_NL, 20, 32, 18, Coded(legacy::iq4_nl)),
-    (IQ3_S, 21, 256, 110, Unread),
-    (IQ2_S, 22, 256, 82, Unread),
+    (IQ3_S, 21, 256, 110, Coded(iq::iq3_s)),
+    (IQ2_S, 22, 256, 82, Coded(iq::iq2_s)),
     (IQ4_XS, 23, 256, 136, Coded(k::iq4_xs)),
     (I8, 24, 1, 1, Unread),
     (I16, 25, 1, 2, Unread),
     (I32, 26, 1, 4, Unread),
     (I64, 27, 1, 8, Unread),
     (F64, 28, 1, 8, Plain(DType::F64)),
-    (IQ1_M, 29, 256, 56, Unread),
+    (IQ1_M, 29, 256, 56, Coded(iq::iq1_m)),
     (BF16, 30, 1, 2, Plain(DType::BF16)),
-    (TQ1_0, 34, 256, 54, Unread),
-    (TQ2_0, 35, 256, 66, Unread),
+    (TQ1_0, 34, 256, 54, Coded(small::tq1_0)),
+    (TQ2_0, 35, 256, 66, Coded(small::tq2_0)),
     (MXFP4, 39, 32, 17, Coded(legacy::mxfp4)),
+    (NVFP4, 40, 64, 36, Coded(small::nvfp4)),
+    (Q1_0, 41, 128, 18, Coded(small::q1_0)),
+    (Q2_0, 42, 64, 18, Coded(small::q2_0)),
+    (Q2_0_G128, 42, 128, 34, Coded(small::q2_0)),
 ];
 
 impl GgmlType {
-    /// Returns the type with this number in files.
+    /// Returns the type with this number in files. Number 42 has two group sizes, of which the reader of headers chooses
+    /// one; this function returns [`Q2_0`].
     ///
     /// # Errors
-    /// This program does not support a type with this number.
+    /// This program does not support a type with this number; the error names the program that does, if it is known.
     pub fn of(id: u32) -> Result<GgmlType> {
         let row = TYPES.iter().find(|row| row.1 == id);
-        row.map(|row| row.0).ok_or_else(|| {
-            Error::unsupported(format!("found element type number {id}, which is not supported"))
-                .help(format!("use a file of one of the types {}", GgmlType::readable().join(", ")))
-        })
+        row.map(|row| row.0).ok_or_else(|| foreign::refusal(id))
     }
 
     /// Returns the names of the types whose values can be decoded.
     pub(super) fn readable() -> Vec<String> {
         TYPES.iter().filter(|row| !matches!(row.4, Unread)).map(|row| row.0.to_string()).collect()
+    }
+
+    /// Returns all types of the table.
+    #[cfg(test)]
+    pub(super) fn all() -> impl Iterator<Item = GgmlType> {
+        TYPES.iter().map(|row| row.0)
     }
 
     fn row(self) -> &'static Row {
@@ -158,7 +172,8 @@ mod tests {
     #[test]
     fn numbers_and_types_belong_together_and_rows_are_whole_blocks() {
         for (kind, id, ..) in TYPES {
-            assert_eq!((GgmlType::of(*id).unwrap(), kind.id()), (*kind, *id));
+            let first = if *kind == Q2_0_G128 { Q2_0 } else { *kind };
+            assert_eq!((GgmlType::of(*id).unwrap(), kind.id()), (first, *id));
         }
         assert!(GgmlType::of(4).is_err() && GgmlType::of(u32::MAX).is_err());
         assert_eq!((Q4_K.row_bytes(512), Q4_K.row_bytes(500), F32.row_bytes(usize::MAX)), (Some(288), None, None));

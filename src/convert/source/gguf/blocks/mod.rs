@@ -7,13 +7,17 @@
 //! Layouts are those of `ggml-common.h`. In blocks of 32 with 4-bit codes, byte j holds element j in the low and
 //! element j + 16 in the high nibble.
 
+mod grids;
+pub(super) mod iq;
 pub(super) mod k;
 pub(super) mod legacy;
+pub(super) mod small;
 mod super_block;
 
+use super::foreign::undecodable;
 use super::types::{GgmlType, Meaning};
 use crate::dtype::{DType, decode_floats};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::quant::block::{CodedRow, mxfp4, q4_0};
 use crate::scheme::{BLOCK, QuantSpec, ScaleType, Scheme, TileLayout};
 use half::f16;
@@ -72,8 +76,7 @@ pub fn twin(spec: &QuantSpec) -> Option<GgmlType> {
 pub fn check_supported(kind: GgmlType) -> Result<()> {
     match kind.meaning() {
         Meaning::Plain(_) | Meaning::Coded(_) => Ok(()),
-        Meaning::Unread => Err(Error::unsupported(format!("found GGML type {kind}, which is not supported"))
-            .help(format!("use a file of one of the types {}", GgmlType::readable().join(", ")))),
+        Meaning::Unread => Err(undecodable(kind)),
     }
 }
 

@@ -1,0 +1,146 @@
+//! Compares every block type of GGUF files with the values, ids and logits in `golden.json` of the files: values decoded
+//! by the Python package `gguf` and by llama.cpp, logits computed from them by `transformers` in float32.
+
+use crate::common::iec;
+use crate::golden::{fp32, open};
+use iec::convert::source::gguf::Gguf;
+use iec::dtype::decode_floats;
+use iec::iebin::{Entry, IebinReader, Store};
+use iec::quant::block::tile::dequantize_rows;
+use iec::runtime::{Engine, Feed, Want};
+use iec::scheme::TileLayout;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+fn directory() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/gguf/blocks")
+}
+
+fn golden() -> Vec<Value> {
+    let golden: Value = serde_json::from_slice(&std::fs::read(directory().join("golden.json")).unwrap()).unwrap();
+    let files = golden["files"].as_array().unwrap().clone();
+    assert_eq!(files.len(), 21);
+    files
+}
+
+fn path(file: &Value) -> PathBuf {
+    directory().join(file["file"].as_str().unwrap())
+}
+
+fn sha256(values: &[f32]) -> String {
+    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Returns the values of a tensor of a pack.
+fn values(reader: &IebinReader, entry: &Entry) -> Vec<f32> {
+    let payload = reader.payload(entry).unwrap();
+    let mut out = vec![0.0; entry.elements()];
+    match entry.store {
+        Store::Plain(dtype) => decode_floats(dtype, &payload, &mut out).unwrap(),
+        Store::Tiled(spec) => {
+            let (_, rows, cols) = entry.matrices().unwrap();
+            dequantize_rows(&TileLayout::new(spec, rows, cols).unwrap(), &payload, 0..rows, &mut out);
+        }
+    }
+    out
+}
+
+/// Returns the name in the pack of a tensor whose rows keep their order.
+fn canonical(name: &str) -> Option<String> {
+    if name == "token_embd.weight" {
+        return Some("model.embed_tokens.weight".into());
+    }
+    let (layer, leaf) = name.strip_prefix("blk.")?.split_once('.')?;
+    let leaf = match leaf {
+        "attn_v.weight" => "self_attn.v_proj",
+        "attn_output.weight" => "self_attn.o_proj",
+        "ffn_gate.weight" => "mlp.gate_proj",
+        "ffn_up.weight" => "mlp.up_proj",
+        "ffn_down.weight" => "mlp.down_proj",
+        _ => return None,
+    };
+    Some(format!("model.layers.{layer}.{leaf}.weight"))
+}
+
+fn run(args: &[&str], paths: [&Path; 2], flags: [&str; 2]) {
+    iec().args(args).arg(flags[0]).arg(paths[0]).arg(flags[1]).arg(paths[1]).assert().success();
+}
+
+fn import(file: &Value, pack: &Path) {
+    iec().arg("import-gguf").arg(path(file)).arg("--out-dir").arg(pack).assert().success();
+}
+
+#[test]
+fn every_tensor_has_the_values_of_the_reference_in_the_file_and_in_the_pack() {
+    for file in golden() {
+        let (name, dir) = (file["file"].as_str().unwrap(), TempDir::new().unwrap());
+        let pack = dir.path().join("pack");
+        import(&file, &pack);
+        let (gguf, reader) = (Gguf::open(&path(&file)).unwrap(), IebinReader::open(&pack).unwrap());
+        let expected = file["tensors"].as_object().unwrap();
+        assert_eq!(gguf.tensors.len(), expected.len(), "{name}");
+        let mut in_pack = 0;
+        for tensor in &gguf.tensors {
+            let golden = &expected[&tensor.name];
+            assert_eq!(golden["type"], tensor.kind.to_string(), "{name}: {}", tensor.name);
+            let hash = &golden["dequantized_sha256"];
+            assert_eq!(*hash, sha256(&gguf.floats(tensor).unwrap()), "{name}: {}", tensor.name);
+            if let Some(canonical) = canonical(&tensor.name) {
+                let entry = reader.get(&canonical).unwrap_or_else(|| panic!("{name}: {canonical}"));
+                assert_eq!(*hash, sha256(&values(&reader, entry)), "{name}: {canonical}");
+                in_pack += 1;
+            }
+        }
+        assert!(in_pack >= 6, "{name}");
+    }
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+/// Returns the largest difference of a listed logit after the prompt, and the greedy ids.
+fn answer(engine: &mut Engine, prompt: &Value) -> (f32, Vec<u32>) {
+    let (mut sequence, mut logits) = (engine.new_sequence().unwrap(), Vec::new());
+    let (mut feed, mut found, mut worst) = (ids(&prompt["ids"]), Vec::new(), 0f32);
+    for step in 0..prompt["greedy_ids"].as_array().unwrap().len() {
+        engine.forward(&mut [Feed { sequence: &mut sequence, tokens: &feed, want: Want::Last }], &mut logits).unwrap();
+        if step == 0 {
+            let number = |value: &Value| value.as_f64().unwrap() as f32;
+            let listed = prompt["first_top5"].as_array().unwrap().iter();
+            let all = prompt["first_logits"].as_array().into_iter().flatten().enumerate();
+            let pairs = listed.map(|p| (p[0].as_u64().unwrap() as usize, number(&p[1])));
+            for (id, golden) in pairs.chain(all.map(|(id, value)| (id, number(value)))) {
+                worst = worst.max((logits[id] - golden).abs());
+            }
+        }
+        let best = (0..logits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best });
+        feed = vec![best as u32];
+        found.push(best as u32);
+    }
+    (worst, found)
+}
+
+/// Unpacks to floats first, so that the comparison does not depend on the arithmetic of coded matrices.
+#[test]
+fn the_floats_of_every_file_give_the_ids_and_logits_of_the_reference() {
+    let mut failures = Vec::new();
+    for file in golden() {
+        let (name, dir) = (file["file"].as_str().unwrap(), TempDir::new().unwrap());
+        let [coded, floats, pack] = ["coded", "floats", "pack"].map(|name| dir.path().join(name));
+        import(&file, &coded);
+        run(&["unpack", "--dtype", "fp32"], [&coded, &floats], ["--model-dir", "--out-dir"]);
+        run(&["pack"], [&floats, &pack], ["--hf-dir", "--out-dir"]);
+        let mut engine = open(&pack, fp32());
+        for (i, prompt) in file["prompts"].as_array().unwrap().iter().enumerate() {
+            let (worst, found) = answer(&mut engine, prompt);
+            if worst > 1e-3 || found != ids(&prompt["greedy_ids"]) {
+                failures.push(format!("{name} prompt {i}: logits differ by {worst}, ids {found:?}"));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
