@@ -107,11 +107,11 @@ const TYPES: &[Row] = &[
 ];
 
 impl GgmlType {
-    /// Returns the type with this number in files. Number 42 has two group sizes, of which the reader of headers chooses
-    /// one; this function returns [`Q2_0`].
+    /// Returns the type with this number in files; for number 42, which stands for two group sizes, the one of
+    /// llama.cpp ([`Q2_0`]).
     ///
     /// # Errors
-    /// This program does not support a type with this number; the error names the program that does, if it is known.
+    /// This program does not support a type with this number. The error names the program that does, if it is known.
     pub fn of(id: u32) -> Result<GgmlType> {
         let row = TYPES.iter().find(|row| row.1 == id);
         row.map(|row| row.0).ok_or_else(|| foreign::refusal(id))
