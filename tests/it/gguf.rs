@@ -333,7 +333,7 @@ fn a_file_of_llama_cpp_is_understood_and_comes_back_byte_for_byte() {
     let dir = TempDir::new().unwrap();
     let (file, pack, again) = (golden_file(MIXED), dir.path().join("pack"), dir.path().join("again.gguf"));
     let said = succeed(&["import-gguf", text(&file), "--out-dir", text(&pack)]);
-    assert!(said.contains("decoded exactly, to f32: 5 Q4_1, 5 Q5_1"), "{said}");
+    assert!(!said.contains("decoded"), "{said}");
     let run = ["run", "--prompt", "Once upon a time", "--max-new", "30", "--greedy", "-q", "--model-dir", text(&pack)];
     let story = iec().args(run).output().unwrap().stdout;
     // Output of llama-completion from the same file (build of November 2026).
@@ -345,15 +345,10 @@ fn a_file_of_llama_cpp_is_understood_and_comes_back_byte_for_byte() {
     let mut identical = 0;
     for tensor in &old.tensors {
         let ours = new.tensors.iter().find(|t| t.name == tensor.name).unwrap();
-        match tensor.kind {
-            GgmlType::F32 | GgmlType::F16 | GgmlType::Q4_0 | GgmlType::Q5_0 | GgmlType::Q8_0 => {
-                assert_eq!((ours.kind, data(&new, ours)), (tensor.kind, data(&old, tensor)), "{}", tensor.name);
-                identical += 1;
-            }
-            _ => assert_eq!(new.floats(ours).unwrap(), old.floats(tensor).unwrap(), "{}", tensor.name),
-        }
+        assert_eq!((ours.kind, data(&new, ours)), (tensor.kind, data(&old, tensor)), "{}", tensor.name);
+        identical += 1;
     }
-    assert_eq!(identical, 37);
+    assert_eq!(identical, 47);
 }
 
 fn data(gguf: &Gguf, tensor: &GgufTensor) -> Vec<u8> {
@@ -365,10 +360,11 @@ fn data(gguf: &Gguf, tensor: &GgufTensor) -> Vec<u8> {
 #[test]
 fn decoded_weights_are_rounded_only_when_asked_and_it_is_said() {
     let dir = TempDir::new().unwrap();
-    let said = succeed(&["import-gguf", text(&golden_file(MIXED)), "--out-dir", text(dir.path()), "--dtype", "bf16"]);
+    let file = golden_file("blocks/iq2_xs.gguf");
+    let said = succeed(&["import-gguf", text(&file), "--out-dir", text(dir.path()), "--dtype", "bf16"]);
     assert!(said.contains("and rounded to the --dtype"), "{said}");
     let reader = IebinReader::open(dir.path()).unwrap();
-    assert!(reader.entries().iter().all(|e| matches!(e.store.dtype_name(), "BF16" | "INT4" | "INT5" | "INT8")));
+    assert!(reader.entries().iter().all(|e| e.store.dtype_name() == "BF16" || matches!(e.store, Store::Tiled(_))));
 }
 
 #[test]
