@@ -4,6 +4,7 @@
 //! and thereby detects changed inputs or versions, copies the finished work of the parts, compares every hash, and
 //! commits.
 
+use super::export_hf::{self, ExportHfOptions, ExportHfSummary};
 use super::gguf::{ExportOptions, ExportSummary, ImportOptions, ImportSummary, export, import};
 use super::pack::{self, PackOptions, PackSummary};
 use super::quantize::append::{self, AppendOptions, AppendSummary};
@@ -30,6 +31,8 @@ pub enum Merged {
     Import(ImportSummary),
     /// A GGUF file.
     Export(ExportSummary),
+    /// A quantized checkpoint.
+    ExportHf(ExportHfSummary),
     /// A checkpoint.
     Unpack(UnpackSummary),
 }
@@ -66,6 +69,11 @@ pub fn merge(out_dir: &Path, run: RunOptions, open_pack: impl FnOnce(&Path) -> R
             let out = out_dir.join(options.out.file_name().unwrap_or_default());
             let reader = open_pack(&options.model_dir)?;
             export::export(&reader, &ExportOptions { out, run, ..options }).map(Merged::Export)
+        }
+        export_hf::COMMAND => {
+            let options: ExportHfOptions = options(&command, &parts)?;
+            let reader = open_pack(&options.model_dir)?;
+            export_hf::export(&reader, &ExportHfOptions { out_dir, run, ..options }).map(Merged::ExportHf)
         }
         unpack::COMMAND => {
             let options: UnpackOptions = options(&command, &parts)?;

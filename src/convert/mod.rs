@@ -1,9 +1,9 @@
-//! Conversions: a checkpoint to a pack and back, to quantized files, and from and to GGUF.
+//! Conversions: a checkpoint to a pack and back, to quantized files and checkpoints, and from and to GGUF.
 //!
 //! [`Checkpoint`] reads a directory and returns canonical tensors for every family and naming ([`arch`]). [`pack`],
-//! [`quantize`], [`gguf`] and [`unpack`] plan their output and pass the plan to the executor, which writes it in
-//! parallel, continues interrupted work and divides it among machines. [`synth`] creates checkpoints with the shapes
-//! of real models without a download.
+//! [`quantize`], [`gguf`], [`unpack`] and [`export_hf`] plan their output and pass the plan to the executor, which
+//! writes it in parallel, continues interrupted work and divides it among machines. [`synth`] creates checkpoints with
+//! the shapes of real models without a download.
 //!
 //! A tensor has one type at each stage:
 //!
@@ -28,11 +28,13 @@ mod companions;
 mod digest;
 pub mod dry_run;
 mod executor;
+pub mod export_hf;
 pub mod gguf;
 mod guidance;
 pub mod json;
 pub mod merge;
 mod merges;
+mod new_checkpoint;
 pub mod pack;
 mod pack_input;
 mod pack_output;

@@ -193,8 +193,8 @@ impl<'a> RowSource<'a> {
         Ok(&self.bytes[(row - self.first) * bytes..][..bytes])
     }
 
-    /// Returns a row from its tile.
-    fn coded(&mut self, row: usize) -> Option<(&TileLayout, &CodedRow)> {
+    /// Returns a row of those loaded last from its tile; `None` if the tensor has no tiles.
+    pub(super) fn coded(&mut self, row: usize) -> Option<(&TileLayout, &CodedRow)> {
         let (layout, coded) = self.tiles.as_mut()?;
         let row = row - self.first;
         get_row(layout, &self.bytes[row / TILE_ROWS * layout.tile_bytes..], row % TILE_ROWS, coded);
@@ -210,6 +210,12 @@ impl<'a> RowSource<'a> {
             floats.extend_from_slice(&self.values);
         }
         Ok(floats)
+    }
+
+    /// Returns a row of those loaded last, decoded.
+    pub(super) fn values(&mut self, row: usize) -> Result<&[f32]> {
+        self.decode(row)?;
+        Ok(&self.values)
     }
 
     /// Decodes a row into `values`.

@@ -160,6 +160,12 @@ pub const SCENARIOS: &[Scenario] = &[
         "export-gguf --model-dir pack --out model.gguf --overwrite",
         &[PACK_ASIDE, PACK_OTHER_ASIDE, "export-gguf --model-dir other-pack --out model.gguf"],
     ),
+    scenario("export-hf", "export-hf --format fp8 --model-dir pack --out-dir out --max-shard-size 30K", &[PACK_ASIDE]),
+    scenario(
+        "export-hf --overwrite",
+        "export-hf --format fp8 --model-dir pack --out-dir out --overwrite",
+        &[PACK_ASIDE, PACK_OTHER_ASIDE, UNPACK_OTHER],
+    ),
     scenario("synth", "synth --config source/config.json --seed 3 --out-dir out", &[]),
     scenario(
         "synth --overwrite",

@@ -43,6 +43,7 @@ mod devices;
 mod documents;
 mod eval;
 mod examples;
+mod export_hf;
 mod formats;
 #[cfg(any(feature = "reference", feature = "serve"))]
 mod forward_f64;

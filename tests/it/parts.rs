@@ -41,6 +41,7 @@ fn any_number_of_parts_gives_the_same_bytes() {
         &["import-gguf"],
         &["export-gguf"],
         &["unpack", "--max-shard-size", "200k"],
+        &["export-hf", "--format", "fp8", "--max-shard-size", "100k"],
         &["append"],
     ] {
         let source = sources.of(command);

@@ -23,7 +23,7 @@ fn arguments(command: &[&str], source: &Path, out: &Path) -> Vec<OsString> {
     let (head, from, to): (&[&str], &Path, (&str, &Path)) = match *name {
         "import-gguf" => (&["import-gguf"], source, ("--out-dir", out)),
         "export-gguf" => (&["export-gguf", "--model-dir"], source, ("--out", &file)),
-        "unpack" => (&["unpack", "--model-dir"], source, ("--out-dir", out)),
+        "unpack" | "export-hf" => (&[*name, "--model-dir"], source, ("--out-dir", out)),
         "append" => (&["q4", "--append-attn", "--model-dir"], out, ("--chunk-rows", Path::new("256"))),
         name => (&[name, "--hf-dir"], source, ("--out-dir", out)),
     };
@@ -67,7 +67,7 @@ impl Sources {
     pub fn of(&self, command: &[&str]) -> PathBuf {
         match command[0] {
             "import-gguf" => self.dir.path().join("m.gguf"),
-            "export-gguf" | "unpack" | "append" => self.dir.path().join("pack"),
+            "export-gguf" | "export-hf" | "unpack" | "append" => self.dir.path().join("pack"),
             _ => self.checkpoint.clone(),
         }
     }
@@ -157,6 +157,7 @@ fn a_run_continues_from_every_line_of_its_journal() {
         &["import-gguf"],
         &["export-gguf"],
         &["unpack", "--max-shard-size", "200k"],
+        &["export-hf", "--format", "fp8", "--max-shard-size", "100k"],
         &["append"],
     ] {
         let checkpoint = sources.of(command);
@@ -355,6 +356,7 @@ fn a_killed_run_leaves_nothing_that_opens_and_the_next_one_gives_the_same_bytes(
         (&["import-gguf"], "model.ie.json"),
         (&["export-gguf"], "model.gguf"),
         (&["unpack", "--max-shard-size", "3M"], "config.json"),
+        (&["export-hf", "--format", "fp8", "--max-shard-size", "3M"], "config.json"),
         (&["append"], ""),
     ] {
         let checkpoint = sources.of(command);

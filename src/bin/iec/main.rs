@@ -18,6 +18,7 @@ mod devices;
 mod dry_run;
 mod eval;
 mod export_gguf;
+mod export_hf;
 mod fatal;
 mod global;
 mod harmless;
@@ -123,6 +124,8 @@ commands! {
     ImportGguf => import_gguf,
     /// Writes a pack as a GGUF file for llama.cpp
     ExportGguf => export_gguf,
+    /// Writes a pack as a quantized checkpoint for vLLM, SGLang and transformers
+    ExportHf => export_hf,
     /// Generates text
     Run => run,
     /// Holds a conversation with a model

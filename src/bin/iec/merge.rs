@@ -1,7 +1,7 @@
 //! `iec merge`: merges the results of the parts of a divided job.
 
 use crate::global::Global;
-use crate::{export_gguf, import_gguf, pack, q4, unpack};
+use crate::{export_gguf, export_hf, import_gguf, pack, q4, unpack};
 use iec::convert::merge::{Merged, merge};
 use iec::error::{Error, Result};
 use iec::job::RunOptions;
@@ -36,6 +36,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         Merged::Append(summary) => global.summarize(q4::describe_append(&summary), json, &summary),
         Merged::Import(summary) => global.summarize(import_gguf::describe(&summary), json, &summary),
         Merged::Export(summary) => global.summarize(export_gguf::describe(&summary), json, &summary),
+        Merged::ExportHf(summary) => global.summarize(export_hf::describe(&summary, dir), json, &summary),
         Merged::Unpack(summary) => global.summarize(unpack::describe(&summary, dir), json, &summary),
     }
 }

@@ -17,7 +17,7 @@ use std::ops::Range;
 const BAND_BYTES: usize = 8 << 20;
 
 /// Writes a tensor of the checkpoint: each of its parts, the rows of one entry of the pack, into its section.
-pub(super) fn fill(
+pub(in crate::convert) fn fill(
     reader: &IebinReader,
     adapters: &[(Adapter, f32)],
     target: &UnpackedTensor,

@@ -15,11 +15,11 @@ use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
 /// Tensor of the planned checkpoint, and the parts that it is made of.
-pub(super) type UnpackedTensor = Listed<Vec<TargetPart>>;
+pub(in crate::convert) type UnpackedTensor = Listed<Vec<TargetPart>>;
 
 impl UnpackedTensor {
     /// Returns the sections of its parts in file number `file`; the tensor begins at byte `start`.
-    pub(super) fn sections(&self, reader: &IebinReader, file: usize, start: u64) -> Vec<Section> {
+    pub(in crate::convert) fn sections(&self, reader: &IebinReader, file: usize, start: u64) -> Vec<Section> {
         let section = |part: &TargetPart| {
             let start = start + (part.first * self.dtype.size()) as u64;
             Section { file, range: start..start + (part.elements(reader) * self.dtype.size()) as u64 }
@@ -44,24 +44,24 @@ impl TargetPart {
 
 /// Rows of an entry that fill one range of a target.
 #[derive(Debug, Clone)]
-pub(super) struct TargetPart {
+pub(in crate::convert) struct TargetPart {
     /// Number of the entry in the pack.
-    pub(super) entry: usize,
+    pub(in crate::convert) entry: usize,
     /// Matrices of the entry.
-    pub(super) matrices: Range<usize>,
+    pub(in crate::convert) matrices: Range<usize>,
     /// First row of each matrix that is used.
-    pub(super) phase: usize,
+    pub(in crate::convert) phase: usize,
     /// Distance of the rows that are used; 1 for all rows from the first on.
-    pub(super) step: usize,
+    pub(in crate::convert) step: usize,
     /// Form in which the rows are written.
-    pub(super) form: PartForm,
+    pub(in crate::convert) form: PartForm,
     /// Index of the element of the target at which the rows start.
-    pub(super) first: usize,
+    pub(in crate::convert) first: usize,
 }
 
 /// Form in which rows of an entry are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum PartForm {
+pub(in crate::convert) enum PartForm {
     /// Rows in their order.
     Rows,
     /// Rows are written as columns. If `stacks` is not 1, rows of so many stacks alternate, and the columns of one
@@ -78,20 +78,20 @@ const MISMATCH: &str =
     "config.json is not that of this pack, or the pack is damaged; make the pack again with `iec pack`";
 
 /// Plan of the checkpoint.
-pub(super) struct UnpackPlan {
+pub(in crate::convert) struct UnpackPlan {
     /// Tensors in the order of the model.
-    pub(super) targets: Vec<UnpackedTensor>,
+    pub(in crate::convert) targets: Vec<UnpackedTensor>,
     /// Canonical names of tensors that are decoded from fewer bits, so that they differ from the source.
-    pub(super) dequantized: Vec<String>,
+    pub(in crate::convert) dequantized: Vec<String>,
     /// True when no tensor is written as MXFP4.
-    pub(super) all_floats: bool,
+    pub(in crate::convert) all_floats: bool,
 }
 
 /// Plans every tensor; `dtype` is for tensors that are decoded.
 ///
 /// # Errors
 /// The pack differs from its config.json, or a tensor of the source would have parts of different types.
-pub(super) fn plan(
+pub(in crate::convert) fn plan(
     reader: &IebinReader,
     arch: &Arch,
     model: &ModelConfig,

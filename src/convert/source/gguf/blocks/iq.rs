@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn signs_are_completed_to_an_even_number() {
         assert_eq!((even_signs(0), even_signs(1), even_signs(3), even_signs(0x7f)), (0, 0x81, 3, 0xff));
-        assert!((0..128).all(|seven| even_signs(seven).count_ones() % 2 == 0));
+        assert!((0..128).all(|seven| even_signs(seven).count_ones().is_multiple_of(2)));
     }
 
     #[test]

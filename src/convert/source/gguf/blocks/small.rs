@@ -15,7 +15,7 @@ pub(in crate::convert::source::gguf) fn tq1_0(raw: &[u8], out: &mut [f32]) {
     for (i, out) in out.iter_mut().enumerate() {
         let (first, at, width) = *runs.iter().rfind(|run| run.0 <= i).expect("the first run begins at 0");
         let (digit, byte) = ((i - first) / width, raw[at + (i - first) % width]);
-        let code = u16::from(byte.wrapping_mul(POWERS[digit])) * 3 >> 8;
+        let code = (u16::from(byte.wrapping_mul(POWERS[digit])) * 3) >> 8;
         *out = d * (f32::from(code) - 1.0);
     }
 }
