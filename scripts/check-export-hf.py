@@ -6,15 +6,16 @@ the floats that `iec unpack` decodes from the same pack, and with those of `iec 
     pip install torch==2.15.0 transformers==5.24.0 compressed-tensors==0.20.1 accelerate==1.15.0
     scripts/check-export-hf.py tests/fixtures/llama-gqa
 
-Needs target/release/iec (or IEC). GPTQ needs the package gptqmodel in addition, and is skipped without it. FP8 is
-decoded by transformers when it loads the checkpoint, because its kernels need a GPU. The formats keep every number of
-the pack, so logits differ from those of the unpacked floats by the order of sums only (below 1e-4); FP8 rounds, so its
-difference is just shown. `iec run` multiplies codes by activations of 16 bits, which differs by less than 0.02.
-transformers 5.24 does not read zero points in this format, not even those that the library has written, and decodes
-MXFP4 to bfloat16 whatever the type of the model; these weights are decoded by the library alone, and compared.
+Needs target/release/iec (or IEC). GPTQ needs the packages gptqmodel (7.7.0) and optimum (2.3.0) in addition, and is
+skipped without them; its kernel multiplies in f16, so logits differ by some 1e-3. FP8 is decoded by transformers when
+it loads the checkpoint, because its kernels need a GPU. The formats keep every number of the pack, so logits differ
+from those of the unpacked floats by the order of sums only (below 1e-4); FP8 rounds, so its difference is just shown.
+`iec run` multiplies codes by activations of 16 bits, which differs by less than 0.02. transformers 5.24 does not read
+zero points in this format, not even those that the library has written, and decodes MXFP4 to bfloat16 whatever the type
+of the model; these weights are decoded by the library alone, and compared.
 
-On 2026-11-29, with these versions, every export of tests/fixtures/llama-gqa gave the logits of the floats; GPTQ was not
-tried.
+On 2026-11-29, with these versions and tests/fixtures/llama-gqa, every export of compressed-tensors gave the logits or
+weights of the floats bit for bit, GPTQ differed by 4e-3 (4 bits) and 7e-3 (8 bits), and FP8 by 0.7 of 7.4.
 """
 
 import importlib.util
@@ -46,8 +47,8 @@ CASES = [
     ("compressed-tensors", rule("int5", 32), 1e-4),
     ("compressed-tensors", rule("int8", "row"), 1e-4),
     ("compressed-tensors", rule("mxfp4", 32), 1e-4),
-    ("gptq", rule("int4", 32), 1e-3),
-    ("gptq", rule("int8", "row"), 1e-3),
+    ("gptq", rule("int4", 32), 2e-2),
+    ("gptq", rule("int8", "row"), 2e-2),
     ("fp8", [], None),
 ]
 
