@@ -39,7 +39,10 @@ enum Kind {
 fn kind(spec: &QuantSpec) -> Result<Kind> {
     let bits = spec.scheme.bits() as usize;
     match spec.code_map() {
-        CodeMap::Biased(_) | CodeMap::Affine => Ok(Kind::Integers { bits, flip: 0 }),
+        _ if !spec.scheme.has_encoder() => {
+            Err(Error::unsupported(format!("found {}, which compressed-tensors has no format for", describe(spec))))
+        }
+        CodeMap::Biased(_) | CodeMap::Affine | CodeMap::Unsigned => Ok(Kind::Integers { bits, flip: 0 }),
         CodeMap::Bytes => Ok(Kind::Integers { bits, flip: 0x80 }),
         CodeMap::Table(CodeTable::E2m1) => Ok(Kind::Mxfp4),
         CodeMap::Table(_) => {
@@ -58,7 +61,7 @@ pub(super) fn scale_type(spec: &QuantSpec) -> DType {
     match spec.scale_dtype {
         ScaleType::F16 => DType::F16,
         ScaleType::F32 => DType::F32,
-        ScaleType::E8m0 => DType::U8,
+        ScaleType::E8m0 | ScaleType::I8 => DType::U8,
     }
 }
 
