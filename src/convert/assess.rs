@@ -5,6 +5,7 @@ use super::arch::{Arch, Fields, LeftOut};
 use super::checkpoint::{Checkpoint, LeftOutPart};
 use super::companions::{self, TOKENIZER};
 use super::json::{read_limited, read_object};
+use super::published::{self, MatrixForm, Published, Source};
 use super::source::layout::Layout;
 use super::source::shards::Shards;
 use crate::error::{Cause, Context, Error, Result};
@@ -12,13 +13,10 @@ use crate::files;
 use crate::model_config::ModelConfig;
 use serde::Serialize;
 use serde_json::{Map, Value};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 const CONFIG: &str = "config.json";
-const QUANTIZATION: &str = "quantization_config";
-/// Configuration of ModelOpt, in checkpoints whose `config.json` does not have it.
-const MODELOPT: &str = "hf_quant_config.json";
 /// Largest number of settings of a quantization that are listed, and of characters of each.
 const SETTINGS: usize = 8;
 const CHARACTERS: usize = 40;
@@ -32,8 +30,17 @@ pub struct Assessment {
     pub obstacles: Vec<Obstacle>,
     /// Form in which the weights are quantized, if they are.
     pub quantization: Option<Quantization>,
+    /// Quantized matrices, and what a pack holds of each.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub published: Vec<MatrixForm>,
+    /// True if the checkpoint has scales of activations, which packs do not use.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub activation_scales: bool,
     /// Tensors that do not belong to the language model.
     pub left_out: Vec<LeftOutPart>,
+    /// Number of weights in each tensor of a quantized matrix: all in its codes, none in the others.
+    #[serde(skip)]
+    pub weights_by_tensor: HashMap<String, u64>,
     /// Class name of the model, if the configuration has one.
     #[serde(skip)]
     pub architecture: Option<String>,
@@ -79,9 +86,6 @@ impl Obstacle {
 fn advice(error: &Error) -> &'static str {
     let field = error.tensor_name().unwrap_or_default();
     match error.cause() {
-        Cause::Unsupported(_) if field.starts_with(QUANTIZATION) => {
-            "get the checkpoint before it was quantized, and quantize it with `iec pack --bits 4`"
-        }
         Cause::Unsupported(_) if field.ends_with("architectures") || field.ends_with("model_type") => {
             "docs/guide/checkpoints.md lists the models that run"
         }
@@ -110,7 +114,11 @@ impl Assessment {
             }
         };
         found.architecture = config.get("architectures").and_then(|classes| classes[0].as_str()).map(shortened);
-        found.quantization = quantization(&config, &layout)?;
+        let source = Source { config: &config, path: &path, layout: &layout };
+        found.quantization = quantization(&source)?;
+        if let Ok(shards) = shards {
+            found.read_quantization(&source, shards);
+        }
         found.read_config(&config, &path);
         if let Ok(shards) = shards {
             found.list_parts(&Fields::new(&config), shards, &path);
@@ -126,28 +134,21 @@ impl Assessment {
         self.obstacles.push(Obstacle::new(error));
     }
 
-    /// Reads the model, and again without its quantization if that alone is refused.
+    /// Reads the quantization settings and describes the quantized matrices.
+    fn read_quantization(&mut self, source: &Source<'_>, shards: &Shards) {
+        let left_out = LeftOut::of(&Fields::new(source.config)).unwrap_or_default();
+        match Published::open(source, shards, &|name| left_out.part(name).is_some()) {
+            Ok(published) => self.weights_by_tensor = published.weights_by_tensor(),
+            Err(error) => self.refuse(&error),
+        }
+    }
+
+    /// Reads the model.
     fn read_config(&mut self, config: &Map<String, Value>, path: &Path) {
-        let read = |config: &Map<String, Value>| {
-            let fields = Fields::new(config);
-            Arch::of(&fields).and_then(|arch| arch.model_config(&fields, None)).at(path)
-        };
-        let error = match read(config) {
-            Ok(model) => {
-                self.model = Some(model);
-                return;
-            }
-            Err(error) => error,
-        };
-        let is_quantization = error.tensor_name().is_some_and(|name| name.starts_with(QUANTIZATION));
-        self.refuse(&error);
-        if is_quantization {
-            let mut plain = config.clone();
-            plain.shift_remove(QUANTIZATION);
-            match read(&plain) {
-                Ok(model) => self.model = Some(model),
-                Err(error) => self.refuse(&error),
-            }
+        let fields = Fields::new(config);
+        match Arch::of(&fields).and_then(|arch| arch.model_config(&fields, None)).at(path) {
+            Ok(model) => self.model = Some(model),
+            Err(error) => self.refuse(&error),
         }
     }
 
@@ -172,6 +173,11 @@ impl Assessment {
         };
         self.left_out = checkpoint.left_out().to_vec();
         self.model = Some(checkpoint.config().clone());
+        self.activation_scales = checkpoint.published().has_activation_scales();
+        match checkpoint.forms() {
+            Ok(forms) => self.published = forms,
+            Err(error) => self.refuse(&error),
+        }
         let checked = match checkpoint.companion(TOKENIZER) {
             Ok(Some(path)) => {
                 let bytes = read_limited(&path)?;
@@ -190,17 +196,9 @@ impl Assessment {
 }
 
 /// Returns the form in which weights are quantized: the configuration's, or that of a file beside it.
-fn quantization(config: &Map<String, Value>, layout: &Layout) -> Result<Option<Quantization>> {
-    let own = [QUANTIZATION, "quantization"].into_iter().find_map(|key| config.get(key)?.as_object());
-    let (fields, usual) = match (own, layout.companion(MODELOPT)?) {
-        (Some(fields), _) => (fields.clone(), "mlx"),
-        (None, Some(path)) => match read_object(&path)?.get("quantization").and_then(Value::as_object) {
-            Some(fields) => (fields.clone(), "modelopt"),
-            None => return Ok(None),
-        },
-        (None, None) => return Ok(None),
-    };
-    let method = fields.get("quant_method").and_then(Value::as_str).map_or(usual.to_string(), shortened);
+fn quantization(source: &Source<'_>) -> Result<Option<Quantization>> {
+    let Some((method, fields)) = published::settings_of(source)? else { return Ok(None) };
+    let method = shortened(&method);
     let is_listed = |(key, value): &(&String, &Value)| {
         let is_plain = value.is_number() || value.is_string();
         is_plain && *key != "quant_method" && key.len() <= CHARACTERS

@@ -1,6 +1,7 @@
 //! Result of `--dry-run`: the plan of a conversion as plain data, made without reading a weight or writing a byte.
 
 use crate::convert::LeftOutPart;
+use crate::convert::published::PublishedSummary;
 use crate::error::Result;
 use crate::scheme::QuantSpec;
 use crate::{job, output};
@@ -23,6 +24,9 @@ pub struct DryRun {
     /// Disk space; absent for commands that write no weights.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<Disk>,
+    /// Format of a checkpoint that is quantized, and what the output holds of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub published: Option<PublishedSummary>,
     /// Tensors of the checkpoint that do not belong to the language model and are left out.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<LeftOutPart>,
@@ -39,7 +43,7 @@ pub struct TensorRow {
     /// Canonical shape.
     pub shape: Vec<usize>,
     /// Element type in the source.
-    pub source: &'static str,
+    pub source: String,
     /// Element type or quantization scheme in the output.
     pub stored: String,
     /// Reason for this choice.
@@ -78,6 +82,7 @@ impl DryRun {
             bytes,
             bits_per_weight,
             disk,
+            published: None,
             left_out: Vec::new(),
             tokenizer_from: Vec::new(),
         }

@@ -13,6 +13,7 @@
 //! | [`source::gguf::GgufTensor`] | the same in a GGUF file | [`source::gguf::reader`] |
 //! | [`arch::ExpectedTensor`] | canonical name and shape that the configuration demands | [`arch::expected_tensors`] |
 //! | [`arch::View`] | where the numbers of a canonical tensor lie in the source, by names | the family in [`arch`] |
+//! | [`published::Coded`] | where the codes and scales of a quantized matrix lie | the format in [`published`] |
 //! | [`CanonicalTensor`] | an expected tensor whose view is bound to source tensors | [`Checkpoint`] |
 //! | `MappedTensor` | a tensor of GGUF and the canonical ones whose rows it holds | [`gguf::names`] |
 //! | [`quantize::weights::Tensor`] | a tensor of a checkpoint or a pack that may be quantized | [`quantize::weights`] |
@@ -38,6 +39,7 @@ mod new_checkpoint;
 pub mod pack;
 mod pack_input;
 mod pack_output;
+pub mod published;
 pub mod quantize;
 mod rounding;
 mod rows;

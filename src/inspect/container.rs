@@ -18,6 +18,7 @@ use crate::mapped::{Bytes, MappedFile};
 use crate::model_config::ModelConfig;
 use crate::scheme::{Granularity, QuantSpec, TileLayout};
 use crate::strict_json;
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -138,7 +139,7 @@ impl Container {
                 let (shard, tensors) = shard::open(path, 0)?;
                 let kind = if extension == "safetensors" { "safetensors file" } else { "PyTorch file" };
                 let mut container = Container { kind, ..Container::default() };
-                container.add(&[shard], tensors)?;
+                container.add(&[shard], tensors, &HashMap::new())?;
                 Ok(Some(container))
             }
             Some("json") if is_description(path)? => Container::pack(IebinReader::open_files(path, None)?).map(Some),
@@ -187,17 +188,23 @@ impl Container {
             Err(e) if !matches!(e.cause(), Cause::Unsupported(_)) => return Err(e),
             shards => shards,
         };
-        if let Ok(shards) = &shards {
-            container.add(shards.files(), shards.tensors().cloned().collect())?;
-        }
         let mut assessment = Assessment::of(dir, shards.as_ref())?;
+        if let Ok(shards) = &shards {
+            container.add(shards.files(), shards.tensors().cloned().collect(), &assessment.weights_by_tensor)?;
+        }
         container.architecture = assessment.architecture.take();
         container.model = assessment.model.take();
         container.assessment = Some(assessment);
         Ok(container)
     }
 
-    fn add(&mut self, files: &[InputFile], mut tensors: Vec<SourceTensor>) -> Result<()> {
+    /// Adds tensors of weight files. `weights` has the number of weights of those that belong to quantized matrices.
+    fn add(
+        &mut self,
+        files: &[InputFile],
+        mut tensors: Vec<SourceTensor>,
+        weights: &HashMap<String, u64>,
+    ) -> Result<()> {
         tensors.sort_by_key(|t| (t.shard, t.start));
         let maps = files.iter().map(|f| MappedFile::open(f.path())).collect::<Result<Vec<_>>>()?;
         for tensor in tensors {
@@ -209,7 +216,7 @@ impl Container {
             self.tensors.push(StoredTensor {
                 role: Role::of(&tensor.name),
                 dtype: tensor.dtype.name().into(),
-                parameters: parameters(&tensor),
+                parameters: weights.get(&tensor.name).copied().unwrap_or_else(|| parameters(&tensor)),
                 name: tensor.name,
                 shape: tensor.shape,
                 sha256: None,

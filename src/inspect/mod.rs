@@ -14,6 +14,7 @@ mod stats;
 use crate::catalogue::Role;
 use crate::convert::LeftOutPart;
 use crate::convert::assess::{Assessment, Obstacle, Quantization};
+use crate::convert::published::MatrixForm;
 use crate::convert::source::gguf::Gguf;
 use crate::error::{Error, Result, printable};
 use crate::manifest::Manifest;
@@ -254,11 +255,31 @@ fn assessment_lines(assessment: &Assessment) -> Vec<(&'static str, String)> {
         let given = given.collect::<Vec<_>>().join(", ");
         lines.push(("quantization", if given.is_empty() { method.clone() } else { format!("{method} ({given})") }));
     }
+    for (form, tensors) in of_each_form(&assessment.published) {
+        lines.push(("in a pack", format!("{} matrices: {form}", tensors)));
+    }
+    if assessment.activation_scales {
+        lines.push(("not used", "scales of activations: products are computed with the weights' scales alone".into()));
+    }
     let part = |LeftOutPart { part, kind, tensors, bytes }: &LeftOutPart| {
         ("not used", format!("{part}: {}, {tensors} tensors, {}", kind.words(), human_bytes(*bytes)))
     };
     lines.extend(assessment.left_out.iter().map(part));
     lines
+}
+
+/// Returns what packs hold of quantized matrices in words, with the number of matrices.
+fn of_each_form(matrices: &[MatrixForm]) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for MatrixForm { format, kept_as, because, .. } in matrices {
+        let form = match (kept_as, because) {
+            (Some(scheme), _) => format!("{format} keeps its codes as {scheme}"),
+            (None, Some(why)) => format!("{format} becomes floats: {why}"),
+            (None, None) => format!("{format} becomes floats"),
+        };
+        *counts.entry(form).or_default() += 1;
+    }
+    counts
 }
 
 fn describe_model(model: &ModelConfig) -> String {

@@ -28,7 +28,7 @@ pub use entry::{Keep, Metrics, TensorEntry, Verdict};
 pub(crate) use older::entry as older_entry;
 pub use packed::{EXPANDED_NAME, FinishedTensor, PackedJson, PackedRange};
 pub use plan::Plan;
-pub use rules::{Rule, Rules, compile_pattern};
+pub use rules::{PatternBudget, Rule, Rules, compile_pattern};
 
 /// Decision to quantize one tensor.
 #[derive(Debug, Clone)]

@@ -90,6 +90,26 @@ pub fn compile_pattern(pattern: &str) -> Result<Regex> {
     compile_within(pattern, &mut { ALL_PATTERNS_BYTES })
 }
 
+/// Compiled size in bytes that the patterns of a file may still have.
+#[derive(Debug)]
+pub struct PatternBudget(usize);
+
+impl Default for PatternBudget {
+    fn default() -> PatternBudget {
+        PatternBudget(ALL_PATTERNS_BYTES)
+    }
+}
+
+impl PatternBudget {
+    /// Compiles a pattern and subtracts its size.
+    ///
+    /// # Errors
+    /// The pattern is not a regular expression, larger than 1 MiB when compiled, or larger than the rest of the budget.
+    pub fn compile(&mut self, pattern: &str) -> Result<Regex> {
+        compile_within(pattern, &mut self.0)
+    }
+}
+
 /// Compiles a regular expression and subtracts its size from `left`, the number of bytes that it may take.
 fn compile_within(pattern: &str, left: &mut usize) -> Result<Regex> {
     let found = |expected: String| Error::usage(format!("found `{pattern}`, expected {expected}"));

@@ -143,7 +143,7 @@ fn recipe(precision: Precision) -> String {
         Held::Floats(_) => {
             format!(
                 "leave out --precision to run this pack, or make a float pack: `iec pack --hf-dir HF --out-dir OUT \
-                 --dtype {precision}` without --q4-map"
+                 --as float --dtype {precision}` without --q4-map"
             )
         }
         Held::Codes { bits } => format!(

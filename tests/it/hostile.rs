@@ -231,7 +231,7 @@ fn what_the_program_does_not_know_is_refused_by_field() {
         ("architectures", json!(["MambaForCausalLM"])),
         ("hidden_act", json!("gelu")),
         ("rope_scaling", json!({"rope_type": "dynamic", "factor": 2.0})),
-        ("quantization_config", json!({"quant_method": "bitsandbytes"})),
+        ("quantization_config", json!({"quant_method": "exl3"})),
     ] {
         config_is_refused("llama-gqa", field, value, &["config.json", field, "is not supported"]);
     }

@@ -3,6 +3,7 @@
 use crate::console;
 use iec::convert::LeftOutPart;
 use iec::convert::dry_run::{Disk, DryRun, TensorRow};
+use iec::convert::published::PublishedSummary;
 use iec::error::Result;
 use iec::output::require_space;
 use iec::report::table::{Column, Table};
@@ -40,6 +41,20 @@ pub fn left_out(parts: &[LeftOutPart]) -> String {
     format!("\nleft out, because the language model does not use them: {}", list.join(", "))
 }
 
+/// Says, in a line of its own, what the pack holds of a checkpoint that is quantized.
+pub fn published(summary: Option<&PublishedSummary>) -> String {
+    let Some(PublishedSummary { format, kept, converted, activation_scales }) = summary else { return String::new() };
+    let mut text = format!("\n{format}: {kept} tensors keep their codes");
+    if *converted > 0 {
+        text +=
+            &format!(", {converted} are converted (`iec pack --dry-run` and -vv say why; --dtype bf16 halves floats)");
+    }
+    if *activation_scales {
+        text += "\nnote: the checkpoint has scales of activations, which are not used";
+    }
+    text
+}
+
 /// Says, in a line of its own, from which files the tokenizer.json is made, if it is not copied.
 pub fn made_tokenizer(from: &[String]) -> String {
     if from.is_empty() { String::new() } else { format!("\ntokenizer.json: made from {}", from.join(", ")) }
@@ -66,6 +81,7 @@ fn describe(dry_run: &DryRun) -> String {
     let mut text = format!(
         "{tensors} tensors, {weights} weights: {before} -> {after}, {bits:.2} bits per weight; nothing was written"
     );
+    text += &published(dry_run.published.as_ref());
     text += &left_out(&dry_run.left_out);
     text += &made_tokenizer(&dry_run.tokenizer_from);
     if let Some(Disk { needed, occupied, finished_tasks, free, .. }) = dry_run.disk {

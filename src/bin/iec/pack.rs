@@ -4,12 +4,12 @@ use crate::console;
 use crate::dry_run;
 use crate::global::Global;
 use crate::job::{JobArgs, finished_before, part_of};
-use crate::names::{KEPT_OR_FLOAT, KeptOrFloat, named, offering};
+use crate::names::{KEPT_OR_FLOAT, KeptOrFloat, Named, named, offering};
 use crate::ptq::{BITS, ON_FAILURE, OUTER, Outer};
 use crate::source::SourceArgs;
 use iec::convert::adapter;
 use iec::convert::adapter::pack::{AdapterPackOptions, AdapterPackSummary, FactorNumbers, pack as pack_adapter_as};
-use iec::convert::pack::{self, PackOptions, PackSummary};
+use iec::convert::pack::{self, PackOptions, PackSummary, PublishedForm};
 use iec::convert::quantize::judge::OnFailure;
 use iec::error::{Error, Result};
 use iec::files;
@@ -19,6 +19,10 @@ use iec::report::quantization;
 use iec::trial::one_step::OneStep;
 use iec::units::{human_bytes, human_count};
 use std::path::{Path, PathBuf};
+
+/// The names of [`PublishedForm`].
+const FORMS: &[Named<PublishedForm>] =
+    &[(PublishedForm::Published, &["published"], ""), (PublishedForm::Float, &["float"], "")];
 
 /// Arguments of `iec pack`.
 #[derive(Debug, clap::Args)]
@@ -56,6 +60,10 @@ pub struct Args {
     /// Float type of tensors that are not quantized; keep = the type in the checkpoint
     #[arg(long, value_parser = named(KEPT_OR_FLOAT), default_value = "keep")]
     dtype: KeptOrFloat,
+    /// Form of matrices that are quantized in the checkpoint: their codes where a scheme of packs holds them bit for
+    /// bit, or floats with their exact values (fp32, unless --dtype says otherwise)
+    #[arg(long = "as", value_name = "FORM", value_parser = named(FORMS), default_value = "published")]
+    published: PublishedForm,
     /// Pack of the model that CHECKPOINT, an adapter of PEFT, changes. Its factors keep their type, or are stored as
     /// --dtype says or with --bits 8 in int8
     #[arg(
@@ -63,7 +71,7 @@ pub struct Args {
         value_name = "PACK",
         conflicts_with_all = [
             "q4_map", "recipe", "gate", "keep_failing", "keep", "calib", "tokenizer", "with_mtp", "dry_run", "part",
-            "parts", "fresh",
+            "parts", "fresh", "published",
         ]
     )]
     base: Option<PathBuf>,
@@ -166,6 +174,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         manifest: args.q4_map,
         calibration: args.calib,
         dtype: args.dtype,
+        published: args.published,
         tokenizer: args.tokenizer,
         with_mtp: args.with_mtp,
         overwrite: args.overwrite,
@@ -218,7 +227,8 @@ pub fn describe(s: &PackSummary) -> String {
     let (weights, rate) = (human_count(s.weights), human_bytes((s.bytes_in as f64 / wall_time_s) as u64));
     format!(
         "packed {part}{architecture}: {tensors} tensors ({quantized_tensors} quantized{finished}), {weights} weights, \
-         {before} -> {after}, {bits_per_weight:.2} bits per weight, {wall_time_s:.1} s, {rate}/s{}{}",
+         {before} -> {after}, {bits_per_weight:.2} bits per weight, {wall_time_s:.1} s, {rate}/s{}{}{}",
+        dry_run::published(s.published.as_ref()),
         dry_run::left_out(&s.left_out),
         dry_run::made_tokenizer(&s.tokenizer_from)
     )

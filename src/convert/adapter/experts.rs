@@ -35,7 +35,7 @@ pub(super) fn of_parameter(mapper: &Mapper<'_>, tensor: &ExpectedTensor) -> Resu
     }
     // gpt-oss, the family with MXFP4, computes with experts as `(in, out)` with alternating rows of gate and up, other
     // families with `(out, in)` and all rows of gate first.
-    let turned = mapper.arch.views(mapper.model, tensor).iter().any(|view| matches!(view, View::Mxfp4 { .. }));
+    let turned = mapper.arch.views(mapper.model, tensor).iter().any(|view| matches!(view, View::Coded { .. }));
     let (experts, rows, cols) = (tensor.shape[0], tensor.shape[1], tensor.shape[2]);
     let rank = a.shape[0] / experts;
     let exchanged = is_exchanged(mapper, a, rows, cols, turned);

@@ -105,7 +105,7 @@ impl Mapper<'_> {
                 let stacks = stacks.iter().map(|stack| self.view(stack, &part)).collect::<Result<Vec<_>>>()?;
                 (0..shape[0]).map(|i| interleaved(stacks.iter().map(|stack| stack.get(i)).collect(), part[1])).collect()
             }
-            View::Rows { .. } | View::Slices { .. } | View::Transposed { .. } | View::Mxfp4 { .. } => Ok(Vec::new()),
+            View::Rows { .. } | View::Slices { .. } | View::Transposed { .. } | View::Coded { .. } => Ok(Vec::new()),
         }
     }
 

@@ -22,6 +22,11 @@ impl<'a> Fields<'a> {
         self.map.get(key).filter(|v| !v.is_null())
     }
 
+    /// Returns the names of all fields.
+    pub fn keys(&self) -> impl Iterator<Item = &'a str> + use<'a> {
+        self.map.keys().map(String::as_str)
+    }
+
     /// Returns true for a field that is `null`, which some families distinguish from an absent field.
     pub fn is_null(&self, key: &str) -> bool {
         self.map.get(key).is_some_and(Value::is_null)

@@ -1,8 +1,8 @@
 //! `GptOssForCausalLM`: mixture of experts in MXFP4, attention sinks, alternating sliding windows, YaRN.
 //!
 //! The same weights exist in two forms: Hugging Face's, and that of the `original/` directory
-//! (`block.N.attn.qkv.weight`, …) with its own `config.json`. Experts are MXFP4 (`*_blocks`, `*_scales`) or, in
-//! fine-tuned checkpoints, floats of shape `(experts, in, out)`.
+//! (`block.N.attn.qkv.weight`, …) with its own `config.json`. Experts are quantized or, in fine-tuned checkpoints,
+//! floats of shape `(experts, in, out)`.
 
 use super::expected::ExpectedTensor;
 use super::family::{PLAIN, experts, rows_of_qkv, silu, windows};
@@ -23,7 +23,6 @@ pub(super) const GPT_OSS: Arch = Arch {
     norm_eps: 1e-5,
     theta: 150_000.0,
     attention_bias: true,
-    quantization: Some("mxfp4"),
     honours: &["attention_bias", "sliding_window", "num_local_experts", "num_experts"],
     claims: is_original,
     mlp,
@@ -98,8 +97,8 @@ fn views(model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
 fn hf_views(tensor: &ExpectedTensor) -> Vec<View> {
     let name = &tensor.name;
     if name.ends_with(".experts.gate_up_proj") || name.ends_with(".experts.down_proj") {
-        let mxfp4 = View::Mxfp4 { blocks: format!("{name}_blocks"), scales: format!("{name}_scales") };
-        return vec![mxfp4, View::Transposed { source: name.clone(), stacks: 1 }];
+        let source = name.clone();
+        return vec![View::Coded { source: source.clone() }, View::Transposed { source, stacks: 1 }];
     }
     vec![whole(name, tensor.shape[0])]
 }
@@ -132,8 +131,7 @@ fn original_views(model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
         _ => return Vec::new(),
     };
     let source = format!("{block}{source}");
-    // Experts are MXFP4, or floats that already have the shape (experts, out, in).
-    let mxfp4 = View::Mxfp4 { blocks: format!("{source}.blocks"), scales: format!("{source}.scales") };
-    let mxfp4 = part.ends_with("_proj").then_some(mxfp4);
-    mxfp4.into_iter().chain([whole(source, tensor.shape[0])]).collect()
+    // Experts are quantized, or floats that already have the shape (experts, out, in).
+    let coded = part.ends_with("_proj").then(|| View::Coded { source: source.clone() });
+    coded.into_iter().chain([whole(source, tensor.shape[0])]).collect()
 }

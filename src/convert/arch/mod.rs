@@ -92,7 +92,6 @@ impl Arch {
     /// Reads and checks the configuration; `generation` is generation_config.json, whose end tokens are added.
     pub fn model_config(&self, config: &Fields, generation: Option<&Map<String, Value>>) -> Result<ModelConfig> {
         let text = text_fields(config)?;
-        family::refuse_quantization(config, self.quantization)?;
         let mut model = family::decoder(self, &text)?;
         if text.get(TIED).is_none() {
             model.tied_embeddings = config.flag(TIED, model.tied_embeddings)?;

@@ -34,8 +34,6 @@ pub struct Arch {
     pub(super) tied: bool,
     /// Default of `attention_bias`: true when the projections of attention have biases.
     pub(super) attention_bias: bool,
-    /// Supported `quant_method` of quantized checkpoints, if any.
-    pub(super) quantization: Option<&'static str>,
     /// Fields that the family supports, of those that are otherwise refused: [`super::family::FOREIGN`] and
     /// [`super::rope::PARTIAL`].
     pub(super) honours: &'static [&'static str],

@@ -2,8 +2,6 @@
 //! work in both directions: `pack` reads rows through a view, `unpack` finds the source position of each
 //! row of a canonical tensor.
 
-use crate::scheme::BLOCK;
-
 /// A canonical tensor as a part or combination of source tensors.
 #[derive(Debug, Clone, PartialEq)]
 pub enum View {
@@ -33,12 +31,10 @@ pub enum View {
         /// Number of groups of columns; 1 when the columns have the order of the rows.
         stacks: usize,
     },
-    /// MXFP4: code blocks `(.., in / 32, 16)` and block scales `(.., in / 32)`.
-    Mxfp4 {
-        /// Name of the tensor of codes.
-        blocks: String,
-        /// Name of the tensor of scales.
-        scales: String,
+    /// A quantized tensor of the canonical shape, where floats under the same name have another layout.
+    Coded {
+        /// Name that the tensor has without quantization.
+        source: String,
     },
     /// Experts in separate tensors: entry `m` of the first axis is the `m`-th view, of shape `shape[1..]`.
     Stacked(Vec<View>),
@@ -51,16 +47,16 @@ impl View {
     /// Returns the names of the source tensors.
     pub fn sources(&self) -> Vec<&str> {
         match self {
-            View::Rows { source, .. } | View::Slices { source, .. } | View::Transposed { source, .. } => vec![source],
-            View::Mxfp4 { blocks, scales } => vec![blocks, scales],
+            View::Rows { source, .. }
+            | View::Slices { source, .. }
+            | View::Transposed { source, .. }
+            | View::Coded { source } => vec![source],
             View::Stacked(parts) | View::Interleaved(parts) => parts.iter().flat_map(View::sources).collect(),
         }
     }
 
-    /// Returns the shape that each source tensor must have, for a canonical tensor of `shape`.
-    ///
-    /// # Panics
-    /// The number of columns of an MXFP4 view is not a multiple of the block size; callers must check it before.
+    /// Returns the shape that each source tensor must have, for a canonical tensor of `shape`. A quantized tensor has
+    /// the shape that it has without quantization.
     pub fn source_shapes(&self, shape: &[usize]) -> Vec<(&str, Vec<usize>)> {
         match self {
             View::Rows { source, of, .. } => vec![(source, [&[*of], &shape[1..]].concat())],
@@ -70,12 +66,7 @@ impl View {
                 swapped.swap(shape.len() - 1, shape.len() - 2);
                 vec![(source, swapped)]
             }
-            View::Mxfp4 { blocks, scales } => {
-                let (cols, rows) = shape.split_last().expect("a matrix has columns");
-                assert!(cols.is_multiple_of(BLOCK), "{blocks}: {cols} columns");
-                let with = |tail: &[usize]| [rows, tail].concat();
-                vec![(blocks, with(&[cols / BLOCK, BLOCK / 2])), (scales, with(&[cols / BLOCK]))]
-            }
+            View::Coded { source } => vec![(source, shape.to_vec())],
             View::Stacked(parts) => parts.iter().flat_map(|part| part.source_shapes(&shape[1..])).collect(),
             View::Interleaved(parts) => {
                 let part = [shape[0], shape[1] / parts.len(), shape[2]];

@@ -120,7 +120,7 @@ impl Naming {
             View::Rows { source, first, of } => View::Rows { source: self.name(&source), first, of },
             View::Slices { source, first, of } => View::Slices { source: self.name(&source), first, of },
             View::Transposed { source, stacks } => View::Transposed { source: self.name(&source), stacks },
-            View::Mxfp4 { blocks, scales } => View::Mxfp4 { blocks: self.name(&blocks), scales: self.name(&scales) },
+            View::Coded { source } => View::Coded { source: self.name(&source) },
             View::Stacked(views) => View::Stacked(all(views)),
             View::Interleaved(views) => View::Interleaved(all(views)),
         }

@@ -3,6 +3,7 @@
 
 use super::{BoundView, CanonicalTensor, output_matrix};
 use crate::convert::arch::{Arch, ExpectedTensor, LeftOut, Naming, View, expected_tensors, is_ignorable};
+use crate::convert::published::{Coded, Published};
 use crate::convert::source::shards::Shards;
 use crate::convert::source::source_tensor::SourceTensor;
 use crate::dtype::DType;
@@ -10,42 +11,84 @@ use crate::error::{Error, Result};
 use crate::iebin::Store;
 use crate::manifest::Manifest;
 use crate::model_config::{Mlp, ModelConfig};
-use crate::scheme::{BLOCK, QuantSpec};
+use crate::scheme::QuantSpec;
 use std::collections::HashSet;
+use std::sync::Arc;
 
 /// Advice for a tensor that the configuration describes and the weights lack.
 const INCOMPLETE: &str = "check that the download is complete (`iec verify-source --hf-dir DIR`), and that config.json \
                           belongs to these weights";
 
+/// Tensors from which those of the model are made.
+pub(super) struct Weights<'a> {
+    pub shards: &'a Shards,
+    /// Quantized matrices, each of several tensors of `shards`.
+    pub published: &'a Published,
+    /// Manifest whose files have tensors that are not in the weights.
+    pub manifest: Option<&'a Manifest>,
+}
+
+impl<'a> Weights<'a> {
+    /// Finds a tensor by its name in the unquantized model.
+    fn get(&self, name: &str) -> Option<SourceForm<'a>> {
+        match self.published.get(name) {
+            Some(coded) => Some(SourceForm::Coded(coded)),
+            None => self.shards.get(name).map(SourceForm::Floats),
+        }
+    }
+
+    /// Returns true if a tensor of the view exists.
+    fn has(&self, view: &View) -> bool {
+        match view {
+            View::Coded { source } => self.published.get(source).is_some(),
+            _ => view.sources().iter().any(|name| self.get(name).is_some()),
+        }
+    }
+}
+
+/// Tensor of the source.
+enum SourceForm<'a> {
+    Floats(&'a SourceTensor),
+    Coded(&'a Arc<Coded>),
+}
+
 /// Finds every expected tensor in the source and refuses tensors that are left over, except those of the parts that
-/// `left_out` names. Tensors that are not in the weights may be in the files of `manifest`.
+/// `left_out` names.
 pub(super) fn bind(
     arch: &Arch,
     model: &ModelConfig,
     left_out: &LeftOut,
-    shards: &Shards,
-    manifest: Option<&Manifest>,
+    weights: &Weights<'_>,
 ) -> Result<Vec<CanonicalTensor>> {
+    let (shards, published) = (weights.shards, weights.published);
     let naming = Naming::of(shards.tensors().map(|tensor| tensor.name.as_str()));
     refuse_exaggeration(model, shards)?;
     let mut used: HashSet<String> = HashSet::new();
     let mut tensors = Vec::new();
     for expected in expected_tensors(model) {
         let views: Vec<View> = arch.views(model, &expected).into_iter().map(|view| naming.view(view)).collect();
-        let absent = !views.iter().any(|view| view.sources().iter().any(|name| shards.get(name).is_some()));
-        if absent && let Some(packed) = finished(&expected, shards, manifest)? {
+        let absent = !views.iter().any(|view| weights.has(view));
+        if absent && let Some(packed) = finished(&expected, shards, weights.manifest)? {
             used.insert(expected.name.clone());
             tensors.push(packed);
             continue;
         }
-        let tensor = bind_one(views, expected, shards)?;
+        let tensor = bind_one(views, expected, weights)?;
         used.extend(tensor.source.tensors().into_iter().map(|t| t.name.clone()));
+        used.extend(tensor.source.coded().into_iter().map(|coded| coded.name.clone()));
         tensors.push(tensor);
     }
     let output = output_matrix::name(naming);
     let tied_copy = |name: &str| model.tied_embeddings && name == output;
     let ignored = |name: &str| is_ignorable(name) || tied_copy(name) || left_out.part(name).is_some();
-    let left = shards.tensors().find(|t| !used.contains(&t.name) && !ignored(&t.name));
+    let is_left = |t: &&SourceTensor| !used.contains(&t.name) && !ignored(&t.name) && !published.explains(&t.name);
+    let left = shards.tensors().find(|tensor| is_left(tensor) && !published.is_idle_bias(shards, tensor));
+    let left_codes = published.names().find(|name| !used.contains(*name) && !ignored(name));
+    if let Some(name) = left_codes.filter(|_| left.is_none()) {
+        return Err(Error::unsupported(format!("unexpected quantized tensor for {}", model.architecture))
+            .tensor(name)
+            .help("check that config.json belongs to these weights; no tensor is left out silently"));
+    }
     if let Some(name) = shards.packed.keys().find(|name| !used.contains(*name) && !tied_copy(name)) {
         let found = format!("unexpected tensor for {}", model.architecture);
         return Err(Error::unsupported(found)
@@ -140,12 +183,14 @@ fn finished(
     }))
 }
 
-fn bind_one(views: Vec<View>, expected: ExpectedTensor, shards: &Shards) -> Result<CanonicalTensor> {
-    let binder = Binder { expected: &expected, shards };
-    let there = views.iter().filter(|view| view.sources().iter().any(|name| shards.get(name).is_some()));
+fn bind_one(views: Vec<View>, expected: ExpectedTensor, weights: &Weights<'_>) -> Result<CanonicalTensor> {
+    let binder = Binder { expected: &expected, weights, shards: weights.shards };
+    let there = views.iter().filter(|view| weights.has(view));
     let mut bound = there.map(|view| binder.bind(view, &expected.shape));
     let Some(first) = bound.next() else {
-        let names = views.iter().map(|v| v.sources().join(" + ")).collect::<Vec<_>>().join(" or ");
+        let mut names = views.iter().map(|v| v.sources().join(" + ")).collect::<Vec<_>>();
+        names.dedup();
+        let names = names.join(" or ");
         return Err(Error::corrupt(format!("missing from the checkpoint (looked for {names:.200})"))
             .tensor(expected.name)
             .help(INCOMPLETE));
@@ -158,30 +203,49 @@ fn bind_one(views: Vec<View>, expected: ExpectedTensor, shards: &Shards) -> Resu
 
 struct Binder<'a> {
     expected: &'a ExpectedTensor,
+    weights: &'a Weights<'a>,
     shards: &'a Shards,
 }
 
-impl Binder<'_> {
+impl<'a> Binder<'a> {
     /// Binds a view that must be of `shape`.
     fn bind(&self, view: &View, shape: &[usize]) -> Result<(Store, BoundView)> {
-        let (lead, last) = (&shape[..shape.len() - 1], shape[shape.len() - 1]);
+        let last = shape[shape.len() - 1];
         Ok(match view {
             View::Rows { source: name, first, of } => {
-                let tensor = self.source(name)?;
-                let dtype = self.float(tensor, &[&[*of], &shape[1..]].concat())?;
+                let whole = [&[*of], &shape[1..]].concat();
                 let entry: usize = shape[1..].iter().product();
-                (
-                    Store::Plain(dtype),
-                    BoundView::Straight { tensor: tensor.clone(), skip: first * entry * dtype.size() },
-                )
+                match self.found(name)? {
+                    SourceForm::Coded(coded) => {
+                        let rows = entry / last.max(1);
+                        self.coded(coded, &whole, if shape.len() == 2 { [*first, *of] } else { [first * rows, rows] })?
+                    }
+                    SourceForm::Floats(tensor) => {
+                        let dtype = self.float(tensor, &whole)?;
+                        let skip = first * entry * dtype.size();
+                        (Store::Plain(dtype), BoundView::Straight { tensor: tensor.clone(), skip })
+                    }
+                }
             }
             View::Slices { source: name, first, of } => {
-                let tensor = self.source(name)?;
-                let dtype = self.float(tensor, &[shape[0], *of, last])?;
-                (Store::Plain(dtype), BoundView::Slices { tensor: tensor.clone(), first: *first, of: *of })
+                let whole = [shape[0], *of, last];
+                match self.found(name)? {
+                    SourceForm::Coded(coded) => self.coded(coded, &whole, [*first, *of])?,
+                    SourceForm::Floats(tensor) => {
+                        let store = Store::Plain(self.float(tensor, &whole)?);
+                        (store, BoundView::Slices { tensor: tensor.clone(), first: *first, of: *of })
+                    }
+                }
             }
+            View::Coded { source: name } => match self.found(name)? {
+                SourceForm::Coded(coded) => self.coded(coded, shape, [0, shape[shape.len() - 2]])?,
+                SourceForm::Floats(tensor) => return Err(self.wrong_form(tensor, "quantized codes")),
+            },
             View::Transposed { source: name, stacks } => {
-                let tensor = self.source(name)?;
+                let tensor = match self.found(name)? {
+                    SourceForm::Floats(tensor) => tensor,
+                    SourceForm::Coded(coded) => return Err(self.wrong_form(coded.tensors()[0], "floats (in, out)")),
+                };
                 let mut swapped = shape.to_vec();
                 swapped.swap(shape.len() - 1, shape.len() - 2);
                 let store = Store::Plain(self.float(tensor, &swapped)?);
@@ -192,16 +256,6 @@ impl Binder<'_> {
                     1 => (store, columns(0)),
                     _ => (store, BoundView::Interleaved((0..*stacks).map(columns).collect())),
                 }
-            }
-            View::Mxfp4 { blocks, scales } => {
-                let (blocks, scales) = (self.source(blocks)?, self.source(scales)?);
-                if !last.is_multiple_of(BLOCK) {
-                    let found = format!("found {last} columns, expected a multiple of {BLOCK} for MXFP4 blocks");
-                    return Err(Error::corrupt(found).tensor(&blocks.name));
-                }
-                self.require(blocks, DType::U8, &[lead, &[last / BLOCK, BLOCK / 2]].concat())?;
-                self.require(scales, DType::U8, &[lead, &[last / BLOCK]].concat())?;
-                (Store::Tiled(QuantSpec::MXFP4), BoundView::Mxfp4 { blocks: blocks.clone(), scales: scales.clone() })
             }
             View::Stacked(parts) => {
                 assert_eq!(parts.len(), shape[0], "one view for each matrix of {}", self.expected.name);
@@ -216,48 +270,70 @@ impl Binder<'_> {
         })
     }
 
-    /// Binds parts of one shape, which must have one float type.
-    fn bind_alike(&self, parts: &[View], shape: &[usize]) -> Result<(Store, Vec<BoundView>)> {
-        let mut sources: Vec<BoundView> = Vec::with_capacity(parts.len());
-        let mut first = None;
-        for part in parts {
-            let (store, source) = self.bind(part, shape)?;
-            let (Store::Plain(dtype), Store::Plain(expected)) = (store, *first.get_or_insert(store)) else {
-                unreachable!("families put floats together only");
-            };
-            if dtype != expected {
-                let found = format!("found {dtype}, expected {expected} as in {}", sources[0].tensors()[0].name);
-                let tensor = source.tensors()[0];
-                return Err(Error::unsupported(format!("{found}; both become part of {}", self.expected.name))
-                    .at(self.shards.path(tensor))
-                    .tensor(&tensor.name)
-                    .help("save the checkpoint with one float type for all weights"));
-            }
-            sources.push(source);
+    /// Binds rows of a quantized tensor, which must be of `shape`; row `r` of matrix `m` is row `m * of + first + r`.
+    fn coded(&self, coded: &Arc<Coded>, shape: &[usize], [first, of]: [usize; 2]) -> Result<(Store, BoundView)> {
+        if coded.shape != shape {
+            let codes = coded.tensors()[0];
+            let found =
+                format!("found a {} matrix of {:?}, expected {shape:?} from config.json", coded.form, coded.shape);
+            return Err(Error::corrupt(found)
+                .at(self.shards.path(codes))
+                .tensor(&coded.name)
+                .help("check that config.json, with its quantization settings, belongs to these weights"));
         }
-        Ok((first.expect("families put at least one tensor together"), sources))
+        let store = if coded.is_final() { Store::Tiled(QuantSpec::MXFP4) } else { Store::Plain(DType::F32) };
+        Ok((store, BoundView::Coded { coded: coded.clone(), first, of }))
     }
 
-    fn source(&self, name: &str) -> Result<&SourceTensor> {
+    /// Binds parts of one shape, which must have one float type. Floats beside quantized parts are widened to f32.
+    fn bind_alike(&self, parts: &[View], shape: &[usize]) -> Result<(Store, Vec<BoundView>)> {
+        let bound = parts.iter().map(|part| self.bind(part, shape)).collect::<Result<Vec<_>>>()?;
+        let (first, source) = bound.first().expect("families put at least one tensor together");
+        let (first, first_name) = (*first, source.tensors()[0].name.clone());
+        let Some((store, other)) = bound.iter().find(|(store, _)| *store != first) else {
+            return Ok((first, bound.into_iter().map(|(_, source)| source).collect()));
+        };
+        if bound.iter().all(|(_, source)| source.coded().is_empty()) {
+            let found = format!("found {}, expected {} as in {first_name}", store.name(), first.name());
+            let tensor = other.tensors()[0];
+            return Err(Error::unsupported(format!("{found}; both become part of {}", self.expected.name))
+                .at(self.shards.path(tensor))
+                .tensor(&tensor.name)
+                .help("save the checkpoint with one float type for all weights"));
+        }
+        let widened = |(store, source): (Store, BoundView)| match store {
+            Store::Plain(from) if from != DType::F32 => BoundView::Widened { view: Box::new(source), from },
+            _ => source,
+        };
+        Ok((Store::Plain(DType::F32), bound.into_iter().map(widened).collect()))
+    }
+
+    fn found(&self, name: &str) -> Result<SourceForm<'a>> {
         let missing = || {
             Error::corrupt(format!("missing from the checkpoint (needed for {})", self.expected.name))
                 .tensor(name)
                 .help(INCOMPLETE)
         };
-        self.shards.get(name).ok_or_else(missing)
+        self.weights.get(name).ok_or_else(missing)
     }
 
     /// Checks that a tensor has floats and this shape; returns its element type.
     fn float(&self, tensor: &SourceTensor, shape: &[usize]) -> Result<DType> {
         if !tensor.dtype.is_float() {
-            let found = format!("found {} elements, expected floats", tensor.dtype);
-            return Err(Error::unsupported(found)
-                .at(self.shards.path(tensor))
-                .tensor(&tensor.name)
-                .help("convert from a checkpoint with float weights; of quantized ones only MXFP4 is supported"));
+            return Err(self.wrong_form(tensor, "floats"));
         }
         self.require(tensor, tensor.dtype, shape)?;
         Ok(tensor.dtype)
+    }
+
+    fn wrong_form(&self, tensor: &SourceTensor, expected: &str) -> Error {
+        Error::unsupported(format!("found {} elements, expected {expected}", tensor.dtype))
+            .at(self.shards.path(tensor))
+            .tensor(&tensor.name)
+            .help(
+                "the weights are quantized in a way that config.json does not describe; get all files of the same \
+                 revision, or a checkpoint with float weights",
+            )
     }
 
     fn require(&self, tensor: &SourceTensor, dtype: DType, shape: &[usize]) -> Result<()> {

@@ -5,17 +5,20 @@
 //! into the caller's buffers; the reader transposes, interleaves or unpacks them as needed ([`read`]).
 
 mod bind;
+mod codes;
 mod output_matrix;
 mod read;
 
 use super::arch::{Arch, Fields, LeftOut, Naming, PartKind, disagrees_about_output};
 use super::json::read_object;
+use super::published::{Coded, Published, Source};
 use super::source::foreign;
 use super::source::hub;
 use super::source::layout::Layout;
 use super::source::shards::Shards;
 use super::source::source_tensor::SourceTensor;
 use super::tokenizer_files::{self, MadeTokenizer};
+use crate::dtype::DType;
 use crate::error::{Cause, Context, Result};
 use crate::files;
 use crate::iebin::{Store, matrices};
@@ -25,6 +28,7 @@ use crate::scheme::BLOCK;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 const CONFIG: &str = "config.json";
 
@@ -38,6 +42,7 @@ pub struct Checkpoint {
     by_name: HashMap<String, usize>,
     shards: Shards,
     left_out: Vec<LeftOutPart>,
+    published: Published,
 }
 
 /// Tensors of a checkpoint that do not belong to the language model and are left out.
@@ -71,7 +76,8 @@ pub struct CanonicalTensor {
     pub name: String,
     /// Canonical shape.
     pub shape: Vec<usize>,
-    /// Lossless storage of the same numbers in a pack: floats of this type, or codes of this scheme.
+    /// Lossless storage of the same numbers in a pack: floats of this type, or codes of this scheme. Of a published
+    /// quantized matrix, the type of its exact values; [`Checkpoint::native`] says whether a pack can hold its codes.
     pub store: Store,
     source: BoundView,
 }
@@ -84,8 +90,11 @@ enum BoundView {
     Slices { tensor: SourceTensor, first: usize, of: usize },
     /// Columns from `first` on of each matrix of a source tensor, whose matrices have `of` columns, as rows.
     Transposed { tensor: SourceTensor, first: usize, of: usize },
-    /// MXFP4 codes and scales in two source tensors.
-    Mxfp4 { blocks: SourceTensor, scales: SourceTensor },
+    /// Rows of a published quantized matrix or stack of matrices: row `r` of matrix `m` is row `m * of + first + r` of
+    /// all its rows. The values are f32.
+    Coded { coded: Arc<Coded>, first: usize, of: usize },
+    /// Floats of this type, widened to f32.
+    Widened { view: Box<BoundView>, from: DType },
     /// Codes and scales that are already in their final form.
     Packed(FinishedTensor),
     /// A stack of matrices, each with its own view.
@@ -124,14 +133,31 @@ impl CanonicalTensor {
         }
     }
 
-    /// Returns the name of the element type for display: `BF16`, `MXFP4`.
-    pub fn store_name(&self) -> &'static str {
-        if let BoundView::Mxfp4 { .. } = self.source { "MXFP4" } else { self.store.name() }
+    /// Returns the name of the form in the source for display: `BF16`, `MXFP4`, `GPTQ 4 bit`.
+    pub fn store_name(&self) -> &str {
+        self.source.coded().first().map_or(self.store.name(), |coded| &coded.form)
+    }
+
+    /// Returns true for tensors that are made of published quantized matrices, all or some of them.
+    pub fn is_coded(&self) -> bool {
+        !self.source.coded().is_empty()
+    }
+
+    /// Returns true if the source holds columns of the tensor together and must be decoded, so that reading few rows at
+    /// a time is slow.
+    pub fn prefers_many_rows(&self) -> bool {
+        self.source.coded().iter().any(|coded| coded.is_transposed())
     }
 
     /// Returns the number of bytes in the source. For finished codes the scales, a few percent, are not counted.
     pub fn source_bytes(&self) -> u64 {
         let elements = self.elements() as u64;
+        let coded = self.source.coded();
+        if !coded.is_empty() {
+            let of_all = |count: fn(&Coded) -> u64| coded.iter().map(|coded| count(coded)).sum::<u64>();
+            let all = of_all(|coded| coded.shape.iter().product::<usize>() as u64).max(1);
+            return (u128::from(of_all(Coded::nbytes)) * u128::from(elements) / u128::from(all)) as u64;
+        }
         match self.store {
             Store::Plain(dtype) => elements * dtype.size() as u64,
             Store::Tiled(spec) => {
@@ -148,6 +174,7 @@ impl BoundView {
         match self {
             BoundView::Transposed { .. } => true,
             BoundView::Interleaved(parts) => parts.iter().all(BoundView::is_transposed),
+            BoundView::Widened { view, .. } => view.is_transposed(),
             _ => false,
         }
     }
@@ -161,11 +188,23 @@ impl BoundView {
             | BoundView::Transposed { tensor, .. } => {
                 vec![tensor]
             }
-            BoundView::Mxfp4 { blocks, scales } => vec![blocks, scales],
+            BoundView::Coded { coded, .. } => coded.tensors(),
+            BoundView::Widened { view, .. } => view.tensors(),
             BoundView::Packed(_) => vec![],
             BoundView::Stacked(parts) | BoundView::Interleaved(parts) => {
                 parts.iter().flat_map(BoundView::tensors).collect()
             }
+        }
+    }
+
+    /// Lists the published quantized matrices of the view.
+    fn coded(&self) -> Vec<&Arc<Coded>> {
+        match self {
+            BoundView::Coded { coded, .. } => vec![coded],
+            BoundView::Stacked(parts) | BoundView::Interleaved(parts) => {
+                parts.iter().flat_map(BoundView::coded).collect()
+            }
+            _ => vec![],
         }
     }
 }
@@ -203,11 +242,14 @@ impl Checkpoint {
         let arch = Arch::of(&fields).at(&config_path)?;
         let mut model = arch.model_config(&fields, generation.as_ref()).at(&config_path)?;
         let shards = Shards::open_layout(&layout)?;
-        if model.tied_embeddings || disagrees_about_output(&fields).at(&config_path)? {
-            model.tied_embeddings = output_matrix::is_embedding(&shards).at(layout.dir())?;
-        }
         let left_out = LeftOut::of(&fields).at(&config_path)?;
-        let mut tensors = bind::bind(arch, &model, &left_out, &shards, options.manifest).at(layout.dir())?;
+        let source = Source { config: &config, path: &config_path, layout: &layout };
+        let published = Published::open(&source, &shards, &|name| left_out.part(name).is_some()).at(layout.dir())?;
+        if model.tied_embeddings || disagrees_about_output(&fields).at(&config_path)? {
+            model.tied_embeddings = output_matrix::is_embedding(&shards, &published).at(layout.dir())?;
+        }
+        let weights = bind::Weights { shards: &shards, published: &published, manifest: options.manifest };
+        let mut tensors = bind::bind(arch, &model, &left_out, &weights).at(layout.dir())?;
         if options.with_mtp {
             let naming = Naming::usual(&fields).at(&config_path)?;
             tensors.extend(bind::predictions(&left_out, naming, &shards).at(layout.dir())?);
@@ -215,7 +257,7 @@ impl Checkpoint {
         let used = tensors.iter().flat_map(|tensor| tensor.source.tensors()).map(|tensor| tensor.name.as_str());
         let left_out = LeftOutPart::list(&left_out, &shards, &used.collect());
         let by_name = tensors.iter().enumerate().map(|(i, tensor)| (tensor.name.clone(), i)).collect();
-        Ok(Checkpoint { layout, config_path, config: model, tensors, by_name, shards, left_out })
+        Ok(Checkpoint { layout, config_path, config: model, tensors, by_name, shards, left_out, published })
     }
 
     /// Returns the model's configuration.
@@ -236,6 +278,11 @@ impl Checkpoint {
     /// Returns the weight files.
     pub fn shards(&self) -> &Shards {
         &self.shards
+    }
+
+    /// Returns the published quantized matrices of the weights.
+    pub fn published(&self) -> &Published {
+        &self.published
     }
 
     /// Returns the tensors that do not belong to the language model, by part.

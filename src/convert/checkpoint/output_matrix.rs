@@ -5,6 +5,7 @@
 //! same numbers.
 
 use crate::convert::arch::Naming;
+use crate::convert::published::{Coded, Published};
 use crate::convert::source::shards::Shards;
 use crate::convert::source::source_tensor::SourceTensor;
 use crate::dtype::decode_floats;
@@ -28,21 +29,77 @@ pub(super) fn name(naming: Naming) -> String {
 ///
 /// # Errors
 /// A matrix cannot be read, or the user interrupts.
-pub(super) fn is_embedding(shards: &Shards) -> Result<bool> {
+pub(super) fn is_embedding(shards: &Shards, published: &Published) -> Result<bool> {
     let naming = Naming::of(shards.tensors().map(|tensor| tensor.name.as_str()));
-    let [embedding, output] = [EMBEDDING, OUTPUT].map(|plain| shards.get(&naming.name(plain)));
-    let (Some(embedding), Some(output)) = (embedding, output) else { return Ok(true) };
-    let is_same = are_equal(shards, embedding, output)?;
+    let names = [EMBEDDING, OUTPUT].map(|plain| naming.name(plain));
+    let is_same = if names.iter().any(|name| published.get(name).is_some()) {
+        let [embedding, output] = names.each_ref().map(|name| ComparedMatrix::of(shards, published, name));
+        let (Some(embedding), Some(output)) = (embedding, output) else { return Ok(true) };
+        have_equal_rows(shards, &embedding, &output)?
+    } else {
+        let [embedding, output] = names.each_ref().map(|name| shards.get(name));
+        let (Some(embedding), Some(output)) = (embedding, output) else { return Ok(true) };
+        are_equal(shards, embedding, output)?
+    };
     if !is_same {
         progress::detail(0, || {
             format!(
                 "note: `{}` differs from the embedding, so it is used, although config.json says \
                  tie_word_embeddings: true",
-                output.name
+                names[1]
             )
         });
     }
     Ok(is_same)
+}
+
+/// Matrix of floats or of codes.
+enum ComparedMatrix<'a> {
+    Floats(&'a SourceTensor),
+    Coded(&'a Coded),
+}
+
+impl<'a> ComparedMatrix<'a> {
+    fn of(shards: &'a Shards, published: &'a Published, name: &str) -> Option<ComparedMatrix<'a>> {
+        let coded = published.get(name).map(|coded| ComparedMatrix::Coded(coded));
+        coded.or_else(|| shards.get(name).map(ComparedMatrix::Floats))
+    }
+
+    fn shape(&self) -> &[usize] {
+        match self {
+            ComparedMatrix::Floats(tensor) => &tensor.shape,
+            ComparedMatrix::Coded(coded) => &coded.shape,
+        }
+    }
+
+    fn read(&self, shards: &Shards, first: usize, [rows, cols]: [usize; 2]) -> Result<Vec<f32>> {
+        match self {
+            ComparedMatrix::Floats(tensor) => read(shards, tensor, first * cols, rows * cols),
+            ComparedMatrix::Coded(coded) => {
+                let mut numbers = vec![0.0; rows * cols];
+                coded.read_rows(shards, 0, first..first + rows, &mut numbers).map(|()| numbers)
+            }
+        }
+    }
+}
+
+/// Compares the numbers of two matrices of which one is in codes.
+fn have_equal_rows(shards: &Shards, one: &ComparedMatrix<'_>, other: &ComparedMatrix<'_>) -> Result<bool> {
+    let ([rows, cols], true) = (one.shape(), one.shape() == other.shape()) else { return Ok(false) };
+    let is_number =
+        |matrix: &ComparedMatrix<'_>| !matches!(matrix, ComparedMatrix::Floats(tensor) if !tensor.dtype.is_float());
+    if !is_number(one) || !is_number(other) {
+        return Ok(false);
+    }
+    let height = (PIECE / cols.max(&1)).max(1);
+    for first in (0..*rows).step_by(height) {
+        interrupt::check()?;
+        let piece = [height.min(rows - first), *cols];
+        if one.read(shards, first, piece)? != other.read(shards, first, piece)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Compares the numbers of two matrices.

@@ -3,11 +3,9 @@
 use super::{BoundView, CanonicalTensor, Checkpoint};
 use crate::convert::source::shards::Shards;
 use crate::convert::source::source_tensor::SourceTensor;
-use crate::dtype::decode_floats;
+use crate::dtype::{DType, decode_floats};
 use crate::error::{Context, Error, Result};
 use crate::iebin::Store;
-use crate::quant::block::tile;
-use crate::scheme::{BLOCK, QuantSpec, TileLayout};
 use std::ops::Range;
 
 impl Checkpoint {
@@ -35,7 +33,7 @@ impl Checkpoint {
         Reader { shards: &self.shards, element: dtype.size() }.read(&tensor.source, &tensor.shape, matrix, rows, out)
     }
 
-    /// Reads rows of matrix number `matrix` as f32; `out` holds `rows.len() * cols` values. MXFP4 is decoded.
+    /// Reads rows of matrix number `matrix` as f32; `out` holds `rows.len() * cols` values. Codes are decoded.
     pub fn read_rows_f32(
         &self,
         tensor: &CanonicalTensor,
@@ -50,9 +48,11 @@ impl Checkpoint {
                 decode_floats(dtype, &bytes, out).tensor(&tensor.name)
             }
             (Store::Tiled(_), None) => {
-                let layout = self.read_mxfp4_tiles(tensor, matrix, rows.clone(), &mut bytes)?;
-                tile::dequantize_rows(&layout, &bytes, 0..rows.len(), out);
-                Ok(())
+                let size = DType::F32.size();
+                bytes.resize(out.len() * size, 0);
+                let reader = Reader { shards: &self.shards, element: size };
+                reader.read(&tensor.source, &tensor.shape, matrix, rows, &mut bytes)?;
+                decode_floats(DType::F32, &bytes, out).tensor(&tensor.name)
             }
             (Store::Tiled(_), Some(_)) => {
                 Err(Error::unsupported("found codes that are already packed, expected floats")
@@ -60,32 +60,6 @@ impl Checkpoint {
                     .help("use the original checkpoint, which has float weights"))
             }
         }
-    }
-
-    /// Reads rows of an MXFP4 tensor as tiles; `out` is resized to the exact length. Returns the layout of just these
-    /// rows.
-    pub fn read_mxfp4_tiles(
-        &self,
-        tensor: &CanonicalTensor,
-        matrix: usize,
-        rows: Range<usize>,
-        out: &mut Vec<u8>,
-    ) -> Result<TileLayout> {
-        let BoundView::Mxfp4 { blocks, scales } = &tensor.source else {
-            return Err(Error::unsupported("found floats, expected MXFP4 codes").tensor(&tensor.name));
-        };
-        let (_, n_rows, cols) = tensor.matrices();
-        let first = matrix * n_rows + rows.start;
-        let layout = TileLayout::new(QuantSpec::MXFP4, rows.len(), cols).tensor(&tensor.name)?;
-        let mut codes = vec![0; rows.len() * cols / 2];
-        self.shards.read(blocks, first * cols / 2, &mut codes)?;
-        let mut exponents = vec![0; rows.len() * cols / BLOCK];
-        self.shards.read(scales, first * cols / BLOCK, &mut exponents)?;
-        out.resize(layout.nbytes(), 0);
-        tile::tiles_from_canonical(&layout, &codes, &exponents, &[], rows.len(), out)
-            .tensor(&scales.name)
-            .at(self.shards.path(scales))?;
-        Ok(layout)
     }
 }
 
@@ -143,7 +117,17 @@ impl Reader<'_> {
                 }
                 Ok(())
             }
-            BoundView::Mxfp4 { .. } | BoundView::Packed(_) => unreachable!("they are no floats"),
+            BoundView::Coded { coded, first, of } => {
+                let (matrix, rows) = coded.place(matrix * of + first + rows.start, rows.len());
+                put_floats(rows.len() * cols, out, |values| coded.read_rows(self.shards, matrix, rows, values))
+            }
+            BoundView::Widened { view, from } => {
+                let mut bytes = vec![0; rows.len() * cols * from.size()];
+                let reader = Reader { shards: self.shards, element: from.size() };
+                reader.read(view, shape, matrix, rows.clone(), &mut bytes)?;
+                put_floats(rows.len() * cols, out, |values| decode_floats(*from, &bytes, values))
+            }
+            BoundView::Packed(_) => unreachable!("finished codes are no floats"),
         }
     }
 
@@ -171,6 +155,14 @@ impl Reader<'_> {
         }
         Ok(())
     }
+}
+
+/// Writes `count` floats, which `read` returns, as the bytes of F32 elements.
+fn put_floats(count: usize, out: &mut [u8], read: impl FnOnce(&mut [f32]) -> Result<()>) -> Result<()> {
+    let mut values = vec![0.0; count];
+    read(&mut values)?;
+    out.as_chunks_mut::<4>().0.iter_mut().zip(&values).for_each(|(bytes, value)| *bytes = value.to_le_bytes());
+    Ok(())
 }
 
 /// One matrix within a source tensor, `(height, width)`, starting at element `first`.

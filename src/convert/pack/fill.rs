@@ -17,6 +17,9 @@ use std::ops::Range;
 const STEP_BYTES: usize = 1 << 19;
 /// Elements that are decoded at once; as f32 they leave space in that cache.
 const PIECE_ELEMENTS: usize = 1 << 17;
+/// Elements that are decoded at once if the source holds their columns together. Each line of the source is then read
+/// in pieces of at least 100 bytes for matrices of 30,000 columns.
+const MANY_ELEMENTS: usize = 1 << 21;
 
 /// Writes the payload of `item`.
 ///
@@ -36,16 +39,18 @@ pub(super) fn fill(
         let height = height(limit, per_row, step);
         (0..count).flat_map(move |matrix| chunks(rows, height).map(move |rows| (matrix, rows)))
     };
+    let piece = if tensor.prefers_many_rows() { MANY_ELEMENTS } else { PIECE_ELEMENTS };
+    let copied = if tensor.prefers_many_rows() { MANY_ELEMENTS * 4 } else { STEP_BYTES };
     let mut fill = || -> Result<()> {
         match &item.work {
             Encoding::Copy => {
-                for (matrix, rows) in steps(row_bytes, STEP_BYTES, 1) {
+                for (matrix, rows) in steps(row_bytes, copied, 1) {
                     checkpoint.read_rows(tensor, matrix, rows, &mut bytes)?;
                     out.append(0, &bytes)?;
                 }
             }
             Encoding::Convert(to) => {
-                for (matrix, rows) in steps(cols, PIECE_ELEMENTS, 1) {
+                for (matrix, rows) in steps(cols, piece, 1) {
                     values.resize(rows.len() * cols, 0.0);
                     checkpoint.read_rows_f32(tensor, matrix, rows, &mut values)?;
                     bytes.clear();
@@ -53,9 +58,9 @@ pub(super) fn fill(
                     out.append(0, &bytes)?;
                 }
             }
-            Encoding::Mxfp4 => {
-                for (matrix, rows) in steps(row_bytes, STEP_BYTES, TILE_ROWS) {
-                    checkpoint.read_mxfp4_tiles(tensor, matrix, rows, &mut bytes)?;
+            Encoding::Codes(native) => {
+                for (matrix, rows) in steps(cols, piece, TILE_ROWS) {
+                    checkpoint.read_tiles(tensor, native, matrix, rows, &mut bytes)?;
                     out.append(0, &bytes)?;
                 }
             }
@@ -86,7 +91,8 @@ fn quantize(
     let (count, rows, cols) = tensor.matrices();
     let inputs = guidance::inputs(calibration, &tensor.name, (count, cols), quant.method)?;
     let read = |matrix: usize, rows: Range<usize>, out: &mut [f32]| checkpoint.read_rows_f32(tensor, matrix, rows, out);
-    let chunk_rows = Some(PIECE_ELEMENTS / cols);
+    let piece = if tensor.prefers_many_rows() { MANY_ELEMENTS } else { PIECE_ELEMENTS };
+    let chunk_rows = Some(piece / cols);
     let stack = Stack { count, rows, cols, read: &read, chunk_rows, inputs: inputs.as_ref() };
     stream::encode(quant, &stack, &mut |tiles| out.append(0, tiles))
 }

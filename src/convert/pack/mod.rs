@@ -11,6 +11,7 @@ use super::companions::{self, Companions, TOKENIZER, always_copied};
 use super::dry_run::{DryRun, TensorRow};
 use super::executor::{Conversion, Finished, Task};
 use super::pack_output::{self, Totals, refuse_occupied};
+use super::published::PublishedSummary;
 use super::source::foreign;
 use super::source::read_at::InputFile;
 use super::{Checkpoint, CheckpointOptions};
@@ -29,7 +30,8 @@ use crate::progress;
 use crate::provenance::{Quality, Source};
 use crate::quant_spec::Method;
 use fill::fill;
-use plan::{Encoding, PackItem};
+pub use plan::PublishedForm;
+use plan::{Choices, Encoding, PackItem};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -56,6 +58,9 @@ pub struct PackOptions {
     pub dtype: Option<DType>,
     /// A tokenizer.json that replaces the checkpoint's.
     pub tokenizer: Option<PathBuf>,
+    /// Form of matrices that are quantized in the checkpoint.
+    #[serde(default)]
+    pub published: PublishedForm,
     /// True to keep the tensors of multi-token prediction, which nothing computes.
     #[serde(default)]
     pub with_mtp: bool,
@@ -108,9 +113,25 @@ pub struct PackSummary {
     /// True when the manifest is marked as refused by its gate.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub refused: bool,
+    /// Format of a checkpoint that is quantized, and what the pack holds of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub published: Option<PublishedSummary>,
     /// Tensors of the checkpoint that do not belong to the language model and are not in the pack.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<LeftOutPart>,
+}
+
+/// Counts the tensors of a plan by what becomes of them; `None` for a checkpoint of floats.
+fn summary_of(checkpoint: &Checkpoint, items: &[PackItem<'_>]) -> Option<PublishedSummary> {
+    let published = checkpoint.published();
+    let coded = || items.iter().filter(|item| item.tensor.is_coded());
+    let kept = coded().filter(|item| matches!(item.work, Encoding::Codes(_))).count();
+    Some(PublishedSummary {
+        format: published.format()?,
+        kept,
+        converted: coded().count() - kept,
+        activation_scales: published.has_activation_scales(),
+    })
 }
 
 /// Packs a checkpoint or one part of it, or merges its parts.
@@ -126,7 +147,7 @@ pub fn pack(options: &PackOptions) -> Result<PackSummary> {
     writer::recover(&options.out_dir)?;
     for item in &plan.items {
         let PlannedTensor { name, shape, .. } = &item.planned;
-        progress::detail(2, || format!("{name} {shape:?}: stored as {}", item.stored_as()));
+        progress::detail(2, || format!("{name} {shape:?}: stored as {}, {}", item.stored_as(), item.why));
     }
     let calibration = inputs.calibration.as_ref();
     let finished = inputs.conversion(&plan)?.run(
@@ -150,6 +171,7 @@ pub fn pack(options: &PackOptions) -> Result<PackSummary> {
         tokenizer: inputs.companions.tokenizer().is_some(),
         tokenizer_from: inputs.companions.tokenizer_from(),
         refused: inputs.manifest.as_ref().is_some_and(|manifest| manifest.document().refused),
+        published: summary_of(&inputs.checkpoint, &plan.items),
         left_out: inputs.checkpoint.left_out().to_vec(),
     })
 }
@@ -165,16 +187,17 @@ pub fn dry_run(options: &PackOptions) -> Result<DryRun> {
     let row = |(item, entry): (&PackItem<'_>, &Entry)| TensorRow {
         name: entry.name.clone(),
         shape: entry.shape.clone(),
-        source: item.tensor.store_name(),
+        source: item.tensor.store_name().to_string(),
         stored: item.stored_as(),
         why: item.why.clone(),
         bytes_in: item.tensor.source_bytes(),
         bytes: entry.nbytes as u64,
     };
     let rows = plan.items.iter().zip(&plan.layout.entries).map(row).collect();
+    let published = summary_of(&inputs.checkpoint, &plan.items);
     let plan = DryRun::new(rows, inputs.bytes_in(), Some(inputs.conversion(&plan)?.disk()?));
     let tokenizer_from = inputs.companions.tokenizer_from();
-    Ok(DryRun { left_out: inputs.checkpoint.left_out().to_vec(), tokenizer_from, ..plan })
+    Ok(DryRun { published, left_out: inputs.checkpoint.left_out().to_vec(), tokenizer_from, ..plan })
 }
 
 /// Opened inputs.
@@ -216,7 +239,8 @@ impl<'a> Inputs<'a> {
 
     fn plan(&self) -> Result<PackPlan<'_>> {
         let manifest = self.manifest.as_ref();
-        let items = plan::plan(&self.checkpoint, self.options.dtype, manifest).map_err(|e| match manifest {
+        let choices = Choices { dtype: self.options.dtype, form: self.options.published };
+        let items = plan::plan(&self.checkpoint, choices, manifest).map_err(|e| match manifest {
             Some(manifest) => e.at(manifest.path()),
             None => e,
         })?;
@@ -265,6 +289,7 @@ impl<'a> Inputs<'a> {
     fn fingerprint(&self, items: &[PackItem<'_>]) -> Result<String> {
         let mut fingerprint = Fingerprint::new(COMMAND);
         fingerprint.json("config", self.checkpoint.config());
+        fingerprint.field("published", self.checkpoint.published().settings());
         for shard in self.checkpoint.shards().files() {
             fingerprint.file(shard.path())?;
         }
@@ -355,7 +380,7 @@ fn collect(checkpoint: &Checkpoint, options: &PackOptions) -> Result<Companions>
 /// byte relative to hashing it.
 fn weight(item: &PackItem<'_>) -> u64 {
     let factor = match &item.work {
-        Encoding::Copy | Encoding::Mxfp4 | Encoding::Packed(..) => 2,
+        Encoding::Copy | Encoding::Codes(_) | Encoding::Packed(..) => 2,
         Encoding::Convert(_) => 4,
         Encoding::Quantize(quant) if quant.method == Method::Rtn => 8,
         Encoding::Quantize(_) => 32,

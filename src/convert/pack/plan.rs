@@ -3,6 +3,7 @@
 
 use crate::catalogue::Role;
 use crate::convert::dry_run::in_words;
+use crate::convert::published::Native;
 use crate::convert::{CanonicalTensor, Checkpoint};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -10,9 +11,7 @@ use crate::iebin::{PlannedTensor, Store};
 use crate::manifest::{Decision, Manifest, PackedRange, is_weight_matrix};
 use crate::quant_spec::TensorQuant;
 use crate::scheme::QuantSpec;
-
-/// Reason for keeping MXFP4 codes.
-const CODES_STAY: &str = "4-bit codes stay as they are";
+use serde::{Deserialize, Serialize};
 
 /// Reason for copying codes that are already in their final form.
 const FINISHED: &str = "already quantized";
@@ -37,8 +36,8 @@ pub enum Encoding {
     Copy,
     /// Rounded to another float type.
     Convert(DType),
-    /// MXFP4 codes and scales, permuted into tiles.
-    Mxfp4,
+    /// Codes and scales of a published checkpoint, permuted into tiles.
+    Codes(Native),
     /// Quantized here.
     Quantize(TensorQuant),
     /// Codes and scales that `iec q4` or an older program wrote, permuted into tiles.
@@ -65,18 +64,38 @@ impl Encoding {
     }
 }
 
-/// Plans every tensor of a checkpoint. `dtype` is the type for floats whose type the manifest does not decide; `None`
-/// keeps theirs.
+/// Form in which a pack holds matrices that are quantized in the checkpoint.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PublishedForm {
+    /// Their codes, where a scheme of packs holds them bit for bit; otherwise floats.
+    #[default]
+    Published,
+    /// The exact values as floats.
+    Float,
+}
+
+/// Choices for tensors that the manifest does not decide.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Choices {
+    /// Type of floats; `None` keeps theirs, and is f32 for the values of codes.
+    pub dtype: Option<DType>,
+    /// Form of matrices that are quantized in the checkpoint.
+    pub form: PublishedForm,
+}
+
+/// Plans every tensor of a checkpoint.
 ///
 /// # Errors
 /// The manifest names tensors that do not exist, or requires a conversion that is not supported.
 pub fn plan<'a>(
     checkpoint: &'a Checkpoint,
-    dtype: Option<DType>,
+    choices: Choices,
     manifest: Option<&Manifest>,
 ) -> Result<Vec<PackItem<'a>>> {
     manifest.map_or(Ok(()), |manifest| manifest.refuse_strangers(|name| checkpoint.get(name).is_some()))?;
-    let items = checkpoint.tensors().iter().map(|t| decide(t, dtype, manifest)).collect::<Result<Vec<_>>>()?;
+    let items =
+        checkpoint.tensors().iter().map(|t| decide(checkpoint, t, choices, manifest)).collect::<Result<Vec<_>>>()?;
     let obeyed = |item: &PackItem| matches!(item.work, Encoding::Quantize(_) | Encoding::Packed(..));
     if let Some(manifest) = manifest
         && manifest.document().tensors.is_empty()
@@ -88,7 +107,12 @@ pub fn plan<'a>(
     Ok(items)
 }
 
-fn decide<'a>(tensor: &'a CanonicalTensor, dtype: Option<DType>, manifest: Option<&Manifest>) -> Result<PackItem<'a>> {
+fn decide<'a>(
+    checkpoint: &Checkpoint,
+    tensor: &'a CanonicalTensor,
+    Choices { dtype, form }: Choices,
+    manifest: Option<&Manifest>,
+) -> Result<PackItem<'a>> {
     // What nothing computes keeps its bytes, so that `unpack` gives them back.
     let is_kept = Role::of(&tensor.name) == Role::Prediction;
     let (dtype, manifest) = (dtype.filter(|_| !is_kept), manifest.filter(|_| !is_kept));
@@ -97,24 +121,32 @@ fn decide<'a>(tensor: &'a CanonicalTensor, dtype: Option<DType>, manifest: Optio
     let listed = manifest.and_then(|m| m.document().tensors.get(&tensor.name));
     let decided_by = if listed.is_some() { "manifest entry" } else { "manifest rule" };
     let metrics = decision.as_ref().and_then(|d| d.metrics.clone());
-    let (store, work, why) = match (decision, codes(tensor)) {
+    let is_free = keep.is_none() && decision.is_none();
+    let (codes, lost) = codes(checkpoint, tensor, form, is_free)?;
+    let (store, work, why) = match (decision, codes) {
         (Some(Decision { quant, packed: Some(range), .. }), _) => {
             (Store::Tiled(quant.spec), Encoding::Packed(quant.spec, range), FINISHED.to_string())
         }
-        (Some(d), Some((spec, work, why))) if spec == d.quant.spec => (Store::Tiled(spec), work, why.to_string()),
-        (None, Some((spec, work, why))) if keep.is_none() => (Store::Tiled(spec), work, why.to_string()),
+        (Some(d), Some((spec, work, why))) if spec == d.quant.spec => (Store::Tiled(spec), work, why),
+        (None, Some((spec, work, why))) if keep.is_none() => (Store::Tiled(spec), work, why),
         (_, Some((spec, Encoding::Packed(..), _))) => return Err(refuse_again(tensor, &spec)),
         (Some(d), _) => {
             let why = format!("{decided_by}, {}", d.quant.method.name());
             (Store::Tiled(d.quant.spec), Encoding::Quantize(d.quant), why)
         }
         (None, _) => {
-            let Store::Plain(source) = tensor.store else { return Err(refuse_decoding(tensor, keep)) };
+            let source = match tensor.store {
+                Store::Plain(source) => source,
+                Store::Tiled(_) if form == PublishedForm::Float => DType::F32,
+                Store::Tiled(_) => return Err(refuse_decoding(tensor, keep)),
+            };
+            let is_float = matches!(tensor.store, Store::Plain(_));
             let target = keep.or(dtype).unwrap_or(source);
-            let work = if target == source { Encoding::Copy } else { Encoding::Convert(target) };
+            let work = if target == source && is_float { Encoding::Copy } else { Encoding::Convert(target) };
             let why = match listed {
                 Some(entry) if !entry.reasons.is_empty() => entry.reasons.join("; "),
                 Some(_) => decided_by.to_string(),
+                None if lost.is_some() => lost.unwrap_or_default(),
                 None if is_kept => "kept by --with-mtp".to_string(),
                 None if target != source => "--dtype".to_string(),
                 None if manifest.is_none() => "as it is".to_string(),
@@ -134,14 +166,36 @@ fn decide<'a>(tensor: &'a CanonicalTensor, dtype: Option<DType>, manifest: Optio
     Ok(PackItem { tensor, planned, work, why })
 }
 
-/// Returns how codes of the source are taken over, and the reason; `None` for floats. Codes are exact; quantizing
-/// their values again could only lose accuracy.
-fn codes(tensor: &CanonicalTensor) -> Option<(QuantSpec, Encoding, &'static str)> {
-    match (tensor.store, tensor.packed()) {
-        (Store::Plain(_), _) => None,
-        (Store::Tiled(spec), Some(range)) => Some((spec, Encoding::Packed(spec, range.clone()), FINISHED)),
-        (Store::Tiled(spec), None) => Some((spec, Encoding::Mxfp4, CODES_STAY)),
+/// Codes of the source that are taken over: their scheme, how, and the reason.
+type Taken = (QuantSpec, Encoding, String);
+
+/// Returns how codes of the source are taken over, and otherwise the reason why they become floats; neither for floats.
+/// Codes are exact; quantizing their values again could only lose accuracy. If the manifest decides about a tensor
+/// (`is_free` is false), only codes that it cannot quantize again are taken over.
+fn codes(
+    checkpoint: &Checkpoint,
+    tensor: &CanonicalTensor,
+    form: PublishedForm,
+    is_free: bool,
+) -> Result<(Option<Taken>, Option<String>)> {
+    if let (Store::Tiled(spec), Some(range)) = (tensor.store, tensor.packed()) {
+        return Ok((Some((spec, Encoding::Packed(spec, range.clone()), FINISHED.to_string())), None));
     }
+    let name = tensor.store_name();
+    let is_coded = tensor.is_coded();
+    match form {
+        _ if !is_coded || matches!(tensor.store, Store::Plain(_)) && !is_free => return Ok((None, None)),
+        PublishedForm::Float => return Ok((None, Some(format!("{name} as floats: --as float")))),
+        PublishedForm::Published => {}
+    }
+    Ok(match checkpoint.native(tensor)? {
+        None => (None, None),
+        Some(Ok(native)) => {
+            let why = format!("{}-bit codes stay as they are", native.spec.scheme.bits());
+            (Some((native.spec, Encoding::Codes(native), why)), None)
+        }
+        Some(Err(why)) => (None, Some(format!("{name} becomes floats: {why}"))),
+    })
 }
 
 fn refuse_decoding(tensor: &CanonicalTensor, keep: Option<DType>) -> Error {

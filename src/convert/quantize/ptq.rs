@@ -128,7 +128,7 @@ pub fn dry_run(weights: &Weights, selection: &Selection) -> Result<DryRun> {
         Ok(TensorRow {
             name: tensor.name.clone(),
             shape: tensor.shape.clone(),
-            source: tensor.store.name(),
+            source: tensor.store.name().to_string(),
             stored: if stays.is_some() { tensor.store.name().to_string() } else { in_words(&quant.spec) },
             bytes_in: tensor.nbytes(),
             bytes: if stays.is_some() { tensor.nbytes() } else { (count * layout.nbytes()) as u64 },

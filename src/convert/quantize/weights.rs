@@ -136,6 +136,9 @@ impl Weights {
             Weights::Pack(reader) => (reader.description.model.as_ref(), Some(reader)),
         };
         fingerprint.json("config", &config);
+        if let Weights::Checkpoint(checkpoint) = self {
+            fingerprint.field("published", checkpoint.published().settings());
+        }
         pack.map_or(Ok(()), |reader| pack_input::fingerprint(reader, fingerprint))?;
         self.files().iter().try_for_each(|shard| fingerprint.file(shard.path()))
     }

@@ -10,7 +10,7 @@ use crate::convert::json::Pairs;
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use serde::Deserialize;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 /// Maximum length of the header in bytes, the same as in the `safetensors` library.
 const HEADER_LIMIT: u64 = 100_000_000;
@@ -34,7 +34,33 @@ pub fn list(file: &dyn ReadAt, shard: usize) -> Result<Vec<SourceTensor>> {
         .help("the file is damaged, or not written by a safetensors library; get it again")
 }
 
+/// Returns the texts of `__metadata__` in the header.
+///
+/// # Errors
+/// The header is longer than the file or malformed.
+pub fn metadata(file: &dyn ReadAt) -> Result<BTreeMap<String, String>> {
+    #[derive(Deserialize)]
+    struct Header {
+        #[serde(default)]
+        __metadata__: BTreeMap<String, String>,
+    }
+    let (_, header) = header_text(file, file.nbytes())?;
+    let parsed: Header = serde_json::from_slice(&header)
+        .map_err(|e| Error::corrupt(format!("malformed metadata: {e}")))
+        .help("the file is damaged or no safetensors file; get it again")?;
+    Ok(parsed.__metadata__)
+}
+
 fn read_header(file: &dyn ReadAt, len: u64) -> Result<(u64, Vec<(String, RawTensor)>)> {
+    let (start, header) = header_text(file, len)?;
+    let Pairs(raw) = serde_json::from_slice(&header)
+        .map_err(|e| Error::corrupt(format!("malformed header: {e}")))
+        .help("the file is damaged or no safetensors file; get it again")?;
+    Ok((start, raw))
+}
+
+/// Returns the position of the data, and the text of the header.
+fn header_text(file: &dyn ReadAt, len: u64) -> Result<(u64, Vec<u8>)> {
     let mut word = [0; 8];
     if len < 8 {
         return Err(Error::corrupt(format!("found {len} bytes, expected a safetensors file"))
@@ -51,11 +77,7 @@ fn read_header(file: &dyn ReadAt, len: u64) -> Result<(u64, Vec<(String, RawTens
         let found = format!("found a header that is longer than the file ({len} bytes)");
         return Err(Error::corrupt(found).help("the file is truncated; get it again"));
     }
-    let header = file.read_vec(8, header_len)?;
-    let Pairs(raw) = serde_json::from_slice(&header)
-        .map_err(|e| Error::corrupt(format!("malformed header: {e}")))
-        .help("the file is damaged or no safetensors file; get it again")?;
-    Ok((8 + header_len, raw))
+    Ok((8 + header_len, file.read_vec(8, header_len)?))
 }
 
 /// Checks names, sizes, and that the ranges cover the data without overlap or hole.

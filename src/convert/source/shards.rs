@@ -4,6 +4,7 @@ use super::checksum;
 use super::layout::{Layout, WeightFiles};
 use super::older_pack;
 use super::read_at::InputFile;
+use super::safetensors;
 use super::shard;
 use super::source_tensor::SourceTensor;
 use crate::convert::json::{Pairs, read_limited};
@@ -141,6 +142,19 @@ impl Shards {
     /// Fills `out` with the data of a tensor from byte `offset` on, in row-major order.
     pub fn read(&self, tensor: &SourceTensor, offset: usize, out: &mut [u8]) -> Result<()> {
         tensor.read(&self.files[tensor.shard], offset, out).tensor(&tensor.name)
+    }
+
+    /// Returns the texts of `__metadata__` of all safetensors files; that of the last file counts where several have a
+    /// key.
+    ///
+    /// # Errors
+    /// A file is no safetensors file, or damaged.
+    pub fn metadata(&self) -> Result<BTreeMap<String, String>> {
+        let mut all = BTreeMap::new();
+        for file in &self.files {
+            all.extend(safetensors::metadata(file).at(file.path())?);
+        }
+        Ok(all)
     }
 
     fn file_name(&self, tensor: &SourceTensor) -> &str {

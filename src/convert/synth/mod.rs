@@ -51,6 +51,9 @@ impl Plan {
         let model = arch.model_config(&fields, None)?;
         let mxfp4 = quantized_experts(&config, &model)?;
         let tensors = tensors::list(arch, &model, float_dtype(&config)?, mxfp4);
+        if mxfp4 && !tensors.iter().any(|tensor| matches!(tensor.content, Values::Mxfp4Codes { .. })) {
+            return Err(refuse_quantization("mxfp4"));
+        }
         refuse_overflow(&tensors)?;
         let side_files = tokenizer::files(&presets::of_text(&config))?;
         Ok(Plan { config, side_files, shards: divide(tensors, max_shard_bytes), tails: Tails::default() })
@@ -161,13 +164,26 @@ fn float_dtype(config: &Value) -> Result<DType> {
     }
 }
 
-/// Returns true if the experts are written as MXFP4 blocks; configurations with other quantizations were refused
-/// before.
+fn refuse_quantization(method: &str) -> Error {
+    let method: String = method.chars().take(60).collect();
+    Error::unsupported(format!("found `{method}`, expected mxfp4, and a family whose experts have that form"))
+        .tensor("quantization_config.quant_method")
+        .help("remove quantization_config; quantize the synthetic checkpoint with `iec pack --bits 4`")
+}
+
+/// Returns true if the experts are written as MXFP4 blocks.
+///
+/// # Errors
+/// The configuration asks for another quantization, or the family has no experts in that form.
 fn quantized_experts(config: &Value, model: &ModelConfig) -> Result<bool> {
-    let Mlp::Moe { intermediate, .. } = model.mlp else { return Ok(false) };
-    if config["quantization_config"].is_null() {
+    let settings = &config["quantization_config"];
+    if settings.is_null() {
         return Ok(false);
     }
+    let (Mlp::Moe { intermediate, .. }, true) = (&model.mlp, settings["quant_method"] == "mxfp4") else {
+        return Err(refuse_quantization(settings["quant_method"].as_str().unwrap_or("no method")));
+    };
+    let intermediate = *intermediate;
     let widths = [("hidden_size", model.hidden), ("intermediate_size", intermediate)];
     match widths.iter().find(|(_, width)| width % 32 != 0) {
         Some((field, width)) => {

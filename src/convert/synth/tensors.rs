@@ -4,6 +4,7 @@
 use super::values::Values;
 use crate::catalogue::Role;
 use crate::convert::arch::{Arch, ExpectedTensor, View, expected_tensors};
+use crate::convert::published::parts_of_mxfp4;
 use crate::convert::sharding::Listed;
 use crate::dtype::DType;
 use crate::model_config::ModelConfig;
@@ -51,20 +52,21 @@ pub fn list(arch: &Arch, model: &ModelConfig, dtype: DType, mxfp4: bool) -> Vec<
     for expected in expected_tensors(model) {
         let views = arch.views(model, &expected);
         let view =
-            views.iter().find(|view| mxfp4 || !matches!(view, View::Mxfp4 { .. })).expect("each has a float view");
+            views.iter().find(|view| mxfp4 || !matches!(view, View::Coded { .. })).expect("each has a float view");
         let values = distribution(model, &expected);
+        if let View::Coded { source } = view {
+            let std = deviation(&expected.shape);
+            let contents = [Values::Mxfp4Codes { std }, Values::Mxfp4Scales { std }];
+            for ((name, shape), content) in parts_of_mxfp4(source, &expected.shape).into_iter().zip(contents) {
+                tensors.push(Tensor { name, dtype: DType::U8, shape, content });
+            }
+            continue;
+        }
         for (source, shape) in view.source_shapes(&expected.shape) {
             // A fused tensor is the source of several canonical tensors.
-            if !listed.insert(source.to_string()) {
-                continue;
+            if listed.insert(source.to_string()) {
+                tensors.push(Tensor { name: source.to_string(), dtype, shape, content: values.clone() });
             }
-            let std = deviation(&expected.shape);
-            let (dtype, values) = match view {
-                View::Mxfp4 { blocks, .. } if source == blocks => (DType::U8, Values::Mxfp4Codes { std }),
-                View::Mxfp4 { .. } => (DType::U8, Values::Mxfp4Scales { std }),
-                _ => (dtype, values.clone()),
-            };
-            tensors.push(Tensor { name: source.to_string(), dtype, shape, content: values });
         }
     }
     tensors

@@ -5,6 +5,7 @@ use super::plan::{UnpackPlan, plan};
 use crate::convert::arch::{Arch, Fields, TIED, disagrees_about_output};
 use crate::convert::companions;
 use crate::convert::json::{read_json, read_limited};
+use crate::convert::published;
 use crate::dtype::DType;
 use crate::error::{Cause, Context, Error, Result};
 use crate::files;
@@ -97,8 +98,11 @@ impl PackModel {
         let mut made = self.config.clone();
         match quantization {
             Quantization::AsInSource => {}
-            Quantization::Absent => drop(made.shift_remove(QUANTIZATION)),
-            Quantization::New(value) => drop(made.insert(QUANTIZATION.to_string(), value)),
+            Quantization::Absent => published::remove_settings(&mut made),
+            Quantization::New(value) => {
+                published::remove_settings(&mut made);
+                made.insert(QUANTIZATION.to_string(), value);
+            }
         }
         if self.unties {
             untie(&mut made);

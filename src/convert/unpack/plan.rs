@@ -5,6 +5,7 @@
 use crate::catalogue::Role;
 use crate::convert::arch::{Arch, ExpectedTensor, Fields, LeftOut, Naming, View, expected_tensors};
 use crate::convert::executor::Section;
+use crate::convert::published::parts_of_mxfp4;
 use crate::convert::sharding::Listed;
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
@@ -107,8 +108,8 @@ pub(in crate::convert) fn plan(
         let (number, entry) = builder.entry(&expected)?;
         let views: Vec<View> = arch.views(model, &expected).into_iter().map(|view| naming.view(view)).collect();
         let codes = entry.store == Store::Tiled(QuantSpec::MXFP4)
-            && views.iter().any(|view| matches!(view, View::Mxfp4 { .. }));
-        let mut fitting = views.iter().filter(|view| codes == matches!(view, View::Mxfp4 { .. }));
+            && views.iter().any(|view| matches!(view, View::Coded { .. }));
+        let mut fitting = views.iter().filter(|view| codes == matches!(view, View::Coded { .. }));
         let view = if last { fitting.next_back() } else { fitting.next() };
         let view = view.ok_or_else(|| {
             Error::unsupported("found no tensor in checkpoints of this family that could hold this one")
@@ -208,9 +209,12 @@ impl<'a> Builder<'a> {
             View::Transposed { stacks, .. } => {
                 self.add(view, shape, [TargetPart { form: PartForm::Transposed { stacks: *stacks }, ..part }]);
             }
-            View::Mxfp4 { .. } => {
+            View::Coded { source } => {
                 let scales = TargetPart { form: PartForm::Scales, ..part.clone() };
-                self.add(view, shape, [TargetPart { form: PartForm::Codes, ..part }, scales]);
+                let parts = [TargetPart { form: PartForm::Codes, ..part }, scales];
+                for ((name, shape), part) in parts_of_mxfp4(source, shape).into_iter().zip(parts) {
+                    self.add_one(&name, shape, part);
+                }
             }
         }
     }
@@ -218,18 +222,19 @@ impl<'a> Builder<'a> {
     /// Adds `parts`, one to each source tensor of a view that is not composed of other views.
     fn add<const N: usize>(&mut self, view: &View, shape: &[usize], parts: [TargetPart; N]) {
         for ((name, shape), part) in view.source_shapes(shape).into_iter().zip(parts) {
-            let number = *self.by_name.entry(name.to_string()).or_insert_with(|| {
-                // The type is decided when all parts are known.
-                self.targets.push(UnpackedTensor {
-                    name: name.to_string(),
-                    dtype: DType::U8,
-                    shape,
-                    content: Vec::new(),
-                });
-                self.targets.len() - 1
-            });
-            self.targets[number].content.push(part);
+            self.add_one(name, shape, part);
         }
+    }
+
+    /// Adds `part` to the source tensor of this name and shape.
+    fn add_one(&mut self, name: &str, shape: Vec<usize>, part: TargetPart) {
+        let number = *self.by_name.entry(name.to_string()).or_insert_with(|| {
+            // The type is decided when all parts are known.
+            let name = name.to_string();
+            self.targets.push(UnpackedTensor { name, dtype: DType::U8, shape, content: Vec::new() });
+            self.targets.len() - 1
+        });
+        self.targets[number].content.push(part);
     }
 }
 

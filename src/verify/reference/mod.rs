@@ -83,6 +83,7 @@ impl Reference {
         let json = serde_json::from_slice(&strict_json::from_python(&text))
             .map_err(|e| Error::corrupt(format!("not JSON: {e}")))
             .at(&path)?;
+        refuse_quantization(&json).at(&path)?;
         let mut config = Config::read(&json).at(&path)?;
         let weights = Weights::open(dir)?;
         // An output matrix that is stored beside the embedding is used as it is, whatever the configuration says: if
@@ -217,4 +218,20 @@ impl From<candle_core::Error> for Error {
         let text = e.to_string();
         Error::unsupported(format!("the reference cannot compute this: {}", text.lines().next().unwrap_or_default()))
     }
+}
+
+/// Refuses a checkpoint whose matrices are in codes: the reference reads floats and the experts of gpt-oss only, so
+/// that its arithmetic stays apart from that of `iec pack`.
+fn refuse_quantization(json: &serde_json::Value) -> Result<()> {
+    let settings = ["quantization_config", "quantization"].map(|key| &json[key]);
+    let Some(found) = settings.into_iter().find(|found| found.is_object() && found["quant_method"] != "mxfp4") else {
+        return Ok(());
+    };
+    let method: String = found["quant_method"].as_str().unwrap_or("no method").chars().take(60).collect();
+    Err(Error::unsupported(format!("found quantized weights (`{method}`), expected floats"))
+        .tensor("quantization_config.quant_method")
+        .help(
+            "write the exact values with `iec pack --as float` and `iec unpack`, and verify with --hf-dir of that \
+             checkpoint",
+        ))
 }

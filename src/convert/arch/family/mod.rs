@@ -27,7 +27,6 @@ pub const PLAIN: Arch = Arch {
     theta: 10_000.0,
     tied: false,
     attention_bias: false,
-    quantization: None,
     honours: &[],
     claims: |_| false,
     mlp: |arch, config| dense(arch, config, silu(config)?),
@@ -280,27 +279,6 @@ fn head_dim(config: &Fields, default: Option<usize>, hidden: usize, n_heads: usi
             Err(Error::corrupt(found).tensor("num_attention_heads"))
         }
     }
-}
-
-/// Refuses a `quantization_config`, unless its `quant_method` is `supported`.
-pub fn refuse_quantization(config: &Fields, supported: Option<&str>) -> Result<()> {
-    let quantization = config.object_opt("quantization_config")?;
-    // MLX writes its settings under both names, and no method.
-    let of_mlx = match quantization {
-        Some(found) => found.get("quant_method").is_none() && found.get("group_size").is_some(),
-        None => config.object_opt("quantization")?.is_some_and(|found| found.get("group_size").is_some()),
-    };
-    if of_mlx {
-        let field = if quantization.is_some() { "quantization_config" } else { "quantization" };
-        return Err(Error::unsupported("found the quantized weights of an MLX checkpoint, expected floats")
-            .tensor(field)
-            .help("convert from the unquantized checkpoint that it was made from"));
-    }
-    let Some(quantization) = quantization else { return Ok(()) };
-    if supported.is_some() && quantization.word_opt("quant_method")? == supported {
-        return Ok(());
-    }
-    Err(quantization.unsupported("quant_method", "convert from the unquantized checkpoint"))
 }
 
 /// Returns the scale of attention scores, one over the square root of `width`, which in most families is the width of

@@ -124,7 +124,7 @@ pub fn dry_run(options: &Q4Options) -> Result<DryRun> {
     let row = |(tensor, entry): &(Tensor, TensorEntry)| TensorRow {
         name: tensor.name.clone(),
         shape: tensor.shape.clone(),
-        source: tensor.store.name(),
+        source: tensor.store.name().to_string(),
         stored: entry.quant.map_or("-".to_string(), |quant| in_words(&quant.spec)),
         why: entry.quant.map_or_else(|| entry.reasons.join("; "), |quant| quant.method.name().to_string()),
         bytes_in: tensor.nbytes(),

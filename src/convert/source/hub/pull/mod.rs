@@ -10,6 +10,7 @@ mod place;
 
 use super::{RepoSpec, Variables, cache, is_hex};
 use crate::convert::companions;
+use crate::convert::published::settings_files;
 use crate::convert::source::layout::{self, WeightFiles};
 use crate::convert::source::shards::read_index;
 use crate::error::{Context, Error, Result};
@@ -152,7 +153,7 @@ fn download(client: Client, spec: &RepoSpec, destination: &Destination) -> Resul
 fn companions_of(names: &BTreeSet<String>) -> Vec<String> {
     let has_tokenizer = names.contains(companions::TOKENIZER);
     let is_wanted = |name: &&str| names.contains(*name) && !(has_tokenizer && TOKENIZER_SOURCES.contains(name));
-    companions::NAMES.iter().copied().filter(is_wanted).map(str::to_string).collect()
+    companions::NAMES.iter().copied().chain(settings_files()).filter(is_wanted).map(str::to_string).collect()
 }
 
 /// Chooses the weights among the files of a repository, by the same rules as in a directory.

@@ -1,0 +1,39 @@
+//! Numbers of few bits: FP8 with 4 bits of exponent (e4m3fn) and FP4 (E2M1).
+
+use std::sync::LazyLock;
+
+/// Values of the 256 codes of e4m3fn: one sign bit, four of exponent with bias 7, three of mantissa. 0x7F and 0xFF are
+/// NaN; there is no infinity.
+pub(super) static E4M3: LazyLock<[f32; 256]> = LazyLock::new(|| std::array::from_fn(|code| e4m3(code as u8)));
+
+/// Values of the 16 codes of E2M1.
+pub(super) const E2M1: [f32; 16] =
+    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+
+fn e4m3(code: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
+    let magnitude = match (exponent, code & 7) {
+        (15, 7) => f32::NAN,
+        // Subnormals are steps of 2^-9.
+        (0, _) => mantissa * 2f32.powi(-9),
+        _ => (8.0 + mantissa) * 2f32.powi(exponent - 10),
+    };
+    if code & 0x80 == 0 { magnitude } else { -magnitude }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn e4m3_has_the_values_of_the_standard() {
+        for (code, value) in
+            [(0x00, 0.0), (0x01, 2f32.powi(-9)), (0x08, 2f32.powi(-6)), (0x38, 1.0), (0x7E, 448.0), (0xBC, -1.5)]
+        {
+            assert_eq!(E4M3[code], value, "{code:#x}");
+        }
+        assert!(E4M3[0x7F].is_nan() && E4M3[0xFF].is_nan());
+        assert!(E4M3[0x80] == 0.0 && E4M3[0x80].is_sign_negative());
+        assert_eq!(E4M3.iter().filter(|value| value.is_finite()).count(), 254);
+    }
+}
