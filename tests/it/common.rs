@@ -50,11 +50,33 @@ pub const FAMILIES: [&str; 21] = [
     "qwen3vlmoe",
 ];
 
+/// Checkpoints in the formats of other quantizers, with the SHA-256 of their exact values.
+pub const PUBLISHED: [&str; 15] = [
+    "fp8-block",
+    "fp8-tensor",
+    "ct-w4a16",
+    "ct-w4a16-asym",
+    "ct-w8a8",
+    "ct-fp8",
+    "ct-nvfp4",
+    "modelopt-nvfp4",
+    "awq",
+    "gptq",
+    "gptq-actorder",
+    "bnb-nf4",
+    "bnb-int8",
+    "torchao-int4",
+    "mlx-4bit",
+];
+
 /// Returns the path of a checkpoint of the repository: the embedded model or one under tests/fixtures.
 pub fn fixture(name: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     if FAMILIES.contains(&name) {
         return decompressed(name, &root.join("tests/fixtures/families").join(name));
+    }
+    if PUBLISHED.contains(&name) {
+        return decompressed(name, &root.join("tests/fixtures/published").join(name));
     }
     let asset = root.join("assets").join(name);
     if asset.is_dir() { asset } else { root.join("tests/fixtures").join(name) }

@@ -89,7 +89,13 @@ fn furnish(dir: &Path) {
     };
     let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).unwrap();
     let template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}";
-    let models = [("tinyllama", "stories260k"), ("gpt-oss-20b", "gptoss-trained"), ("deepseek-v3", "deepseek3")];
+    let models = [
+        ("tinyllama", "stories260k"),
+        ("gpt-oss-20b", "gptoss-trained"),
+        ("deepseek-v3", "deepseek3"),
+        ("qwen3-awq", "awq"),
+        ("deepseek-fp8", "fp8-block"),
+    ];
     for (name, model) in models {
         copy(&fixture(model), &format!("models/{name}"));
         write(&format!("models/{name}/chat_template.jinja"), template);

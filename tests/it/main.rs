@@ -75,6 +75,7 @@ mod plan;
 mod predecessor;
 mod prefix_cache;
 mod ptq;
+mod published;
 #[cfg(feature = "hub")]
 mod pull;
 mod python_json;
