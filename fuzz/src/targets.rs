@@ -8,7 +8,9 @@ use iec::convert::adapter;
 use iec::convert::arch::{Arch, Fields, expected_tensors};
 use iec::convert::gguf::config::config_json;
 use iec::convert::gguf::tokenizer_in::tokenizer_files;
+use iec::convert::published::{Published, Source};
 use iec::convert::source::gguf::Gguf;
+use iec::convert::source::layout::Layout;
 use iec::convert::source::shard::list;
 use iec::convert::source::shards::{Shards, parse_index};
 use iec::dedup::Codec;
@@ -76,6 +78,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "gguf", allowance: LISTS, limit_ms: SECOND, run: gguf },
     Target { name: "manifest", allowance: PATTERNS, limit_ms: SECOND, run: manifest },
     Target { name: "config", allowance: LISTS, limit_ms: SECOND, run: config },
+    Target { name: "published", allowance: PATTERNS, limit_ms: SECOND, run: published },
     Target { name: "adapter", allowance: ADAPTERS, limit_ms: SECOND, run: adapter },
     Target { name: "adapter_pack", allowance: ADAPTERS, limit_ms: SECOND, run: adapter_pack },
     Target { name: "adapter_config", allowance: ADAPTERS, limit_ms: SECOND, run: adapter_config },
@@ -233,6 +236,68 @@ fn gguf(data: &[u8]) {
     }
     let _ = config_json(&model);
     let _ = tokenizer_files(&model.metadata, 1 << 20);
+}
+
+/// Largest number of bytes of the weights of a quantized checkpoint that is made from an input.
+const WEIGHTS: u64 = 1 << 16;
+
+/// Makes a quantized checkpoint from its configuration and a header of safetensors, and decodes both ends of each
+/// matrix. Bytes of tensors are those of `data`, repeated, or small numbers where an object has none.
+fn published(data: &[u8]) {
+    let Ok(serde_json::Value::Object(mut map)) = iec::strict_json::parse(data) else { return };
+    let (Some(serde_json::Value::Object(config)), Some(serde_json::Value::Object(tensors))) =
+        (map.remove("config"), map.remove("tensors"))
+    else {
+        return;
+    };
+    let (mut header, mut payload) = (serde_json::Map::new(), Vec::new());
+    for (name, tensor) in tensors {
+        if name == "__metadata__" {
+            header.insert(name, tensor);
+            continue;
+        }
+        let size = tensor["size"].as_u64().unwrap_or(1).clamp(1, 8);
+        let dimensions = tensor["shape"].as_array().map_or(&[][..], Vec::as_slice);
+        let all = dimensions.iter().try_fold(size, |n, d| n.checked_mul(d.as_u64()?));
+        let Some(nbytes) = all.filter(|n| *n <= WEIGHTS - payload.len() as u64) else { return };
+        let start = payload.len();
+        let text = tensor["data"].as_str().unwrap_or("\u{1}\u{0}\u{0}\u{0}").as_bytes();
+        payload.extend(text.iter().chain([0].iter().filter(|_| text.is_empty())).cycle().take(nbytes as usize));
+        let offsets = [start, payload.len()];
+        let entry = serde_json::json!({"dtype": tensor["dtype"], "shape": tensor["shape"], "data_offsets": offsets});
+        header.insert(name, entry);
+    }
+    let header = serde_json::Value::Object(header).to_string();
+    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &payload].concat();
+    let dir = place().join("published");
+    std::fs::create_dir_all(&dir).expect("a temporary directory");
+    std::fs::write(dir.join("model.safetensors"), file).expect("a small file");
+    let beside = dir.join("hf_quant_config.json");
+    match map.remove("beside") {
+        Some(beside_config) => std::fs::write(beside, beside_config.to_string()).expect("a small file"),
+        None => drop(std::fs::remove_file(beside)),
+    }
+    decode_published(&dir, &config);
+}
+
+/// Decodes both ends of each matrix of a quantized checkpoint, and reads its codes if a pack can hold them.
+fn decode_published(dir: &Path, config: &serde_json::Map<String, serde_json::Value>) {
+    let Ok(layout) = Layout::find(dir) else { return };
+    let Ok(shards) = Shards::open_layout(&layout) else { return };
+    let path = dir.join("config.json");
+    let source = Source { config, path: &path, layout: &layout };
+    let Ok(published) = Published::open(&source, &shards, &|_| false) else { return };
+    for coded in published.names().filter_map(|name| published.get(name)) {
+        let (all, cols) = (coded.shape.iter().product::<usize>(), *coded.shape.last().expect("a matrix"));
+        let mut row = vec![0.0; cols];
+        for last in [0, all / cols - 1] {
+            let (matrix, rows) = coded.place(last, 1);
+            let _ = coded.read_rows(&shards, matrix, rows.clone(), &mut row);
+            if let Ok(Ok(native)) = coded.native(&shards) {
+                let _ = coded.read_codes(&native, &shards, (matrix, rows), |_, _| {});
+            }
+        }
+    }
 }
 
 fn manifest(data: &[u8]) {
