@@ -50,7 +50,7 @@ impl Checkpoint {
         rows: Range<usize>,
         out: &mut Vec<u8>,
     ) -> Result<()> {
-        let (_, n_rows, cols) = tensor.matrices();
+        let (_, _, cols) = tensor.matrices();
         let layout = TileLayout::new(native.spec, rows.len(), cols).tensor(&tensor.name)?;
         out.clear();
         out.resize(layout.nbytes(), 0);
@@ -63,7 +63,7 @@ impl Checkpoint {
             );
         };
         let reader = CodeReader { shards: &self.shards, native };
-        reader.read(&tensor.source, n_rows, (matrix, rows.clone()), &mut put)?;
+        reader.read(&tensor.source, (matrix, rows.clone()), &mut put)?;
         let last = rows.len() / TILE_ROWS * layout.tile_bytes;
         if !rows.len().is_multiple_of(TILE_ROWS) {
             pad_tile(&layout, &mut out[last..], rows.len() % TILE_ROWS);
@@ -103,12 +103,10 @@ struct CodeReader<'a> {
 }
 
 impl CodeReader<'_> {
-    /// Reads rows of a matrix of a view whose matrices have `n_rows` rows, and calls `put` with the number of each
-    /// within these rows.
+    /// Reads rows of a matrix of a view, and calls `put` with the number of each within these rows.
     fn read(
         &self,
         source: &BoundView,
-        n_rows: usize,
         (matrix, rows): (usize, Range<usize>),
         put: &mut dyn FnMut(usize, &CodedRow),
     ) -> Result<()> {
@@ -117,7 +115,7 @@ impl CodeReader<'_> {
                 let place = coded.place(matrix * of + first + rows.start, rows.len());
                 coded.read_codes(self.native, self.shards, place, put)
             }
-            BoundView::Stacked(parts) => self.read(&parts[matrix], n_rows, (0, rows), put),
+            BoundView::Stacked(parts) => self.read(&parts[matrix], (0, rows), put),
             BoundView::Interleaved(parts) => {
                 let n = parts.len();
                 for (i, part) in parts.iter().enumerate() {
@@ -125,7 +123,7 @@ impl CodeReader<'_> {
                     let own = |row: usize| (row + n - 1 - i) / n;
                     let of_part = own(rows.start)..own(rows.end);
                     let start = of_part.start;
-                    self.read(part, n_rows / n, (matrix, of_part), &mut |row, coded| {
+                    self.read(part, (matrix, of_part), &mut |row, coded| {
                         put(n * (start + row) + i - rows.start, coded);
                     })?;
                 }

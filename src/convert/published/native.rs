@@ -170,7 +170,7 @@ impl Native {
         let map = self.spec.code_map();
         // Codes of fewer bits than the scheme has lie in the middle of its range.
         let add = match map {
-            CodeMap::Table(_) => 0,
+            CodeMap::Table(_) | CodeMap::Unsigned => 0,
             CodeMap::Affine => self.shift,
             CodeMap::Biased(bias) => i32::from(bias) - zero,
             CodeMap::Bytes => -zero,

@@ -505,7 +505,7 @@ fn field<I: Isa, const BITS: u32>(isa: I, v: I::Int, from: usize, to: usize) -> 
         -5 => isa.shr::<5>(v),
         _ => isa.shr::<6>(v),
     };
-    isa.and(moved, isa.splat(((1i32 << BITS) - 1 << to).wrapping_mul(0x0101_0101)))
+    isa.and(moved, isa.splat((((1i32 << BITS) - 1) << to).wrapping_mul(0x0101_0101)))
 }
 
 /// Returns the values of nibbles plus an offset: those of the lower and of the upper half of the block. `zero` holds

@@ -21,6 +21,7 @@ use crate::error::Result;
 use crate::quant::block::{CodedRow, mxfp4, q4_0};
 use crate::scheme::{BLOCK, QuantSpec, ScaleType, Scheme, TileLayout};
 use half::f16;
+use super_block::Form;
 
 /// Returns the plain element type with the same bytes; `None` for quantized types.
 pub fn plain(kind: GgmlType) -> Option<DType> {
@@ -101,12 +102,25 @@ pub fn dequantize(kind: GgmlType, raw: &[u8], out: &mut [f32]) -> Result<()> {
     }
 }
 
+/// Returns the layout of the super-blocks of a type; `None` for types without them, or that no scheme represents.
+fn super_block(kind: GgmlType) -> Option<Form> {
+    match kind {
+        GgmlType::Q2_K => Some(super_block::Q2_K),
+        GgmlType::Q3_K => Some(super_block::Q3_K),
+        GgmlType::Q4_K => Some(super_block::Q4_K),
+        GgmlType::Q5_K => Some(super_block::Q5_K),
+        GgmlType::Q6_K => Some(super_block::Q6_K),
+        GgmlType::IQ4_XS => Some(super_block::IQ4_XS),
+        _ => None,
+    }
+}
+
 /// Unpacks a row of blocks whose type has a [`scheme`] into the codes and scales that tiles hold.
 ///
 /// # Errors
 /// A scale of an MXFP4 block is NaN.
 pub fn to_row(kind: GgmlType, raw: &[u8], row: &mut CodedRow) -> Result<()> {
-    if let Some(form) = super_block::form(kind) {
+    if let Some(form) = super_block(kind) {
         form.unpack(raw, row);
         return Ok(());
     }
@@ -129,7 +143,7 @@ pub fn to_row(kind: GgmlType, raw: &[u8], row: &mut CodedRow) -> Result<()> {
 
 /// Packs a row of codes and scales of a scheme with a [`twin`] into blocks of `kind`; the inverse of [`to_row`].
 pub fn from_row(kind: GgmlType, layout: &TileLayout, row: &CodedRow, out: &mut [u8]) {
-    if let Some(form) = super_block::form(kind) {
+    if let Some(form) = super_block(kind) {
         return form.pack(layout, row, out);
     }
     let (size, minimum) = (layout.spec.scale_dtype.size(), layout.zero_bytes);

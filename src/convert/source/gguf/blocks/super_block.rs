@@ -4,7 +4,6 @@
 //! scales and minimums of groups, which files store in 4 or 6 bits, take a byte each in [`CodedRow`]; those of Q2_K
 //! share one byte in both.
 
-use super::super::types::GgmlType;
 use crate::quant::block::CodedRow;
 use crate::scheme::{SUPER_BLOCK, TileLayout};
 
@@ -54,69 +53,53 @@ enum ScalePacking {
     Eight,
 }
 
-/// Returns the layout of a type; `None` for types without super-blocks, or that no scheme represents.
-pub(super) fn form(kind: GgmlType) -> Option<Form> {
-    Some(match kind {
-        GgmlType::Q2_K => Form {
-            bytes: 84,
-            supers: 80,
-            codes: const { &[Field { offset: 16, span: 128, stride: 32, bits: 2, first: 0 }] },
-            scales: 0,
-            packing: ScalePacking::Bytes,
-        },
-        GgmlType::Q3_K => Form {
-            bytes: 110,
-            supers: 108,
-            codes: const {
-                &[
-                    Field { offset: 32, span: 128, stride: 32, bits: 2, first: 0 },
-                    Field { offset: 0, span: 256, stride: 32, bits: 1, first: 2 },
-                ]
-            },
-            scales: 96,
-            packing: ScalePacking::Sixteen,
-        },
-        GgmlType::Q4_K => Form {
-            bytes: 144,
-            supers: 0,
-            codes: const { &[Field { offset: 16, span: 64, stride: 32, bits: 4, first: 0 }] },
-            scales: 4,
-            packing: ScalePacking::EightAndMinimums,
-        },
-        GgmlType::Q5_K => Form {
-            bytes: 176,
-            supers: 0,
-            codes: const {
-                &[
-                    Field { offset: 48, span: 64, stride: 32, bits: 4, first: 0 },
-                    Field { offset: 16, span: 256, stride: 32, bits: 1, first: 4 },
-                ]
-            },
-            scales: 4,
-            packing: ScalePacking::EightAndMinimums,
-        },
-        GgmlType::Q6_K => Form {
-            bytes: 210,
-            supers: 208,
-            codes: const {
-                &[
-                    Field { offset: 0, span: 128, stride: 64, bits: 4, first: 0 },
-                    Field { offset: 128, span: 128, stride: 32, bits: 2, first: 4 },
-                ]
-            },
-            scales: 192,
-            packing: ScalePacking::Bytes,
-        },
-        GgmlType::IQ4_XS => Form {
-            bytes: 136,
-            supers: 0,
-            codes: const { &[Field { offset: 8, span: 32, stride: 16, bits: 4, first: 0 }] },
-            scales: 2,
-            packing: ScalePacking::Eight,
-        },
-        _ => return None,
-    })
+const fn field(offset: usize, span: usize, stride: usize, bits: usize, first: usize) -> Field {
+    Field { offset, span, stride, bits, first }
 }
+
+/// Layout of Q2_K.
+pub(super) const Q2_K: Form =
+    Form { bytes: 84, supers: 80, codes: &[field(16, 128, 32, 2, 0)], scales: 0, packing: ScalePacking::Bytes };
+
+/// Layout of Q3_K.
+pub(super) const Q3_K: Form = Form {
+    bytes: 110,
+    supers: 108,
+    codes: &[field(32, 128, 32, 2, 0), field(0, 256, 32, 1, 2)],
+    scales: 96,
+    packing: ScalePacking::Sixteen,
+};
+
+/// Layout of Q4_K.
+pub(super) const Q4_K: Form = Form {
+    bytes: 144,
+    supers: 0,
+    codes: &[field(16, 64, 32, 4, 0)],
+    scales: 4,
+    packing: ScalePacking::EightAndMinimums,
+};
+
+/// Layout of Q5_K.
+pub(super) const Q5_K: Form = Form {
+    bytes: 176,
+    supers: 0,
+    codes: &[field(48, 64, 32, 4, 0), field(16, 256, 32, 1, 4)],
+    scales: 4,
+    packing: ScalePacking::EightAndMinimums,
+};
+
+/// Layout of Q6_K.
+pub(super) const Q6_K: Form = Form {
+    bytes: 210,
+    supers: 208,
+    codes: &[field(0, 128, 64, 4, 0), field(128, 128, 32, 2, 4)],
+    scales: 192,
+    packing: ScalePacking::Bytes,
+};
+
+/// Layout of IQ4_XS.
+pub(super) const IQ4_XS: Form =
+    Form { bytes: 136, supers: 0, codes: &[field(8, 32, 16, 4, 0)], scales: 2, packing: ScalePacking::Eight };
 
 impl Form {
     /// Unpacks a row of super-blocks.
