@@ -205,8 +205,8 @@ fn block_dot(layout: &TileLayout, half: usize, weight: impl Fn(usize) -> f32, x:
     ((chains[0] + chains[1]) + chains[2]) + chains[3]
 }
 
-/// Returns the integer values of a block of a row (zero point subtracted), and the numbers that make them weights: those
-/// of the group of the block, or of its two groups.
+/// Returns the integer values of a block of a row (zero point subtracted), and the numbers that make them weights:
+/// those of the group of the block, or of its two groups.
 pub fn tile_block(layout: &TileLayout, tile: &[u8], row: usize, block: usize) -> ([i32; BLOCK], [Factors; 2]) {
     let factors = [0, layout.block_groups - 1].map(|half| layout.factors(tile, row, layout.group_of(block, half)));
     let (map, bits) = (layout.spec.code_map(), layout.spec.scheme.bits());

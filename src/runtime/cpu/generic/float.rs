@@ -44,7 +44,7 @@ unsafe fn rare<I: Isa>(part: &Rectangle<'_>, out: &mut [f32]) {
             let tiles = Tiles::of(&piece);
             with_rare_kind!(tiles.layout, KIND, {
                 with_const!(cols, [1 4], C, C <= 4, {
-                    // SAFETY: the caller guarantees the instruction set, and a part inside the matrix and the activations.
+                    // SAFETY: the caller guarantees the instruction set, and a part inside matrix and activations.
                     unsafe { I::enter(RareProduct::<KIND, C> { tiles, out: &mut *results }) }
                 })
             });

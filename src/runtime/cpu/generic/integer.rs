@@ -4,8 +4,9 @@
 //! the weights and a scale of the activations. The integer sums over each run are multiplied by the scales of the
 //! weights and summed over the group of activations; these sums are multiplied by the scale of the activations and
 //! summed over K. Kinds with minimums add the sum of the activations times the minimum to each run; where the halves of
-//! a block have their own scales, each half is a run. An implementation of [`Runs`] supplies the sums of each run. The one in [`super::tiles`] reads tiles,
-//! which are unpacked in registers, once for all columns of the rectangle; the one in [`super::panel`] reads a panel.
+//! a block have their own scales, each half is a run. An implementation of [`Runs`] supplies the sums of each run. The one
+//! in [`super::tiles`] reads tiles, which are unpacked in registers, once for all columns of the rectangle; the one in
+//! [`super::panel`] reads a panel.
 
 use super::super::acts::{Acts, GROUP_BLOCKS, Q8Group, Q16Group};
 use super::super::kernels::{Tiles, kind};
