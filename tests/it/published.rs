@@ -204,19 +204,18 @@ impl Copy {
         self.dir.path().join(file)
     }
 
-    fn edit(&self, file: &str, change: impl FnOnce(&mut Value)) -> &Copy {
+    fn edit(&self, file: &str, change: impl FnOnce(&mut Value)) {
         let mut content: Value = serde_json::from_slice(&std::fs::read(self.path(file)).unwrap()).unwrap();
         change(&mut content);
         std::fs::write(self.path(file), content.to_string()).unwrap();
-        self
     }
 
-    fn settings(&self, change: impl FnOnce(&mut Value)) -> &Copy {
-        self.edit("config.json", |config| change(&mut config["quantization_config"]))
+    fn settings(&self, change: impl FnOnce(&mut Value)) {
+        self.edit("config.json", |config| change(&mut config["quantization_config"]));
     }
 
     /// Overwrites the first bytes of a tensor.
-    fn bytes(&self, tensor: &str, bytes: &[u8]) -> &Copy {
+    fn bytes(&self, tensor: &str, bytes: &[u8]) {
         for entry in std::fs::read_dir(self.dir.path()).unwrap() {
             let path = entry.unwrap().path();
             if path.extension().is_none_or(|extension| extension != "safetensors") {
@@ -229,14 +228,14 @@ impl Copy {
                 let start = 8 + length + start as usize;
                 file[start..start + bytes.len()].copy_from_slice(bytes);
                 std::fs::write(&path, file).unwrap();
-                return self;
+                return;
             }
         }
         panic!("no tensor {tensor}");
     }
 
     /// Renames a tensor, or changes its type or shape, without a change of the file's length.
-    fn header(&self, from: &str, to: &str) -> &Copy {
+    fn header(&self, from: &str, to: &str) {
         let path = self.path("model.safetensors");
         let mut file = std::fs::read(&path).unwrap();
         let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
@@ -245,7 +244,6 @@ impl Copy {
         let changed = format!("{:1$}", header.replacen(from, to, 1), length);
         file[8..8 + length].copy_from_slice(changed.as_bytes());
         std::fs::write(&path, file).unwrap();
-        self
     }
 
     /// Returns what packing as floats says.
@@ -272,7 +270,7 @@ fn a_bias_of_zeros_beside_a_quantized_matrix_is_ignored_and_another_is_not() {
 }
 
 /// Damaged or contradictory checkpoint, and words of the message.
-type Hostile = (&'static str, for<'a> fn(&'a Copy) -> &'a Copy, &'static [&'static str]);
+type Hostile = (&'static str, fn(&Copy), &'static [&'static str]);
 
 const NAN16: [u8; 2] = [0xFF, 0x7F];
 

@@ -1,12 +1,12 @@
 //! Kernels for tiles times int8 and 16-bit activations.
 //!
-//! [`product`] is the loop that all of them share. A *run* consists of consecutive blocks that share both a scale of
-//! the weights and a scale of the activations. The integer sums over each run are multiplied by the scales of the
-//! weights and summed over the group of activations; these sums are multiplied by the scale of the activations and
-//! summed over K. Kinds with minimums add the sum of the activations times the minimum to each run; where the halves of
-//! a block have their own scales, each half is a run. An implementation of [`Runs`] supplies the sums of each run. The one
-//! in [`super::tiles`] reads tiles, which are unpacked in registers, once for all columns of the rectangle; the one in
-//! [`super::panel`] reads a panel.
+//! [`product`] is the loop that all of them share. A *run* consists of consecutive blocks that share both a scale
+//! of the weights and a scale of the activations. The integer sums over each run are multiplied by the scales of
+//! the weights and summed over the group of activations; these sums are multiplied by the scale of the activations
+//! and summed over K. Kinds with minimums add the sum of the activations times the minimum to each run; where the
+//! halves of a block have their own scales, each half is a run. An implementation of [`Runs`] supplies the sums of
+//! each run. The one in [`super::tiles`] reads tiles, which are unpacked in registers, once for all columns of the
+//! rectangle; the one in [`super::panel`] reads a panel.
 
 use super::super::acts::{Acts, GROUP_BLOCKS, Q8Group, Q16Group};
 use super::super::kernels::{Tiles, kind};
