@@ -2,7 +2,7 @@
 //! GPTQ, or FP8 in blocks.
 //!
 //! Names, files beside the weights and the plan of all tensors are those of `iec unpack`. Each linear layer then
-//! becomes a [`Module`], whose tensors the format defines ([`format`]): compressed-tensors and GPTQ keep the codes and
+//! becomes a `Module`, whose tensors the format defines (`format`): compressed-tensors and GPTQ keep the codes and
 //! scales of the pack, FP8 quantizes floats. All other tensors stay floats.
 
 mod compressed;
