@@ -213,21 +213,16 @@ impl TileLayout {
     }
 
     /// Returns the lengths in bytes of the canonical codes, scales and zero points (see [`crate::quant::block`]) of
-    /// `rows` rows.
+    /// `rows` rows. Schemes without an encoder have no canonical bytes.
     pub fn canonical_sizes(&self, rows: usize) -> (usize, usize, usize) {
         let bits = self.spec.scheme.bits() as usize;
         let codes = self.canonical_codes();
-        let per_row = match bits {
-            0..4 => (codes * bits).div_ceil(8),
-            8 => codes,
-            _ => codes.div_ceil(2) + (codes * (bits - 4)).div_ceil(8),
-        };
+        let per_row = if bits == 8 { codes } else { codes.div_ceil(2) + (codes * (bits - 4)).div_ceil(8) };
         let groups = match self.spec.granularity {
             Granularity::Tensor => 1,
             _ => rows * self.groups,
         };
-        let supers = rows * self.super_numbers() * 2;
-        (rows * per_row, groups * self.spec.scale_dtype.size() + supers, groups * self.zero_bytes)
+        (rows * per_row, groups * self.spec.scale_dtype.size(), groups * self.zero_bytes)
     }
 }
 

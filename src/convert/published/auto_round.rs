@@ -3,6 +3,7 @@
 use super::format::{Describe, Format, Settings};
 use super::names::spellings;
 use super::{awq, gptq};
+use crate::convert::arch::Fields;
 use crate::error::Result;
 use std::collections::BTreeMap;
 
@@ -25,14 +26,19 @@ fn open(settings: &Settings<'_>) -> Result<Describe> {
             return Err(fields.unsupported("packing_format", expected));
         }
     };
-    let usual = gptq::Module { bits: gptq::bits(&fields)?, group: gptq::group(&fields, "group_size")?, add: 1 };
+    // Layouts of AWQ have 4 bits only.
+    let bits_of = |fields: &Fields<'_>| match gptq::bits(fields)? {
+        bits if of_awq && bits != 4 => Err(fields.unsupported("bits", "expected 4 with auto_awq")),
+        bits => Ok(bits),
+    };
+    let usual = gptq::Module { bits: bits_of(&fields)?, group: gptq::group(&fields, "group_size")?, add: 1 };
     let mut own = BTreeMap::new();
     if let Some(extra) = fields.object_opt("extra_config")? {
         for key in extra.keys() {
             let Some(module) = extra.object_opt(key)? else { continue };
             // Modules of 16 bits are floats, and have no codes to describe.
             if module.count_opt("bits")?.is_some_and(|bits| bits <= 8) {
-                let bits = gptq::bits(&module)?;
+                let bits = bits_of(&module)?;
                 let has_group = module.get("group_size").is_some();
                 let group = if has_group { gptq::group(&module, "group_size")? } else { usual.group };
                 own.insert(key.to_string(), gptq::Module { bits, group, ..usual });
@@ -41,7 +47,7 @@ fn open(settings: &Settings<'_>) -> Result<Describe> {
     }
     Ok(Box::new(move |parts, qweight| {
         let module = spellings(parts.stem).find_map(|name| own.get(&name).copied()).unwrap_or(usual);
-        match of_awq && module.bits == 4 {
+        match of_awq {
             true => awq::matrix(parts, qweight, module.group, "AutoRound 4 bit"),
             false => gptq::matrix(parts, qweight, module, "AutoRound"),
         }

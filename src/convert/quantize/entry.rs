@@ -5,6 +5,7 @@ use crate::convert::dry_run::in_words;
 use crate::error::{Error, Result};
 use crate::iebin::{Store, stored_bytes};
 use crate::manifest::{Keep, TensorEntry, Verdict};
+use crate::scheme::QuantSpec;
 
 /// Returns the name of the format in which `entry` stores a tensor, such as `int4/64` or `bf16`.
 pub fn stored_as(tensor: &Tensor, entry: &TensorEntry) -> String {
@@ -46,7 +47,7 @@ pub(super) fn kept(entry: TensorEntry, keep: Keep, reasons: Vec<String>) -> Tens
 pub(super) fn already_quantized(tensor: &Tensor) -> Result<Option<TensorEntry>> {
     match tensor.store {
         Store::Plain(_) => Ok(None),
-        Store::Tiled(spec) if spec.scheme.info().is_source_format => {
+        Store::Tiled(QuantSpec::MXFP4) => {
             let reason = "the checkpoint holds MXFP4 codes; they stay as they are".to_string();
             Ok(Some(kept(blank_entry(tensor)?, Keep::Source, vec![reason])))
         }

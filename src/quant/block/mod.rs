@@ -14,8 +14,8 @@
 //! | `mxfp4` | per block of 32, 16 bytes: byte j = column 2j low, 2j + 1 high, E2M1 bits | E8M0 byte per block |
 //! | `int5`, `int6` | low bits as `int4` symmetric, then high bits: column k at bit k (int5) or 2k (int6) | per group |
 //! | `int8` | one byte per column, two's complement | per group |
-//! | others | as `int4` affine, `int5` or `int6` without a bias; not used for exchange | per group |
 //!
+//! Schemes that are only kept from GGUF files have no canonical bytes; their blocks are made from tiles directly.
 //! Canonical scales and zero points are stored `[row][group]`; a tensor-wide scale is stored once.
 
 pub mod columns;

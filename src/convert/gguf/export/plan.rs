@@ -16,7 +16,6 @@ use crate::dtype::{DType, encode_floats};
 use crate::error::{Context, Error, Result};
 use crate::iebin::{Entry, IebinReader, Store};
 use crate::model_config::ModelConfig;
-use crate::scheme::BLOCK;
 use std::collections::{BTreeMap, HashSet};
 
 /// Advice for a pack that lacks a tensor of its model.
@@ -143,11 +142,14 @@ impl<'a> ExportSource<'a> {
                         "found quantized codes, but GGUF stores this matrix transposed".to_string(),
                         FLOATS.to_string(),
                     ),
-                    Some(kind) if cols.is_multiple_of(BLOCK) && self.options.dequantize != Dequantize::All => {
+                    Some(kind) if cols.is_multiple_of(kind.block()) && self.options.dequantize != Dequantize::All => {
                         return Ok(kind);
                     }
                     Some(kind) => (
-                        format!("found rows of {cols} weights, expected a multiple of {BLOCK} for {kind} blocks"),
+                        format!(
+                            "found rows of {cols} weights, expected a multiple of {} for {kind} blocks",
+                            kind.block()
+                        ),
                         FLOATS.to_string(),
                     ),
                     None => {

@@ -17,7 +17,7 @@ mod super_block;
 use super::foreign::undecodable;
 use super::types::{GgmlType, Meaning};
 use crate::dtype::{DType, decode_floats};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::quant::block::{CodedRow, mxfp4, q4_0};
 use crate::scheme::{BLOCK, QuantSpec, ScaleType, Scheme, TileLayout};
 use half::f16;
@@ -118,11 +118,11 @@ fn super_block(kind: GgmlType) -> Option<Form> {
 /// Unpacks a row of blocks whose type has a [`scheme`] into the codes and scales that tiles hold.
 ///
 /// # Errors
-/// A scale of an MXFP4 block is NaN.
+/// A scale or a minimum is NaN or infinite.
 pub fn to_row(kind: GgmlType, raw: &[u8], row: &mut CodedRow) -> Result<()> {
     if let Some(form) = super_block(kind) {
         form.unpack(raw, row);
-        return Ok(());
+        return check_finite(kind, &row.supers);
     }
     let blocks = row.codes.len() / BLOCK;
     let (size, minimum) = (row.scales.len() / blocks, row.zeros.len() / blocks);
@@ -138,7 +138,20 @@ pub fn to_row(kind: GgmlType, raw: &[u8], row: &mut CodedRow) -> Result<()> {
             _ => q4_0::unpack(raw, codes),
         }
     }
-    if kind == GgmlType::MXFP4 { mxfp4::check_scales(&row.scales) } else { Ok(()) }
+    if kind == GgmlType::MXFP4 {
+        return mxfp4::check_scales(&row.scales);
+    }
+    check_finite(kind, &row.scales)?;
+    check_finite(kind, &row.zeros)
+}
+
+/// Returns an error if one of these fp16 numbers is NaN or infinite.
+fn check_finite(kind: GgmlType, numbers: &[u8]) -> Result<()> {
+    let wrong = numbers.as_chunks::<2>().0.iter().map(|bits| f16::from_le_bytes(*bits)).find(|x| !x.is_finite());
+    wrong.map_or(Ok(()), |x| {
+        Err(Error::corrupt(format!("found a scale or minimum of {x} in a block of {kind}, expected a finite number"))
+            .help("the file is damaged; get it again"))
+    })
 }
 
 /// Packs a row of codes and scales of a scheme with a [`twin`] into blocks of `kind`; the inverse of [`to_row`].

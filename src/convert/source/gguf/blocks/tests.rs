@@ -47,6 +47,29 @@ fn a_nan_exponent_of_mxfp4_is_refused() {
     assert!(to_row(GgmlType::MXFP4, &[255; 17], &mut row).is_err());
 }
 
+#[test]
+fn scales_and_minimums_that_are_no_numbers_are_refused() {
+    // The last byte of each fp16 number of a block.
+    for (kind, ends) in [
+        (GgmlType::Q8_0, vec![1]),
+        (GgmlType::Q4_1, vec![1, 3]),
+        (GgmlType::Q4_K, vec![1, 3]),
+        (GgmlType::Q6_K, vec![209]),
+    ] {
+        let layout = TileLayout::new(scheme(kind).unwrap(), 1, kind.block()).unwrap();
+        let mut row = CodedRow::new(&layout);
+        let block = vec![0; kind.block_bytes()];
+        assert!(to_row(kind, &block, &mut row).is_ok());
+        for end in ends {
+            for high in [0x7c, 0x7e, 0xfc] {
+                let mut damaged = block.clone();
+                damaged[end] = high;
+                assert!(to_row(kind, &damaged, &mut row).is_err(), "{kind}: byte {end} is {high:#x}");
+            }
+        }
+    }
+}
+
 /// Types without a file in the repository: SHA-256 of the floats that the Python package `gguf` decodes from 8 blocks,
 /// whose byte i is `i * i * 31 + i * 7 + i / 256`, without the upper two bits of the f16 scale of TQ1_0.
 #[test]
