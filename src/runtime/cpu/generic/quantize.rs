@@ -30,6 +30,7 @@ impl Routine for Quantize<'_> {
             }
             group.scale = isa.largest(largest) / 127.0;
             let inverse = isa.splat_f32(if group.scale > 0.0 { 1.0 / group.scale } else { 0.0 });
+            let mut seconds = [isa.splat(0); GROUP_BLOCKS];
             for block in 0..GROUP_BLOCKS {
                 let mut halves = [isa.splat(0); 2];
                 for i in (0..BLOCK).step_by(I::LANES) {
@@ -41,22 +42,32 @@ impl Routine for Quantize<'_> {
                     // SAFETY: a byte per lane is writable.
                     unsafe { isa.store_i8(to.as_mut_ptr(), codes) };
                 }
-                let second = isa.total(halves[1]);
+                seconds[block] = halves[1];
                 let sums = isa.add(halves[0], halves[1]);
-                // One total for both: the last two codes of words count 2^16 times.
                 // SAFETY: the mask has 16 lanes.
                 let first = isa.and(sums, unsafe { isa.load(FIRST_OF_WORD.as_ptr().cast()) });
-                let total = isa.total(isa.add(first, isa.shl::<16>(isa.xor(sums, first))));
-                let first = total << 16 >> 16;
-                let last = (total - first) >> 16;
+                let [first, last] = totals(isa, first, isa.xor(sums, first));
                 group.pair_starts[block] = [-8 * first as i16, -8 * last as i16];
                 group.starts[block] = -8 * (first + last);
-                group.half_starts[block] = [-8 * (first + last - second) as i16, -8 * second as i16];
+            }
+            for block in (0..GROUP_BLOCKS).step_by(2) {
+                let second = totals(isa, seconds[block], seconds[block + 1]).map(|total| -8 * total);
+                for i in 0..2 {
+                    group.half_starts[block + i] = [(group.starts[block + i] - second[i]) as i16, second[i] as i16];
+                }
             }
             let [a, b, c, d] = group.starts;
             group.start = a + b + c + d;
         }
     }
+}
+
+/// Returns the totals of two vectors of codes by adding up one: the numbers of the second count 2^16 times.
+#[inline(always)]
+fn totals<I: Isa>(isa: I, first: I::Int, second: I::Int) -> [i32; 2] {
+    let total = isa.total(isa.add(first, isa.shl::<16>(second)));
+    let first = total << 16 >> 16;
+    [first, (total - first) >> 16]
 }
 
 /// Mask of the first two of four numbers.
