@@ -38,6 +38,7 @@ const FORMS: &[(&str, i32)] = &[
     ("inspect {G}", 0),
     ("import-gguf {G} --json --out-dir {O}/p", 0),
     ("export-gguf --json --model-dir {P} --out {O}/g", 0),
+    ("export-hf --json --format fp8 --model-dir {P} --out-dir {O}/h", 0),
     ("--version -v", 0),
     ("pack --json --bits 8 {S} --out-dir {O}/p", 0),
     ("run --plan {P}", 0),

@@ -2,6 +2,7 @@
 //! by the Python package `gguf` and by llama.cpp, logits computed from them by `transformers` in float32.
 
 use crate::common::iec;
+use crate::cuda::on_gpu;
 use crate::golden::{fp32, open};
 use iec::convert::source::gguf::{Gguf, GgufTensor};
 use iec::dtype::decode_floats;
@@ -184,6 +185,31 @@ fn kept_files_come_back_byte_for_byte_and_keep_their_size() {
     assert_eq!(kept, 11);
 }
 
+#[test]
+fn kept_codes_give_the_ids_and_logits_of_the_reference_on_a_gpu() {
+    let mut failures = Vec::new();
+    for file in golden().into_iter().filter(is_kept) {
+        let (name, dir) = (file["file"].as_str().unwrap(), TempDir::new().unwrap());
+        let pack = dir.path().join("pack");
+        import(&file, &pack);
+        let options = EngineOptions { precision: Some(wide_precision(&pack)), ..fp32() };
+        let mut engine = open(&pack, on_gpu(options));
+        let prompt = &file["prompts"][0];
+        let (worst, found) = answer(&mut engine, prompt);
+        if worst > 2e-2 || found != ids(&prompt["greedy_ids"]) {
+            failures.push(format!("{name}: logits differ by {worst}, ids {found:?}"));
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// Returns the precision with activations of 16 bits that a pack supports.
+fn wide_precision(pack: &Path) -> Precision {
+    let reader = IebinReader::open(pack).unwrap();
+    let narrow = reader.entries().iter().any(|e| matches!(e.store, Store::Tiled(spec) if spec.scheme.bits() <= 4));
+    if narrow { Precision::Int4w } else { Precision::Int8w }
+}
+
 /// Rounding activations to 16 bits, and keys and values to f16, changes logits by less than the tolerance.
 #[test]
 fn kept_codes_give_the_ids_and_logits_of_the_reference() {
@@ -192,10 +218,7 @@ fn kept_codes_give_the_ids_and_logits_of_the_reference() {
         let (name, dir) = (file["file"].as_str().unwrap(), TempDir::new().unwrap());
         let pack = dir.path().join("pack");
         import(&file, &pack);
-        let reader = IebinReader::open(&pack).unwrap();
-        let narrow = reader.entries().iter().any(|e| matches!(e.store, Store::Tiled(spec) if spec.scheme.bits() <= 4));
-        let precision = if narrow { Precision::Int4w } else { Precision::Int8w };
-        let mut engine = open(&pack, EngineOptions { precision: Some(precision), ..fp32() });
+        let mut engine = open(&pack, EngineOptions { precision: Some(wide_precision(&pack)), ..fp32() });
         for (i, prompt) in file["prompts"].as_array().unwrap().iter().enumerate() {
             let (worst, found) = answer(&mut engine, prompt);
             if worst > 2e-2 || found != ids(&prompt["greedy_ids"]) {

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// Arguments of `iec export-hf`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  iec export-hf packs/llama-int4 --format compressed-tensors --out-dir models/llama-w4a16
+  iec export-hf packs/llama-int4 --format compressed-tensors --dequantize --out-dir models/llama-w4a16
   iec export-hf packs/llama-int4 --format gptq --out-dir models/llama-gptq --max-shard-size 2GB
   iec export-hf packs/llama-bf16 --format fp8 --out-dir models/llama-fp8 --json
 

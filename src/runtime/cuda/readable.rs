@@ -21,6 +21,12 @@ const NIBBLES: usize = 4;
 /// Number of vectors in a block of int8 codes.
 const BYTES: usize = 8;
 
+/// Returns true for formats that kernels read as f32 numbers only.
+pub(super) fn becomes_floats(store: MatrixStore) -> bool {
+    matches!(store, MatrixStore::Tiled(TileLayout { spec, .. })
+        if spec.has_two_levels() || spec.minimum() != Minimum::None)
+}
+
 /// Returns the storage format in which kernels read matrices of `store`.
 ///
 /// # Errors
@@ -29,7 +35,7 @@ fn readable_store(store: MatrixStore) -> Result<MatrixStore> {
     let MatrixStore::Tiled(layout) = store else { return Ok(store) };
     let spec = layout.spec;
     Ok(match spec.code_map() {
-        _ if spec.has_two_levels() || spec.minimum() != Minimum::None => MatrixStore::Plain(DType::F32),
+        _ if becomes_floats(store) => MatrixStore::Plain(DType::F32),
         CodeMap::Biased(16 | 32) => {
             let wide = QuantSpec { scheme: Scheme::Int8, ..spec };
             MatrixStore::Tiled(TileLayout::new(wide, layout.rows, layout.cols)?)

@@ -3,7 +3,7 @@
 use super::args::{self, Kind};
 use super::array::{Array, Forms};
 use super::context::{Buffer, Context, Mark, Pinned};
-use super::readable::{device_bytes, readable};
+use super::readable::{becomes_floats, device_bytes, readable};
 use crate::catalogue::Target;
 use crate::dtype::DType;
 use crate::error::{Cause, Error, Result};
@@ -188,7 +188,8 @@ pub enum How {
 impl How {
     /// Selects the kernels for a storage format, with the same roundings as on the CPU or finer ones.
     pub fn new(store: MatrixStore, arithmetic: Arithmetic, tensor_cores: bool) -> How {
-        let float = arithmetic == Arithmetic::Float || store == MatrixStore::Plain(DType::F32);
+        let f32 = store == MatrixStore::Plain(DType::F32) || becomes_floats(store);
+        let float = arithmetic == Arithmetic::Float || f32;
         if float || !tensor_cores {
             return How::Float;
         }
