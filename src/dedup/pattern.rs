@@ -103,12 +103,12 @@ impl Pattern {
                 let numbers = match spec.scale_dtype {
                     ScaleType::F16 => Numbers::F16,
                     ScaleType::F32 => Numbers::F32,
-                    ScaleType::E8m0 | ScaleType::I8 => Numbers::Bytes,
+                    ScaleType::E8m0 | ScaleType::I8 | ScaleType::E4m3 => Numbers::Bytes,
                 };
                 let codes = match spec.code_map() {
                     CodeMap::Table(CodeTable::E2m1) => Codes::Magnitude,
                     CodeMap::Table(CodeTable::Iq4Nl) | CodeMap::Biased(8) | CodeMap::Affine => Codes::Offset,
-                    CodeMap::Biased(_) | CodeMap::Unsigned | CodeMap::Bytes => Codes::Bytes,
+                    CodeMap::Biased(_) | CodeMap::Unsigned | CodeMap::Bytes | CodeMap::E4m3 => Codes::Bytes,
                 };
                 vec![
                     NumberRun { numbers, bytes: scales },

@@ -80,6 +80,8 @@ pub enum ScaleType {
     /// Integer that is multiplied by the fp16 number of its super-block of 256 columns; GGML's types with two levels of
     /// scales only. It is unsigned in schemes with minimums, otherwise signed.
     I8,
+    /// FP8 number that is multiplied by the f32 number of its row; NVFP4 only.
+    E4m3,
 }
 
 impl ScaleType {
@@ -88,8 +90,18 @@ impl ScaleType {
         match self {
             ScaleType::F16 => 2,
             ScaleType::F32 => 4,
-            ScaleType::E8m0 | ScaleType::I8 => 1,
+            ScaleType::E8m0 | ScaleType::I8 | ScaleType::E4m3 => 1,
         }
+    }
+
+    /// Returns true when scales are multiplied by numbers that many groups share.
+    pub fn has_two_levels(self) -> bool {
+        matches!(self, ScaleType::I8 | ScaleType::E4m3)
+    }
+
+    /// Returns the size in bytes of one of these numbers.
+    pub fn super_size(self) -> usize {
+        if self == ScaleType::E4m3 { 4 } else { 2 }
     }
 }
 

@@ -15,5 +15,5 @@ mod tile;
 
 pub use granularity::{Granularity, ScaleType};
 pub use spec::QuantSpec;
-pub use table::{CodeMap, CodeOrder, CodeTable, Minimum, PlainScale, SCHEMES, Scheme, SchemeInfo};
+pub use table::{CodeMap, CodeOrder, CodeTable, Minimum, PlainScale, SCHEMES, Scheme, SchemeInfo, e4m3};
 pub use tile::{BLOCK, Factors, SUPER_BLOCK, TILE_ALIGN, TILE_ROWS, TileLayout};

@@ -71,7 +71,7 @@ impl QuantSpec {
             CodeMap::Biased(bias) => Some(bias),
             CodeMap::Bytes => Some(0),
             CodeMap::Unsigned => Some(0),
-            CodeMap::Affine | CodeMap::Table(_) => None,
+            CodeMap::Affine | CodeMap::Table(_) | CodeMap::E4m3 => None,
         }
     }
 
@@ -85,8 +85,13 @@ impl QuantSpec {
             ))
             .help("leave the group size, the zero points and the type of scales out, or choose scheme int4 or int8"));
         }
-        let fixed = [ScaleType::E8m0, ScaleType::I8].into_iter().find(|fixed| self.scale_dtype == *fixed);
-        if let Some(fixed) = fixed.filter(|fixed| info.scale_dtype != *fixed) {
+        // Powers of two scale FP8 codes, too (MXFP8).
+        let is_free = |scale| match scale {
+            ScaleType::F16 | ScaleType::F32 => true,
+            ScaleType::E8m0 => info.codes == CodeMap::E4m3,
+            ScaleType::I8 | ScaleType::E4m3 => false,
+        };
+        if let Some(fixed) = Some(self.scale_dtype).filter(|scale| *scale != info.scale_dtype && !is_free(*scale)) {
             return Err(Error::unsupported(format!("scheme {} does not support {fixed:?} scales", info.name))
                 .help("leave the type of scales out"));
         }
@@ -109,10 +114,10 @@ impl QuantSpec {
         self.scheme.info().minimum
     }
 
-    /// Returns true when the scales of groups are multiplied by numbers of their super-block.
+    /// Returns true when the scales of groups are multiplied by numbers of their super-block or row.
     #[inline]
     pub fn has_two_levels(&self) -> bool {
-        self.scale_dtype == ScaleType::I8
+        self.scale_dtype.has_two_levels()
     }
 
     /// Returns the number of scale groups along a row of `cols` weights as the kernels use them. A tensor-wide scale

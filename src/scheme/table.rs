@@ -42,6 +42,10 @@ pub enum Scheme {
     Q6K,
     /// GGML IQ4_XS: groups of 32 in super-blocks of 256, value = d * scale * an entry of [`CodeTable::Iq4Nl`].
     Iq4Xs,
+    /// FP8 as published: E4M3 codes with a scale per group, row or tensor.
+    Fp8,
+    /// NVFP4: groups of 16 E2M1 codes, value = code * (E4M3 scale of the group * number of the row).
+    Nvfp4,
 }
 
 /// Map from a stored code to an integer in units of the scale.
@@ -57,6 +61,9 @@ pub enum CodeMap {
     Table(CodeTable),
     /// Two's complement byte, -127..=127.
     Bytes,
+    /// FP8 number (see [`e4m3`]). In units of its least step, 2^-9, it is an integer of 19 bits, which integer kernels
+    /// do not multiply.
+    E4m3,
 }
 
 /// Table of values for 4-bit codes.
@@ -98,7 +105,20 @@ impl CodeMap {
             CodeMap::Table(table) => i32::from(table.values()[usize::from(code & 15)]),
             CodeMap::Unsigned => i32::from(code),
             CodeMap::Bytes => i32::from(code as i8),
+            CodeMap::E4m3 => e4m3_steps(code),
         }
+    }
+
+    /// Returns the number that the scale of its group multiplies: that of FP8, or the integer value.
+    #[inline(always)]
+    pub fn number(self, code: u8, zero: u8) -> f32 {
+        if self == CodeMap::E4m3 { e4m3(code) } else { self.value(code, zero) as f32 }
+    }
+
+    /// Returns what a number of 1 stands for, in units of the stored scale.
+    #[inline(always)]
+    pub fn unit(self) -> f32 {
+        if self == CodeMap::Table(CodeTable::E2m1) { 0.5 } else { 1.0 }
     }
 
     /// Returns the stored code for zero, or for the value of smallest magnitude if there is no code for zero. Padding
@@ -108,9 +128,24 @@ impl CodeMap {
             CodeMap::Biased(bias) => bias,
             CodeMap::Affine => zero,
             CodeMap::Table(table) => table.least(),
-            CodeMap::Unsigned | CodeMap::Bytes => 0,
+            CodeMap::Unsigned | CodeMap::Bytes | CodeMap::E4m3 => 0,
         }
     }
+}
+
+/// Returns the FP8 number of a code: a sign, 4 bits of exponent with bias 7, 3 bits of fraction; exponent 0 is
+/// subnormal. The two patterns of NaN, 0x7f and 0xff, count as 480 and -480; converters refuse them.
+#[inline(always)]
+pub fn e4m3(code: u8) -> f32 {
+    e4m3_steps(code) as f32 / 512.0
+}
+
+/// Returns the FP8 number of a code in units of 2^-9, which are integers.
+#[inline(always)]
+fn e4m3_steps(code: u8) -> i32 {
+    let (exponent, fraction) = (code >> 3 & 15, i32::from(code & 7));
+    let steps = if exponent == 0 { fraction } else { (8 + fraction) << (exponent - 1) };
+    if code < 0x80 { steps } else { -steps }
 }
 
 /// Assignment of columns to the bytes of canonical codes (see [`crate::quant::block`]).
@@ -238,7 +273,7 @@ const SUPER_BLOCKS: SchemeInfo = SchemeInfo {
 
 /// All schemes, in the order of [`Scheme`]. If only a number of bits is given, the first entry with these bits that
 /// supports the requested group size, symmetry and scale type is chosen.
-pub static SCHEMES: [SchemeInfo; 15] = [
+pub static SCHEMES: [SchemeInfo; 17] = [
     SchemeInfo { scheme: Scheme::Q4_0, name: "q4_0", ..GGML_BLOCKS },
     SchemeInfo {
         older_names: &["int4", "int4w", "q4"],
@@ -341,6 +376,28 @@ pub static SCHEMES: [SchemeInfo; 15] = [
         codes: CodeMap::Table(CodeTable::Iq4Nl),
         ..SUPER_BLOCKS
     },
+    SchemeInfo {
+        scheme: Scheme::Fp8,
+        name: "fp8",
+        dtype: "FP8",
+        bits: 8,
+        codes: CodeMap::E4m3,
+        granularity: Granularity::Row,
+        scale_dtype: ScaleType::F32,
+        is_searched: false,
+        is_source_format: true,
+        budget: &[],
+        ..INTEGERS
+    },
+    SchemeInfo {
+        scheme: Scheme::Nvfp4,
+        name: "nvfp4",
+        dtype: "FP4",
+        codes: CodeMap::Table(CodeTable::E2m1),
+        granularity: Granularity::Group(16),
+        scale_dtype: ScaleType::E4m3,
+        ..SUPER_BLOCKS
+    },
 ];
 
 impl Scheme {
@@ -363,7 +420,7 @@ impl Scheme {
     /// Returns true for schemes that floats can be quantized to; tensors of the others are only kept as they are.
     pub fn has_encoder(self) -> bool {
         let info = self.info();
-        info.minimum == Minimum::None && info.scale_dtype != ScaleType::I8
+        info.minimum == Minimum::None && !info.scale_dtype.has_two_levels() && info.codes != CodeMap::E4m3
     }
 
     /// Returns the schemes that `iec ptq` can quantize weights to.
@@ -411,11 +468,20 @@ mod tests {
                 CodeMap::Biased(bias) => u32::from(bias).ilog2() + 1,
                 CodeMap::Affine | CodeMap::Table(_) => 4,
                 CodeMap::Unsigned => row.bits,
-                CodeMap::Bytes => 8,
+                CodeMap::Bytes | CodeMap::E4m3 => 8,
             };
             assert_eq!(row.bits, bits, "{}", row.name);
         }
         assert!("int7".parse::<Scheme>().is_err());
+    }
+
+    #[test]
+    fn numbers_of_fp8_are_those_of_its_definition() {
+        let expected = [(0, 0.0), (1, 1.0 / 512.0), (7, 7.0 / 512.0), (8, 1.0 / 64.0), (0x38, 1.0), (0x7e, 448.0)];
+        for (code, value) in expected {
+            assert_eq!((e4m3(code), e4m3(code | 0x80)), (value, -value));
+            assert_eq!(CodeMap::E4m3.number(code, 0), value);
+        }
     }
 
     #[test]

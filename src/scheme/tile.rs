@@ -11,7 +11,8 @@
 //! 2. **zero points** or **minimums** (affine schemes and those with a [`Minimum`] of its own): for each group 16
 //!    entries (`[group][row]`);
 //! 3. **super-scales** (schemes with two levels of scales): for each super-block of 256 along K, 16 fp16 numbers that
-//!    multiply its scales, then 16 that multiply its minimums, if there are any;
+//!    multiply its scales, then 16 that multiply its minimums, if there are any; for NVFP4, 16 f32 numbers, one per
+//!    row, that multiply all its scales;
 //! 4. **codes**: for each block of 32 along K:
 //!    * 4 bit: 256 bytes as 4 vectors of 64. In vector `i`, bytes `4r..4r+4` belong to row `r`; the low nibble of byte
 //!      `j` is k = 4i + j, the high nibble is k = 16 + 4i + j. Symmetric integer codes are stored biased by 8
@@ -21,7 +22,8 @@
 //!      biased by half their range, or have a minimum.
 //!    * 2 and 3 bit: 128 bytes with the low two bits of each code in the order of the high bits of 6-bit codes, then,
 //!      for 3 bit, 64 bytes in the order of the high bits of 5-bit codes.
-//!    * 8 bit: 512 bytes as 8 vectors of 64; byte `4r + j` of vector `i` is row `r`, k = 4i + j, two's complement.
+//!    * 8 bit: 512 bytes as 8 vectors of 64; byte `4r + j` of vector `i` is row `r`, k = 4i + j, two's
+//!      complement or E4M3.
 //!
 //! Each SIMD lane processes one row, and blocks are processed in K order. No kernel needs a horizontal sum, and the
 //! order of additions is the same for every instruction set, batch size and number of threads. Tensors of several
@@ -29,7 +31,7 @@
 
 use super::granularity::{Granularity, ScaleType};
 use super::spec::QuantSpec;
-use super::table::Minimum;
+use super::table::{Minimum, e4m3};
 use crate::error::{Error, Result};
 use half::f16;
 
@@ -59,7 +61,8 @@ pub struct TileLayout {
     pub group_blocks: usize,
     /// Number of groups in a block: 2 for groups of 16, otherwise 1.
     pub block_groups: usize,
-    /// Number of super-blocks along K whose groups share fp16 numbers; 0 in schemes with one level of scales.
+    /// Number of super-blocks along K whose groups share numbers, 1 for whole rows; 0 in schemes with one level of
+    /// scales.
     pub super_blocks: usize,
     /// Offset of the zero points or minimums within a tile (equals `supers_offset` when there are none).
     pub zeros_offset: usize,
@@ -101,13 +104,18 @@ impl TileLayout {
             Granularity::Row | Granularity::Tensor => (blocks, 1),
         };
         let groups = if block_groups > 1 { blocks.checked_mul(block_groups)? } else { spec.groups(cols) };
-        let super_blocks = if spec.has_two_levels() { cols.div_ceil(SUPER_BLOCK) } else { 0 };
+        let super_blocks = match spec.scale_dtype {
+            ScaleType::I8 => cols.div_ceil(SUPER_BLOCK),
+            ScaleType::E4m3 => 1,
+            ScaleType::F16 | ScaleType::F32 | ScaleType::E8m0 => 0,
+        };
         let scales = groups.checked_mul(TILE_ROWS * spec.scale_dtype.size())?;
         let zeros_offset = scales.checked_next_multiple_of(TILE_ALIGN)?;
         let zero_bytes = if spec.symmetric { spec.minimum().size() } else { 1 };
         let zeros = groups.checked_mul(TILE_ROWS * zero_bytes)?;
         let supers_offset = zeros_offset.checked_add(zeros)?.checked_next_multiple_of(TILE_ALIGN)?;
-        let supers = super_blocks.checked_mul(spec.minimum().supers() * 2 * TILE_ROWS)?;
+        let super_bytes = spec.scale_dtype.super_size() * TILE_ROWS;
+        let supers = super_blocks.checked_mul(spec.minimum().supers() * super_bytes)?;
         let codes_offset = supers_offset.checked_add(supers)?.checked_next_multiple_of(TILE_ALIGN)?;
         let block_bytes = TILE_ROWS * BLOCK * spec.scheme.bits() as usize / 8;
         let tile_bytes = codes_offset.checked_add(blocks.checked_mul(block_bytes)?)?;
@@ -149,15 +157,16 @@ impl TileLayout {
             copy(group * TILE_ROWS * scale_bytes, scale_bytes);
             copy(self.zeros_offset + group * TILE_ROWS * self.zero_bytes, self.zero_bytes);
         }
+        let size = self.spec.scale_dtype.super_size();
         for number in 0..self.super_numbers() {
-            copy(self.supers_offset + number * TILE_ROWS * 2, 2);
+            copy(self.supers_offset + number * TILE_ROWS * size, size);
         }
         (self.codes_offset..self.tile_bytes)
             .step_by(TILE_ALIGN)
             .for_each(|vector| copy(vector, TILE_ALIGN / TILE_ROWS));
     }
 
-    /// Returns the number of fp16 numbers that the super-blocks of a row have.
+    /// Returns the number of numbers that the super-blocks of a row have.
     pub fn super_numbers(&self) -> usize {
         self.super_blocks * self.spec.minimum().supers()
     }
@@ -184,14 +193,16 @@ impl TileLayout {
         group: usize,
     ) -> Factors {
         let half = |bytes: &[u8], index: usize| f16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]]).to_f32();
+        let single =
+            |bytes: &[u8], index: usize| f32::from_le_bytes(bytes[4 * index..][..4].try_into().expect("4 bytes"));
         let (index, minimum) = (group * lanes + lane, self.spec.minimum());
         let numbers = group * BLOCK / self.block_groups / SUPER_BLOCK * minimum.supers();
         let of_super = |number: usize| half(supers, (numbers + number) * lanes + lane);
         let scale = match self.spec.scale_dtype {
             ScaleType::F16 => half(scales, index),
-            ScaleType::F32 => f32::from_le_bytes(scales[4 * index..][..4].try_into().expect("4 bytes")),
-            // Half of 2^(s - 127), because the codes are doubled.
-            ScaleType::E8m0 => e8m0(scales[index]) * 0.5,
+            ScaleType::F32 => single(scales, index),
+            ScaleType::E8m0 => e8m0(scales[index]),
+            ScaleType::E4m3 => e4m3(scales[index]) * single(supers, lane),
             ScaleType::I8 if minimum == Minimum::Nibble => of_super(0) * f32::from(scales[index] & 15),
             ScaleType::I8 if minimum == Minimum::U8 => of_super(0) * f32::from(scales[index]),
             ScaleType::I8 => of_super(0) * f32::from(scales[index] as i8),
@@ -204,7 +215,7 @@ impl TileLayout {
         };
         // The encoders of `iec` write only zero points of at most 15; larger ones in other files are read as 15.
         let zero = if self.spec.symmetric { 0 } else { zeros[index].min(15) };
-        Factors { scale, zero, minimum }
+        Factors { scale: scale * self.spec.code_map().unit(), zero, minimum }
     }
 
     /// Returns the number of canonical codes of a row: one per column, padded to whole blocks for block formats.
@@ -226,11 +237,11 @@ impl TileLayout {
     }
 }
 
-/// Numbers by which a group turns codes into weights: `(integer of the code, less the zero point) * scale + minimum`.
-/// The product is exact for integer codes, so a weight is rounded once.
+/// Numbers by which a group turns codes into weights: `number of the code, less the zero point, * scale + minimum`.
+/// The product is exact where both have few bits, so a weight is rounded once.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Factors {
-    /// Scale; that of MXFP4 is halved, because its codes are doubled.
+    /// Scale, times [`CodeMap::unit`](super::CodeMap::unit).
     pub scale: f32,
     /// Zero point of an affine group, otherwise 0.
     pub zero: u8,
@@ -239,10 +250,10 @@ pub struct Factors {
 }
 
 impl Factors {
-    /// Returns the weight with this integer (zero point subtracted).
+    /// Returns the weight of this number of a code (zero point subtracted).
     #[inline]
-    pub fn weight(&self, integer: i32) -> f32 {
-        let product = integer as f32 * self.scale;
+    pub fn weight(&self, number: f32) -> f32 {
+        let product = number * self.scale;
         // Adding zero would change the sign of zeros.
         if self.minimum == 0.0 { product } else { product + self.minimum }
     }

@@ -72,6 +72,10 @@ fn tiles(rng: &mut Rng, layout: &TileLayout) -> Result<Bytes> {
             for i in 0..layout.groups * TILE_ROWS {
                 scale(rng, layout, &mut tile[i * layout.spec.scale_dtype.size()..]);
             }
+            if layout.spec.scale_dtype == ScaleType::E4m3 {
+                let numbers = tile[layout.supers_offset..layout.codes_offset].as_chunks_mut::<4>().0;
+                numbers.iter_mut().for_each(|number| *number = 0.0001f32.to_le_bytes());
+            }
             if !layout.spec.symmetric {
                 // A few zero points are larger than any encoder writes; they count as 15.
                 let zeros = &mut tile[layout.zeros_offset..][..layout.groups * TILE_ROWS];
@@ -85,6 +89,8 @@ fn tiles(rng: &mut Rng, layout: &TileLayout) -> Result<Bytes> {
 fn scale(rng: &mut Rng, layout: &TileLayout, at: &mut [u8]) {
     let size = match layout.spec.code_map() {
         CodeMap::Bytes | CodeMap::Table(CodeTable::Iq4Nl) => 0.002,
+        // Random codes of FP8 are often large.
+        CodeMap::E4m3 => 0.001,
         _ => 0.03,
     };
     let sign = if rng.next_u64().is_multiple_of(4) { -1.0 } else { 1.0 };
@@ -93,6 +99,6 @@ fn scale(rng: &mut Rng, layout: &TileLayout, at: &mut [u8]) {
         ScaleType::F16 => at[..2].copy_from_slice(&f16::from_f32(value).to_le_bytes()),
         ScaleType::F32 => at[..4].copy_from_slice(&value.to_le_bytes()),
         ScaleType::E8m0 => at[0] = 118 + (rng.next_u64() % 8) as u8,
-        ScaleType::I8 => at[0] = rng.next_u64() as u8,
+        ScaleType::I8 | ScaleType::E4m3 => at[0] = rng.next_u64() as u8,
     }
 }

@@ -47,6 +47,10 @@ fn stores(rows: usize, cols: usize) -> Vec<MatrixStore> {
         tiled(QuantSpec::usual(Scheme::Q5K)),
         tiled(QuantSpec::usual(Scheme::Q6K)),
         tiled(QuantSpec::usual(Scheme::Iq4Xs)),
+        tiled(QuantSpec::usual(Scheme::Nvfp4)),
+        tiled(spec(Scheme::Fp8, Granularity::Group(128), true, ScaleType::F32)),
+        tiled(spec(Scheme::Fp8, Granularity::Row, true, ScaleType::F16)),
+        tiled(spec(Scheme::Fp8, Granularity::Group(32), true, ScaleType::E8m0)),
     ]
 }
 
@@ -86,7 +90,9 @@ fn matrix(rng: &mut Rng, rows: usize, cols: usize, store: MatrixStore) -> Matrix
                 if layout.spec.minimum() == Minimum::F16 {
                     scales(rng, ScaleType::F16, &mut tile[layout.zeros_offset..layout.supers_offset]);
                 }
-                scales(rng, ScaleType::F16, &mut tile[layout.supers_offset..layout.codes_offset]);
+                let of_rows = layout.spec.scale_dtype == ScaleType::E4m3;
+                let supers = if of_rows { ScaleType::F32 } else { ScaleType::F16 };
+                scales(rng, supers, &mut tile[layout.supers_offset..layout.codes_offset]);
             }
         }
     }
@@ -104,7 +110,7 @@ fn scales(rng: &mut Rng, dtype: ScaleType, out: &mut [u8]) {
                     _ => 110 + (rng.next_u64() % 20) as u8,
                 }
             }
-            ScaleType::I8 => {}
+            ScaleType::I8 | ScaleType::E4m3 => {}
         }
     }
 }
@@ -220,15 +226,17 @@ fn the_largest_codes_and_activations_do_not_saturate() {
                 let (scales, rest) = tile.split_at_mut(layout.zeros_offset);
                 // The largest distance of a code from its zero point.
                 rest[..layout.codes_offset - layout.zeros_offset].fill(!code & 15);
-                rest[layout.supers_offset - layout.zeros_offset..layout.codes_offset - layout.zeros_offset]
-                    .as_chunks_mut()
-                    .0
-                    .fill(f16::ONE.to_le_bytes());
+                let supers =
+                    &mut rest[layout.supers_offset - layout.zeros_offset..layout.codes_offset - layout.zeros_offset];
+                match layout.spec.scale_dtype {
+                    ScaleType::E4m3 => supers.as_chunks_mut().0.fill(1f32.to_le_bytes()),
+                    _ => supers.as_chunks_mut().0.fill(f16::ONE.to_le_bytes()),
+                }
                 match layout.spec.scale_dtype {
                     ScaleType::F16 => scales.as_chunks_mut().0.fill(f16::ONE.to_le_bytes()),
                     ScaleType::F32 => scales.as_chunks_mut().0.fill(1f32.to_le_bytes()),
                     ScaleType::E8m0 => scales.fill(127),
-                    ScaleType::I8 => scales.fill(code),
+                    ScaleType::I8 | ScaleType::E4m3 => scales.fill(code),
                 }
             }
             let matrix = Matrix::new(rows, cols, store, Bytes::copied(&bytes)).unwrap();

@@ -78,7 +78,7 @@ fn packs_in_both_forms_give_the_ids_and_logits_of_the_exact_values() {
             let pack = packed_as(&format!("{name}-{form}"), &case.hf_dir, &["--as", form]);
             let kept = KEPT.iter().find(|(other, _)| *other == name && form == "published").and_then(|(_, kept)| *kept);
             let precision = match kept {
-                Some(scheme) if scheme.starts_with("int4") => Precision::Int4w,
+                Some(scheme) if scheme.starts_with("int4") || scheme == "nvfp4" => Precision::Int4w,
                 Some(_) => Precision::Int8w,
                 None => Precision::Fp32,
             };
@@ -100,14 +100,14 @@ fn packs_in_both_forms_give_the_ids_and_logits_of_the_exact_values() {
 
 /// Scheme that holds the codes of each fixture; `None` for formats that become floats.
 const KEPT: [(&str, Option<&str>); 15] = [
-    ("fp8-block", None),
-    ("fp8-tensor", None),
+    ("fp8-block", Some("fp8/128")),
+    ("fp8-tensor", Some("fp8/row")),
     ("ct-w4a16", Some("int4/row")),
     ("ct-w4a16-asym", Some("int4/32 affine")),
     ("ct-w8a8", Some("int8/row")),
-    ("ct-fp8", None),
-    ("ct-nvfp4", None),
-    ("modelopt-nvfp4", None),
+    ("ct-fp8", Some("fp8/row")),
+    ("ct-nvfp4", Some("nvfp4")),
+    ("modelopt-nvfp4", Some("nvfp4")),
     ("awq", Some("int4/128 affine")),
     ("gptq", Some("int4/128")),
     ("gptq-actorder", None),
@@ -116,6 +116,10 @@ const KEPT: [(&str, Option<&str>); 15] = [
     ("torchao-int4", Some("int4/32")),
     ("mlx-4bit", None),
 ];
+
+/// Fixtures whose packs hold rounded scales: products with the factor of bitsandbytes, and for NVFP4 of
+/// compressed-tensors products with a reciprocal instead of quotients.
+const ROUNDED: [&str; 2] = ["bnb-int8", "ct-nvfp4"];
 
 /// Decodes a tensor of a pack.
 fn decoded(reader: &IebinReader, name: &str) -> Vec<f32> {
@@ -155,8 +159,7 @@ fn kept_codes_have_the_exact_values_and_survive_unpack() {
         let [codes, floats] = packs.each_ref().map(|pack| IebinReader::open(pack).unwrap());
         for form in &forms {
             let [a, b] = [&codes, &floats].map(|reader| decoded(reader, &form.tensor));
-            // A scale of bitsandbytes is a product that is rounded before it is stored.
-            let tolerance = if name == "bnb-int8" { 1e-6 } else { 0.0 };
+            let tolerance = if ROUNDED.contains(&name) { 1e-6 } else { 0.0 };
             if !a.iter().zip(&b).all(|(a, b)| (a - b).abs() <= tolerance * b.abs()) {
                 failures.push(format!("{name} {}: values differ", form.tensor));
             }
@@ -167,7 +170,7 @@ fn kept_codes_have_the_exact_values_and_survive_unpack() {
         unpack.args(["unpack", "--dtype", "fp32", "--model-dir"]).arg(&packs[0]).arg("--out-dir").arg(&unpacked);
         unpack.assert().success();
         let again = Checkpoint::open(&unpacked).unwrap();
-        for form in forms.iter().filter(|_| name != "bnb-int8") {
+        for form in forms.iter().filter(|_| !ROUNDED.contains(&name)) {
             let read = |checkpoint: &Checkpoint| {
                 let tensor = checkpoint.get(&form.tensor).unwrap();
                 let (count, rows, cols) = tensor.matrices();

@@ -45,7 +45,7 @@ fn kind(spec: &QuantSpec) -> Result<Kind> {
         CodeMap::Biased(_) | CodeMap::Affine | CodeMap::Unsigned => Ok(Kind::Integers { bits, flip: 0 }),
         CodeMap::Bytes => Ok(Kind::Integers { bits, flip: 0x80 }),
         CodeMap::Table(CodeTable::E2m1) => Ok(Kind::Mxfp4),
-        CodeMap::Table(_) => {
+        CodeMap::Table(_) | CodeMap::E4m3 => {
             Err(Error::unsupported(format!("found {}, which compressed-tensors has no format for", describe(spec))))
         }
     }
@@ -61,7 +61,7 @@ pub(super) fn scale_type(spec: &QuantSpec) -> DType {
     match spec.scale_dtype {
         ScaleType::F16 => DType::F16,
         ScaleType::F32 => DType::F32,
-        ScaleType::E8m0 | ScaleType::I8 => DType::U8,
+        ScaleType::E8m0 | ScaleType::I8 | ScaleType::E4m3 => DType::U8,
     }
 }
 

@@ -231,6 +231,13 @@ impl Coded {
         }
     }
 
+    /// Returns true for NVFP4: FP4 codes with an FP8 scale for each 16 columns and a float for the matrix.
+    pub(super) fn is_nvfp4(&self) -> bool {
+        let scales = matches!(self.scales.values, ScaleValues::TwoLevels { .. });
+        let grid = Grid::Blocks { height: 1, width: BLOCK / 2 };
+        self.codes.meaning == Meaning::E2m1 && scales && self.scales.grid == grid && self.shape.len() == 2
+    }
+
     /// Returns true for MX blocks: FP4 codes with a power of two for each [`BLOCK`] columns.
     pub(super) fn is_mxfp4(&self) -> bool {
         let scales = matches!(self.scales.values, ScaleValues::E8m0(_));

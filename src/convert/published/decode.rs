@@ -193,6 +193,40 @@ impl RowsToDecode<'_> {
         }
     }
 
+    /// Refuses codes of FP8 that are no numbers.
+    pub fn refuse_nan_codes(&self, codes: &[u8]) -> Result<()> {
+        let Codes { meaning, tensor, .. } = &self.coded.codes;
+        let is_nan = |code: &u8| *meaning == Meaning::E4m3 && E4M3[usize::from(*code)].is_nan();
+        match codes.iter().position(is_nan) {
+            None => Ok(()),
+            Some(at) => {
+                let (_, cols) = self.coded.matrix();
+                let (row, col) = (self.range.start + at / cols, at % cols);
+                Err(self.damaged(tensor, format!("found NaN in row {row}, column {col}, expected finite weights")))
+            }
+        }
+    }
+
+    /// Returns the FP8 scales of the groups of a matrix with two levels of scales as codes, `(rows, groups)`.
+    pub fn scale_codes(&self) -> Result<Vec<u8>> {
+        let ScaleValues::TwoLevels { groups, .. } = &self.coded.scales.values else { return Ok(Vec::new()) };
+        let numbers = self.in_grid(&|first, out| {
+            let mut bytes = vec![0; out.len()];
+            self.shards.read(groups, first, &mut bytes)?;
+            bytes.into_iter().zip(out).for_each(|(byte, out)| *out = f32::from(byte));
+            Ok(())
+        })?;
+        Ok(numbers.into_iter().map(|number| number as u8).collect())
+    }
+
+    /// Returns the number that multiplies all scales of a matrix with two levels of scales.
+    pub fn tensor_scale(&self) -> Result<f32> {
+        let ScaleValues::TwoLevels { tensor, divides, .. } = &self.coded.scales.values else { return Ok(1.0) };
+        let mut whole = [0.0];
+        floats(self.shards, tensor, 0, &mut whole)?;
+        Ok(if *divides { 1.0 / whole[0] } else { whole[0] })
+    }
+
     /// Returns the scales, `(rows, groups)`.
     pub fn scales(&self) -> Result<Vec<f32>> {
         let values = &self.coded.scales.values;

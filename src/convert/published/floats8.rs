@@ -1,5 +1,6 @@
 //! Numbers of few bits: FP8 with 4 bits of exponent (e4m3fn) and FP4 (E2M1).
 
+use crate::scheme;
 use std::sync::LazyLock;
 
 /// Values of the 256 codes of e4m3fn: one sign bit, four of exponent with bias 7, three of mantissa. 0x7F and 0xFF are
@@ -11,14 +12,8 @@ pub(super) const E2M1: [f32; 16] =
     [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
 fn e4m3(code: u8) -> f32 {
-    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
-    let magnitude = match (exponent, code & 7) {
-        (15, 7) => f32::NAN,
-        // Subnormals are steps of 2^-9.
-        (0, _) => mantissa * 2f32.powi(-9),
-        _ => (8.0 + mantissa) * 2f32.powi(exponent - 10),
-    };
-    if code & 0x80 == 0 { magnitude } else { -magnitude }
+    let value = if code & 0x7F == 0x7F { f32::NAN } else { scheme::e4m3(code) };
+    if code & 0x80 == 0 { value } else { -value.abs() }
 }
 
 #[cfg(test)]

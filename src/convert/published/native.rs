@@ -6,9 +6,13 @@
 //! | integers of up to 4 bits with zero points 0 to 15 | `int4` affine |
 //! | integers of 5, 6 or up to 8 bits without zero points | `int5`, `int6`, `int8` |
 //! | FP4 with a power of two for each 32 columns | `mxfp4` |
+//! | FP4 with an FP8 scale for each 16 columns and a float | `nvfp4` |
+//! | FP8 (e4m3) | `fp8` |
 //!
-//! Groups must be 32, 64, 128 or 256 columns, or whole rows. Everything else becomes floats. Scales of fp16 stay so;
-//! others become f32, because a bfloat16 scale need not fit fp16.
+//! Groups of integers and of FP8 must be 32, 64, 128 or 256 columns, or whole rows; those of FP8 may have several rows.
+//! Everything else becomes floats. Scales of fp16 stay so; others become f32, because a bfloat16 scale need not fit fp16.
+//! Powers of two of FP8 keep their exponent bytes. Where the float of NVFP4 divides, tiles hold its reciprocal, so weights
+//! may differ in the last bit.
 
 use super::coded::{Coded, Grid, Meaning, ScaleValues, Zeros};
 use super::decode::RowsToDecode;
@@ -41,6 +45,7 @@ impl Coded {
     /// Zero points or indices of groups are damaged, or reading fails.
     pub fn native(&self, shards: &Shards) -> Result<Kept> {
         let (_, cols) = self.matrix();
+        let is_fp8 = self.codes.meaning == Meaning::E4m3;
         let granularity = match (self.group_width(), self.scales.grid) {
             (Some(width), Grid::Blocks { height: 1, .. } | Grid::Transposed { .. }) if width >= cols => {
                 Granularity::Row
@@ -50,6 +55,8 @@ impl Coded {
             (Some(width @ (32 | 64 | 128 | 256)), Grid::Blocks { height: 1, .. } | Grid::Transposed { .. }) => {
                 Granularity::Group(width as u32)
             }
+            (Some(width @ (32 | 64 | 128 | 256)), Grid::Blocks { .. }) if is_fp8 => Granularity::Group(width as u32),
+            _ if self.is_nvfp4() => return Ok(Ok(Native { spec: QuantSpec::usual(Scheme::Nvfp4), shift: 0 })),
             _ => return Ok(Err("no scheme of packs has such groups")),
         };
         if self.is_mxfp4() {
@@ -58,8 +65,12 @@ impl Coded {
         let is_signed = match self.codes.meaning {
             Meaning::Unsigned => false,
             Meaning::Signed => true,
-            Meaning::E4m3 => return Ok(Err("packs have no scheme for FP8 yet")),
-            Meaning::E2m1 => return Ok(Err("packs have no scheme for NVFP4 yet")),
+            Meaning::E4m3 => {
+                let spec =
+                    QuantSpec { scheme: Scheme::Fp8, granularity, symmetric: true, scale_dtype: self.scale_type() };
+                return Ok(Ok(Native { spec, shift: 0 }));
+            }
+            Meaning::E2m1 => return Ok(Err("no scheme of packs has FP4 in such groups")),
             Meaning::Table(_) => return Ok(Err("packs have no scheme for tables of a file")),
         };
         let bits = self.codes.bits;
@@ -79,15 +90,22 @@ impl Coded {
         };
         let is_centered = least == most && least + shift == 1 << (bits - 1);
         let symmetric = is_centered || bits == 8 && least == most && least == if is_signed { 0 } else { 128 };
-        let scale_dtype = match &self.scales.values {
-            ScaleValues::Floats(tensor) if tensor.dtype == DType::F16 && self.scales.factor == 1.0 => ScaleType::F16,
-            _ => ScaleType::F32,
-        };
-        let spec = QuantSpec { scheme, granularity, symmetric, scale_dtype };
+        let spec = QuantSpec { scheme, granularity, symmetric, scale_dtype: self.scale_type() };
         match symmetric || scheme == Scheme::Int4 && least + shift >= 0 && most + shift <= 15 {
             true => Ok(Ok(Native { spec, shift })),
             false if scheme == Scheme::Int4 => Ok(Err("zero point 16 fits no scheme of packs")),
             false => Ok(Err("packs have zero points for 4-bit codes only")),
+        }
+    }
+
+    /// Returns the type in which tiles store the scales of integers and of FP8.
+    fn scale_type(&self) -> ScaleType {
+        let is_fp8 = self.codes.meaning == Meaning::E4m3;
+        match &self.scales.values {
+            _ if self.scales.factor != 1.0 => ScaleType::F32,
+            ScaleValues::Floats(tensor) if tensor.dtype == DType::F16 => ScaleType::F16,
+            ScaleValues::E8m0(_) if is_fp8 => ScaleType::E8m0,
+            _ => ScaleType::F32,
         }
     }
 
@@ -133,7 +151,11 @@ impl Coded {
         let (_, cols) = self.matrix();
         let rows = RowsToDecode { coded: self, shards, matrix, range };
         let layout = TileLayout::new(native.spec, rows.range.len().max(1), cols)?;
+        if native.spec.scale_dtype == ScaleType::E4m3 {
+            return rows.nvfp4_rows(&layout, put);
+        }
         let (codes, scales, zeros) = (rows.codes()?, rows.scales()?, rows.zeros()?);
+        rows.refuse_nan_codes(&codes)?;
         let groups = rows.groups();
         let mut coded = CodedRow::new(&layout);
         for number in 0..rows.range.len() {
@@ -146,6 +168,22 @@ impl Coded {
             native.put_codes(&codes[number * cols..][..cols], zeros[0], &mut coded.codes[..cols]);
             let last = coded.zeros.last().copied().unwrap_or(0);
             coded.codes[cols..].fill(native.spec.code_map().neutral(last));
+            put(number, &coded);
+        }
+        Ok(())
+    }
+}
+
+impl RowsToDecode<'_> {
+    /// Calls `put` with each row of an NVFP4 matrix.
+    fn nvfp4_rows(&self, layout: &TileLayout, mut put: impl FnMut(usize, &CodedRow)) -> Result<()> {
+        // The products of scales are read, too, because they must be finite.
+        let (codes, scales, _) = (self.codes()?, self.scale_codes()?, self.scales()?);
+        let (groups, mut coded) = (self.groups(), CodedRow::new(layout));
+        coded.supers.copy_from_slice(&self.tensor_scale()?.to_le_bytes());
+        for (number, (codes, scales)) in codes.chunks_exact(layout.cols).zip(scales.chunks_exact(groups)).enumerate() {
+            coded.scales[..groups].copy_from_slice(scales);
+            coded.codes[..layout.cols].copy_from_slice(codes);
             put(number, &coded);
         }
         Ok(())
@@ -170,7 +208,7 @@ impl Native {
         let map = self.spec.code_map();
         // Codes of fewer bits than the scheme has lie in the middle of its range.
         let add = match map {
-            CodeMap::Table(_) | CodeMap::Unsigned => 0,
+            CodeMap::Table(_) | CodeMap::Unsigned | CodeMap::E4m3 => 0,
             CodeMap::Affine => self.shift,
             CodeMap::Biased(bias) => i32::from(bias) - zero,
             CodeMap::Bytes => -zero,

@@ -196,7 +196,7 @@ fn settings_beside_the_configuration_are_found() {
     ];
     let settings = json!({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "MXFP8"}});
     let dir = write(&json!({}), &[("hf_quant_config.json", settings)], &tensors);
-    check("ModelOpt beside", dir.path(), &[[1.0; 32], [2.0; 32]].concat(), None);
+    check("ModelOpt beside", dir.path(), &[[1.0; 32], [2.0; 32]].concat(), Some(Scheme::Fp8));
     let (_, published) = open(dir.path()).unwrap();
     assert!(published.has_activation_scales() && published.explains("M.input_scale") && !published.explains("N.x"));
 }

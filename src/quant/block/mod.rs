@@ -15,7 +15,7 @@
 //! | `int5`, `int6` | low bits as `int4` symmetric, then high bits: column k at bit k (int5) or 2k (int6) | per group |
 //! | `int8` | one byte per column, two's complement | per group |
 //!
-//! Schemes that are only kept from GGUF files have no canonical bytes; their blocks are made from tiles directly.
+//! Schemes that are only kept from GGUF files or published checkpoints have no canonical bytes.
 //! Canonical scales and zero points are stored `[row][group]`; a tensor-wide scale is stored once.
 
 pub mod columns;
@@ -37,7 +37,7 @@ pub struct CodedRow {
     pub scales: Vec<u8>,
     /// One zero point or minimum per group; empty for schemes without them.
     pub zeros: Vec<u8>,
-    /// The fp16 numbers of each super-block: that for its scales, then that for its minimums if there are any.
+    /// The numbers of each super-block: that for its scales, then that for its minimums if there are any.
     pub supers: Vec<u8>,
 }
 
@@ -48,7 +48,7 @@ impl CodedRow {
             codes: vec![layout.spec.code_map().neutral(0); layout.blocks * BLOCK],
             scales: vec![0; layout.groups * layout.spec.scale_dtype.size()],
             zeros: vec![0; layout.groups * layout.zero_bytes],
-            supers: vec![0; layout.super_numbers() * 2],
+            supers: vec![0; layout.super_numbers() * layout.spec.scale_dtype.super_size()],
         }
     }
 
@@ -70,7 +70,7 @@ impl CodedRow {
             ScaleType::F16 => self.scales[2 * group..][..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes()),
             ScaleType::F32 => self.scales[4 * group..][..4].copy_from_slice(&scale.to_le_bytes()),
             ScaleType::E8m0 => self.scales[group] = (scale.to_bits() >> 23) as u8,
-            ScaleType::I8 => unreachable!("no encoder chooses scales of two levels"),
+            ScaleType::I8 | ScaleType::E4m3 => unreachable!("no encoder chooses scales of two levels"),
         }
     }
 
@@ -102,7 +102,7 @@ pub(crate) fn decode(spec: &QuantSpec, codes: &[u8], factors: Factors, out: &mut
     let map = spec.code_map();
     let codes = &codes[..out.len()];
     for i in 0..out.len() {
-        out[i] = factors.weight(map.value(codes[i], factors.zero));
+        out[i] = factors.weight(map.number(codes[i], factors.zero));
     }
 }
 
@@ -135,7 +135,7 @@ pub fn unpack_codes(layout: &TileLayout, packed: &[u8], row: &mut CodedRow) {
 pub fn stored_scale(dtype: ScaleType, scale: f32) -> Result<f32> {
     let stored = match dtype {
         ScaleType::F16 => f16::from_f32(scale).to_f32(),
-        ScaleType::F32 | ScaleType::E8m0 | ScaleType::I8 => scale,
+        ScaleType::F32 | ScaleType::E8m0 | ScaleType::I8 | ScaleType::E4m3 => scale,
     };
     if stored.is_finite() {
         return Ok(stored);

@@ -17,8 +17,9 @@ pub(crate) fn put_row(layout: &TileLayout, tile: &mut [u8], row: usize, coded: &
             tile[at..][..layout.zero_bytes].copy_from_slice(zero);
         }
     }
-    for (number, bits) in coded.supers.as_chunks::<2>().0.iter().enumerate() {
-        tile[layout.supers_offset + (number * TILE_ROWS + row) * 2..][..2].copy_from_slice(bits);
+    let size = layout.spec.scale_dtype.super_size();
+    for (number, bits) in coded.supers.chunks_exact(size).enumerate() {
+        tile[layout.supers_offset + (number * TILE_ROWS + row) * size..][..size].copy_from_slice(bits);
     }
     let blocks = tile[layout.codes_offset..].chunks_exact_mut(layout.block_bytes);
     for (bytes, codes) in blocks.zip(coded.codes.chunks_exact(BLOCK)) {
@@ -85,8 +86,9 @@ pub(crate) fn get_row(layout: &TileLayout, tile: &[u8], row: usize, coded: &mut 
             zero.copy_from_slice(&tile[at..][..layout.zero_bytes]);
         }
     }
-    for (number, bits) in coded.supers.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-        bits.copy_from_slice(&tile[layout.supers_offset + (number * TILE_ROWS + row) * 2..][..2]);
+    let size = layout.spec.scale_dtype.super_size();
+    for (number, bits) in coded.supers.chunks_exact_mut(size).enumerate() {
+        bits.copy_from_slice(&tile[layout.supers_offset + (number * TILE_ROWS + row) * size..][..size]);
     }
     for (block, codes) in coded.codes.chunks_exact_mut(BLOCK).enumerate() {
         block_codes(layout, tile, row, block, codes);

@@ -132,26 +132,30 @@ pub(super) mod kind {
     pub const INT8: u8 = 3;
     /// Nibbles that index a table of signed bytes (IQ4_NL).
     pub const NL4: u8 = 4;
+    /// FP8 numbers (E4M3), which only the kernel for float activations reads.
+    pub const E4M3: u8 = 5;
     /// Like [`NL4`], with two levels of scales (IQ4_XS).
-    pub const XS4: u8 = 5;
+    pub const XS4: u8 = 6;
+    /// Nibbles of E2M1 bits with a scale for each half of a block, two levels (NVFP4).
+    pub const NV4: u8 = 7;
     /// 5-bit integers biased by 16.
-    pub const INT5: u8 = 6;
+    pub const INT5: u8 = 8;
     /// 6-bit integers biased by 32.
-    pub const INT6: u8 = 7;
+    pub const INT6: u8 = 9;
     /// 4-bit integers with a minimum (Q4_1).
-    pub const MINIMUM4: u8 = 8;
+    pub const MINIMUM4: u8 = 10;
     /// 5-bit integers with a minimum (Q5_1).
-    pub const MINIMUM5: u8 = 9;
+    pub const MINIMUM5: u8 = 11;
     /// 2-bit integers with a minimum for each half of a block, two levels (Q2_K).
-    pub const K2: u8 = 10;
+    pub const K2: u8 = 12;
     /// 3-bit integers biased by 4, with a scale for each half of a block, two levels (Q3_K).
-    pub const K3: u8 = 11;
+    pub const K3: u8 = 13;
     /// 4-bit integers with a minimum, two levels (Q4_K).
-    pub const K4: u8 = 12;
+    pub const K4: u8 = 14;
     /// 5-bit integers with a minimum, two levels (Q5_K).
-    pub const K5: u8 = 13;
+    pub const K5: u8 = 15;
     /// 6-bit integers biased by 32, with a scale for each half of a block, two levels (Q6_K).
-    pub const K6: u8 = 14;
+    pub const K6: u8 = 16;
 
     /// Returns true for the kinds whose kernels exist for few sizes of rectangles only: those that `iec` does not
     /// quantize to by itself, or rarely.
@@ -160,10 +164,16 @@ pub(super) mod kind {
         kind >= XS4
     }
 
-    /// Returns the value of each nibble: for MXFP4 twice the E2M1 value, otherwise the IQ4_NL value.
+    /// Returns true for the kinds of nibbles that index a table.
+    #[inline(always)]
+    pub const fn has_table(kind: u8) -> bool {
+        matches!(kind, MXFP4 | NL4 | XS4 | NV4)
+    }
+
+    /// Returns the value of each nibble: for MXFP4 and NVFP4 twice the E2M1 value, otherwise the IQ4_NL value.
     #[inline(always)]
     pub const fn table(kind: u8) -> [i8; 16] {
-        *if kind == MXFP4 { CodeTable::E2m1 } else { CodeTable::Iq4Nl }.values()
+        *if matches!(kind, MXFP4 | NV4) { CodeTable::E2m1 } else { CodeTable::Iq4Nl }.values()
     }
 
     /// Returns the number of vectors of codes in a block, which is the number of bits of a code. If this is not
@@ -171,7 +181,7 @@ pub(super) mod kind {
     #[inline(always)]
     pub const fn vectors(kind: u8) -> usize {
         match kind {
-            INT8 => 8,
+            INT8 | E4M3 => 8,
             INT6 | K6 => 6,
             INT5 | MINIMUM5 | K5 => 5,
             K3 => 3,
@@ -195,7 +205,7 @@ pub(super) mod kind {
     /// Returns the number of groups of scales in a block: 2 where each half of a block has its own.
     #[inline(always)]
     pub const fn halves(kind: u8) -> usize {
-        if matches!(kind, K2 | K3 | K6) { 2 } else { 1 }
+        if matches!(kind, NV4 | K2 | K3 | K6) { 2 } else { 1 }
     }
 
     /// Returns the storage of the minimums.
@@ -228,6 +238,8 @@ pub(super) mod kind {
         match kind {
             MXFP4 => ScaleType::E8m0,
             XS4 | K2..=K6 => ScaleType::I8,
+            NV4 => ScaleType::E4m3,
+            E4M3 => ScaleType::F32,
             _ => ScaleType::F16,
         }
     }
@@ -239,7 +251,9 @@ pub(super) mod kind {
             (Scheme::Q4_0 | Scheme::Int4, _) => SYMMETRIC4,
             (Scheme::Mxfp4, _) => MXFP4,
             (Scheme::Nl4, _) => NL4,
+            (Scheme::Fp8, _) => E4M3,
             (Scheme::Iq4Xs, _) => XS4,
+            (Scheme::Nvfp4, _) => NV4,
             (Scheme::Int5, _) => INT5,
             (Scheme::Int6, _) => INT6,
             (Scheme::Int8, _) => INT8,
@@ -254,7 +268,8 @@ pub(super) mod kind {
     }
 }
 
-/// Evaluates `$call` with the constant `$KIND` set to the kind of a layout, which is none of the rare ones.
+/// Evaluates `$call` with the constant `$KIND` set to the kind of a layout, which is none of the rare ones and not
+/// [`kind::E4M3`].
 macro_rules! with_kind {
     ($layout:expr, $KIND:ident, $call:expr) => {
         with_kind!(@ $layout, $KIND, $call, SYMMETRIC4 AFFINE4 MXFP4 INT8 NL4)
@@ -271,10 +286,18 @@ macro_rules! with_kind {
 }
 pub(super) use with_kind;
 
+/// Evaluates `$call` like [`with_kind`], also for [`kind::E4M3`].
+macro_rules! with_float_kind {
+    ($layout:expr, $KIND:ident, $call:expr) => {
+        with_kind!(@ $layout, $KIND, $call, SYMMETRIC4 AFFINE4 MXFP4 INT8 NL4 E4M3)
+    };
+}
+pub(super) use with_float_kind;
+
 /// Evaluates `$call` like [`with_kind`] for one of the rare kinds.
 macro_rules! with_rare_kind {
     ($layout:expr, $KIND:ident, $call:expr) => {
-        with_kind!(@ $layout, $KIND, $call, XS4 INT5 INT6 MINIMUM4 MINIMUM5 K2 K3 K4 K5 K6)
+        with_kind!(@ $layout, $KIND, $call, XS4 NV4 INT5 INT6 MINIMUM4 MINIMUM5 K2 K3 K4 K5 K6)
     };
 }
 pub(super) use with_rare_kind;

@@ -4,7 +4,7 @@ use super::packed::Packed;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::mapped::Bytes;
-use crate::scheme::TileLayout;
+use crate::scheme::{CodeMap, TileLayout};
 use std::sync::{Arc, OnceLock};
 
 /// Storage layout of the bytes of a [`Matrix`].
@@ -127,6 +127,8 @@ impl MatrixStore {
         match (self, arithmetic) {
             (MatrixStore::Plain(DType::BF16), Arithmetic::Bf16) => Form::Bf16,
             (MatrixStore::Plain(_), _) | (MatrixStore::Tiled(_), Arithmetic::Float) => Form::F32,
+            // Codes that are floats themselves have no integer products.
+            (MatrixStore::Tiled(layout), _) if layout.spec.code_map() == CodeMap::E4m3 => Form::F32,
             (MatrixStore::Tiled(_), Arithmetic::Int8) => Form::Int8,
             (MatrixStore::Tiled(_), Arithmetic::Int16 | Arithmetic::Bf16) => Form::Int16,
         }

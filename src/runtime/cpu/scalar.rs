@@ -5,7 +5,7 @@
 //! * BF16 weights, BF16 activations: both are padded with zeros to whole blocks of 32; lane `l` of 16 sums k = 2l+1,
 //!   then k = 2l of each block, with `mul_add`; lanes are folded like those of row-major float weights.
 //! * Tiles, float activations: inside a block of 32, chain `i` of 4 sums k = 4i..4i+4, then k = 16+4i..16+4i+4, with
-//!   `mul_add` on the integer value; block = ((c0 + c1) + c2) + c3; row = mul_add(block, scale, row), blocks in K
+//!   `mul_add` on the number of each code; block = ((c0 + c1) + c2) + c3; row = mul_add(block, scale, row), blocks in K
 //!   order. Where each half of a block has a scale, this is done for each half. With minimums follows
 //!   row = mul_add(sum of the activations in the same order, minimum, row).
 //! * Tiles, 16-bit and int8 activations: a group of 128 activations shares a scale. A run consists of the blocks inside
@@ -158,7 +158,7 @@ pub fn tile_dot(layout: &TileLayout, tile: &[u8], x: &Acts, token: usize, form: 
                 for (block, x) in x.row(token).as_chunks().0.iter().enumerate().take(layout.blocks) {
                     let (codes, factors) = tile_block(layout, tile, row, block);
                     for (half, factors) in factors.iter().enumerate().take(layout.block_groups) {
-                        *sum = block_dot(layout, half, |k| codes[k] as f32, x).mul_add(factors.scale, *sum);
+                        *sum = block_dot(layout, half, |k| codes[k], x).mul_add(factors.scale, *sum);
                         if layout.spec.minimum() != Minimum::None {
                             *sum = block_dot(layout, half, |_| 1.0, x).mul_add(factors.minimum, *sum);
                         }
@@ -179,7 +179,7 @@ fn group_dot(layout: &TileLayout, tile: &[u8], row: usize, group: usize, x: &[i3
         let (codes, factors) = tile_block(layout, tile, row, block);
         let ends = block + 1 == blocks.end || (block + 1) % layout.group_blocks == 0;
         for ((codes, x), factors) in codes.chunks(width).zip(x.chunks(width)).zip(factors) {
-            sum += codes.iter().zip(x).map(|(w, a)| w * a).sum::<i32>();
+            sum += codes.iter().zip(x).map(|(w, a)| *w as i32 * a).sum::<i32>();
             if ends {
                 total = (sum as f32).mul_add(factors.scale, total);
                 sum = 0;
@@ -205,13 +205,13 @@ fn block_dot(layout: &TileLayout, half: usize, weight: impl Fn(usize) -> f32, x:
     ((chains[0] + chains[1]) + chains[2]) + chains[3]
 }
 
-/// Returns the integer values of a block of a row (zero point subtracted), and the numbers that make them weights:
-/// those of the group of the block, or of its two groups.
-pub fn tile_block(layout: &TileLayout, tile: &[u8], row: usize, block: usize) -> ([i32; BLOCK], [Factors; 2]) {
+/// Returns the numbers of the codes of a block of a row (zero point subtracted), and the factors that make them
+/// weights: those of the group of the block, or of its two groups.
+pub fn tile_block(layout: &TileLayout, tile: &[u8], row: usize, block: usize) -> ([f32; BLOCK], [Factors; 2]) {
     let factors = [0, layout.block_groups - 1].map(|half| layout.factors(tile, row, layout.group_of(block, half)));
     let (map, bits) = (layout.spec.code_map(), layout.spec.scheme.bits());
     let codes = &tile[layout.codes_offset + block * layout.block_bytes..][..layout.block_bytes];
-    let mut values = [0; BLOCK];
+    let mut values = [0.0; BLOCK];
     for (k, value) in values.iter_mut().enumerate() {
         let code = match bits {
             8 => codes[64 * (k / 4) + 4 * row + k % 4],
@@ -224,7 +224,7 @@ pub fn tile_block(layout: &TileLayout, tile: &[u8], row: usize, block: usize) ->
                 nibble | high << 4
             }
         };
-        *value = map.value(code, factors[0].zero);
+        *value = map.number(code, factors[0].zero);
     }
     (values, factors)
 }

@@ -1,8 +1,8 @@
 //! Forms in which the kernels of GPUs read matrices whose codes they do not read as stored.
 //!
 //! Codes of 5 and 6 bits with one level of scales become int8 tiles: integers and scales stay the same, so every
-//! product has the bits of an int8 tensor with these integers. Formats with two levels of scales or with minimums
-//! become f32 numbers. Both cost memory, but no accuracy.
+//! product has the bits of an int8 tensor with these integers. Formats with two levels of scales or with minimums,
+//! and FP8, become f32 numbers. Both cost memory, but no accuracy.
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -24,7 +24,7 @@ const BYTES: usize = 8;
 /// Returns true for formats that kernels read as f32 numbers only.
 pub(super) fn becomes_floats(store: MatrixStore) -> bool {
     matches!(store, MatrixStore::Tiled(TileLayout { spec, .. })
-        if spec.has_two_levels() || spec.minimum() != Minimum::None)
+        if spec.has_two_levels() || spec.minimum() != Minimum::None || spec.code_map() == CodeMap::E4m3)
 }
 
 /// Returns the storage format in which kernels read matrices of `store`.

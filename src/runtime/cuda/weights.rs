@@ -151,7 +151,7 @@ fn describe(store: MatrixStore, rows: usize, cols: usize) -> Result<(Kind, args:
                 ScaleType::F16 => 0,
                 ScaleType::F32 => 1,
                 ScaleType::E8m0 => 2,
-                ScaleType::I8 => unreachable!("converted before"),
+                ScaleType::I8 | ScaleType::E4m3 => unreachable!("converted before"),
             };
             args.group_blocks = number(layout.group_blocks)?;
             args.zeros_offset = number(layout.zeros_offset)?;
@@ -160,7 +160,7 @@ fn describe(store: MatrixStore, rows: usize, cols: usize) -> Result<(Kind, args:
             args.tile_bytes = number(layout.tile_bytes)?;
             match layout.spec.code_map() {
                 CodeMap::Biased(8) => Kind::Int4,
-                CodeMap::Biased(_) | CodeMap::Unsigned => unreachable!("converted before"),
+                CodeMap::Biased(_) | CodeMap::Unsigned | CodeMap::E4m3 => unreachable!("converted before"),
                 CodeMap::Affine => Kind::Int4Affine,
                 CodeMap::Table(CodeTable::E2m1) => Kind::Mxfp4,
                 CodeMap::Table(CodeTable::Iq4Nl) => Kind::Nl4,

@@ -16,6 +16,7 @@ use crate::dtype::{DType, encode_floats};
 use crate::error::{Context, Error, Result};
 use crate::iebin::{Entry, IebinReader, Store};
 use crate::model_config::ModelConfig;
+use crate::scheme::TILE_ROWS;
 use std::collections::{BTreeMap, HashSet};
 
 /// Advice for a pack that lacks a tensor of its model.
@@ -142,6 +143,12 @@ impl<'a> ExportSource<'a> {
                         "found quantized codes, but GGUF stores this matrix transposed".to_string(),
                         FLOATS.to_string(),
                     ),
+                    Some(kind) if kind == GgmlType::NVFP4 && !self.has_numbers_of_one(entry)? => (
+                        "found a number for each row or matrix that multiplies the scales, which NVFP4 blocks of GGUF \
+                         do not hold"
+                            .to_string(),
+                        FLOATS.to_string(),
+                    ),
                     Some(kind) if cols.is_multiple_of(kind.block()) && self.options.dequantize != Dequantize::All => {
                         return Ok(kind);
                     }
@@ -166,6 +173,20 @@ impl<'a> ExportSource<'a> {
                 }
             }
         }
+    }
+
+    /// Returns true if the numbers of all rows of an entry are 1, as those of NVFP4 blocks of GGUF are.
+    fn has_numbers_of_one(&self, entry: &Entry) -> Result<bool> {
+        let Some(layout) = entry.layout().transpose()? else { return Ok(true) };
+        let mut numbers = [0; 4 * TILE_ROWS];
+        for tile in 0..entry.nbytes / layout.tile_bytes {
+            self.reader.read(entry, tile * layout.tile_bytes + layout.supers_offset, &mut numbers)?;
+            let rows = TILE_ROWS.min(layout.rows - tile % layout.tiles * TILE_ROWS);
+            if numbers.as_chunks::<4>().0[..rows].iter().any(|number| f32::from_le_bytes(*number) != 1.0) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Returns the common type of entries that are stacked in one tensor but stored in different types.

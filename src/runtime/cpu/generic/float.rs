@@ -1,8 +1,8 @@
 //! Kernel for tiles times float activations.
 
-use super::super::kernels::{Kernel, Rectangle, Tiles, kind, with_const, with_kind, with_rare_kind};
+use super::super::kernels::{Kernel, Rectangle, Tiles, kind, with_const, with_float_kind, with_kind, with_rare_kind};
 use super::integer::byte_quarter;
-use super::isa::{Isa, Piece, Routine};
+use super::isa::{Isa, Piece, Routine, e4m3};
 use crate::scheme::{BLOCK, TILE_ROWS};
 
 /// Returns the kernel. For a single column it reads one tile after the other, as one stream from memory.
@@ -19,7 +19,7 @@ unsafe fn tile<I: Isa>(part: &Rectangle<'_>, out: &mut [f32]) {
         // SAFETY: the caller guarantees the same.
         return unsafe { rare::<I>(part, out) };
     }
-    with_kind!(tiles.layout, KIND, {
+    with_float_kind!(tiles.layout, KIND, {
         with_const!(part.items, [1 2], T, T <= I::FLOAT.0, {
             with_const!(part.cols, [1 2 3 4 5 6], C, C <= I::FLOAT.1, {
                 // SAFETY: the caller guarantees the instruction set, and a part inside the matrix and the activations.
@@ -244,8 +244,8 @@ unsafe fn chain<I: Isa, const KIND: u8, const T: usize, const C: usize>(
         // SAFETY: the caller guarantees the block, which has 8 vectors of bytes or 4 of nibbles.
         codes[t] = unsafe {
             let v = pieces[t].codes::<I, KIND>(isa, block, i);
-            let upper = if KIND == kind::INT8 { pieces[t].codes::<I, KIND>(isa, block, i + 4) } else { v };
-            isa.float_codes::<KIND>(v, upper)
+            let upper = if kind::vectors(KIND) == 8 { pieces[t].codes::<I, KIND>(isa, block, i + 4) } else { v };
+            if KIND == kind::E4M3 { [v, upper] } else { isa.float_codes::<KIND>(v, upper) }
         };
     }
     for half in 0..2 {
@@ -253,7 +253,7 @@ unsafe fn chain<I: Isa, const KIND: u8, const T: usize, const C: usize>(
             let mut w = [isa.splat_f32(0.0); T];
             for t in 0..T {
                 let v = &mut codes[t][half];
-                w[t] = isa.code_value::<KIND>(*v, table);
+                w[t] = if KIND == kind::E4M3 { e4m3(isa, *v) } else { isa.code_value::<KIND>(*v, table) };
                 if KIND == kind::AFFINE4 {
                     w[t] = isa.sub_f32(w[t], zeros[t]);
                 }

@@ -146,7 +146,7 @@ pub(in super::super) unsafe fn byte_quarter<I: Isa, const KIND: u8>(
     (block, i): (usize, usize),
     zeros: I::Int,
 ) -> [I::Int; 2] {
-    if const { kind::is_rare(KIND) && KIND != kind::XS4 } {
+    if const { kind::is_rare(KIND) && !kind::has_table(KIND) } {
         // SAFETY: the caller guarantees the block.
         let mut integers = unsafe { piece.integers::<I, KIND>(isa, block, i) };
         let less = const { kind::bias(KIND) } - offset;
@@ -205,7 +205,7 @@ fn offset<I: Isa>(kind: u8) -> i32 {
         _ if !kind::is_rare(kind) => I::offset(kind),
         _ if kind::is_signed(kind) => I::offset(kind::INT8),
         // One kernel serves panels of both, so their integers have the same offset.
-        kind::K3 | kind::K6 => 32,
+        kind::NV4 | kind::K3 | kind::K6 => 32,
         _ => 0,
     }
 }
@@ -221,7 +221,7 @@ impl Width for Int8 {
             kind::SYMMETRIC4 | kind::K2 => kind,
             _ if kind::is_signed(kind) => kind::INT8,
             _ if kind::has_minimum(kind) => kind::MINIMUM4,
-            kind::K3 | kind::K6 => kind::K6,
+            kind::NV4 | kind::K3 | kind::K6 => kind::K6,
             _ => kind::MXFP4,
         }
     }

@@ -360,7 +360,7 @@ impl<'a> Piece<'a> {
         codes
     }
 
-    /// Loads the scales of the rows; those of MXFP4 are halved, because its codes are doubled. If `COMMON`, they have
+    /// Loads the scales of the rows; those of E2M1 codes are halved, because these are doubled. If `COMMON`, they have
     /// the type that is common for the kind.
     ///
     /// # Safety
@@ -370,6 +370,12 @@ impl<'a> Piece<'a> {
         let first = group * TILE_ROWS + self.row;
         // SAFETY: the caller guarantees that the tile has the group, so the scales of its rows are readable.
         unsafe {
+            if const { matches!(kind::common_scale(KIND), ScaleType::E4m3) } {
+                let of_rows = self.tile.add(self.layout.supers_offset + 4 * self.row);
+                let scales = e4m3(isa, isa.load_u8(self.tile.add(first)));
+                let scales = isa.mul_f32(scales, isa.as_f32(isa.load(of_rows)));
+                return isa.mul_f32(scales, isa.splat_f32(0.5));
+            }
             if const { matches!(kind::common_scale(KIND), ScaleType::I8) } {
                 let scales = isa.load_u8(self.tile.add(first));
                 let scales = match KIND {
@@ -391,7 +397,8 @@ impl<'a> Piece<'a> {
             // This is E8M0, for which 2^-127 is subnormal: its bits are 1 << 22.
             let exponents = isa.load_u8(self.tile.add(first));
             let bits = isa.max(isa.shl::<23>(exponents), isa.splat(1 << 22));
-            isa.mul_f32(isa.as_f32(bits), isa.splat_f32(0.5))
+            let unit = if KIND == kind::E4M3 { 1.0 } else { 0.5 };
+            isa.mul_f32(isa.as_f32(bits), isa.splat_f32(unit))
         }
     }
 
@@ -489,6 +496,15 @@ impl<'a> Piece<'a> {
         // The encoders of `iec` write only zero points of at most 15; larger ones in other files are read as 15.
         isa.min(zeros, isa.splat(15))
     }
+}
+
+/// Returns the FP8 number in the lowest byte of each lane, see [`crate::scheme::e4m3`]. With exponent and fraction in
+/// the place of those of an f32 number, which has a bias of 127 instead of 7, the number is too small by 2^120; this
+/// holds for subnormal numbers, too.
+#[inline(always)]
+pub(super) fn e4m3<I: Isa>(isa: I, v: I::Int) -> I::Float {
+    let bits = isa.and(isa.sra::<4>(isa.shl::<24>(v)), isa.splat(0x87F0_0000_u32 as i32));
+    isa.mul_f32(isa.as_f32(bits), isa.splat_f32(f32::from_bits((127 + 120) << 23)))
 }
 
 /// Returns the `BITS` bits of each byte that begin at bit `from`, moved to bit `to`. Bits that cross from one byte to

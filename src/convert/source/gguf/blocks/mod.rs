@@ -47,13 +47,15 @@ pub fn scheme(kind: GgmlType) -> Option<QuantSpec> {
         GgmlType::IQ4_NL => Scheme::Nl4,
         GgmlType::IQ4_XS => Scheme::Iq4Xs,
         GgmlType::MXFP4 => Scheme::Mxfp4,
+        GgmlType::NVFP4 => Scheme::Nvfp4,
         _ => return None,
     };
     Some(QuantSpec::usual(scheme))
 }
 
 /// Returns the GGML type that represents a scheme exactly: the same codes, or those of 6 bits in bytes with the scale
-/// of a group repeated in each of its blocks. `None` if there is none, as for zero points and f32 scales.
+/// of a group repeated in each of its blocks. `None` if there is none, as for zero points and f32 scales. Blocks of
+/// NVFP4 hold the codes and the scales of groups, but not the numbers of rows, which must be 1.
 pub fn twin(spec: &QuantSpec) -> Option<GgmlType> {
     match spec.scheme {
         _ if spec.scale_dtype == ScaleType::F32 || !spec.symmetric => None,
@@ -70,6 +72,8 @@ pub fn twin(spec: &QuantSpec) -> Option<GgmlType> {
         Scheme::Q5K => Some(GgmlType::Q5_K),
         Scheme::Q6K => Some(GgmlType::Q6_K),
         Scheme::Iq4Xs => Some(GgmlType::IQ4_XS),
+        Scheme::Nvfp4 => Some(GgmlType::NVFP4),
+        Scheme::Fp8 => None,
     }
 }
 
@@ -124,6 +128,9 @@ pub fn to_row(kind: GgmlType, raw: &[u8], row: &mut CodedRow) -> Result<()> {
         form.unpack(raw, row);
         return check_finite(kind, &row.supers);
     }
+    if kind == GgmlType::NVFP4 {
+        return small::unpack_nvfp4(raw, row);
+    }
     let blocks = row.codes.len() / BLOCK;
     let (size, minimum) = (row.scales.len() / blocks, row.zeros.len() / blocks);
     let blocks = raw.chunks_exact(kind.block_bytes()).zip(row.codes.chunks_exact_mut(BLOCK));
@@ -158,6 +165,9 @@ fn check_finite(kind: GgmlType, numbers: &[u8]) -> Result<()> {
 pub fn from_row(kind: GgmlType, layout: &TileLayout, row: &CodedRow, out: &mut [u8]) {
     if let Some(form) = super_block(kind) {
         return form.pack(layout, row, out);
+    }
+    if kind == GgmlType::NVFP4 {
+        return small::pack_nvfp4(row, out);
     }
     let (size, minimum) = (layout.spec.scale_dtype.size(), layout.zero_bytes);
     let blocks = out.chunks_exact_mut(kind.block_bytes()).zip(row.codes.chunks_exact(BLOCK));

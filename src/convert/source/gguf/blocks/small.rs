@@ -3,7 +3,9 @@
 //! Layouts are those of `ggml-common.h` of llama.cpp.
 
 use super::half;
-use crate::scheme::CodeTable;
+use crate::error::{Error, Result};
+use crate::quant::block::CodedRow;
+use crate::scheme::{CodeTable, e4m3};
 
 /// Decodes TQ1_0: 48 bytes of five ternary digits, 4 bytes of four, d; value = d * (digit - 1). A byte b holds the
 /// digits of ceil(256 b' / 243): multiplied by 3^n modulo 256, its upper part times 3 is digit n. The first 32 bytes
@@ -49,12 +51,7 @@ pub(in crate::convert::source::gguf) fn q2_0(raw: &[u8], out: &mut [f32]) {
 /// Returns half the value of an unsigned E4M3 scale: 4 bits of exponent with bias 7, 3 bits of fraction. GGML ignores
 /// the upper bit and reads the pattern of NaN, 0x7f, as 0.
 fn half_e4m3(scale: u8) -> f32 {
-    let (exponent, fraction) = (scale >> 3 & 15, f32::from(scale & 7));
-    match (scale, exponent) {
-        (0x7f, _) => 0.0,
-        (_, 0) => fraction * 2f32.powi(-10),
-        _ => (1.0 + fraction / 8.0) * 2f32.powi(i32::from(exponent) - 8),
-    }
+    if scale == 0x7f { 0.0 } else { e4m3(scale & 0x7f) * 0.5 }
 }
 
 /// Decodes NVFP4: 4 scales of E4M3, 32 bytes of E2M1 codes; value = scale * number of the code. Sub-blocks of 16 have 8
@@ -65,6 +62,41 @@ pub(in crate::convert::source::gguf) fn nvfp4(raw: &[u8], out: &mut [f32]) {
         let code = codes[i / 16 * 8 + i % 8] >> (i % 16 / 8 * 4) & 15;
         // The table holds doubled numbers, which are integers.
         *out = half_e4m3(scales[i / 16]) * f32::from(CodeTable::E2m1.values()[usize::from(code)]);
+    }
+}
+
+/// Unpacks a row of NVFP4 blocks into the codes and scales that tiles hold.
+///
+/// # Errors
+/// A scale is negative or NaN.
+pub(super) fn unpack_nvfp4(raw: &[u8], row: &mut CodedRow) -> Result<()> {
+    row.supers.copy_from_slice(&1f32.to_le_bytes());
+    let blocks = raw.as_chunks::<36>().0.iter().zip(row.scales.as_chunks_mut::<4>().0);
+    for ((raw, scales), codes) in blocks.zip(row.codes.as_chunks_mut::<64>().0) {
+        scales.copy_from_slice(&raw[..4]);
+        if let Some(scale) = scales.iter().find(|scale| **scale >= 0x7f) {
+            let found = format!("found the scale {scale:#04x} in a block of NVFP4, expected 0x00 to 0x7e");
+            return Err(Error::corrupt(found).help("the file is damaged; get it again"));
+        }
+        for (packed, codes) in raw[4..].as_chunks::<8>().0.iter().zip(codes.as_chunks_mut::<16>().0) {
+            for (j, byte) in packed.iter().enumerate() {
+                (codes[j], codes[j + 8]) = (byte & 15, byte >> 4);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Packs codes and scales into NVFP4 blocks; the inverse of [`unpack_nvfp4`].
+pub(super) fn pack_nvfp4(row: &CodedRow, out: &mut [u8]) {
+    let blocks = out.as_chunks_mut::<36>().0.iter_mut().zip(row.scales.as_chunks::<4>().0);
+    for ((out, scales), codes) in blocks.zip(row.codes.as_chunks::<64>().0) {
+        out[..4].copy_from_slice(scales);
+        for (packed, codes) in out[4..].as_chunks_mut::<8>().0.iter_mut().zip(codes.as_chunks::<16>().0) {
+            for (j, byte) in packed.iter_mut().enumerate() {
+                *byte = codes[j] & 15 | codes[j + 8] << 4;
+            }
+        }
     }
 }
 

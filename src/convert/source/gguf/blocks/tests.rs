@@ -105,7 +105,7 @@ proptest! {
         kind in prop::sample::select(vec![
             GgmlType::Q4_0, GgmlType::Q4_1, GgmlType::Q5_0, GgmlType::Q5_1, GgmlType::Q8_0, GgmlType::IQ4_NL,
             GgmlType::MXFP4, GgmlType::Q2_K, GgmlType::Q3_K, GgmlType::Q4_K, GgmlType::Q5_K, GgmlType::Q6_K,
-            GgmlType::IQ4_XS,
+            GgmlType::IQ4_XS, GgmlType::NVFP4,
         ]),
         mut raw in prop::collection::vec(any::<u8>(), 210 * 3),
     ) {
@@ -113,6 +113,7 @@ proptest! {
         raw.truncate(3 * size);
         raw.chunks_mut(size).for_each(|block| match kind {
             GgmlType::MXFP4 => block[0] = block[0].min(254),
+            GgmlType::NVFP4 => block[..4].iter_mut().for_each(|scale| *scale = (*scale & 0x7f).min(0x7e)),
             // The exponent bits are limited so that the numbers are finite: the first two, and the last two.
             _ => [1, 3, size - 1, size - 3].into_iter().for_each(|at| block[at] &= 0x3f),
         });
