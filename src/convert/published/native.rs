@@ -28,6 +28,13 @@ pub struct Native {
     shift: i32,
 }
 
+impl Native {
+    /// Returns the form of codes that the source stores in this scheme.
+    pub(in crate::convert) fn of_scheme(spec: QuantSpec) -> Native {
+        Native { spec, shift: 0 }
+    }
+}
+
 /// Scheme that holds the codes of a matrix, or the reason why there is none.
 pub type Kept = std::result::Result<Native, &'static str>;
 
