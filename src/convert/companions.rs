@@ -57,6 +57,11 @@ impl Companions {
         Companions { files, tokenizer_from: Vec::new() }
     }
 
+    /// Creates companions that are copied from a pack, whose tokenizer was made from the files `made_from`.
+    pub(super) fn copied(files: Vec<(&'static str, Vec<u8>)>, made_from: Vec<String>) -> Companions {
+        Companions { files, tokenizer_from: made_from }
+    }
+
     /// Adds a tokenizer that was made from other files, and these files.
     pub(super) fn add_made(&mut self, tokenizer: MadeTokenizer) {
         self.files.push((TOKENIZER, tokenizer.json));

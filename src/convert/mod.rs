@@ -1,9 +1,10 @@
 //! Conversions: a checkpoint to a pack and back, to quantized files and checkpoints, and from and to GGUF.
 //!
-//! [`Checkpoint`] reads a directory and returns canonical tensors for every family and naming ([`arch`]). [`pack`],
-//! [`quantize`], [`gguf`], [`unpack`] and [`export_hf`] plan their output and pass the plan to the executor, which
-//! writes it in parallel, continues interrupted work and divides it among machines. [`synth`] creates checkpoints with
-//! the shapes of real models without a download.
+//! [`Checkpoint`] reads a directory, a pack or a GGUF file and returns canonical tensors for every family and naming
+//! ([`arch`]), so that the conversions take all three ([`source::kind`]). [`pack`], [`quantize`], [`gguf`], [`unpack`]
+//! and [`export_hf`] plan their output and pass the plan to the executor, which writes it in parallel, continues
+//! interrupted work and divides it among machines. [`synth`] creates checkpoints with the shapes of real models without
+//! a download.
 //!
 //! A tensor has one type at each stage:
 //!
@@ -14,9 +15,9 @@
 //! | [`arch::ExpectedTensor`] | canonical name and shape that the configuration demands | [`arch::expected_tensors`] |
 //! | [`arch::View`] | where the numbers of a canonical tensor lie in the source, by names | the family in [`arch`] |
 //! | [`published::Coded`] | where the codes and scales of a quantized matrix lie | the format in [`published`] |
-//! | [`CanonicalTensor`] | an expected tensor whose view is bound to source tensors | [`Checkpoint`] |
+//! | [`CanonicalTensor`] | an expected tensor bound to the tensors that hold its numbers | [`Checkpoint`] |
 //! | `MappedTensor` | a tensor of GGUF and the canonical ones whose rows it holds | [`gguf::names`] |
-//! | [`quantize::weights::Tensor`] | a tensor of a checkpoint or a pack that may be quantized | [`quantize::weights`] |
+//! | [`quantize::weights::Tensor`] | a tensor of a model that may be quantized | [`quantize::weights`] |
 //! | `PackItem`, `ImportedTensor`, `ExportedTensor`, `UnpackedTensor` | a tensor of an output and how it is made | the plan of the command |
 //! | [`crate::iebin::PlannedTensor`], then [`crate::iebin::Entry`] | a tensor of a pack before and after its offset is fixed | these plans, [`crate::iebin::writer`] |
 //! | [`crate::manifest::TensorEntry`] | the decision about a tensor and what was measured | [`quantize`] |
@@ -27,6 +28,7 @@ pub mod assess;
 mod checkpoint;
 mod companions;
 mod digest;
+mod disk;
 pub mod dry_run;
 mod executor;
 pub mod export_hf;
@@ -41,6 +43,7 @@ mod pack_input;
 mod pack_output;
 pub mod published;
 pub mod quantize;
+pub mod requantized;
 mod rounding;
 mod rows;
 mod sharding;

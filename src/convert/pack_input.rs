@@ -25,14 +25,17 @@ pub(super) fn check_tasks<'a>(
     reader: &'a IebinReader,
     select: impl Fn(&Entry) -> bool + 'a,
 ) -> impl Iterator<Item = Task<'a>> {
-    let recorded = move |entry: &&Entry| entry.sha256.is_some() && select(entry);
-    reader.entries().iter().filter(recorded).map(move |entry| {
-        let check = move |bar: &ProgressBar| {
-            let found = hash_file(entry.nbytes as u64, bar, |at, out| reader.read(entry, at as usize, out))?;
-            refuse_damage(reader, entry, &found).map(|()| found)
-        };
-        Task::hash(format!("payload {}", entry.name), entry.nbytes as u64, check)
-    })
+    reader.entries().iter().filter(move |entry| select(entry)).filter_map(move |entry| check_task(reader, entry))
+}
+
+/// Returns the task that compares a payload with its recorded hash; `None` if none is recorded.
+pub(super) fn check_task<'a>(reader: &'a IebinReader, entry: &'a Entry) -> Option<Task<'a>> {
+    entry.sha256.as_ref()?;
+    let check = move |bar: &ProgressBar| {
+        let found = hash_file(entry.nbytes as u64, bar, |at, out| reader.read(entry, at as usize, out))?;
+        refuse_damage(reader, entry, &found).map(|()| found)
+    };
+    Some(Task::hash(format!("payload {}", entry.name), entry.nbytes as u64, check))
 }
 
 /// Fails if the SHA-256 `found` of a payload is not the recorded one.

@@ -4,7 +4,6 @@
 //! All conversions work alike: the rows that a chunk needs are read from each source in one piece, and each row is
 //! written in the form of the target, as codes if both forms have the same codes, otherwise as floats.
 
-use super::executor::TaskOutput;
 use super::rounding::round_into;
 use super::source::gguf::blocks;
 use super::source::gguf::types::GgmlType;
@@ -71,6 +70,9 @@ impl From<Store> for Form {
 
 /// Fills a buffer with the bytes of a tensor from a position on.
 type Read<'a> = dyn Fn(usize, &mut [u8]) -> Result<()> + 'a;
+
+/// Receives the next bytes of a tensor that is written.
+pub(super) type Put<'a> = dyn FnMut(&[u8]) -> Result<()> + 'a;
 
 /// Tensor from which rows are read.
 pub(super) struct RowSource<'a> {
@@ -254,18 +256,16 @@ pub(super) struct RowTarget {
     pub(super) cols: usize,
     /// Number that is added to every element of floats; 0 for other forms.
     pub(super) add: f32,
-    /// Index of the section of the task's output into which the bytes are written.
-    pub(super) section: usize,
 }
 
 impl RowTarget {
-    /// Writes all rows of all matrices. For a row of the target, `find` returns the index of its source and its row in
-    /// that source; these are the same for every matrix.
+    /// Passes all rows of all matrices to `put` in order. For a row of the target, `find` returns the index of its
+    /// source and its row in that source; these are the same for every matrix.
     pub(super) fn fill(
         &self,
         sources: &mut [RowSource<'_>],
         find: impl Fn(usize) -> (usize, usize),
-        out: &mut TaskOutput<'_>,
+        put: &mut Put<'_>,
     ) -> Result<()> {
         let height = (CHUNK_ELEMENTS / self.cols.max(1) / TILE_ROWS * TILE_ROWS).max(TILE_ROWS);
         let mut encoded = Vec::new();
@@ -281,7 +281,7 @@ impl RowTarget {
                 let source = &sources[places[0].0];
                 let consecutive = places.windows(2).all(|pair| (pair[0].0, pair[0].1 + 1) == pair[1]);
                 if consecutive && self.keeps_bytes(source) {
-                    out.append(self.section, &source.bytes)?;
+                    put(&source.bytes)?;
                     continue;
                 }
                 encoded.clear();
@@ -291,7 +291,7 @@ impl RowTarget {
                         .iter()
                         .try_for_each(|(source, row)| self.append(&mut sources[*source], *row, &mut encoded))?,
                 }
-                out.append(self.section, &encoded)?;
+                put(&encoded)?;
             }
         }
         Ok(())

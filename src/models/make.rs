@@ -1,17 +1,15 @@
 //! Makes an entry of the cache: packs, imports or quantizes its source.
 
+use super::Identity;
 use super::record::Record;
 use super::source::{FoundModel, ModelKind};
-use super::{Identity, Places};
 use crate::convert::Checkpoint;
-use crate::convert::adapter::Combination;
 use crate::convert::gguf::import::{ImportOptions, import};
 use crate::convert::pack::{PackOptions, pack};
 use crate::convert::quantize::judge::OnFailure;
 use crate::convert::quantize::ptq::Measured;
 use crate::convert::quantize::select::SelectionOptions;
-use crate::convert::unpack::{UnpackOptions, unpack};
-use crate::error::{Cause, Context, Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::generate::text::strftime_now;
 use crate::iebin::reader::read_description;
 use crate::iebin::{Entry, IebinReader, JSON_NAME, Store};
@@ -27,7 +25,6 @@ use crate::trial::ptq::{Ptq, PtqOptions};
 use crate::units::human_bytes;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use tempfile::TempDir;
 
 /// File name of the quantization manifest in an entry.
 const MANIFEST_NAME: &str = "q4_manifest.json";
@@ -93,14 +90,8 @@ pub(super) fn has_4_bit_weights(source: &FoundModel) -> Result<bool> {
 /// # Errors
 /// The source cannot be packed, it changes meanwhile, or the gate refuses its quantization. A directory without work
 /// that a later call can continue is removed then.
-pub(super) fn make(
-    source: &FoundModel,
-    wanted: Wanted,
-    identity: &Identity,
-    dir: &Path,
-    places: &Places,
-) -> Result<()> {
-    let made = fill(source, wanted, dir, places).and_then(|summary| {
+pub(super) fn make(source: &FoundModel, wanted: Wanted, identity: &Identity, dir: &Path) -> Result<()> {
+    let made = fill(source, wanted, dir).and_then(|summary| {
         let now = Identity::of(source, wanted)?;
         if now.fingerprint != identity.fingerprint {
             return Err(Error::corrupt("found files that changed while they were packed")
@@ -138,7 +129,7 @@ pub(super) fn make(
 }
 
 /// Makes the pack; returns its summary in words.
-fn fill(source: &FoundModel, wanted: Wanted, dir: &Path, places: &Places) -> Result<String> {
+fn fill(source: &FoundModel, wanted: Wanted, dir: &Path) -> Result<String> {
     let (path, out_dir) = (source.path.clone(), dir.to_path_buf());
     let (bytes, bits, more) = match (source.kind, wanted.bits()) {
         (ModelKind::Gguf, None) => {
@@ -150,41 +141,14 @@ fn fill(source: &FoundModel, wanted: Wanted, dir: &Path, places: &Places) -> Res
             let made = pack(&PackOptions { hf_dir: path, out_dir, overwrite: true, ..PackOptions::default() })?;
             (made.bytes, made.bits_per_weight, String::new())
         }
-        (kind, Some(bits)) => {
-            let unpacked = match kind {
-                ModelKind::Checkpoint => None,
-                ModelKind::Pack | ModelKind::Cached | ModelKind::Gguf => Some(checkpoint_of(source, dir, places)?),
-            };
-            let hf_dir = unpacked.as_ref().map_or(path, |unpacked| unpacked.path().to_path_buf());
-            let (manifest, gate) = quantize(source, &hf_dir, bits, dir)?;
-            let options = PackOptions { hf_dir, out_dir, overwrite: true, ..PackOptions::default() };
+        (_, Some(bits)) => {
+            let (manifest, gate) = quantize(source, bits, dir)?;
+            let options = PackOptions { hf_dir: path, out_dir, overwrite: true, ..PackOptions::default() };
             let made = pack(&PackOptions { manifest: Some(manifest), ..options })?;
             (made.bytes, made.bits_per_weight, format!("; {gate}"))
         }
     };
     Ok(format!("{}, {bits:.2} bits per weight{more}", human_bytes(bytes)))
-}
-
-/// Unpacks the floats of a pack, or of the pack of a GGUF file, into a checkpoint in the directory of the entry, where
-/// there is room for the model.
-fn checkpoint_of(source: &FoundModel, dir: &Path, places: &Places) -> Result<TempDir> {
-    let pack = super::unchanged(source, places)?;
-    let reader = IebinReader::open(&pack.pack)?;
-    let unpacked = tempfile::tempdir_in(dir).at(dir)?;
-    unpack(
-        &reader,
-        &UnpackOptions {
-            model_dir: reader.dir.clone(),
-            out_dir: unpacked.path().to_path_buf(),
-            dtype: None,
-            adapters: Vec::new(),
-            combination: Combination::default(),
-            max_shard_bytes: u64::MAX,
-            overwrite: true,
-            run: RunOptions::default(),
-        },
-    )?;
-    Ok(unpacked)
 }
 
 /// Returns true if all weights of a pack are floats. A pack that cannot be read is reported when it is opened.
@@ -193,12 +157,12 @@ pub(super) fn has_only_floats(pack: &Path) -> bool {
     IebinReader::open(pack).is_ok_and(|reader| reader.entries().iter().all(is_float))
 }
 
-/// Chooses and checks the quantization of the checkpoint in `hf_dir` as `iec ptq --bits` does, with its defaults;
-/// returns the path of the manifest and the result of the gate in words.
-fn quantize(source: &FoundModel, hf_dir: &Path, bits: u32, dir: &Path) -> Result<(PathBuf, String)> {
+/// Chooses and checks the quantization of a model as `iec ptq --bits` does, with its defaults; returns the path of the
+/// manifest and the result of the gate in words.
+fn quantize(source: &FoundModel, bits: u32, dir: &Path) -> Result<(PathBuf, String)> {
     let out = dir.join(MANIFEST_NAME);
     let ptq = Ptq::open(PtqOptions {
-        model: ModelSource::Checkpoint { hf_dir: hf_dir.to_path_buf(), config: None },
+        model: ModelSource { path: source.path.clone(), config: None },
         out: out.clone(),
         selection: SelectionOptions {
             fields: QuantFields { bits: Some(bits), ..QuantFields::default() },
@@ -227,28 +191,13 @@ fn quantize(source: &FoundModel, hf_dir: &Path, bits: u32, dir: &Path) -> Result
 fn refused(e: Error, source: &FoundModel, bits: u32) -> Error {
     match e.cause() {
         Cause::Refused(found) => {
-            let (path, first) = match source.kind {
-                ModelKind::Checkpoint => (source.path.display().to_string(), String::new()),
-                // Only checkpoints are packed.
-                ModelKind::Pack | ModelKind::Cached | ModelKind::Gguf => ("CHECKPOINT".into(), unpacking(source)),
-            };
+            let path = source.path.display();
             Error::refused(found.clone()).at(&source.path).help(format!(
-                "{first}store the tensors that fail in more bits: `iec pack {path} --bits {bits} --keep-failing int8 \
+                "store the tensors that fail in more bits: `iec pack {path} --bits {bits} --keep-failing int8 \
                  --out-dir DIR`, and run DIR; or leave out --precision"
             ))
         }
         _ => e,
-    }
-}
-
-/// Describes how a pack or a GGUF file becomes a checkpoint.
-fn unpacking(source: &FoundModel) -> String {
-    let path = source.path.display();
-    match source.kind {
-        ModelKind::Gguf => {
-            format!("`iec import-gguf {path} --out-dir PACK`, `iec unpack PACK --out-dir CHECKPOINT`, and ")
-        }
-        _ => format!("`iec unpack {path} --out-dir CHECKPOINT`, and "),
     }
 }
 

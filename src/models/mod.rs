@@ -237,7 +237,7 @@ fn packed(source: &FoundModel, wanted: Wanted, places: &Places) -> Result<Resolv
         if matches!(identity.record(&dir), Ok(Some(_))) {
             continue;
         }
-        make::make(source, wanted, &identity, &dir, places)?;
+        make::make(source, wanted, &identity, &dir)?;
         cache.remove_outdated(&Entry::read(identity.name.clone(), dir));
         cache.enforce_limit(&identity.name);
     }

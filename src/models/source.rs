@@ -2,7 +2,7 @@
 
 use super::Places;
 use super::cache::Cache;
-use crate::convert::source::gguf::Gguf;
+use crate::convert::source::gguf::{self, Gguf};
 use crate::convert::source::hub::{self, RepoSpec, cache as hub_cache};
 use crate::convert::source::layout::{Layout, WeightFiles};
 use crate::error::{Cause, Context, Error, Result};
@@ -124,7 +124,7 @@ impl FoundModel {
     pub fn add_to(&self, inputs: Inputs) -> Inputs {
         match self.kind {
             ModelKind::Checkpoint => inputs.checkpoints([&self.path]),
-            ModelKind::Gguf => inputs.files(parts_of(&self.path)),
+            ModelKind::Gguf => inputs.files(gguf::parts_of(&self.path)),
             ModelKind::Pack | ModelKind::Cached => {
                 let is_dir = matches!(files::is_dir(&self.path), Ok(true));
                 let dir = if is_dir { self.path.clone() } else { self.path.with_file_name("") };
@@ -163,7 +163,7 @@ impl FoundModel {
     fn files(&self) -> Result<BTreeSet<PathBuf>> {
         match self.kind {
             ModelKind::Checkpoint => {}
-            ModelKind::Gguf => return Ok(BTreeSet::from_iter(parts_of(&self.path))),
+            ModelKind::Gguf => return Ok(BTreeSet::from_iter(gguf::parts_of(&self.path))),
             ModelKind::Pack | ModelKind::Cached => {
                 let dir = if files::is_dir(&self.path)? { &self.path } else { directory_of(&self.path) };
                 let named = [self.path.clone()].into_iter();
@@ -257,7 +257,7 @@ fn in_directory(dir: &Path) -> Result<(ModelKind, PathBuf)> {
         Ok(_) => return Ok((ModelKind::Checkpoint, dir.to_path_buf())),
         Err(e) => e,
     };
-    let ggufs = ggufs_in(dir)?;
+    let ggufs = gguf::files_in(dir)?;
     let names = |paths: &[PathBuf]| {
         let names =
             paths.iter().take(LISTED).map(|path| path.file_name().unwrap_or_default().to_string_lossy().into_owned());
@@ -281,39 +281,6 @@ fn in_directory(dir: &Path) -> Result<(ModelKind, PathBuf)> {
 /// Returns true if the directory has weights of a checkpoint, even if they cannot be used.
 fn holds_weights(dir: &Path) -> Result<bool> {
     Layout::lies_in(dir).map_err(Error::while_opening_model)
-}
-
-/// Lists the GGUF files in a directory; of a split model only the first file.
-fn ggufs_in(dir: &Path) -> Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(dir).at(dir).map_err(Error::while_opening_model)? {
-        let path = entry.at(dir).map_err(Error::while_opening_model)?.path();
-        let is_later = split(&path).is_some_and(|(_, number, _)| number != 1);
-        if path.extension().is_some_and(|e| e == "gguf") && !is_later && Gguf::is_at(&path) {
-            found.push(path);
-        }
-    }
-    found.sort();
-    Ok(found)
-}
-
-/// Splits a name such as `model-00001-of-00003.gguf` into the stem, the number and the count.
-fn split(path: &Path) -> Option<(&str, usize, usize)> {
-    let (rest, count) = path.file_name()?.to_str()?.strip_suffix(".gguf")?.rsplit_once("-of-")?;
-    let (stem, number) = rest.rsplit_once('-')?;
-    let five = |digits: &str| (digits.len() == 5).then(|| digits.parse().ok()).flatten();
-    Some((stem, five(number)?, five(count)?))
-}
-
-/// Returns the path of a GGUF file and of the other files of a split model.
-fn parts_of(path: &Path) -> Vec<PathBuf> {
-    match split(path) {
-        // The number of a misnamed file may lie outside of the count.
-        Some((stem, number, count)) if (1..=count).contains(&number) => {
-            (1..=count).map(|n| path.with_file_name(format!("{stem}-{n:05}-of-{count:05}.gguf"))).collect()
-        }
-        _ => vec![path.to_path_buf()],
-    }
 }
 
 /// Builds the error for a name that no model has.
@@ -407,16 +374,6 @@ mod tests {
         std::fs::File::options().append(true).open(at("new")).unwrap().set_modified(modified).unwrap();
         std::fs::rename(at("new"), at("model.safetensors")).unwrap();
         assert_ne!(print(), second);
-    }
-
-    #[test]
-    fn names_of_split_files_are_read() {
-        assert_eq!(split(Path::new("d/a-b-00002-of-00010.gguf")), Some(("a-b", 2, 10)));
-        assert_eq!(split(Path::new("a-1-of-2.gguf")), None);
-        assert_eq!(parts_of(Path::new("d/m-00001-of-00002.gguf")).len(), 2);
-        for name in ["d/m.gguf", "d/m-00005-of-00002.gguf", "d/m-00000-of-00000.gguf"] {
-            assert_eq!(parts_of(Path::new(name)), [PathBuf::from(name)]);
-        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::interrupt;
 use crate::manifest::Metrics;
 use crate::quant_spec::TensorQuant;
-use crate::scheme::{Granularity, TILE_ROWS};
+use crate::scheme::{Granularity, TILE_ROWS, TileLayout};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -106,6 +106,37 @@ pub fn try_rows(quant: TensorQuant, stack: &Stack<'_>) -> Result<()> {
 /// # Errors
 /// The same as for [`quantize`].
 pub fn encode(quant: TensorQuant, stack: &Stack<'_>, sink: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    encode_pieces(quant, stack, &mut |_, _, tiles| sink(tiles))
+}
+
+/// Quantizes like [`encode`] and returns the error of the quantized tensor.
+///
+/// # Errors
+/// The same as for [`quantize`].
+pub fn encode_measured(
+    quant: TensorQuant,
+    stack: &Stack<'_>,
+    sink: &mut dyn FnMut(&[u8]) -> Result<()>,
+) -> Result<Metrics> {
+    let mut metrics = Vec::with_capacity(stack.count * stack.rows);
+    let mut decoded = vec![0f32; stack.cols];
+    encode_pieces(quant, stack, &mut |layout, values, tiles| {
+        let mut coded = CodedRow::new(layout);
+        for (i, row) in values.chunks_exact(stack.cols).enumerate() {
+            tile::get_row(layout, &tiles[i / TILE_ROWS * layout.tile_bytes..], i % TILE_ROWS, &mut coded);
+            coded.dequantize(layout, &mut decoded);
+            metrics.push(RowMetrics::of(row, &decoded));
+        }
+        sink(tiles)
+    })?;
+    Ok(RowMetrics::summarize(&metrics))
+}
+
+/// Receives the layout of a matrix, and the weights and tiles of some of its rows.
+type Piece<'a> = dyn FnMut(&TileLayout, &[f32], &[u8]) -> Result<()> + 'a;
+
+/// Quantizes all matrices of a tensor on the calling thread, piece by piece.
+fn encode_pieces(quant: TensorQuant, stack: &Stack<'_>, put: &mut Piece<'_>) -> Result<()> {
     let (mut values, mut tiles) = (Vec::new(), Vec::new());
     let height = stack.height().next_multiple_of(TILE_ROWS);
     for matrix in 0..stack.count {
@@ -115,7 +146,7 @@ pub fn encode(quant: TensorQuant, stack: &Stack<'_>, sink: &mut dyn FnMut(&[u8])
             stack.read_rows(matrix, &rows, &mut values)?;
             tiles.resize(rows.len().div_ceil(TILE_ROWS) * quantizer.layout().tile_bytes, 0);
             quantizer.encode_tiles(&values, &mut tiles)?;
-            sink(&tiles)?;
+            put(quantizer.layout(), &values, &tiles)?;
         }
     }
     Ok(())

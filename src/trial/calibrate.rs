@@ -1,4 +1,4 @@
-//! Calibration: runs a float model on texts and collects statistics of the inputs of its matrices, as a job that can
+//! Calibration: runs a model on texts and collects statistics of the inputs of its matrices, as a job that can
 //! be interrupted and resumed.
 //!
 //! Finished passes are stored in the job's directory and reused if they have the hash that the journal records.
@@ -9,6 +9,8 @@ use super::ModelSource;
 use crate::calibration::file::{Description, SiteShape};
 use crate::calibration::{Calibration, CalibrationText, CalibrationWriter, Sums};
 use crate::convert::pack::{self, PackOptions};
+use crate::convert::source::gguf::parts_of;
+use crate::convert::source::kind::SourceKind;
 use crate::error::{Context, Error, Result};
 use crate::files;
 use crate::generate::text::{Tokenizer, tokenizer};
@@ -17,7 +19,8 @@ use crate::job::{Fingerprint, Job, RunOptions, this_version};
 use crate::output::AtomicFile;
 use crate::progress;
 use crate::runtime::calibrate::{self, Gather, Gathering, Windows};
-use crate::runtime::{Engine, EngineOptions};
+use crate::runtime::{Engine, EngineOptions, Precision};
+use crate::scheme::QuantSpec;
 use crate::sha256::{Digest, Sha256, hex};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -57,7 +60,7 @@ pub struct CalibrationOptions {
 /// run had processed.
 ///
 /// # Errors
-/// A model or text cannot be read, the model is quantized, or the statistics cannot be written.
+/// A model or text cannot be read, or the statistics cannot be written.
 pub fn calibrate(options: &CalibrationOptions) -> Result<(Description, u64)> {
     let job = Job::for_file(COMMAND, &options.out, &options.run, |fingerprint| decide(options, fingerprint))?;
     let done = read_all(options, &job);
@@ -69,17 +72,13 @@ fn decide(options: &CalibrationOptions, fingerprint: &mut Fingerprint) -> Result
     let CalibrationOptions { hessian, window, max_tokens, memory, .. } = options;
     fingerprint.field("options", format!("{hessian} {window} {max_tokens:?} {memory}"));
     let mut files = options.texts.clone();
-    let config = match &options.model {
-        ModelSource::Pack(dir) => {
-            files.extend([JSON_NAME, BIN_NAME].map(|name| dir.join(name)));
-            None
-        }
-        ModelSource::Checkpoint { hf_dir, config } => {
-            files.extend(files_of(hf_dir)?);
-            config.clone()
-        }
-    };
-    files.extend(options.tokenizer.clone().into_iter().chain(config));
+    let ModelSource { path, config } = &options.model;
+    match SourceKind::of(path)? {
+        SourceKind::Pack(json) => files.extend([json.with_file_name(BIN_NAME), json]),
+        SourceKind::Gguf(file) => files.extend(parts_of(&file)),
+        SourceKind::Checkpoint(path) => files.extend(files_of(&path)?),
+    }
+    files.extend(options.tokenizer.iter().chain(config).cloned());
     files.iter().try_for_each(|file| fingerprint.file(file))
 }
 
@@ -96,20 +95,30 @@ fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
 }
 
 fn read_all(options: &CalibrationOptions, job: &Job) -> Result<(Description, u64)> {
-    let dir = match &options.model {
-        ModelSource::Pack(dir) => dir.clone(),
-        ModelSource::Checkpoint { hf_dir, config } => float_pack(hf_dir, config.as_ref(), options, job)?,
+    let reader = match SourceKind::of(&options.model.path)? {
+        SourceKind::Pack(_) if options.model.config.is_some() => {
+            let found = "found --config with a pack, which has its own configuration";
+            return Err(Error::usage(found).at(&options.model.path).help("leave --config out"));
+        }
+        SourceKind::Pack(json) => {
+            let reader = IebinReader::open_files(&json, None).map_err(Error::while_opening_model)?;
+            // Statistics of damaged weights would be recorded as those of the source.
+            tensor_map::refuse_damage(&reader)?;
+            reader
+        }
+        SourceKind::Gguf(_) | SourceKind::Checkpoint(_) => {
+            IebinReader::open(&unchanged_pack(options, job)?).map_err(Error::while_opening_model)?
+        }
     };
-    let reader = IebinReader::open(&dir).map_err(Error::while_opening_model)?;
-    refuse_quantized(&reader, &dir)?;
-    if let ModelSource::Pack(_) = options.model {
-        // Statistics of damaged weights would be recorded as those of the source.
-        tensor_map::refuse_damage(&reader)?;
-    }
+    let precision = wide_precision(&reader)?;
     let tokenizer = options.tokenizer.clone().unwrap_or_else(|| reader.path(tokenizer::FILE_NAME));
     let tokenizer = Tokenizer::open(&tokenizer)?;
-    let engine_options =
-        EngineOptions { threads: options.threads, prefill_chunk: options.window.max(1), ..EngineOptions::default() };
+    let engine_options = EngineOptions {
+        threads: options.threads,
+        prefill_chunk: options.window.max(1),
+        precision: Some(precision),
+        ..EngineOptions::default()
+    };
     let engine = Engine::open(&reader, &engine_options)?;
     let window = options.window.min(engine.context());
     let read = |path: &PathBuf| tokenize(path, &tokenizer, options.max_tokens);
@@ -129,13 +138,14 @@ fn read_all(options: &CalibrationOptions, job: &Job) -> Result<(Description, u64
     Ok((description, known))
 }
 
-/// Packs the checkpoint without quantization, unless an interrupted run has done so.
-fn float_pack(hf_dir: &Path, config: Option<&PathBuf>, options: &CalibrationOptions, job: &Job) -> Result<PathBuf> {
+/// Packs the checkpoint or the GGUF file as it is, unless an interrupted run has done so.
+fn unchanged_pack(options: &CalibrationOptions, job: &Job) -> Result<PathBuf> {
     let out_dir = job.dir().join("pack");
     if !files::exists(&out_dir.join(JSON_NAME))? {
+        let ModelSource { path: hf_dir, config } = options.model.clone();
         pack::pack(&PackOptions {
-            hf_dir: hf_dir.to_path_buf(),
-            config: config.cloned(),
+            hf_dir,
+            config,
             out_dir: out_dir.clone(),
             tokenizer: options.tokenizer.clone(),
             ..PackOptions::default()
@@ -144,17 +154,21 @@ fn float_pack(hf_dir: &Path, config: Option<&PathBuf>, options: &CalibrationOpti
     Ok(out_dir)
 }
 
-fn refuse_quantized(reader: &IebinReader, dir: &Path) -> Result<()> {
-    let quantized = |entry: &&Entry| matches!(entry.store, Store::Tiled(spec) if !spec.scheme.info().is_source_format);
-    match reader.entries().iter().find(quantized) {
-        Some(entry) => {
-            Err(Error::usage("found a quantized tensor, expected floats, because quantization changes the statistics")
-                .tensor(&entry.name)
-                .at(dir)
-                .help("pack the checkpoint without --q4-map, or name it with --hf-dir"))
-        }
-        None => Ok(()),
+/// Returns the precision that computes most accurately with the weights of a pack: activations are not rounded to 8
+/// bits. Notes that quantized weights change the inputs of the matrices behind them, and so the statistics.
+fn wide_precision(reader: &IebinReader) -> Result<Precision> {
+    let is_quantized = |entry: &&Entry| matches!(entry.store, Store::Tiled(spec) if spec != QuantSpec::MXFP4);
+    let quantized = reader.entries().iter().filter(is_quantized).count();
+    if quantized > 0 {
+        progress::detail(0, || {
+            format!("note: {quantized} tensors are quantized; these are statistics of the quantized model")
+        });
     }
+    Ok(match Precision::resolve(None, reader)? {
+        Precision::Int4 => Precision::Int4w,
+        Precision::Int8 => Precision::Int8w,
+        other => other,
+    })
 }
 
 /// Reads a text; returns its description and its tokens without BOS.

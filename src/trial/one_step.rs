@@ -1,4 +1,4 @@
-//! Quantizes and packs a checkpoint in one step: a recipe selects the types, a gate checks
+//! Quantizes and packs a model in one step: a recipe selects the types, a gate checks
 //! the error of each matrix, and the pack is written.
 //!
 //! The steps are those of `iec ptq` and `iec pack --q4-map`; the manifest between them lies in a hidden directory
@@ -28,7 +28,7 @@ const MANIFEST: &str = "manifest.json";
 /// Options of [`OneStep::run`].
 #[derive(Debug, Clone)]
 pub struct OneStep {
-    /// Checkpoint, output directory and options of packing; no manifest.
+    /// Model, output directory and options of packing; no manifest.
     pub pack: PackOptions,
     /// Rules that select the tensors and their schemes.
     pub recipe: &'static Recipe,
@@ -86,7 +86,7 @@ impl OneStep {
         std::fs::write(&rules, self.recipe.text).at(&rules)?;
         let PackOptions { hf_dir, config, calibration, run, .. } = self.pack.clone();
         Ptq::open(PtqOptions {
-            model: ModelSource::Checkpoint { hf_dir, config },
+            model: ModelSource { path: hf_dir, config },
             // Interrupted measurements continue under this name; nothing is written to it.
             out: manifest_name(&self.pack.out_dir),
             selection: SelectionOptions {

@@ -1,9 +1,12 @@
 //! Temporary packs of the float model and a quantized one, for comparison.
 
-use crate::convert::pack::{PackOptions, PackSummary, pack};
+use super::REFERENCE;
+use crate::convert::pack::{PackOptions, PackSummary, PublishedForm, pack};
 use crate::error::{Context, Result};
+use crate::iebin::IebinReader;
 use crate::manifest::Document;
 use crate::output::stale;
+use crate::runtime::Precision;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
@@ -16,7 +19,7 @@ const MANIFEST: &str = "manifest.json";
 /// Hidden directory with the float pack and, after [`Packs::quantize`], the pack that a manifest specifies.
 #[derive(Debug)]
 pub struct Packs {
-    /// Checkpoint, its configuration, and the statistics that manifests may need.
+    /// Model, its configuration, and the statistics that manifests may need.
     origin: PackOptions,
     dir: TempDir,
     /// Shows other processes that the directory is in use.
@@ -25,15 +28,23 @@ pub struct Packs {
 }
 
 impl Packs {
-    /// Packs the checkpoint without quantization into a hidden directory in the directory `beside`.
+    /// Packs the model without further quantization, as floats, into a hidden directory in the directory `beside`.
     ///
     /// # Errors
-    /// The checkpoint cannot be packed, or the disk is full.
+    /// The model cannot be packed, or the disk is full.
     pub fn begin(beside: &Path, origin: PackOptions) -> Result<Packs> {
         stale::remove(beside);
         let (dir, lock) = stale::directory(beside).at(beside)?;
         let mut packs = Packs { origin, dir, _lock: lock, weights: 0 };
         packs.weights = packs.pack(None, packs.float())?.weights;
+        // Codes of the source that only quantized precisions compute with become the floats that they mean.
+        let float = IebinReader::open(&packs.float())?;
+        if Precision::resolve(Some(REFERENCE), &float).is_err() {
+            drop(float);
+            packs.origin.published = PublishedForm::Float;
+            packs.pack(None, packs.float())?;
+            packs.origin.published = PublishedForm::Published;
+        }
         Ok(packs)
     }
 
@@ -47,7 +58,7 @@ impl Packs {
         self.pack(Some(manifest), self.quantized())
     }
 
-    /// Returns the path of the checkpoint.
+    /// Returns the path of the model that is packed.
     pub fn checkpoint(&self) -> &Path {
         &self.origin.hf_dir
     }

@@ -49,7 +49,7 @@ pub struct Budget {
 /// Options that determine a manifest.
 #[derive(Debug, Clone)]
 pub struct PtqOptions {
-    /// Model with float weights.
+    /// Model to quantize.
     pub model: ModelSource,
     /// Path of the manifest to write.
     pub out: PathBuf,
@@ -92,7 +92,6 @@ impl PtqOptions {
                 false => Ok(false),
             };
         };
-        self.model.refuse_pack("--gate-text")?;
         if let Some(calibration) = calibration {
             let sha256 = sha256::of_file(text, |_| {})?;
             if calibration.description().texts.iter().any(|text| text.sha256 == sha256) {
@@ -112,7 +111,6 @@ impl PtqOptions {
         let Some(TextWindows { text, windows }) = self.budget.as_ref().and_then(|budget| budget.text.as_ref()) else {
             return Ok(None);
         };
-        self.model.refuse_pack("--plan-text")?;
         let sha256 = sha256::of_file(text, |_| {})?;
         // One extra token for the beginning-of-sequence token.
         let calibrated = calibration.iter().flat_map(|c| &c.description().texts).filter(|t| t.sha256 == sha256);
@@ -243,9 +241,7 @@ impl Ptq {
         if let Some(packs) = self.packs.get() {
             return Ok(packs);
         }
-        let ModelSource::Checkpoint { hf_dir, config } = self.options.model.clone() else {
-            return Err(Error::usage("measuring outputs needs a checkpoint; name it with --hf-dir or --hf-repo"));
-        };
+        let ModelSource { path: hf_dir, config } = self.options.model.clone();
         let calibration = self.options.calibration.clone();
         let origin = PackOptions { hf_dir, config, calibration, ..PackOptions::default() };
         let packs = Packs::begin(directory_of(&self.options.out), origin)?;
@@ -258,7 +254,7 @@ impl Ptq {
         let options = &self.options;
         let refused = measured.document.refused;
         let wanted = self.judges_answers || options.pack;
-        let packed = matches!(options.model, ModelSource::Checkpoint { .. }) && (!refused || options.force) && wanted;
+        let packed = (!refused || options.force) && wanted;
         let packs = packed.then(|| self.packs()).transpose()?;
         let mut blame = Vec::new();
         match (packs, &options.gate_text) {

@@ -60,6 +60,7 @@ mod irregular;
 mod kv_gate;
 mod latent;
 mod layouts;
+mod model_inputs;
 mod models;
 #[cfg(feature = "reference")]
 mod odd_families;

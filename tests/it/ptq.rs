@@ -369,18 +369,6 @@ fn a_pack_with_floats_gives_the_decisions_of_its_checkpoint() {
     assert!(std::fs::read(out).unwrap() == std::fs::read(&direct.out).unwrap());
 }
 
-#[test]
-fn a_quantized_pack_is_not_quantized_again() {
-    let dir = TempDir::new().unwrap();
-    let (manifest, pack) = (Ptq::run(&fixture("llama-gqa"), &["--bits", "4"]), dir.path().join("pack"));
-    let mut command = iec();
-    command.args(["pack", "--hf-dir"]).arg(fixture("llama-gqa")).arg("--out-dir").arg(&pack);
-    command.arg("--q4-map").arg(&manifest.out).assert().success();
-    let output = iec().args(["ptq", "--out", "m.json", "--model-dir"]).arg(&pack).output().unwrap();
-    assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("found weights quantized as int8"));
-}
-
 const DOWN: &str = "model.layers.1.mlp.down_proj.weight";
 
 /// Creates a copy of stories260k in which `edit` has replaced weights (f32) of one tensor.

@@ -6,7 +6,6 @@ use crate::job::Keeping;
 use crate::source::SourceArgs;
 use iec::calibration::{Calibration, merge};
 use iec::error::{Context, Result};
-use iec::iebin;
 use iec::job::check_target;
 use iec::output::{AtomicFile, Inputs, Rules};
 use iec::report::calibration::table;
@@ -18,13 +17,14 @@ use std::time::Instant;
 
 /// Arguments of `iec calib`.
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "iec calib [OPTIONS] <CHECKPOINT> --text <FILE> --out <STATS>")]
+#[command(override_usage = "iec calib [OPTIONS] <MODEL> --text <FILE> --out <STATS>")]
 #[command(
     group = clap::ArgGroup::new("what").required(true).args(["checkpoint", "hf_dir", "hf_repo", "model_dir", "merge"])
 )]
 #[command(after_help = "Examples:
   iec calib --model-dir packs/tinyllama-bf16 --text calibration.txt --out tinyllama.calib
   iec calib models/tinyllama --text books.txt --text code.txt --hessian --out tinyllama.calib
+  iec calib model.gguf --text calibration.txt --out model.calib
   iec calib --merge a.calib b.calib --out both.calib
   iec ptq models/tinyllama --out q4_manifest.json --bits 4 --calib tinyllama.calib
 
@@ -34,7 +34,7 @@ are enough.")]
 pub struct Args {
     #[command(flatten)]
     source: SourceArgs,
-    /// A pack with float weights; calibration computes in the types of its weights
+    /// A pack, as an option instead of the first argument; calibration computes in the types of its weights
     #[arg(long, value_name = "DIR")]
     model_dir: Option<PathBuf>,
     /// Merge statistics of the same model that were collected from different texts
@@ -81,8 +81,7 @@ pub struct Args {
 pub fn run(args: Args, global: &Global) -> Result<()> {
     let started = Instant::now();
     let read = args.text.iter().chain(&args.merge).chain(&args.tokenizer).chain(&args.source.config);
-    let inputs = Inputs::default().files(read).packs(&args.model_dir, &iebin::members());
-    let inputs = inputs.checkpoints(args.source.path()?);
+    let inputs = args.source.add_to(Inputs::default().files(read), args.model_dir.as_ref())?;
     let target = check_target(&args.out, Rules { inputs: &inputs, overwrite: args.overwrite, stdout: !args.json })?;
     let out = target.work_path();
     let (description, known) = match args.merge.is_empty() {

@@ -31,8 +31,14 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     let open_pack = |dir: &Path| DedupOptions::default().open_pack(dir).map_err(Error::while_opening_model);
     let (dir, json) = (&args.out_dir, args.json);
     match merge(dir, RunOptions::default(), open_pack)? {
-        Merged::Pack(summary) => global.summarize(pack::describe(&summary), json, &summary),
-        Merged::Q4(summary) => global.summarize(q4::describe(&summary), json, &summary),
+        Merged::Pack(summary) => {
+            pack::warn(&summary, global);
+            global.summarize(pack::describe(&summary), json, &summary)
+        }
+        Merged::Q4(summary) => {
+            q4::warn(&summary, global);
+            global.summarize(q4::describe(&summary), json, &summary)
+        }
         Merged::Append(summary) => global.summarize(q4::describe_append(&summary), json, &summary),
         Merged::Import(summary) => global.summarize(import_gguf::describe(&summary), json, &summary),
         Merged::Export(summary) => global.summarize(export_gguf::describe(&summary), json, &summary),

@@ -26,7 +26,7 @@ const FORMS: &[Named<PublishedForm>] =
 
 /// Arguments of `iec pack`.
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "iec pack [OPTIONS] <CHECKPOINT> --out-dir <DIR>")]
+#[command(override_usage = "iec pack [OPTIONS] <MODEL> --out-dir <DIR>")]
 #[command(group = clap::ArgGroup::new("decision").multiple(true).args(["q4_map", "bits", "recipe"]))]
 #[command(group = clap::ArgGroup::new("source").required(true).args(["checkpoint", "hf_dir", "hf_repo"]))]
 #[command(after_help = "Examples:
@@ -34,12 +34,17 @@ const FORMS: &[Named<PublishedForm>] =
   iec pack models/tinyllama --bits 4 --out-dir packs/tinyllama-q4
   iec pack models/llama --recipe llama-3 --gate cosine=0.99 --out-dir packs/llama-q4
   iec pack models/tinyllama --q4-map q4_manifest.json --out-dir packs/tinyllama-q4
+  iec pack model.gguf --q4-map q4_manifest.json --out-dir packs/model-q4
+  iec pack packs/tinyllama-q8 --q4-map q4_manifest.json --out-dir packs/tinyllama-q4
   iec pack adapters/poems --base packs/tinyllama --bits 8 --out-dir packs/poems
   iec pack openai/gpt-oss-20b --out-dir packs/gpt-oss-20b --dry-run
   iec pack models/gpt-oss-20b --out-dir packs/gpt-oss-20b --part 1/4
 
 --bits and --recipe quantize and pack in one step: a gate compares each matrix with its quantized form, as in
 `iec ptq`, and nothing is written if it refuses (exit code 4).
+
+A manifest is applied to a GGUF file or a pack as to a checkpoint: tensors that it quantizes are decoded and quantized
+again, and a warning says how large the error is that this adds; all others keep their bytes.
 
 An interrupted pack continues when the same command is run again. Parts are put together by `iec merge`.")]
 pub struct Args {
@@ -57,14 +62,14 @@ pub struct Args {
     /// method with the smallest error of its outputs
     #[arg(long, value_name = "STATS", requires = "decision")]
     calib: Option<PathBuf>,
-    /// Float type of tensors that are not quantized; keep = the type in the checkpoint
+    /// Float type of tensors that are not quantized; keep = the type in the model
     #[arg(long, value_parser = named(KEPT_OR_FLOAT), default_value = "keep")]
     dtype: KeptOrFloat,
-    /// Form of matrices that are quantized in the checkpoint: their codes where a scheme of packs holds them bit for
+    /// Form of matrices that are quantized in the model: their codes where a scheme of packs holds them bit for
     /// bit, or floats with their exact values (fp32, unless --dtype says otherwise)
     #[arg(long = "as", value_name = "FORM", value_parser = named(FORMS), default_value = "published")]
     published: PublishedForm,
-    /// Pack of the model that CHECKPOINT, an adapter of PEFT, changes. Its factors keep their type, or are stored as
+    /// Pack of the model that MODEL, an adapter of PEFT, changes. Its factors keep their type, or are stored as
     /// --dtype says or with --bits 8 in int8
     #[arg(
         long,
@@ -75,7 +80,7 @@ pub struct Args {
         ]
     )]
     base: Option<PathBuf>,
-    /// A tokenizer.json to put into the pack instead of the checkpoint's
+    /// A tokenizer.json to put into the pack instead of the model's
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
     /// Keep the tensors of multi-token prediction, which nothing computes, for `iec unpack` to give back
@@ -192,6 +197,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         })?,
         None => pack::pack(&options)?,
     };
+    warn(&summary, global);
     global.summarize(describe(&summary), args.json, &summary)
 }
 
@@ -217,6 +223,11 @@ fn pack_adapter(args: &Args, base: &Path, global: &Global) -> Result<()> {
         "packed an adapter ({method}) of {architecture}: {matrices} matrices, rank {rank}, {before} -> {after}{note}"
     );
     global.summarize(text, args.json, &summary)
+}
+
+/// Warns of tensors that are quantized twice.
+pub fn warn(summary: &PackSummary, global: &Global) {
+    summary.requantized.iter().for_each(|found| global.note(found.warning()));
 }
 
 /// Describes in words what was packed.

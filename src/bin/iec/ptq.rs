@@ -11,7 +11,6 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use iec::convert::quantize::judge::OnFailure;
 use iec::convert::quantize::select::{OuterStorage, SelectionOptions};
 use iec::error::{Error, Result};
-use iec::iebin;
 use iec::job::remove_over;
 use iec::manifest::Keep;
 use iec::manifest::plan::Target;
@@ -28,7 +27,7 @@ use std::path::PathBuf;
 
 /// Arguments of `iec ptq`.
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "iec ptq [OPTIONS] <CHECKPOINT> --out <MANIFEST>")]
+#[command(override_usage = "iec ptq [OPTIONS] <MODEL> --out <MANIFEST>")]
 #[command(group = clap::ArgGroup::new("source").required(true).args(["checkpoint", "hf_dir", "hf_repo", "model_dir"]))]
 #[command(after_help = "Examples:
   iec ptq models/tinyllama --out q4_manifest.json --bits 4
@@ -38,16 +37,18 @@ use std::path::PathBuf;
   iec ptq models/tinyllama --out manifest.json --target-bpw 4.6 --calib tinyllama.calib --plan-text heldout.txt
   iec ptq models/tinyllama --out q4_manifest.json --target-size 600M --dry-run
   iec ptq models/gpt-oss-20b --out q4_manifest.json --rules manifests/gpt-oss-20b.json --json
+  iec ptq model.gguf --out q4_manifest.json --bits 4
 
 Defaults: --bits 4 is q4_0 with searched scales, --bits 5 and 6 are int5 and int6 with a scale per 32 weights, --bits
 8 is int8 with a scale per row. Without --include and --rules the matrices of attention, MLP and experts are quantized
-in this way, the embedding and the output matrix in int8 with a scale per 32 weights; MXFP4 experts are not changed.
-A gate on outputs (kl, ppl, top1) packs the float model and the quantized one into temporary directories next to --out
-and compares them. With --keep-failing the tensors with the largest effect get more bits until the gate passes.")]
+in this way, the embedding and the output matrix in int8 with a scale per 32 weights. Of a GGUF file, a pack, or MXFP4
+experts, tensors of codes with no more bits than that stay as they are; those of more bits are quantized a second time.
+A gate on outputs (kl, ppl, top1) packs the model as it is and the quantized one into temporary directories next to
+--out and compares them. With --keep-failing the tensors with the largest effect get more bits until the gate passes.")]
 pub struct Args {
     #[command(flatten)]
     source: SourceArgs,
-    /// A pack with float weights to measure instead
+    /// A pack to measure, as an option instead of the first argument
     #[arg(long, value_name = "DIR")]
     model_dir: Option<PathBuf>,
     /// Manifest to write; `-` is stdout
@@ -159,7 +160,7 @@ impl Outer {
 #[derive(Debug, clap::Args)]
 struct ReportArgs {
     /// Write an HTML page: errors by layer, sizes, the results of the gate, the weights of a tensor before and after
-    /// quantization, and, with --hf-dir, texts of the float and the quantized model; also written if the gate refuses
+    /// quantization, and texts of the model before and after quantization; also written if the gate refuses
     #[arg(long, value_name = "FILE.html", conflicts_with = "dry_run")]
     report: Option<PathBuf>,
     /// Tensor whose weights the page shows [default: the one with the largest error]
@@ -347,6 +348,9 @@ fn finish(args: &Args, outputs: &Together, quantized: &Quantized<'_>, global: &G
             global.note(format_args!("{}: {} instead of {}", promotion.tensor, promotion.to, promotion.from));
         }
     }
+    if let Some(requantized) = measured.requantized() {
+        global.note(requantized.warning());
+    }
     manifest?;
     global.note(format_args!("wrote {}", args.out.display()));
     if args.json {
@@ -384,8 +388,7 @@ impl Args {
     /// Returns the files that the command reads, which outputs must not replace.
     fn inputs(&self) -> Result<Inputs> {
         let files = [&self.rules, &self.calib, &self.answers.gate_text, &self.budget.plan_text, &self.source.config];
-        let inputs = Inputs::default().files(files.into_iter().flatten()).packs(&self.model_dir, &iebin::members());
-        Ok(inputs.checkpoints(self.source.path()?))
+        self.source.add_to(Inputs::default().files(files.into_iter().flatten()), self.model_dir.as_ref())
     }
 
     fn options(&self, global: &Global) -> Result<PtqOptions> {

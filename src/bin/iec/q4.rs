@@ -17,7 +17,7 @@ use std::path::PathBuf;
 
 /// Arguments of `iec q4`.
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "iec q4 [OPTIONS] <CHECKPOINT> --out-dir <DIR>")]
+#[command(override_usage = "iec q4 [OPTIONS] <MODEL> --out-dir <DIR>")]
 #[command(
     group = clap::ArgGroup::new("source")
         .required(true)
@@ -28,6 +28,7 @@ use std::path::PathBuf;
   iec q4 models/tinyllama --out-dir q4/tinyllama
   iec q4 models/tinyllama --out-dir q4/tinyllama --manifest q4_manifest.json
   iec pack models/tinyllama --out-dir packs/tinyllama --q4-map q4/tinyllama/q4_manifest.expanded.json
+  iec q4 model.gguf --out-dir q4/model --manifest q4_manifest.json
   iec q4 --append-attn --model-dir packs/gpt-oss-20b")]
 pub struct Args {
     #[command(flatten)]
@@ -102,6 +103,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         return dry_run::print(&q4::dry_run(&options)?, out_dir, args.json);
     }
     let summary = q4::write(&options)?;
+    warn(&summary, global);
     global.summarize(describe(&summary), args.json, &summary)
 }
 
@@ -119,6 +121,11 @@ fn append_attention(args: &Args, global: &Global) -> Result<()> {
     };
     let summary = append::append_attention(&options)?;
     global.summarize(describe_append(&summary), args.json, &summary)
+}
+
+/// Warns of tensors that are quantized twice.
+pub fn warn(summary: &Q4Summary, global: &Global) {
+    summary.requantized.iter().for_each(|found| global.note(found.warning()));
 }
 
 /// Describes in words what was rewritten.

@@ -1,20 +1,23 @@
-//! Options that name the checkpoint a command reads: a directory, or a repository in the Hugging Face cache.
+//! Options that name the model a command reads: a checkpoint, a pack, a GGUF file, or a repository in the Hugging Face
+//! cache.
 
 use crate::global::non_empty_variable;
 use iec::convert::source::hub::{RepoSpec, cache};
+use iec::convert::source::kind::SourceKind;
 use iec::error::Result;
 use iec::files;
+use iec::output::Inputs;
 use iec::trial::ModelSource;
 use std::path::{Path, PathBuf};
 
-/// Options that name the checkpoint. Each command says in an argument group whether one is required.
+/// Options that name the model. Each command says in an argument group whether one is required.
 #[derive(Debug, clap::Args)]
 pub struct SourceArgs {
-    /// The checkpoint: a path as for --hf-dir, or the id ORG/NAME of a repository in the Hugging Face cache
-    #[arg(value_name = "CHECKPOINT", conflicts_with_all = ["hf_dir", "hf_repo"])]
+    /// The model: a path as for --hf-dir, or the id ORG/NAME of a repository in the Hugging Face cache
+    #[arg(value_name = "MODEL", conflicts_with_all = ["hf_dir", "hf_repo"])]
     checkpoint: Option<PathBuf>,
     /// The Hugging Face checkpoint: a directory (config.json, weights, tokenizer), a single weight file, or a pack of
-    /// the predecessor
+    /// the predecessor; or a pack, or a GGUF file (of a split model its first file)
     #[arg(long, value_name = "DIR")]
     hf_dir: Option<PathBuf>,
     /// The checkpoint in the Hugging Face cache, by repository id; nothing is downloaded
@@ -26,7 +29,7 @@ pub struct SourceArgs {
 }
 
 impl SourceArgs {
-    /// Returns the path of the checkpoint, if one was named.
+    /// Returns the path of the model, if one was named.
     ///
     /// # Errors
     /// The repository is not in the cache.
@@ -39,23 +42,31 @@ impl SourceArgs {
         }
     }
 
-    /// Returns the pack in `model_dir`, if one was named, otherwise the checkpoint.
+    /// Returns the pack in `model_dir`, if one was named, otherwise the model.
     ///
     /// # Errors
     /// None was named, or the repository is not in the cache.
     pub fn model(&self, model_dir: Option<&PathBuf>) -> Result<ModelSource> {
-        match model_dir {
-            Some(dir) => Ok(ModelSource::Pack(dir.clone())),
-            None => Ok(ModelSource::Checkpoint { hf_dir: self.required()?, config: self.config.clone() }),
-        }
+        let path = model_dir.map_or_else(|| self.required(), |dir| Ok(dir.clone()))?;
+        Ok(ModelSource { path, config: self.config.clone() })
     }
 
-    /// Returns the path of the checkpoint.
+    /// Adds the files of the model, or of the pack in `model_dir`, to those that outputs must not replace.
+    ///
+    /// # Errors
+    /// The repository is not in the cache, or the path is no model.
+    pub fn add_to(&self, inputs: Inputs, model_dir: Option<&PathBuf>) -> Result<Inputs> {
+        let paths = [self.path()?, model_dir.cloned()];
+        paths.into_iter().flatten().try_fold(inputs, |inputs, path| Ok(SourceKind::of(&path)?.add_to(inputs)))
+    }
+
+    /// Returns the path of the model.
     ///
     /// # Errors
     /// None was named, or the repository is not in the cache.
     pub fn required(&self) -> Result<PathBuf> {
-        self.path()?.ok_or_else(|| iec::error::Error::usage("one of --hf-dir and --hf-repo is needed"))
+        self.path()?
+            .ok_or_else(|| iec::error::Error::usage("a model is needed; name it first, or with --hf-dir or --hf-repo"))
     }
 }
 

@@ -9,9 +9,14 @@ use iec::files;
 use iec::units::human_bytes;
 use serde_json::json;
 
+/// Help of the first argument.
+const CHECKPOINT: &str = "The checkpoint: a directory, or the id ORG/NAME of a repository in the Hugging Face cache";
+
 /// Arguments of `iec verify-source`.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "iec verify-source [OPTIONS] <CHECKPOINT>")]
+#[command(mut_arg("checkpoint", |arg| arg.value_name("CHECKPOINT").help(CHECKPOINT)))]
+#[command(mut_arg("hf_dir", |arg| arg.help("The directory of a downloaded checkpoint")))]
 #[command(group = clap::ArgGroup::new("source").required(true).args(["checkpoint", "hf_dir", "hf_repo"]))]
 #[command(after_help = "Examples:
   iec verify-source openai/gpt-oss-20b

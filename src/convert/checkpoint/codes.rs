@@ -1,8 +1,9 @@
-//! Reads the codes of published quantized matrices as tiles, for packs that hold them bit for bit.
+//! Reads the codes of quantized matrices as tiles, for packs that hold them bit for bit.
 
 use super::{BoundView, CanonicalTensor, Checkpoint};
 use crate::convert::dry_run::in_words;
 use crate::convert::published::{Kept, MatrixForm, Native};
+use crate::convert::rows::Form;
 use crate::convert::source::shards::Shards;
 use crate::error::{Context, Result};
 use crate::quant::block::CodedRow;
@@ -37,8 +38,8 @@ impl Checkpoint {
         self.tensors().par_iter().filter(|tensor| tensor.is_coded()).map(form).collect()
     }
 
-    /// Reads rows of matrix number `matrix` as tiles of `native`, in which a pack can hold the tensor; `out` is resized
-    /// to the exact length.
+    /// Reads rows of matrix number `matrix`, beginning with the first row of a tile, as tiles of `native`, in which a
+    /// pack can hold the tensor; `out` is resized to the exact length.
     ///
     /// # Errors
     /// Codes, scales or zero points are damaged, or reading fails.
@@ -51,6 +52,13 @@ impl Checkpoint {
         out: &mut Vec<u8>,
     ) -> Result<()> {
         let (_, _, cols) = tensor.matrices();
+        if let BoundView::Stored { model, item } = &tensor.source {
+            out.clear();
+            return model.read(*item, Form::Tiles(native.spec), (matrix, rows), &mut |bytes| {
+                out.extend_from_slice(bytes);
+                Ok(())
+            });
+        }
         let layout = TileLayout::new(native.spec, rows.len(), cols).tensor(&tensor.name)?;
         out.clear();
         out.resize(layout.nbytes(), 0);
@@ -75,6 +83,7 @@ impl Checkpoint {
 /// Decides about a view; its parts must have one scheme. `None` for floats.
 fn native(source: &BoundView, shards: &Shards) -> Result<Option<Kept>> {
     let parts = match source {
+        BoundView::Stored { model, item } => return Ok(model.scheme(*item).map(|spec| Ok(Native::of_scheme(spec)))),
         BoundView::Coded { coded, .. } => return coded.native(shards).map(Some),
         BoundView::Stacked(parts) | BoundView::Interleaved(parts) => parts,
         _ => return Ok(None),

@@ -1,42 +1,45 @@
-//! Opens a Hugging Face checkpoint as a model: its configuration and its canonical tensors, checked against each
-//! other.
+//! Opens a Hugging Face checkpoint, a pack or a GGUF file as a model: its configuration and its canonical tensors,
+//! checked against each other.
 //!
 //! Each [`CanonicalTensor`] records the location of its numbers in the source ([`bind`]). Rows are read by position
-//! into the caller's buffers; the reader transposes, interleaves or unpacks them as needed ([`read`]).
+//! into the caller's buffers; the reader transposes, interleaves or unpacks them as needed ([`read`]). [`stored`] reads
+//! packs and GGUF files.
 
 mod bind;
 mod codes;
+mod origin;
 mod output_matrix;
 mod read;
+mod stored;
 
 use super::arch::{Arch, Fields, LeftOut, Naming, PartKind, disagrees_about_output};
 use super::json::read_object;
 use super::published::{Coded, Published, Source};
-use super::source::foreign;
-use super::source::hub;
+use super::source::kind::SourceKind;
 use super::source::layout::Layout;
 use super::source::shards::Shards;
 use super::source::source_tensor::SourceTensor;
-use super::tokenizer_files::{self, MadeTokenizer};
+use crate::catalogue::Role;
 use crate::dtype::DType;
-use crate::error::{Cause, Context, Result};
+use crate::error::{Cause, Context, Error, Result};
 use crate::files;
 use crate::iebin::{Store, matrices};
 use crate::manifest::{FinishedTensor, Manifest, PackedRange};
 use crate::model_config::ModelConfig;
 use crate::scheme::BLOCK;
+use origin::Origin;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
+use stored::Stored;
 
 const CONFIG: &str = "config.json";
 
-/// An opened checkpoint that holds every tensor the model needs, with the right shape.
+/// An opened checkpoint, pack or GGUF file that holds every tensor the model needs, with the right shape.
 #[derive(Debug)]
 pub struct Checkpoint {
-    layout: Layout,
-    config_path: PathBuf,
+    origin: Origin,
     config: ModelConfig,
     tensors: Vec<CanonicalTensor>,
     by_name: HashMap<String, usize>,
@@ -61,11 +64,11 @@ pub struct LeftOutPart {
 /// Inputs for opening a checkpoint, in addition to its directory.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CheckpointOptions<'a> {
-    /// Configuration to use instead of `config.json` in the directory.
+    /// Configuration to use instead of `config.json` in the directory of a Hugging Face checkpoint.
     pub config: Option<&'a Path>,
     /// Manifest whose files supply the codes and scales of tensors that the weights lack.
     pub manifest: Option<&'a Manifest>,
-    /// True to read the tensors of multi-token prediction, too.
+    /// True to read the tensors of multi-token prediction, too. Those of a pack are always read.
     pub with_mtp: bool,
 }
 
@@ -97,6 +100,8 @@ enum BoundView {
     Widened { view: Box<BoundView>, from: DType },
     /// Codes and scales that are already in their final form.
     Packed(FinishedTensor),
+    /// A tensor of a pack or of a GGUF file, by its number.
+    Stored { model: Arc<Stored>, item: usize },
     /// A stack of matrices, each with its own view.
     Stacked(Vec<BoundView>),
     /// Interleaved rows of `n` stacks: row `r` of each matrix is row `r / n` of the matrix in stack `r % n`.
@@ -115,13 +120,27 @@ impl CanonicalTensor {
         self.shape.iter().product()
     }
 
-    /// Returns `Some("in_out")` when the source stores the last two axes swapped.
-    pub fn source_layout(&self) -> Option<&'static str> {
-        self.source.is_transposed().then_some("in_out")
+    /// Returns `Some("in_out")` when the source stores the last two axes swapped; for a pack, what it records.
+    pub fn source_layout(&self) -> Option<&str> {
+        match &self.source {
+            BoundView::Stored { model, item } => model.entry(*item)?.source_layout.as_deref(),
+            source => source.is_transposed().then_some("in_out"),
+        }
+    }
+
+    /// Returns the error of the quantization that a pack records.
+    pub(in crate::convert) fn recorded_metrics(&self) -> Option<&serde_json::Value> {
+        match &self.source {
+            BoundView::Stored { model, item } => model.entry(*item)?.metrics.as_ref(),
+            _ => None,
+        }
     }
 
     /// Returns the position in the source, `(file index, offset)`, used to read tensors in disk order.
     pub fn position(&self) -> (usize, u64) {
+        if let BoundView::Stored { model, item } = &self.source {
+            return model.position(*item);
+        }
         self.source.tensors().first().map_or((0, 0), |tensor| (tensor.shard, tensor.start))
     }
 
@@ -134,13 +153,25 @@ impl CanonicalTensor {
     }
 
     /// Returns the name of the form in the source for display: `BF16`, `MXFP4`, `GPTQ 4 bit`.
-    pub fn store_name(&self) -> &str {
-        self.source.coded().first().map_or(self.store.name(), |coded| &coded.form)
+    pub fn store_name(&self) -> String {
+        match &self.source {
+            BoundView::Stored { model, item } => model.form(*item),
+            source => source.coded().first().map_or(self.store.name(), |coded| &coded.form).to_string(),
+        }
     }
 
-    /// Returns true for tensors that are made of published quantized matrices, all or some of them.
+    /// Returns true for tensors that are quantized in the source: those of a pack or a GGUF file, and those that are
+    /// made of published quantized matrices, all or some of them.
     pub fn is_coded(&self) -> bool {
-        !self.source.coded().is_empty()
+        match &self.source {
+            BoundView::Stored { model, item } => model.is_coded(*item),
+            source => !source.coded().is_empty(),
+        }
+    }
+
+    /// Returns true for a tensor of a pack or a GGUF file.
+    pub(in crate::convert) fn is_stored(&self) -> bool {
+        matches!(self.source, BoundView::Stored { .. })
     }
 
     /// Returns true if the source holds columns of the tensor together and must be decoded, so that reading few rows at
@@ -151,6 +182,9 @@ impl CanonicalTensor {
 
     /// Returns the number of bytes in the source. For finished codes the scales, a few percent, are not counted.
     pub fn source_bytes(&self) -> u64 {
+        if let BoundView::Stored { model, item } = &self.source {
+            return model.bytes(*item);
+        }
         let elements = self.elements() as u64;
         let coded = self.source.coded();
         if !coded.is_empty() {
@@ -180,7 +214,7 @@ impl BoundView {
     }
 
     /// Lists the source tensors of the view in the order in which they are read; empty when the codes are already
-    /// final.
+    /// final, and for packs and GGUF files.
     fn tensors(&self) -> Vec<&SourceTensor> {
         match self {
             BoundView::Straight { tensor, .. }
@@ -190,7 +224,7 @@ impl BoundView {
             }
             BoundView::Coded { coded, .. } => coded.tensors(),
             BoundView::Widened { view, .. } => view.tensors(),
-            BoundView::Packed(_) => vec![],
+            BoundView::Packed(_) | BoundView::Stored { .. } => vec![],
             BoundView::Stacked(parts) | BoundView::Interleaved(parts) => {
                 parts.iter().flat_map(BoundView::tensors).collect()
             }
@@ -211,7 +245,7 @@ impl BoundView {
 
 impl Checkpoint {
     /// Opens a directory with `config.json` and weights, or a weight file with its configuration next to it
-    /// ([`Layout`] lists the places).
+    /// ([`Layout`] lists the places), a pack, or a GGUF file.
     ///
     /// # Errors
     /// A file is missing or damaged, the configuration is not supported, or tensors are missing, unexpected or of
@@ -221,8 +255,41 @@ impl Checkpoint {
     }
 
     /// Opens a checkpoint like [`Checkpoint::open`], with a configuration or finished tensors from other files.
-    pub fn open_with(dir: &Path, options: CheckpointOptions) -> Result<Checkpoint> {
-        foreign::refuse(dir)?;
+    ///
+    /// # Errors
+    /// The same as for [`Checkpoint::open`]; an option does not apply to a pack or a GGUF file.
+    pub fn open_with(path: &Path, options: CheckpointOptions) -> Result<Checkpoint> {
+        let stored = match SourceKind::of(path)? {
+            SourceKind::Checkpoint(dir) => return Checkpoint::open_directory(&dir, options),
+            SourceKind::Pack(json) => Stored::open_pack(&json)?,
+            SourceKind::Gguf(file) => Stored::open_gguf(&file)?,
+        };
+        Checkpoint::of_stored(&Arc::new(stored), options).at(path)
+    }
+
+    /// Makes a model of an opened pack or GGUF file.
+    fn of_stored(stored: &Arc<Stored>, options: CheckpointOptions) -> Result<Checkpoint> {
+        if options.config.is_some() {
+            return Err(Error::usage("found --config with a pack or a GGUF file, which has its own configuration")
+                .help("leave --config out"));
+        }
+        let tensors = stored.tensors();
+        if options.with_mtp && !tensors.iter().any(|tensor| Role::of(&tensor.name) == Role::Prediction) {
+            return Err(Error::usage("--with-mtp: found no tensors of multi-token prediction")
+                .help("leave --with-mtp out, or name the checkpoint that has these tensors"));
+        }
+        Ok(Checkpoint {
+            config: stored.config().clone(),
+            by_name: numbers(&tensors),
+            tensors,
+            shards: Shards::default(),
+            left_out: Vec::new(),
+            published: Published::default(),
+            origin: Origin::Stored(stored.clone()),
+        })
+    }
+
+    fn open_directory(dir: &Path, options: CheckpointOptions) -> Result<Checkpoint> {
         let layout = Layout::find(dir)?;
         let config_path = options.config.map_or_else(|| layout.dir().join(CONFIG), Path::to_path_buf);
         if options.config.is_none() && files::exists(&config_path)? {
@@ -256,8 +323,8 @@ impl Checkpoint {
         }
         let used = tensors.iter().flat_map(|tensor| tensor.source.tensors()).map(|tensor| tensor.name.as_str());
         let left_out = LeftOutPart::list(&left_out, &shards, &used.collect());
-        let by_name = tensors.iter().enumerate().map(|(i, tensor)| (tensor.name.clone(), i)).collect();
-        Ok(Checkpoint { layout, config_path, config: model, tensors, by_name, shards, left_out, published })
+        let (by_name, origin) = (numbers(&tensors), Origin::Directory { layout, config_path });
+        Ok(Checkpoint { origin, config: model, tensors, by_name, shards, left_out, published })
     }
 
     /// Returns the model's configuration.
@@ -275,7 +342,7 @@ impl Checkpoint {
         self.by_name.get(name).map(|i| &self.tensors[*i])
     }
 
-    /// Returns the weight files.
+    /// Returns the weight files of a Hugging Face checkpoint and their tensors; none for a pack or a GGUF file.
     pub fn shards(&self) -> &Shards {
         &self.shards
     }
@@ -289,30 +356,11 @@ impl Checkpoint {
     pub fn left_out(&self) -> &[LeftOutPart] {
         &self.left_out
     }
+}
 
-    /// Returns the repository id (`ORG/NAME`) when the weights are in a Hugging Face cache.
-    pub fn repo(&self) -> Option<String> {
-        hub::repo_of(self.layout.dir())
-    }
-
-    /// Makes a tokenizer.json from other files, for a checkpoint that has none; see [`tokenizer_files::make`].
-    ///
-    /// # Errors
-    /// A file is damaged, or the rules of the tokenizer are not known.
-    pub fn make_tokenizer(&self) -> Result<Option<MadeTokenizer>> {
-        tokenizer_files::of_checkpoint(&self.layout, &self.config_path)
-    }
-
-    /// Finds a file that accompanies the weights (`tokenizer.json`, …); returns `None` when there is none.
-    ///
-    /// # Errors
-    /// The file is a symbolic link to a target outside the checkpoint.
-    pub fn companion(&self, name: &str) -> Result<Option<PathBuf>> {
-        match name {
-            CONFIG => Ok(Some(self.config_path.clone())),
-            _ => self.layout.companion(name),
-        }
-    }
+/// Maps the names of tensors to their numbers.
+fn numbers(tensors: &[CanonicalTensor]) -> HashMap<String, usize> {
+    tensors.iter().enumerate().map(|(i, tensor)| (tensor.name.clone(), i)).collect()
 }
 
 impl LeftOutPart {
@@ -335,6 +383,7 @@ mod tests {
     use super::*;
     use crate::dtype::decode_floats;
     use crate::scheme::QuantSpec;
+    use std::path::PathBuf;
 
     fn fixture(name: &str) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)

@@ -121,6 +121,7 @@ impl Reader<'_> {
                 let (matrix, rows) = coded.place(matrix * of + first + rows.start, rows.len());
                 put_floats(rows.len() * cols, out, |values| coded.read_rows(self.shards, matrix, rows, values))
             }
+            BoundView::Stored { model, item } => model.read_floats(*item, (matrix, rows), out),
             BoundView::Widened { view, from } => {
                 let mut bytes = vec![0; rows.len() * cols * from.size()];
                 let reader = Reader { shards: self.shards, element: from.size() };

@@ -14,7 +14,7 @@ mod output;
 pub(super) use output::TaskOutput;
 
 use super::digest::hash_range;
-use super::dry_run::Disk;
+use super::disk::Disk;
 use super::source::checksum::Comparison;
 use super::source::read_at::{InputFile, ReadAt};
 use crate::error::{Context, Result};

@@ -4,11 +4,11 @@
 //! same rows, and that of the keys with rows and columns of each head exchanged. Columns have no codes of their own, so
 //! transposed matrices are always floats.
 
-use crate::convert::executor::TaskOutput;
 use crate::convert::rounding::round_into;
-use crate::convert::rows::RowSource;
+use crate::convert::rows::{Put, RowSource};
 use crate::dtype::DType;
 use crate::error::Result;
+use std::ops::Range;
 
 /// Rows of a source that become a block of rows of each head of the target.
 pub(super) struct HeadBlock {
@@ -22,23 +22,23 @@ pub(super) struct HeadBlock {
     pub(super) transposed: bool,
 }
 
-/// Writes `heads` heads, each of which consists of `blocks`, as floats.
+/// Passes these heads, each of which consists of `blocks`, to `put` as floats.
 pub(super) fn fill_heads(
     sources: &mut [RowSource<'_>],
-    heads: usize,
+    heads: Range<usize>,
     blocks: &[HeadBlock],
     dtype: DType,
-    out: &mut TaskOutput<'_>,
+    put: &mut Put<'_>,
 ) -> Result<()> {
     let mut encoded = Vec::new();
-    for head in 0..heads {
+    for head in heads {
         for block in blocks {
             let start = head * block.head;
             let floats = sources[block.source].floats(start..start + block.rows)?;
             let floats = if block.transposed { transpose(&floats, block.rows) } else { floats };
             encoded.clear();
             round_into(dtype, &floats, &mut encoded)?;
-            out.append(0, &encoded)?;
+            put(&encoded)?;
         }
     }
     Ok(())

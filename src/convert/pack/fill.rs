@@ -2,14 +2,16 @@
 
 use super::plan::{Encoding, PackItem};
 use crate::calibration::Calibration;
-use crate::convert::executor::{OnlyBytes, TaskOutput};
+use crate::convert::executor::TaskOutput;
 use crate::convert::guidance;
 use crate::convert::rounding::round_into;
 use crate::convert::{CanonicalTensor, Checkpoint};
 use crate::error::{Context, Result};
+use crate::manifest::Metrics;
 use crate::quant::stream::{self, Stack};
 use crate::quant_spec::TensorQuant;
 use crate::scheme::{TILE_ROWS, TileLayout};
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
 /// Bytes written at once: enough for large folios of the page cache, and few enough to stay in the second-level cache
@@ -21,6 +23,14 @@ const PIECE_ELEMENTS: usize = 1 << 17;
 /// in pieces of at least 100 bytes for matrices of 30,000 columns.
 const MANY_ELEMENTS: usize = 1 << 21;
 
+/// Result of a written payload.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Filled {
+    /// Error of weights that are quantized here and were quantized in the source, relative to their decoded values.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requantized: Option<Metrics>,
+}
+
 /// Writes the payload of `item`.
 ///
 /// # Errors
@@ -30,8 +40,9 @@ pub(super) fn fill(
     calibration: Option<&Calibration>,
     item: &PackItem<'_>,
     out: &mut TaskOutput<'_>,
-) -> Result<OnlyBytes> {
+) -> Result<Filled> {
     let tensor = item.tensor;
+    let mut requantized = None;
     let (mut bytes, mut values) = (Vec::new(), Vec::new());
     let (count, rows, cols) = tensor.matrices();
     let row_bytes = out.length(0) as usize / (count * rows).max(1);
@@ -72,29 +83,34 @@ pub(super) fn fill(
                     out.append(0, &bytes)?;
                 }
             }
-            Encoding::Quantize(quant) => quantize(checkpoint, calibration, tensor, *quant, out)?,
+            Encoding::Quantize(quant) => requantized = quantize(checkpoint, calibration, tensor, *quant, out)?,
         }
         Ok(())
     };
-    let source = checkpoint.shards().files()[tensor.position().0].path();
+    let source = checkpoint.files()[tensor.position().0].path();
     fill().tensor(&tensor.name).at(source)?;
-    Ok(OnlyBytes {})
+    Ok(Filled { requantized })
 }
 
+/// Quantizes a tensor; measures the error if the tensor is quantized in the source.
 fn quantize(
     checkpoint: &Checkpoint,
     calibration: Option<&Calibration>,
     tensor: &CanonicalTensor,
     quant: TensorQuant,
     out: &mut TaskOutput<'_>,
-) -> Result<()> {
+) -> Result<Option<Metrics>> {
     let (count, rows, cols) = tensor.matrices();
     let inputs = guidance::inputs(calibration, &tensor.name, (count, cols), quant.method)?;
     let read = |matrix: usize, rows: Range<usize>, out: &mut [f32]| checkpoint.read_rows_f32(tensor, matrix, rows, out);
     let piece = if tensor.prefers_many_rows() { MANY_ELEMENTS } else { PIECE_ELEMENTS };
     let chunk_rows = Some(piece / cols);
     let stack = Stack { count, rows, cols, read: &read, chunk_rows, inputs: inputs.as_ref() };
-    stream::encode(quant, &stack, &mut |tiles| out.append(0, tiles))
+    let mut put = |tiles: &[u8]| out.append(0, tiles);
+    match tensor.is_coded() {
+        true => stream::encode_measured(quant, &stack, &mut put).map(Some),
+        false => stream::encode(quant, &stack, &mut put).map(|()| None),
+    }
 }
 
 /// Returns the number of rows that have about `limit` elements, a multiple of `step`.

@@ -1,4 +1,4 @@
-//! Checks that the manifest of a pack was made from the weights of the checkpoint, and that the files of codes and
+//! Checks that the manifest of a pack was made from the weights of the model, and that the files of codes and
 //! scales that it lists are those that `iec q4` wrote.
 
 use crate::convert::digest::hash_file;
@@ -10,15 +10,15 @@ use crate::progress::ProgressBar;
 use crate::provenance::Source;
 use std::os::unix::fs::FileExt;
 
-/// Refuses a manifest that lists a weight file of the checkpoint with another size or hash.
-pub(super) fn check_source(manifest: &Manifest, found: &Source) -> Result<()> {
-    let Some(made_from) = &manifest.document().source else { return Ok(()) };
+/// Refuses a manifest that lists a weight file of the model with another size or hash.
+pub(super) fn check_source(manifest: &Manifest, found: Option<&Source>) -> Result<()> {
+    let (Some(made_from), Some(found)) = (&manifest.document().source, found) else { return Ok(()) };
     for expected in &made_from.files {
         let Some(file) = found.files.iter().find(|f| f.name == expected.name) else { continue };
         let same_hash = expected.sha256.is_empty() || expected.sha256 == file.sha256;
         if file.bytes != expected.bytes || !same_hash {
-            let found = format!("found a manifest that was made from another `{}` than the checkpoint has", file.name);
-            return Err(Error::corrupt(found).at(manifest.path()).help("make the manifest again from this checkpoint"));
+            let found = format!("found a manifest that was made from another `{}` than this model has", file.name);
+            return Err(Error::corrupt(found).at(manifest.path()).help("make the manifest again from this model"));
         }
     }
     Ok(())

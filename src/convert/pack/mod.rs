@@ -1,4 +1,4 @@
-//! Packs a checkpoint: plans, reserves disk space, writes, commits.
+//! Packs a checkpoint, a GGUF file or another pack: plans, reserves disk space, writes, commits.
 //!
 //! [`plan`] decides how every tensor is stored before anything is read; a dry run prints the plan. The executor does
 //! the work, so it can be interrupted, continued and divided among machines.
@@ -7,29 +7,29 @@ mod fill;
 mod manifest_file;
 pub mod plan;
 
-use super::companions::{self, Companions, TOKENIZER, always_copied};
+use super::companions::Companions;
 use super::dry_run::{DryRun, TensorRow};
 use super::executor::{Conversion, Finished, Task};
 use super::pack_output::{self, Totals, refuse_occupied};
 use super::published::PublishedSummary;
-use super::source::foreign;
+use super::requantized::Requantized;
+use super::source::kind::SourceKind;
 use super::source::read_at::InputFile;
 use super::{Checkpoint, CheckpointOptions};
 use crate::calibration::Calibration;
 use crate::convert::LeftOutPart;
 use crate::convert::guidance;
-use crate::convert::json::read_limited;
 use crate::dtype::DType;
-use crate::error::{Context, Result};
+use crate::error::Result;
 use crate::iebin::writer::{self, Layout, PlannedTensor};
-use crate::iebin::{DescriptionParts, Entry, JSON_NAME};
+use crate::iebin::{self, DescriptionParts, Entry, JSON_NAME};
 use crate::job::{Command, Fingerprint, Job, Output, RunOptions};
-use crate::manifest::Manifest;
-use crate::output::{self, AtomicFile, make_absolute, refuse_within};
+use crate::manifest::{Manifest, Metrics};
+use crate::output::{self, AtomicFile, make_absolute};
 use crate::progress;
-use crate::provenance::{Quality, Source};
+use crate::provenance::Quality;
 use crate::quant_spec::Method;
-use fill::fill;
+use fill::{Filled, fill};
 pub use plan::PublishedForm;
 use plan::{Choices, Encoding, PackItem};
 use serde::{Deserialize, Serialize};
@@ -43,7 +43,7 @@ pub const COMMAND: &str = "pack";
 /// Options of [`pack()`].
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct PackOptions {
-    /// Directory of the checkpoint.
+    /// Path of the model: a Hugging Face checkpoint, a pack, or a GGUF file.
     pub hf_dir: PathBuf,
     /// Configuration that replaces the checkpoint's `config.json`.
     pub config: Option<PathBuf>,
@@ -116,6 +116,9 @@ pub struct PackSummary {
     /// Format of a checkpoint that is quantized, and what the pack holds of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub published: Option<PublishedSummary>,
+    /// Tensors that were quantized in the source and are quantized again, and the measured loss.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub requantized: Option<Requantized>,
     /// Tensors of the checkpoint that do not belong to the language model and are not in the pack.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<LeftOutPart>,
@@ -155,6 +158,7 @@ pub fn pack(options: &PackOptions) -> Result<PackSummary> {
         |job, files, finished| inputs.commit(&plan, job, files, finished),
     )?;
     let totals = Totals::new(&plan.layout, &finished);
+    let requantized = plan.requantized(&finished);
     let wall_time_s = start.elapsed().as_secs_f64();
     Ok(PackSummary {
         architecture: inputs.checkpoint.config().architecture.clone(),
@@ -172,6 +176,7 @@ pub fn pack(options: &PackOptions) -> Result<PackSummary> {
         tokenizer_from: inputs.companions.tokenizer_from(),
         refused: inputs.manifest.as_ref().is_some_and(|manifest| manifest.document().refused),
         published: summary_of(&inputs.checkpoint, &plan.items),
+        requantized,
         left_out: inputs.checkpoint.left_out().to_vec(),
     })
 }
@@ -187,7 +192,7 @@ pub fn dry_run(options: &PackOptions) -> Result<DryRun> {
     let row = |(item, entry): (&PackItem<'_>, &Entry)| TensorRow {
         name: entry.name.clone(),
         shape: entry.shape.clone(),
-        source: item.tensor.store_name().to_string(),
+        source: item.tensor.store_name(),
         stored: item.stored_as(),
         why: item.why.clone(),
         bytes_in: item.tensor.source_bytes(),
@@ -215,10 +220,37 @@ struct PackPlan<'a> {
     layout: Layout,
 }
 
+impl PackPlan<'_> {
+    /// Summarizes the loss of the tensors that were quantized again.
+    fn requantized(&self, done: &Finished<Filled>) -> Option<Requantized> {
+        Requantized::of(
+            requantized(done).map(|(item, metrics)| (&*self.layout.entries[item].name, metrics.relative_rms)),
+        )
+    }
+
+    /// Returns the layout with the measured errors of the tensors that were quantized again. The manifest may have been
+    /// made from other weights, such as the floats before the first quantization.
+    fn measured_layout(&self, done: &Finished<Filled>) -> Layout {
+        let mut layout = self.layout.clone();
+        for (item, metrics) in requantized(done) {
+            let entry = &mut layout.entries[item];
+            let planned = entry.metrics.take().and_then(|found| serde_json::from_value::<Metrics>(found).ok());
+            let output_error = planned.and_then(|planned| planned.output_error);
+            entry.metrics = serde_json::to_value(Metrics { output_error, ..metrics }).ok();
+        }
+        layout
+    }
+}
+
+/// Returns the tensors that were quantized again, each with the error that was measured.
+fn requantized(done: &Finished<Filled>) -> impl Iterator<Item = (usize, Metrics)> {
+    let made = done.items.iter().enumerate();
+    made.filter_map(|(item, made)| Some((item, made.as_ref()?.value.as_ref()?.requantized?)))
+}
+
 impl<'a> Inputs<'a> {
     fn open(options: &'a PackOptions) -> Result<Inputs<'a>> {
-        foreign::refuse(&options.hf_dir)?;
-        refuse_within(&options.hf_dir, &options.out_dir).help("choose another --out-dir")?;
+        SourceKind::of(&options.hf_dir)?.refuse_output(&options.out_dir, &iebin::members())?;
         let manifest = options.manifest.as_deref().map(Manifest::load).transpose()?;
         let calibration = guidance::open(manifest.as_ref().map(Manifest::document), options.calibration.as_deref())?;
         let source = CheckpointOptions {
@@ -227,11 +259,11 @@ impl<'a> Inputs<'a> {
             with_mtp: options.with_mtp,
         };
         let checkpoint = Checkpoint::open_with(&options.hf_dir, source)?;
-        let companions = collect(&checkpoint, options)?;
+        let companions = checkpoint.companions(options.tokenizer.as_deref())?;
         manifest.iter().for_each(Manifest::note_refusal);
         if companions.tokenizer().is_none() {
             progress::detail(0, || {
-                "note: the checkpoint has no tokenizer; `iec run` will need one (`pack --tokenizer FILE`)".into()
+                "note: the model has no tokenizer; `iec run` will need one (`pack --tokenizer FILE`)".into()
             });
         }
         Ok(Inputs { options, checkpoint, manifest, calibration, companions })
@@ -268,19 +300,20 @@ impl<'a> Inputs<'a> {
         })
     }
 
-    /// Lists the tasks in the order of the tensors on disk, the hash of each shard before its tensors. Data that
-    /// one thread has read for the hash is then still in the page cache when another converts it.
+    /// Lists the tasks in the order of the tensors on disk, the hash of each shard before its tensors, or that of each
+    /// tensor of a pack before the tensor. Data that one thread has read for the hash is then still in the page cache
+    /// when another converts it.
     fn tasks<'b>(&'b self, plan: &'b PackPlan<'_>) -> Vec<Task<'b>> {
         let mut order: Vec<usize> = (0..plan.items.len()).collect();
         order.sort_by_key(|i| plan.items[*i].tensor.position());
         let mut tasks: Vec<Task<'_>> = self.manifest.iter().flat_map(manifest_file::tasks).collect();
-        for (number, shard) in self.checkpoint.shards().files().iter().enumerate() {
-            tasks.push(Task::hash_file(shard));
-            let here = order.iter().filter(|i| plan.items[**i].tensor.position().0 == number);
-            tasks.extend(here.map(|i| {
+        for number in 0..self.checkpoint.files().len() {
+            tasks.extend(self.checkpoint.hashed_files().get(number).map(Task::hash_file));
+            for i in order.iter().filter(|i| plan.items[**i].tensor.position().0 == number) {
                 let (item, entry) = (&plan.items[*i], &plan.layout.entries[*i]);
-                Task::make(*i, &entry.name, weight(item), pack_output::section(entry))
-            }));
+                tasks.extend(self.checkpoint.check_task(item.tensor));
+                tasks.push(Task::make(*i, &entry.name, weight(item), pack_output::section(entry)));
+            }
         }
         tasks
     }
@@ -288,11 +321,7 @@ impl<'a> Inputs<'a> {
     /// Computes a hash of everything that determines the bytes of the binary.
     fn fingerprint(&self, items: &[PackItem<'_>]) -> Result<String> {
         let mut fingerprint = Fingerprint::new(COMMAND);
-        fingerprint.json("config", self.checkpoint.config());
-        fingerprint.field("published", self.checkpoint.published().settings());
-        for shard in self.checkpoint.shards().files() {
-            fingerprint.file(shard.path())?;
-        }
+        self.checkpoint.fingerprint(&mut fingerprint)?;
         let mut finished = BTreeSet::new();
         for item in items {
             let (planned, position) = (&item.planned, item.tensor.position());
@@ -318,20 +347,17 @@ impl<'a> Inputs<'a> {
         Ok(options)
     }
 
-    fn commit<T>(&self, plan: &PackPlan<'_>, job: &Job, files: Vec<AtomicFile>, done: &Finished<T>) -> Result<()> {
+    fn commit(&self, plan: &PackPlan<'_>, job: &Job, files: Vec<AtomicFile>, done: &Finished<Filled>) -> Result<()> {
         let manifest_files = self.manifest.as_ref().map_or(0, |m| m.document().files.len());
-        let shards = self.checkpoint.shards().files();
-        let files_read = shards.iter().zip(done.inputs.iter().skip(manifest_files).flatten());
-        let files_read = files_read.map(|(shard, sha256)| shard.source_file(sha256.clone())).collect();
-        let source = Source { repo: self.checkpoint.repo(), files: files_read };
-        self.manifest.as_ref().map_or(Ok(()), |m| manifest_file::check_source(m, &source))?;
+        let source = self.checkpoint.source(&done.inputs[manifest_files..]);
+        self.manifest.as_ref().map_or(Ok(()), |m| manifest_file::check_source(m, source.as_ref()))?;
         let parts = DescriptionParts {
             model: Some(self.checkpoint.config().clone()),
-            source: Some(source),
-            quality: self.manifest.as_ref().and_then(|m| self.quality(m)),
+            source,
+            quality: self.quality(),
             ..pack_output::with_companions(&self.companions, job)?
         };
-        pack_output::commit(job, files, &plan.layout, done, parts, || self.occupied())
+        pack_output::commit(job, files, &plan.measured_layout(done), done, parts, || self.occupied())
     }
 
     /// Fails when files would be lost in the output directory.
@@ -339,41 +365,19 @@ impl<'a> Inputs<'a> {
         refuse_occupied(&self.options.out_dir, self.options.overwrite, &self.options.inputs())
     }
 
-    /// Returns the quality that the manifest documents. Its `evidence` was measured without `--dtype`, so
-    /// it is left out if that option changes the unquantized tensors.
-    fn quality(&self, manifest: &Manifest) -> Option<Quality> {
-        let quality = manifest.document().quality()?;
+    /// Returns the quality that the manifest documents, or without a manifest that of the pack that is read. Its
+    /// `evidence` was measured without `--dtype`, so it is left out if that option changes the unquantized tensors.
+    fn quality(&self) -> Option<Quality> {
+        let quality = match &self.manifest {
+            Some(manifest) => manifest.document().quality(),
+            None => self.checkpoint.pack().and_then(|reader| reader.description.quality.clone()),
+        }?;
         Some(Quality { evidence: quality.evidence.filter(|_| self.options.dtype.is_none()), ..quality })
     }
 
     fn bytes_in(&self) -> u64 {
-        self.checkpoint.shards().files().iter().map(InputFile::nbytes).sum()
+        self.checkpoint.files().iter().map(InputFile::nbytes).sum()
     }
-}
-
-/// Reads the companions of the checkpoint; an option may replace its tokenizer.json. If there is none, it is made from
-/// other files.
-fn collect(checkpoint: &Checkpoint, options: &PackOptions) -> Result<Companions> {
-    let mut files = Vec::new();
-    for name in always_copied() {
-        let path = match &options.tokenizer {
-            Some(path) if name == TOKENIZER => Some(path.clone()),
-            _ => checkpoint.companion(name)?,
-        };
-        if let Some(path) = path {
-            let bytes = read_limited(&path)?;
-            companions::check(name, &bytes, checkpoint.config().vocab).at(&path)?;
-            files.push((name, bytes));
-        }
-    }
-    let mut companions = Companions::new(files);
-    if companions.tokenizer().is_none()
-        && let Some(made) = checkpoint.make_tokenizer()?
-    {
-        companions::check(TOKENIZER, &made.json, checkpoint.config().vocab).at(&made.sources[0].path)?;
-        companions.add_made(made);
-    }
-    Ok(companions)
 }
 
 /// Returns the cost of an item, by which tasks are distributed to parts: bytes read, times the cost of converting a

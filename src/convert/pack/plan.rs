@@ -36,7 +36,7 @@ pub enum Encoding {
     Copy,
     /// Rounded to another float type.
     Convert(DType),
-    /// Codes and scales of a published checkpoint, permuted into tiles.
+    /// Codes and scales of the source: those of a published checkpoint, permuted into tiles, or tiles of a pack.
     Codes(Native),
     /// Quantized here.
     Quantize(TensorQuant),
@@ -96,12 +96,14 @@ pub fn plan<'a>(
     manifest.map_or(Ok(()), |manifest| manifest.refuse_strangers(|name| checkpoint.get(name).is_some()))?;
     let items =
         checkpoint.tensors().iter().map(|t| decide(checkpoint, t, choices, manifest)).collect::<Result<Vec<_>>>()?;
-    let obeyed = |item: &PackItem| matches!(item.work, Encoding::Quantize(_) | Encoding::Packed(..));
+    let matches = |manifest: &Manifest, tensor: &CanonicalTensor| {
+        matches!(manifest.decide(&tensor.name, &tensor.shape), Ok(Some(_)))
+    };
     if let Some(manifest) = manifest
         && manifest.document().tensors.is_empty()
-        && !items.iter().any(obeyed)
+        && !checkpoint.tensors().iter().any(|tensor| matches(manifest, tensor))
     {
-        return Err(Error::usage("no rule of the manifest matches a tensor of this checkpoint")
+        return Err(Error::usage("no rule of the manifest matches a tensor of this model")
             .help("compare the patterns with the names that `iec pack --dry-run` prints without --q4-map"));
     }
     Ok(items)
@@ -120,7 +122,7 @@ fn decide<'a>(
     let keep = manifest.and_then(|manifest| manifest.keep(&tensor.name));
     let listed = manifest.and_then(|m| m.document().tensors.get(&tensor.name));
     let decided_by = if listed.is_some() { "manifest entry" } else { "manifest rule" };
-    let metrics = decision.as_ref().and_then(|d| d.metrics.clone());
+    let measured = decision.as_ref().and_then(|d| d.metrics.clone());
     let is_free = keep.is_none() && decision.is_none();
     let (codes, lost) = codes(checkpoint, tensor, form, is_free)?;
     let (store, work, why) = match (decision, codes) {
@@ -131,15 +133,13 @@ fn decide<'a>(
         (None, Some((spec, work, why))) if keep.is_none() => (Store::Tiled(spec), work, why),
         (_, Some((spec, Encoding::Packed(..), _))) => return Err(refuse_again(tensor, &spec)),
         (Some(d), _) => {
-            let why = format!("{decided_by}, {}", d.quant.method.name());
+            let again =
+                if tensor.is_coded() { format!(", again after {}", tensor.store_name()) } else { String::new() };
+            let why = format!("{decided_by}, {}{again}", d.quant.method.name());
             (Store::Tiled(d.quant.spec), Encoding::Quantize(d.quant), why)
         }
         (None, _) => {
-            let source = match tensor.store {
-                Store::Plain(source) => source,
-                Store::Tiled(_) if form == PublishedForm::Float => DType::F32,
-                Store::Tiled(_) => return Err(refuse_decoding(tensor, keep)),
-            };
+            let source = float_type(tensor, form, keep)?;
             let is_float = matches!(tensor.store, Store::Plain(_));
             let target = keep.or(dtype).unwrap_or(source);
             let work = if target == source && is_float { Encoding::Copy } else { Encoding::Convert(target) };
@@ -147,7 +147,7 @@ fn decide<'a>(
                 Some(entry) if !entry.reasons.is_empty() => entry.reasons.join("; "),
                 Some(_) => decided_by.to_string(),
                 None if lost.is_some() => lost.unwrap_or_default(),
-                None if is_kept => "kept by --with-mtp".to_string(),
+                None if is_kept && !tensor.is_stored() => "kept by --with-mtp".to_string(),
                 None if target != source => "--dtype".to_string(),
                 None if manifest.is_none() => "as it is".to_string(),
                 None if is_weight_matrix(&tensor.name, &tensor.shape) => "no rule".to_string(),
@@ -156,6 +156,8 @@ fn decide<'a>(
             (Store::Plain(target), work, why)
         }
     };
+    let recorded = tensor.recorded_metrics().filter(|_| matches!(work, Encoding::Codes(_)));
+    let metrics = recorded.cloned().or(measured);
     let planned = PlannedTensor {
         name: tensor.name.clone(),
         shape: tensor.shape.clone(),
@@ -170,8 +172,8 @@ fn decide<'a>(
 type Taken = (QuantSpec, Encoding, String);
 
 /// Returns how codes of the source are taken over, and otherwise the reason why they become floats; neither for floats.
-/// Codes are exact; quantizing their values again could only lose accuracy. If the manifest decides about a tensor
-/// (`is_free` is false), only codes that it cannot quantize again are taken over.
+/// Codes are exact; quantizing their values again could only lose accuracy. If the manifest decides about a published
+/// matrix (`is_free` is false), it is quantized again.
 fn codes(
     checkpoint: &Checkpoint,
     tensor: &CanonicalTensor,
@@ -196,6 +198,18 @@ fn codes(
         }
         Some(Err(why)) => (None, Some(format!("{name} becomes floats: {why}"))),
     })
+}
+
+/// Returns the type of the floats of a tensor that is not stored as codes; the values of codes are f32.
+///
+/// # Errors
+/// The tensor holds MXFP4 in the checkpoint, and the manifest keeps it as floats.
+fn float_type(tensor: &CanonicalTensor, form: PublishedForm, keep: Option<DType>) -> Result<DType> {
+    match tensor.store {
+        Store::Plain(source) => Ok(source),
+        Store::Tiled(_) if form == PublishedForm::Float || tensor.is_stored() => Ok(DType::F32),
+        Store::Tiled(_) => Err(refuse_decoding(tensor, keep)),
+    }
 }
 
 fn refuse_decoding(tensor: &CanonicalTensor, keep: Option<DType>) -> Error {

@@ -10,9 +10,9 @@
 //! | FP8 (e4m3) | `fp8` |
 //!
 //! Groups of integers and of FP8 must be 32, 64, 128 or 256 columns, or whole rows; those of FP8 may have several rows.
-//! Everything else becomes floats. Scales of fp16 stay so; others become f32, because a bfloat16 scale need not fit fp16.
-//! Powers of two of FP8 keep their exponent bytes. Where the float of NVFP4 divides, tiles hold its reciprocal, so weights
-//! may differ in the last bit.
+//! Everything else becomes floats. Scales of fp16 stay so; others become f32, because a bfloat16 scale need not fit
+//! fp16. Powers of two of FP8 keep their exponent bytes. Where the float of NVFP4 divides, tiles hold its reciprocal, so
+//! weights may differ in the last bit.
 
 use super::coded::{Coded, Grid, Meaning, ScaleValues, Zeros};
 use super::decode::RowsToDecode;
@@ -30,6 +30,13 @@ pub struct Native {
     pub spec: QuantSpec,
     /// Number that is added to the codes and zero points of the source, so that both begin with 0.
     shift: i32,
+}
+
+impl Native {
+    /// Returns the form of codes that the source stores in this scheme.
+    pub(in crate::convert) fn of_scheme(spec: QuantSpec) -> Native {
+        Native { spec, shift: 0 }
+    }
 }
 
 /// Scheme that holds the codes of a matrix, or the reason why there is none.

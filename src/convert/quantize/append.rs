@@ -4,7 +4,6 @@
 //! are compared with their recorded hashes, so that damaged data does not get a new hash that
 //! confirms it.
 
-use super::entry::already_quantized;
 use super::judge::{Judgement, Measuring, OnFailure};
 use super::ptq::selected;
 use super::select::{OuterStorage, Selection, SelectionOptions};
@@ -79,8 +78,8 @@ pub fn append_attention(options: &AppendOptions) -> Result<AppendSummary> {
     dependants::refuse_if_needed(&options.model_dir)?;
     let reader = IebinReader::open(&options.model_dir).map_err(Error::while_opening_model)?;
     let weights = match &options.hf_dir {
-        Some(dir) => Weights::open_checkpoint(dir, None)?,
-        None => Weights::open_pack(&options.model_dir).map_err(Error::while_opening_model)?,
+        Some(dir) => Weights::open(dir, None)?,
+        None => Weights::open(&options.model_dir, None)?,
     };
     reader.check_files()?;
     let rewriting = Rewriting::new(options, &reader, &weights)?;
@@ -140,7 +139,7 @@ impl<'a> Rewriting<'a> {
             if options.hf_dir.is_none() && tensor.store == Store::Tiled(quant.spec) {
                 continue;
             }
-            already_quantized(&tensor)?;
+            refuse_codes(&tensor)?;
             let entry = reader.get(&tensor.name);
             let entry = entry.ok_or_else(|| {
                 Error::corrupt("found no such tensor in the pack").tensor(&tensor.name).help(OTHER_CHECKPOINT)
@@ -182,11 +181,10 @@ impl<'a> Rewriting<'a> {
                 None => copies.push(task(2 * entry.nbytes as u64)),
             }
         }
-        tasks.extend(self.weights.files().iter().map(Task::hash_file));
+        let mut read: Vec<&Tensor> = self.quantized.values().map(|(tensor, _)| tensor).collect();
+        read.sort_by(|a, b| a.name.cmp(&b.name));
+        tasks.extend(self.weights.hash_tasks(read));
         tasks.extend(copies);
-        if self.options.hf_dir.is_none() {
-            tasks.extend(pack_input::check_tasks(self.reader, |entry| self.quantized.contains_key(&entry.name)));
-        }
         Ok(Conversion {
             command: Command::new(COMMAND, &options),
             out_dir: &self.reader.dir,
@@ -262,6 +260,19 @@ impl<'a> Rewriting<'a> {
             companions: Vec::new(),
         };
         pack_output::commit(job, files, &layout, finished, parts, || Ok(()))
+    }
+}
+
+/// Refuses a matrix of codes, which the command does not quantize again.
+fn refuse_codes(tensor: &Tensor) -> Result<()> {
+    match tensor.store {
+        Store::Plain(_) => Ok(()),
+        Store::Tiled(spec) => {
+            let found = format!("found weights quantized as {}, expected the original floats", spec.scheme.name());
+            Err(Error::unsupported(found)
+                .tensor(&tensor.name)
+                .help("name the checkpoint with the original weights with --hf-dir"))
+        }
     }
 }
 

@@ -66,23 +66,21 @@ pub const AS_IT_IS: Candidate = Candidate { quant: None, error: 0.0 };
 /// Returns the size of a tensor with each scheme, without reading the tensor.
 ///
 /// # Errors
-/// Its shape is invalid, or it is quantized already (other than MXFP4).
+/// Its shape is invalid.
 pub fn sizes(tensor: &Tensor) -> Result<Vec<u64>> {
-    if already_quantized(tensor)?.is_some() {
-        return Ok(vec![AS_IT_IS.bytes(tensor)?]);
-    }
-    let quantized = choices().map(|quant| Candidate { quant: Some(quant), error: 0.0 }.bytes(tensor));
+    let quantized = choices_for(tensor)?.into_iter();
+    let quantized = quantized.map(|quant| Candidate { quant: Some(quant), error: 0.0 }.bytes(tensor));
     quantized.chain([AS_IT_IS.bytes(tensor)]).collect()
 }
 
 /// Returns a candidate for every scheme, with the error that the best method for the scheme has on some rows of a
-/// tensor. A tensor in MXFP4 has only one candidate: it stays as it is.
+/// tensor. A tensor of codes has only candidates of fewer bits, and that of staying as it is.
 ///
 /// # Errors
-/// The tensor cannot be read, holds NaN or is quantized already, other than as MXFP4; the statistics are of another
-/// model.
+/// The tensor cannot be read or holds NaN; the statistics are of another model.
 pub fn compare(weights: &Weights, tensor: &Tensor, calibration: Option<&Calibration>) -> Result<Vec<Candidate>> {
-    if already_quantized(tensor)?.is_some() {
+    let choices = choices_for(tensor)?;
+    if choices.is_empty() {
         return Ok(vec![AS_IT_IS]);
     }
     let (count, rows, cols) = tensor.matrices()?;
@@ -90,7 +88,7 @@ pub fn compare(weights: &Weights, tensor: &Tensor, calibration: Option<&Calibrat
     let calibrated = calibration.filter(|_| known.is_some());
     let judge = known.unwrap_or_else(|| Judge::of_weights((count, cols)));
     let read = weights.rows(tensor);
-    let mut best: Vec<Option<Candidate>> = choices().map(|_| None).collect();
+    let mut best: Vec<Option<Candidate>> = vec![None; choices.len()];
     // Methods are the outer loop, because preparing a method takes longer than trying a scheme.
     for method in [None, Some(Method::Search), Some(Method::Imatrix), Some(Method::Gptq)] {
         let lacks_products = method.is_some_and(Method::needs_products) && !judge.knows_products();
@@ -103,7 +101,7 @@ pub fn compare(weights: &Weights, tensor: &Tensor, calibration: Option<&Calibrat
             .transpose()?;
         let inputs = inputs.flatten();
         let stack = Stack { count, rows, cols, read: &read, chunk_rows: None, inputs: inputs.as_ref() };
-        for (quant, best) in choices().zip(&mut best) {
+        for (quant, best) in choices.iter().copied().zip(&mut best) {
             let quant = TensorQuant { method: method.unwrap_or(quant.method), ..quant };
             let error = match judge.measure(quant, &stack) {
                 Ok(found) => nine_digits(found.relative().powi(2)),
@@ -133,6 +131,12 @@ pub fn document(subjects: &[Subject], calibration: Option<&Calibration>) -> Resu
     let calibration = calibration.map(CalibrationRecord::of);
     let tensors = subjects.iter().filter_map(entry).collect::<Result<_>>()?;
     Ok(Document { calibration, tensors, ..Document::default() })
+}
+
+/// Returns the choices for a tensor: all for floats, those of fewer bits for codes.
+fn choices_for(tensor: &Tensor) -> Result<Vec<TensorQuant>> {
+    let is_allowed = |quant: &TensorQuant| Ok(already_quantized(tensor, &quant.spec)?.is_none());
+    choices().filter_map(|quant| is_allowed(&quant).map(|allowed| allowed.then_some(quant)).transpose()).collect()
 }
 
 /// Returns the schemes that a plan for a size budget may choose besides leaving a tensor as it is, by increasing bits

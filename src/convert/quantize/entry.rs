@@ -2,7 +2,7 @@
 
 use super::weights::Tensor;
 use crate::convert::dry_run::in_words;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::iebin::{Store, stored_bytes};
 use crate::manifest::{Keep, TensorEntry, Verdict};
 use crate::scheme::QuantSpec;
@@ -39,25 +39,22 @@ pub(super) fn kept(entry: TensorEntry, keep: Keep, reasons: Vec<String>) -> Tens
     TensorEntry { quant: None, keep: Some(keep), verdict: Some(Verdict::Kept), reasons, ..entry }
 }
 
-/// Returns an entry that keeps the MXFP4 codes of a tensor, as requantizing them could only lose accuracy, or `None` if
-/// the tensor holds floats.
+/// Returns an entry that keeps the codes of a tensor if they have no more bits than those of `target`, as quantizing
+/// them again could only lose accuracy; `None` for floats and for codes of more bits.
 ///
 /// # Errors
-/// The tensor is quantized in another format than MXFP4.
-pub(super) fn already_quantized(tensor: &Tensor) -> Result<Option<TensorEntry>> {
-    match tensor.store {
-        Store::Plain(_) => Ok(None),
-        Store::Tiled(QuantSpec::MXFP4) => {
-            let reason = "the checkpoint holds MXFP4 codes; they stay as they are".to_string();
-            Ok(Some(kept(blank_entry(tensor)?, Keep::Source, vec![reason])))
-        }
-        Store::Tiled(spec) => Err(Error::unsupported(format!(
-            "found weights quantized as {}, expected the original floats",
-            spec.scheme.name()
-        ))
-        .tensor(&tensor.name)
-        .help("name the checkpoint with the original weights with --hf-dir")),
+/// The shape is invalid.
+pub(super) fn already_quantized(tensor: &Tensor, target: &QuantSpec) -> Result<Option<TensorEntry>> {
+    let Store::Tiled(spec) = tensor.store else { return Ok(None) };
+    let (scheme, bits) = (spec.scheme, target.scheme.bits());
+    if scheme.bits() > bits {
+        return Ok(None);
     }
+    let reason = match spec {
+        QuantSpec::MXFP4 => "the checkpoint holds MXFP4 codes; they stay as they are".to_string(),
+        _ => format!("the source holds {} codes of {} bits; they stay as they are", scheme.name(), scheme.bits()),
+    };
+    Ok(Some(kept(blank_entry(tensor)?, Keep::Source, vec![reason])))
 }
 
 /// Returns the bits per weight of a tensor that is stored as `entry` describes.

@@ -7,6 +7,7 @@ use super::weights::{Tensor, Weights};
 use crate::calibration::Calibration;
 use crate::convert::guidance;
 use crate::error::{Cause, Context, Result};
+use crate::iebin::Store;
 use crate::manifest::{Keep, Metrics, TensorEntry, Verdict};
 use crate::progress::{self, ProgressBar};
 use crate::provenance::Gate;
@@ -64,7 +65,7 @@ impl Measuring<'_> {
     /// best one may be chosen.
     pub fn decide(&self, quant: TensorQuant, open: bool, judgement: &Judgement) -> Result<TensorEntry> {
         let Judgement { gate, on_failure } = judgement;
-        if let Some(kept) = already_quantized(self.tensor)? {
+        if let Some(kept) = already_quantized(self.tensor, &quant.spec)? {
             return Ok(kept);
         }
         let (quant, metrics) = self.best(quant, open).tensor(&self.tensor.name)?;
@@ -75,10 +76,10 @@ impl Measuring<'_> {
         }
         match on_failure {
             OnFailure::Refuse => Ok(TensorEntry { verdict: Some(Verdict::Refused), reasons, ..measured }),
-            OnFailure::Keep(keep) => Ok(kept(measured, *keep, reasons)),
+            OnFailure::Keep(keep) => Ok(kept(measured, kept_as(self.tensor, *keep), reasons)),
             OnFailure::Quantize(_) => {
                 let (mut scheme, mut last, mut still) = (quant.spec.scheme, measured, reasons.clone());
-                while let Some(better) = on_failure.better(scheme) {
+                while let Some(better) = on_failure.better(scheme).filter(|better| self.may_be(*better)) {
                     let (quant, metrics) = self.in_scheme(better, open)?;
                     last = TensorEntry { quant: Some(quant), metrics: Some(metrics), ..last };
                     still = gate.objections(&metrics);
@@ -90,6 +91,11 @@ impl Measuring<'_> {
                 Ok(kept(last, Keep::Source, still))
             }
         }
+    }
+
+    /// Returns true if a scheme has fewer bits than the codes of the source, or if the source holds floats.
+    fn may_be(&self, scheme: Scheme) -> bool {
+        !matches!(self.tensor.store, Store::Tiled(spec) if spec.scheme.bits() <= scheme.bits())
     }
 
     fn in_scheme(&self, scheme: Scheme, open: bool) -> Result<(TensorQuant, Metrics)> {
@@ -189,6 +195,12 @@ impl Measuring<'_> {
     }
 }
 
+/// Returns the type in which a tensor that fails the gate is kept: codes of the source stay as they are, as floats of
+/// more bits are not more accurate.
+fn kept_as(tensor: &Tensor, keep: Keep) -> Keep {
+    if matches!(tensor.store, Store::Tiled(_)) { Keep::Source } else { keep }
+}
+
 /// Returns the quantizations to compare: the given one and, if the choice of the method is open, those with every other
 /// method that the statistics permit. `products` is true if the statistics include products of pairs of inputs.
 fn candidates(quant: TensorQuant, open: bool, products: bool) -> Vec<TensorQuant> {
@@ -215,12 +227,13 @@ pub fn promote(
     let reasons = vec!["the whole model was not accurate enough with this tensor quantized".to_string()];
     match on_failure {
         OnFailure::Refuse => Ok(None),
-        OnFailure::Keep(keep) => Ok(Some(kept(entry.clone(), keep, reasons))),
+        OnFailure::Keep(keep) => Ok(Some(kept(entry.clone(), kept_as(tensor, keep), reasons))),
         OnFailure::Quantize(_) => {
-            let Some(better) = on_failure.better(quant.spec.scheme) else {
+            let measuring = Measuring { weights, tensor, calibration, bar: &ProgressBar::hidden() };
+            let better = on_failure.better(quant.spec.scheme).filter(|better| measuring.may_be(*better));
+            let Some(better) = better else {
                 return Ok(Some(kept(entry.clone(), Keep::Source, reasons)));
             };
-            let measuring = Measuring { weights, tensor, calibration, bar: &ProgressBar::hidden() };
             let (quant, metrics) = measuring.in_scheme(better, true)?;
             Ok(Some(TensorEntry { quant: Some(quant), metrics: Some(metrics), reasons, ..entry.clone() }))
         }

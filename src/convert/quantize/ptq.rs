@@ -8,6 +8,7 @@ use super::weights::{Tensor, Weights};
 use crate::calibration::Calibration;
 use crate::convert::dry_run::{DryRun, TensorRow, in_words};
 use crate::convert::executor::{Conversion, Task, TaskOutput};
+use crate::convert::requantized::Requantized;
 use crate::error::{Context, Error, Result};
 use crate::job::{Command, Fingerprint, Output, RunOptions, dir_of_file, this_version};
 use crate::manifest::{CalibrationRecord, Document, Keep, TensorEntry, Verdict};
@@ -36,9 +37,8 @@ pub struct Measured {
 /// so that an interrupted run can continue.
 ///
 /// # Errors
-/// Nothing is selected; a tensor cannot be read, holds NaN or is quantized already (MXFP4 is kept as it is); the
-/// statistics are of another model; the hidden directory cannot be written; or another process works on the same
-/// manifest.
+/// Nothing is selected; a tensor cannot be read or holds NaN; the statistics are of another model; the hidden directory
+/// cannot be written; or another process works on the same manifest.
 pub fn measure(
     out: &Path,
     weights: &Weights,
@@ -52,7 +52,7 @@ pub fn measure(
     fingerprint.field("judgement", format_args!("{judgement:?}"));
     fingerprint.field("calibration", calibration.map_or("", Calibration::seal));
     weights.fingerprint(&mut fingerprint)?;
-    let mut tasks: Vec<Task<'_>> = weights.files().iter().map(Task::hash_file).collect();
+    let mut tasks = weights.hash_tasks(work.iter().map(|(tensor, _)| tensor));
     for (number, (tensor, quant)) in work.iter().enumerate() {
         let open = selection.leaves_method_open(tensor);
         fingerprint.field("tensor", format_args!("{} {:?} {quant:?} {open}", tensor.name, tensor.shape));
@@ -78,7 +78,7 @@ pub fn measure(
     let finished = conversion.run(make, |_, _, _| Ok(()))?;
     let source = weights.source(&finished.inputs);
     calibration.map_or(Ok(()), |c| refuse_other_model(c, source.as_ref()))?;
-    let tensors: Vec<Tensor> = work.into_iter().map(|(t, _)| t).collect();
+    let tensors: Vec<Tensor> = work.iter().map(|(tensor, _)| tensor.clone()).collect();
     let mut entries: BTreeMap<String, TensorEntry> = selection.kept_entries().collect();
     // Rules that a manifest brings along could otherwise select these tensors again when the model is packed.
     for tensor in weights.tensors().iter().filter(|tensor| selection.keeps(tensor)) {
@@ -119,10 +119,10 @@ fn document(
 /// unquantized.
 ///
 /// # Errors
-/// Nothing is selected, or a tensor is quantized already.
+/// Nothing is selected.
 pub fn dry_run(weights: &Weights, selection: &Selection) -> Result<DryRun> {
     let row = |(tensor, quant): &(Tensor, TensorQuant)| {
-        let stays = already_quantized(tensor)?;
+        let stays = already_quantized(tensor, &quant.spec)?;
         let (count, rows, cols) = tensor.matrices()?;
         let layout = TileLayout::new(quant.spec, rows, cols).tensor(&tensor.name)?;
         Ok(TensorRow {
@@ -161,10 +161,8 @@ pub(super) fn selected(weights: &Weights, selection: &Selection) -> Result<Vec<(
         }
     }
     if work.is_empty() {
-        return Err(Error::usage("no tensor is selected").help(
-            "compare the patterns with the names that `iec pack --hf-dir DIR --out-dir NEW --dry-run` prints for a \
-             checkpoint, and `iec inspect --tensors DIR` for a pack",
-        ));
+        return Err(Error::usage("no tensor is selected")
+            .help("compare the patterns with the names that `iec pack MODEL --out-dir NEW --dry-run` prints"));
     }
     Ok(work)
 }
@@ -185,6 +183,15 @@ fn refuse_other_model(calibration: &Calibration, found: Option<&Source>) -> Resu
 }
 
 impl Measured {
+    /// Returns the tensors that are quantized in the source and are quantized again, and the loss that this adds.
+    pub fn requantized(&self) -> Option<Requantized> {
+        let again = self.tensors.iter().filter(|tensor| tensor.is_coded);
+        Requantized::of(again.filter_map(|tensor| {
+            let entry = &self.document.tensors[&tensor.name];
+            entry.quant.and(entry.metrics).map(|metrics| (&*tensor.name, metrics.relative_rms))
+        }))
+    }
+
     /// Returns the verdict of the gate on a tensor.
     pub fn verdict(&self, tensor: &Tensor) -> Option<Verdict> {
         self.document.tensors[&tensor.name].verdict

@@ -1,12 +1,11 @@
-//! Reads the weights that are to be quantized, from a checkpoint or from a pack that still holds floats.
+//! Reads the weights that are to be quantized, from a checkpoint, a pack or a GGUF file.
 
 use crate::catalogue::Role;
-use crate::convert::pack_input;
+use crate::convert::executor::Task;
 use crate::convert::source::read_at::InputFile;
 use crate::convert::{Checkpoint, CheckpointOptions};
-use crate::dtype::decode_floats;
-use crate::error::{Context, Error, Result};
-use crate::iebin::{self, IebinReader, Store};
+use crate::error::{Context, Result};
+use crate::iebin::{self, Store};
 use crate::job::Fingerprint;
 use crate::provenance::Source;
 use std::ops::Range;
@@ -15,14 +14,9 @@ use std::path::Path;
 /// Canonical name of the embedding that may also be the output matrix.
 const EMBEDDING: &str = "model.embed_tokens.weight";
 
-/// An opened model.
+/// An opened model: a Hugging Face checkpoint, a pack, or a GGUF file.
 #[derive(Debug)]
-pub enum Weights {
-    /// A Hugging Face directory.
-    Checkpoint(Box<Checkpoint>),
-    /// A pack written by `iec pack`.
-    Pack(Box<IebinReader>),
-}
+pub struct Weights(Box<Checkpoint>);
 
 /// A tensor of the model.
 #[derive(Debug, Clone)]
@@ -37,6 +31,8 @@ pub struct Tensor {
     pub is_tied: bool,
     /// Storage format of the source.
     pub store: Store,
+    /// True if the weights are quantized in the source, also if `store` is the type of their decoded values.
+    pub is_coded: bool,
     index: usize,
 }
 
@@ -61,56 +57,31 @@ impl Tensor {
 }
 
 impl Weights {
-    /// Opens a Hugging Face checkpoint; `config` replaces its config.json.
-    pub fn open_checkpoint(dir: &Path, config: Option<&Path>) -> Result<Weights> {
-        Checkpoint::open_with(dir, CheckpointOptions { config, ..CheckpointOptions::default() })
-            .map(|checkpoint| Weights::Checkpoint(Box::new(checkpoint)))
-    }
-
-    /// Opens a pack.
-    pub fn open_pack(dir: &Path) -> Result<Weights> {
-        IebinReader::open(dir).map(|reader| Weights::Pack(Box::new(reader)))
+    /// Opens a model; `config` replaces the config.json of a Hugging Face checkpoint.
+    ///
+    /// # Errors
+    /// The same as for [`Checkpoint::open`].
+    pub fn open(path: &Path, config: Option<&Path>) -> Result<Weights> {
+        let checkpoint = Checkpoint::open_with(path, CheckpointOptions { config, ..CheckpointOptions::default() })?;
+        Ok(Weights(Box::new(checkpoint)))
     }
 
     /// Returns all tensors in the order of the model.
     pub fn tensors(&self) -> Vec<Tensor> {
-        let mut tensors: Vec<Tensor> = match self {
-            Weights::Checkpoint(checkpoint) => {
-                let tensors = checkpoint.tensors().iter().enumerate();
-                tensors.map(|(i, t)| tensor(i, &t.name, &t.shape, t.store)).collect()
-            }
-            Weights::Pack(reader) => {
-                let entries = reader.entries().iter().enumerate();
-                entries.map(|(i, e)| tensor(i, &e.name, &e.shape, e.store)).collect()
-            }
-        };
+        let listed = self.0.tensors().iter().enumerate();
+        let mut tensors: Vec<Tensor> =
+            listed.map(|(i, t)| Tensor { is_coded: t.is_coded(), ..tensor(i, &t.name, &t.shape, t.store) }).collect();
         let has_head = tensors.iter().any(|tensor| tensor.role == Role::LmHead);
         tensors.iter_mut().for_each(|tensor| tensor.is_tied = !has_head && tensor.name == EMBEDDING);
         tensors
     }
 
-    /// Reads rows of one matrix of a float tensor into `out`, which must have exactly their length.
+    /// Reads rows of one matrix of a tensor into `out`, which must have exactly their length. Codes are decoded.
     ///
     /// # Errors
-    /// The tensor does not hold floats, or reading fails.
+    /// The tensor holds finished codes of an older pack, or reading fails.
     pub fn read_rows_f32(&self, tensor: &Tensor, matrix: usize, rows: Range<usize>, out: &mut [f32]) -> Result<()> {
-        let Store::Plain(dtype) = tensor.store else {
-            return Err(Error::unsupported("found quantized codes, expected floats")
-                .tensor(&tensor.name)
-                .help("give the checkpoint that the pack was made from as --hf-dir"));
-        };
-        match self {
-            Weights::Checkpoint(checkpoint) => {
-                checkpoint.read_rows_f32(&checkpoint.tensors()[tensor.index], matrix, rows, out)
-            }
-            Weights::Pack(reader) => {
-                let payload = reader.payload(&reader.entries()[tensor.index])?;
-                let (_, n_rows, cols) = tensor.matrices()?;
-                let row_bytes = cols * dtype.size();
-                let start = (matrix * n_rows + rows.start) * row_bytes;
-                decode_floats(dtype, &payload[start..start + rows.len() * row_bytes], out).tensor(&tensor.name)
-            }
-        }
+        self.0.read_rows_f32(&self.0.tensors()[tensor.index], matrix, rows, out)
     }
 
     /// Returns a closure that reads rows of a tensor, for [`Stack::read`](crate::quant::stream::Stack::read).
@@ -121,44 +92,38 @@ impl Weights {
         move |matrix, rows, out| self.read_rows_f32(tensor, matrix, rows, out)
     }
 
-    /// Returns the weight files of a checkpoint; empty for a pack.
+    /// Returns the weight files whose hashes identify the model; none for a pack.
     pub(super) fn files(&self) -> &[InputFile] {
-        match self {
-            Weights::Checkpoint(checkpoint) => checkpoint.shards().files(),
-            Weights::Pack(_) => &[],
-        }
+        self.0.hashed_files()
+    }
+
+    /// Returns the size of all weight files in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.0.files().iter().map(InputFile::nbytes).sum()
+    }
+
+    /// Lists tasks that hash the weight files, for [`Weights::source`], and tasks that compare `tensors` of a pack with
+    /// their recorded hashes.
+    pub(super) fn hash_tasks<'a>(&'a self, tensors: impl IntoIterator<Item = &'a Tensor>) -> Vec<Task<'a>> {
+        let checks = tensors.into_iter().filter_map(|tensor| self.0.check_task(&self.0.tensors()[tensor.index]));
+        self.files().iter().map(Task::hash_file).chain(checks).collect()
     }
 
     /// Adds everything to `fingerprint` that determines the values of the weights.
     pub(crate) fn fingerprint(&self, fingerprint: &mut Fingerprint) -> Result<()> {
-        let (config, pack) = match self {
-            Weights::Checkpoint(checkpoint) => (Some(checkpoint.config()), None),
-            Weights::Pack(reader) => (reader.description.model.as_ref(), Some(reader)),
-        };
-        fingerprint.json("config", &config);
-        if let Weights::Checkpoint(checkpoint) = self {
-            fingerprint.field("published", checkpoint.published().settings());
-        }
-        pack.map_or(Ok(()), |reader| pack_input::fingerprint(reader, fingerprint))?;
-        self.files().iter().try_for_each(|shard| fingerprint.file(shard.path()))
+        self.0.fingerprint(fingerprint)
     }
 
-    /// Returns names, sizes and hashes of the weight files; for a pack, those of the checkpoint it was made from.
+    /// Returns names, sizes and hashes of the weight files; for a pack, those of the files it was made from.
     /// `sha256` holds the digests of [`Weights::files`].
     pub(super) fn source(&self, sha256: &[Option<String>]) -> Option<Source> {
-        match self {
-            Weights::Checkpoint(checkpoint) => {
-                let files = self.files().iter().zip(sha256.iter().flatten());
-                let files = files.map(|(file, sha256)| file.source_file(sha256.clone())).collect();
-                Some(Source { repo: checkpoint.repo(), files })
-            }
-            Weights::Pack(reader) => reader.description.source.clone(),
-        }
+        self.0.source(sha256)
     }
 }
 
 fn tensor(index: usize, name: &str, shape: &[usize], store: Store) -> Tensor {
-    Tensor { name: name.to_string(), shape: shape.to_vec(), role: Role::of(name), is_tied: false, store, index }
+    let (name, role) = (name.to_string(), Role::of(name));
+    Tensor { name, shape: shape.to_vec(), role, is_tied: false, store, is_coded: false, index }
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ const FORMATS: [(&str, &str); 10] = [
     ("exl2", "an ExLlamaV2 model"),
 ];
 
-/// Fails if `path` is a file of another format than those of Hugging Face checkpoints.
+/// Fails if the end of the name of the file `path` is that of a format that is not read.
 ///
 /// # Errors
 /// It is, or the system cannot tell what it is.
@@ -26,15 +26,13 @@ pub(in crate::convert) fn refuse(path: &Path) -> Result<()> {
     if !files::is_file(path)? {
         return Ok(());
     }
-    if files::begins_with(path, b"GGUF") {
-        let help = format!("import it: `iec import-gguf {} --out-dir DIR`", path.display());
-        return Err(Error::unsupported("found a GGUF file, expected a Hugging Face checkpoint").at(path).help(help));
-    }
     let end = path.extension().and_then(|end| end.to_str()).unwrap_or_default().to_ascii_lowercase();
     match FORMATS.iter().find(|(known, _)| *known == end) {
-        Some((_, words)) => Err(Error::unsupported(format!("found {words}, expected a Hugging Face checkpoint"))
-            .at(path)
-            .help("name the checkpoint of safetensors or PyTorch weights that it was made from")),
+        Some((_, words)) => {
+            Err(Error::unsupported(format!("found {words}, expected a checkpoint, a pack or a GGUF file"))
+                .at(path)
+                .help("name the checkpoint of safetensors or PyTorch weights that it was made from"))
+        }
         None => Ok(()),
     }
 }
@@ -46,11 +44,9 @@ mod tests {
     #[test]
     fn a_file_of_another_format_is_named() {
         let dir = tempfile::tempdir().unwrap();
-        for (name, content, expected) in [
-            ("model.onnx", "\x08\x07\x12\x07pytorch", "an ONNX model"),
-            ("weights.NPZ", "PK\x03\x04", "old MLX"),
-            ("any.bin", "GGUF\x03\0\0\0", "a GGUF file"),
-        ] {
+        for (name, content, expected) in
+            [("model.onnx", "\x08\x07\x12\x07pytorch", "an ONNX model"), ("weights.NPZ", "PK\x03\x04", "old MLX")]
+        {
             std::fs::write(dir.path().join(name), content).unwrap();
             let refused = refuse(&dir.path().join(name)).unwrap_err().to_string();
             assert!(refused.contains(expected), "{refused}");

@@ -29,12 +29,20 @@ const NAMES: [&str; 2] = [JSON_NAME, "model.ie.compat.json"];
 /// The description cannot be read.
 pub(super) fn description_in(dir: &Path) -> Result<Option<PathBuf>> {
     let Some(path) = files::first(NAMES.iter().map(|name| dir.join(name)))? else { return Ok(None) };
-    // Values are skipped, not built. An invalid file is reported when the checkpoint is opened.
-    let Ok(Pairs::<IgnoredAny>(keys)) = serde_json::from_slice(&crate::convert::json::read_limited(&path)?) else {
-        return Ok(None);
+    Ok(is_description(&path)?.then_some(path))
+}
+
+/// Returns true if a file is the description of a pack of an older program.
+///
+/// # Errors
+/// The file cannot be read.
+pub(super) fn is_description(path: &Path) -> Result<bool> {
+    // Values are skipped, not built. An invalid file is reported when the model is opened.
+    let Ok(Pairs::<IgnoredAny>(keys)) = serde_json::from_slice(&crate::convert::json::read_limited(path)?) else {
+        return Ok(false);
     };
     let has = |wanted: &str| keys.iter().any(|(key, _)| key == wanted);
-    Ok((has("tensors") && !has("model") && !has("created_by")).then_some(path))
+    Ok(has("tensors") && !has("model") && !has("created_by"))
 }
 
 /// Opens the pack that `json` describes.

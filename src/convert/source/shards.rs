@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 
 /// All weight files of a checkpoint, opened and checked.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Shards {
     pub(super) files: Vec<InputFile>,
     pub(in crate::convert) tensors: BTreeMap<String, SourceTensor>,

@@ -5,7 +5,7 @@ use super::merged;
 use super::plan::{PartForm, TargetPart, UnpackedTensor};
 use crate::adapter::Adapter;
 use crate::convert::executor::{OnlyBytes, TaskOutput};
-use crate::convert::rows::{Form, RowSource, RowStack, RowTarget};
+use crate::convert::rows::{Form, Put, RowSource, RowStack, RowTarget};
 use crate::error::{Context, Result};
 use crate::iebin::{IebinReader, Store};
 use crate::quant::block::tile;
@@ -31,13 +31,14 @@ pub(in crate::convert) fn fill(
         let source = RowSource::new(&entry.name, entry.store.into(), RowStack { count, rows, cols }, read)?;
         let mut source = source.merge(merged::of(adapters, &entry.name));
         let (form, rows) = (Form::Plain(target.dtype), rows / part.step);
-        let to = RowTarget { form, matrices: part.matrices.clone(), rows, cols, add: 0.0, section };
+        let to = RowTarget { form, matrices: part.matrices.clone(), rows, cols, add: 0.0 };
+        let put: &mut Put<'_> = &mut |bytes| out.append(section, bytes);
         match (part.form, entry.store) {
             (PartForm::Rows, _) => {
-                to.fill(std::slice::from_mut(&mut source), |row| (0, row * part.step + part.phase), out)
+                to.fill(std::slice::from_mut(&mut source), |row| (0, row * part.step + part.phase), put)
             }
-            (PartForm::Transposed { stacks }, _) => transposed(&to, target.dtype.size(), stacks, &mut source, out),
-            (PartForm::Codes | PartForm::Scales, Store::Tiled(spec)) => mxfp4(&to, spec, part, &mut source, out),
+            (PartForm::Transposed { stacks }, _) => transposed(&to, target.dtype.size(), stacks, &mut source, put),
+            (PartForm::Codes | PartForm::Scales, Store::Tiled(spec)) => mxfp4(&to, spec, part, &mut source, put),
             (PartForm::Codes | PartForm::Scales, _) => unreachable!("planned for tiles of MXFP4 only"),
         }
         .tensor(&entry.name)?;
@@ -53,13 +54,7 @@ fn bands(rows: usize, row_bytes: usize, step: usize) -> impl Iterator<Item = Ran
 
 /// Writes rows as columns of elements of `size` bytes; each write has some columns of all rows. Rows of `stacks` stacks
 /// alternate, and the columns of one stack follow those of the one before.
-fn transposed(
-    to: &RowTarget,
-    size: usize,
-    stacks: usize,
-    source: &mut RowSource,
-    out: &mut TaskOutput<'_>,
-) -> Result<()> {
+fn transposed(to: &RowTarget, size: usize, stacks: usize, source: &mut RowSource, put: &mut Put<'_>) -> Result<()> {
     let width = (2 * BAND_BYTES / (to.rows * size).max(1)).max(1);
     let height = to.rows / stacks;
     let in_stacks = || {
@@ -82,27 +77,21 @@ fn transposed(
                     }
                 }
             }
-            out.append(to.section, &columns)?;
+            put(&columns)?;
         }
     }
     Ok(())
 }
 
 /// Writes the codes or the scales of MXFP4 matrices in the layout of checkpoints.
-fn mxfp4(
-    to: &RowTarget,
-    spec: QuantSpec,
-    part: &TargetPart,
-    source: &mut RowSource,
-    out: &mut TaskOutput<'_>,
-) -> Result<()> {
+fn mxfp4(to: &RowTarget, spec: QuantSpec, part: &TargetPart, source: &mut RowSource, put: &mut Put<'_>) -> Result<()> {
     for matrix in to.matrices.clone() {
         for band in bands(to.rows, to.cols, TILE_ROWS) {
             let layout = TileLayout::new(spec, band.len(), to.cols)?;
             source.load(matrix, band)?;
             let (mut codes, mut scales) = (Vec::new(), Vec::new());
             tile::canonical_from_tiles(&layout, &source.bytes, &mut codes, &mut scales, &mut Vec::new());
-            out.append(to.section, if part.form == PartForm::Codes { &codes } else { &scales })?;
+            put(if part.form == PartForm::Codes { &codes } else { &scales })?;
         }
     }
     Ok(())

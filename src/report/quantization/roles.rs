@@ -108,5 +108,6 @@ pub fn json(measured: &Measured, out: &Path, blame: &[Blame]) -> Result<Value> {
         measured.document.tensors.iter().filter(|(_, e)| !e.reasons.is_empty()).map(|(n, e)| (n, &e.reasons)).collect();
     let gate = measured.document.gate;
     Ok(json!({"manifest": out, "refused": measured.document.refused, "gate": gate, "roles": roles,
-        "objections": objections, "plan": measured.document.plan, "evidence": measured.document.evidence, "blame": blame}))
+        "objections": objections, "plan": measured.document.plan, "evidence": measured.document.evidence,
+        "blame": blame, "requantized": measured.requantized()}))
 }

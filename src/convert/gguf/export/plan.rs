@@ -9,7 +9,7 @@ use super::super::writer::GgufEntry;
 use super::{Dequantize, ExportOptions};
 use crate::convert::arch::{ExpectedTensor, expected_tensors};
 use crate::convert::executor::{OnlyBytes, TaskOutput};
-use crate::convert::rows::{RowSource, RowStack, RowTarget};
+use crate::convert::rows::{Put, RowSource, RowStack, RowTarget};
 use crate::convert::source::gguf::blocks;
 use crate::convert::source::gguf::types::GgmlType;
 use crate::dtype::{DType, encode_floats};
@@ -220,17 +220,18 @@ impl<'a> ExportSource<'a> {
             RowSource::new(&entry.name, entry.store.into(), rows, read)
         };
         let mut sources = entries.iter().map(source).collect::<Result<Vec<_>>>()?;
+        let put: &mut Put<'_> = &mut |bytes| out.append(0, bytes);
         if let RowOrder::HeadColumns { head, rows } = *order {
             let block = HeadBlock { source: 0, head, rows, transposed: true };
             let dtype = blocks::plain(planned.tensor.kind).expect("transposed matrices are floats");
             let heads = planned.tensor.shape[0];
-            let filled = fill_heads(&mut sources, heads, &[block], dtype, out).tensor(&planned.tensor.name);
+            let filled = fill_heads(&mut sources, 0..heads, &[block], dtype, put).tensor(&planned.tensor.name);
             return filled.map(|()| OnlyBytes {});
         }
         let add = if plus_one { 1.0 } else { 0.0 };
         let (form, RowStack { count, rows, cols }) = (planned.tensor.kind.into(), planned.rows);
-        let target = RowTarget { form, matrices: 0..count, rows, cols, add, section: 0 };
-        let filled = target.fill(&mut sources, |row| order.canonical_row(row), out).tensor(&planned.tensor.name);
+        let target = RowTarget { form, matrices: 0..count, rows, cols, add };
+        let filled = target.fill(&mut sources, |row| order.canonical_row(row), put).tensor(&planned.tensor.name);
         filled.map(|()| OnlyBytes {})
     }
 

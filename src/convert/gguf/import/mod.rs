@@ -5,11 +5,11 @@
 //! Blocks of a type with an equivalent scheme keep codes and scales, floats keep their bytes, and all other types are
 //! decoded to their exact f32 values. Memory is bounded by a few chunks per thread.
 
-mod plan;
+pub(in crate::convert) mod plan;
 
+use crate::convert::companions::Companions;
 use crate::convert::executor::{Conversion, Finished, Task, TaskOutput};
 use crate::convert::pack_output::{self, Totals, refuse_occupied};
-use crate::convert::source::gguf::reader::Gguf;
 use crate::convert::source::read_at::InputFile;
 use crate::dtype::DType;
 use crate::error::{Context, Result};
@@ -108,27 +108,27 @@ impl ImportSummary {
 /// is kept for the next run.
 pub fn import(options: &ImportOptions) -> Result<ImportSummary> {
     let start = Instant::now();
-    let gguf = Gguf::open(&options.file)?;
-    let model = GgufModel::read(&gguf, options).at(&options.file)?;
+    let model = GgufModel::open(&options.file)?;
+    let companions = model.companions(options.tokenizer.as_deref()).at(&options.file)?;
     let items = model.plan(options.dtype).at(&options.file)?;
     let layout = Layout::new(items.iter().map(|item| item.planned.clone()).collect())?;
     writer::recover(&options.out_dir)?;
     let make = |item: usize, out: &mut TaskOutput<'_>| model.fill(&items[item], out).at(&options.file);
     let finished = conversion(&model, &items, &layout, options)?.run(make, |job, files, finished| {
-        let read = gguf.files().iter().zip(finished.inputs.iter().flatten());
+        let read = model.gguf.files().iter().zip(finished.inputs.iter().flatten());
         let files_read = read.map(|(file, sha256)| file.source_file(sha256.clone())).collect();
         let parts = DescriptionParts {
             model: Some(model.config.clone()),
             source: Some(Source { repo: None, files: files_read }),
-            ..pack_output::with_companions(&model.companions(), job)?
+            ..pack_output::with_companions(&companions, job)?
         };
         pack_output::commit(job, files, &layout, finished, parts, || occupied(options))
     })?;
-    Ok(summary(&model, &items, &layout, finished, start))
+    Ok(summary(&model, &companions, (&items[..], &layout), finished, start))
 }
 
 fn conversion<'a>(
-    model: &GgufModel<'a>,
+    model: &'a GgufModel,
     items: &[ImportedTensor],
     layout: &Layout,
     options: &'a ImportOptions,
@@ -168,8 +168,8 @@ fn occupied(options: &ImportOptions) -> Result<()> {
 
 fn summary<T>(
     model: &GgufModel,
-    items: &[ImportedTensor],
-    layout: &Layout,
+    companions: &Companions,
+    (items, layout): (&[ImportedTensor], &Layout),
     done: Finished<T>,
     start: Instant,
 ) -> ImportSummary {
@@ -190,7 +190,7 @@ fn summary<T>(
         bytes: totals.bytes,
         bits_per_weight: totals.bits_per_weight,
         wall_time_s: start.elapsed().as_secs_f64(),
-        tokenizer: model.tokenizer.is_some(),
+        tokenizer: companions.tokenizer().is_some(),
         part: done.part,
     }
 }

@@ -6,12 +6,11 @@ use super::super::family::Family;
 use super::super::heads::{HeadBlock, fill_heads};
 use super::super::names::{MappedTensor, RowOrder, is_vector, map};
 use super::super::tokenizer_in::{TokenizerFiles, tokenizer_config, tokenizer_files};
-use super::ImportOptions;
 use crate::convert::arch::{Arch, ExpectedTensor, Fields, expected_tensors};
 use crate::convert::companions::{self, Companions, TOKENIZER};
 use crate::convert::executor::{OnlyBytes, TaskOutput};
 use crate::convert::json::read_limited;
-use crate::convert::rows::{RowSource, RowStack, RowTarget};
+use crate::convert::rows::{Form, Put, RowSource, RowStack, RowTarget};
 use crate::convert::source::gguf::blocks;
 use crate::convert::source::gguf::reader::{Gguf, GgufTensor};
 use crate::convert::source::gguf::types::GgmlType;
@@ -21,6 +20,7 @@ use crate::iebin::{PlannedTensor, Store};
 use crate::model_config::{ModelConfig, QkNorm};
 use serde_json::{Map, Value};
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::path::Path;
 
 const CONFIG: &str = "config.json";
@@ -31,21 +31,29 @@ const KEYS_VALUES: [&str; 3] = ["attn_k.weight", "attn_v.weight", "attn_k_norm.w
 const FUSED: [&str; 3] = [".attn_qkv.", ".attn_kv_b.", ".ffn_gate_up_exps."];
 
 /// Contents of a GGUF file except the weights, checked and mapped to canonical tensors.
-pub(super) struct GgufModel<'a> {
-    pub(super) gguf: &'a Gguf,
+#[derive(Debug)]
+pub(in crate::convert) struct GgufModel {
+    pub(in crate::convert) gguf: Gguf,
     config_json: Map<String, Value>,
-    pub(super) config: ModelConfig,
+    pub(in crate::convert) config: ModelConfig,
     expected: Vec<ExpectedTensor>,
     mapped: Vec<MappedTensor>,
-    /// Tensors of the file, in the order of `mapped`.
-    tensors: Vec<&'a GgufTensor>,
-    pub(super) tokenizer: Option<TokenizerFiles>,
+    /// Index of the tensor in the file, in the order of `mapped`.
+    tensors: Vec<usize>,
 }
 
-impl<'a> GgufModel<'a> {
-    pub(super) fn read(gguf: &'a Gguf, options: &ImportOptions) -> Result<GgufModel<'a>> {
+impl GgufModel {
+    /// Opens a GGUF file, of a split model its first file, and checks that it has the tensors of its model.
+    ///
+    /// # Errors
+    /// The file is damaged, or its family or a tensor is not supported.
+    pub(in crate::convert) fn open(file: &Path) -> Result<GgufModel> {
+        GgufModel::of(Gguf::open(file)?).at(file)
+    }
+
+    fn of(gguf: Gguf) -> Result<GgufModel> {
         let family = Family::of_file(gguf.metadata.text("general.architecture")?)?;
-        let config_json = config_json(gguf)?;
+        let config_json = config_json(&gguf)?;
         let fields = Fields::new(&config_json);
         let config = Arch::of(&fields)?.model_config(&fields, None)?;
         if config.n_layers > gguf.tensors.len() {
@@ -53,29 +61,47 @@ impl<'a> GgufModel<'a> {
                 format!("found {} layers, but the file has only {} tensors", config.n_layers, gguf.tensors.len());
             return Err(Error::corrupt(found).tensor("block_count"));
         }
-        let by_name: HashMap<&str, &GgufTensor> = gguf.tensors.iter().map(|t| (t.name.as_str(), t)).collect();
+        let by_name: HashMap<&str, usize> =
+            gguf.tensors.iter().enumerate().map(|(number, tensor)| (tensor.name.as_str(), number)).collect();
         let expected = expected_tensors(&config);
         let is_optional = |name: &str| FUSED.iter().any(|leaf| name.contains(leaf));
         let fused = |name: &str| if is_optional(name) { by_name.contains_key(name) } else { family.fused };
         let mapped = map(family, &config, &expected, fused)?;
-        let tensors = mapped.iter().map(|m| bind(m, &by_name)).collect::<Result<Vec<_>>>()?;
-        refuse_leftovers(gguf, family, &config, &mapped)?;
-        let tokenizer = read_tokenizer(gguf, config.vocab, options.tokenizer.as_deref())?;
-        Ok(GgufModel { gguf, config_json, config, expected, mapped, tensors, tokenizer })
+        let tensors = mapped.iter().map(|m| bind(m, &gguf.tensors, &by_name)).collect::<Result<Vec<_>>>()?;
+        refuse_leftovers(&gguf, family, &config, &mapped)?;
+        Ok(GgufModel { config_json, config, expected, mapped, tensors, gguf })
     }
 
-    /// Returns the companion files of the pack.
-    pub(super) fn companions(&self) -> Companions {
+    /// Returns the companion files of the pack; `tokenizer` replaces the tokenizer of the file.
+    ///
+    /// # Errors
+    /// The tokenizer is damaged or not supported.
+    pub(in crate::convert) fn companions(&self, tokenizer: Option<&Path>) -> Result<Companions> {
         let pretty = |value: &Value| serde_json::to_vec_pretty(value).expect("JSON values serialize");
         let mut files = vec![(CONFIG, pretty(&Value::Object(self.config_json.clone())))];
-        if let Some(TokenizerFiles { tokenizer, config }) = &self.tokenizer {
-            files.push((TOKENIZER, tokenizer.clone()));
-            files.push((TOKENIZER_CONFIG, pretty(config)));
+        if let Some(TokenizerFiles { tokenizer, config }) = read_tokenizer(&self.gguf, self.config.vocab, tokenizer)? {
+            files.push((TOKENIZER, tokenizer));
+            files.push((TOKENIZER_CONFIG, pretty(&config)));
         }
-        Companions::new(files)
+        Ok(Companions::new(files))
     }
 
-    pub(super) fn plan(&self, dtype: Option<DType>) -> Result<Vec<ImportedTensor>> {
+    /// Returns the position of the first rows of a tensor: index of the file and offset.
+    pub(in crate::convert) fn position(&self, item: &ImportedTensor) -> (usize, u64) {
+        let tensor = self.tensor(item.sources.first().map_or(0, |(number, _)| *number));
+        (tensor.file, tensor.start)
+    }
+
+    /// Returns the tensor of the file that holds a mapped tensor.
+    fn tensor(&self, mapped: usize) -> &GgufTensor {
+        &self.gguf.tensors[self.tensors[mapped]]
+    }
+
+    /// Plans every tensor of the model; `dtype` is the type of those that are not quantized, `None` keeps theirs.
+    ///
+    /// # Errors
+    /// A tensor has a type that cannot be decoded.
+    pub(in crate::convert) fn plan(&self, dtype: Option<DType>) -> Result<Vec<ImportedTensor>> {
         let mut sources: Vec<Vec<(usize, usize)>> = vec![Vec::new(); self.expected.len()];
         for (number, mapped) in self.mapped.iter().enumerate() {
             for (part, canonical) in mapped.canonical.iter().enumerate() {
@@ -91,7 +117,7 @@ impl<'a> GgufModel<'a> {
         sources: Vec<(usize, usize)>,
         dtype: Option<DType>,
     ) -> Result<ImportedTensor> {
-        let kinds: Vec<GgmlType> = sources.iter().map(|(number, _)| self.tensors[*number].kind).collect();
+        let kinds: Vec<GgmlType> = sources.iter().map(|(number, _)| self.tensor(*number).kind).collect();
         for ((number, _), kind) in sources.iter().zip(&kinds) {
             blocks::check_supported(*kind).tensor(&self.mapped[*number].name)?;
         }
@@ -116,35 +142,61 @@ impl<'a> GgufModel<'a> {
 
     /// Gathers the rows of a tensor from the file.
     pub(super) fn fill(&self, item: &ImportedTensor, out: &mut TaskOutput<'_>) -> Result<OnlyBytes> {
+        let RowStack { count, rows, .. } = item.stack();
+        self.read(item, item.planned.store.into(), (0..count, 0..rows), &mut |bytes| out.append(0, bytes))?;
+        Ok(OnlyBytes {})
+    }
+
+    /// Passes rows of a tensor to `put` in the form `form`: these rows of each of these matrices. For tiles, the first
+    /// row is that of a tile.
+    ///
+    /// # Errors
+    /// A block is damaged, a value does not fit the form, reading fails, or `put` fails.
+    pub(in crate::convert) fn read(
+        &self,
+        item: &ImportedTensor,
+        form: Form,
+        (matrices, rows): (Range<usize>, Range<usize>),
+        put: &mut Put<'_>,
+    ) -> Result<()> {
         let source = |(number, _): &(usize, usize)| {
-            let tensor = self.tensors[*number];
+            let tensor = self.tensor(*number);
             let rows = self.mapped[*number].order.stack(&tensor.shape, item.vector);
             let read = |at: usize, out: &mut [u8]| self.gguf.read(tensor, at as u64, out);
             RowSource::new(&tensor.name, tensor.kind.into(), rows, read)
         };
         let mut sources = item.sources.iter().map(source).collect::<Result<Vec<_>>>()?;
+        let RowStack { rows: all, cols, .. } = item.stack();
         if let Some((heads, blocks)) = self.head_blocks(item) {
-            let Store::Plain(dtype) = item.planned.store else { unreachable!("transposed matrices are floats") };
-            let filled = fill_heads(&mut sources, heads, &blocks, dtype, out).tensor(&item.planned.name);
-            return filled.map(|()| OnlyBytes {});
+            let Form::Plain(dtype) = form else { unreachable!("transposed matrices are floats") };
+            let (height, row_bytes) = (all / heads, cols * dtype.size());
+            for head in rows.start / height..rows.end.div_ceil(height) {
+                let mut bytes = Vec::new();
+                let mut collect = |block: &[u8]| {
+                    bytes.extend_from_slice(block);
+                    Ok(())
+                };
+                fill_heads(&mut sources, head..head + 1, &blocks, dtype, &mut collect).tensor(&item.planned.name)?;
+                let within = |row: usize| row.clamp(head * height, (head + 1) * height) - head * height;
+                put(&bytes[within(rows.start) * row_bytes..within(rows.end) * row_bytes])?;
+            }
+            return Ok(());
         }
         let find = |row: usize| {
+            let row = row + rows.start;
             let row_of = |(number, part): &(usize, usize)| self.mapped[*number].order.gguf_row(*part, row);
             let mut places = item.sources.iter().map(row_of).enumerate();
             places.find_map(|(source, row)| Some((source, row?))).expect("every row lies in one of the tensors")
         };
-        let RowStack { count, rows, cols } = RowStack::new(&item.planned.shape, item.vector);
         // Subtracting 1 is exact for values of at least 0.5, as all stored norm weights of trained models are.
         let add = if item.plus_one { -1.0 } else { 0.0 };
-        let target = RowTarget { form: item.planned.store.into(), matrices: 0..count, rows, cols, add, section: 0 };
-        target.fill(&mut sources, find, out).tensor(&item.planned.name).map(|()| OnlyBytes {})
+        let target = RowTarget { form, matrices, rows: rows.len(), cols, add };
+        target.fill(&mut sources, find, put).tensor(&item.planned.name)
     }
-}
 
-impl GgufModel<'_> {
     /// Returns the number of heads of a tensor and the blocks of each head, if the file has some of them transposed.
     fn head_blocks(&self, item: &ImportedTensor) -> Option<(usize, Vec<HeadBlock>)> {
-        let sources = || item.sources.iter().map(|(number, _)| (&self.mapped[*number].order, self.tensors[*number]));
+        let sources = || item.sources.iter().map(|(number, _)| (&self.mapped[*number].order, self.tensor(*number)));
         if !sources().any(|(order, _)| order.is_transposed()) {
             return None;
         }
@@ -158,17 +210,19 @@ impl GgufModel<'_> {
     }
 }
 
-fn bind<'a>(mapped: &MappedTensor, by_name: &HashMap<&str, &'a GgufTensor>) -> Result<&'a GgufTensor> {
-    let Some(tensor) = by_name.get(mapped.name.as_str()) else {
+/// Finds a mapped tensor among those of the file.
+fn bind(mapped: &MappedTensor, tensors: &[GgufTensor], by_name: &HashMap<&str, usize>) -> Result<usize> {
+    let Some(number) = by_name.get(mapped.name.as_str()).copied() else {
         return Err(Error::corrupt(format!("missing from the file; expected with shape {:?}", mapped.shape))
             .tensor(&mapped.name)
             .help("the file is incomplete, or its metadata do not fit its tensors; get it again"));
     };
-    if tensor.shape != mapped.shape {
-        let found = format!("found shape {:?}, expected {:?} from the metadata", tensor.shape, mapped.shape);
+    let found = &tensors[number].shape;
+    if *found != mapped.shape {
+        let found = format!("found shape {found:?}, expected {:?} from the metadata", mapped.shape);
         return Err(Error::corrupt(found).tensor(&mapped.name));
     }
-    Ok(tensor)
+    Ok(number)
 }
 
 /// Refuses tensors that the model does not use, except those that became part of the configuration and those of layers
@@ -214,8 +268,8 @@ fn read_tokenizer(gguf: &Gguf, rows: usize, given: Option<&Path>) -> Result<Opti
 
 /// A tensor of the pack and the source of its rows.
 #[derive(Debug)]
-pub(super) struct ImportedTensor {
-    pub(super) planned: PlannedTensor,
+pub(in crate::convert) struct ImportedTensor {
+    pub(in crate::convert) planned: PlannedTensor,
     vector: bool,
     /// Index of each source in the mapped tensors, and position of this tensor among the canonical
     /// tensors of that source.
@@ -226,8 +280,23 @@ pub(super) struct ImportedTensor {
 }
 
 impl ImportedTensor {
+    /// Returns the tensor as a stack of matrices, in which vectors are columns.
+    pub(in crate::convert) fn stack(&self) -> RowStack {
+        RowStack::new(&self.planned.shape, self.vector)
+    }
+
+    /// Returns the type of the rows in the file, of the first ones if there are several.
+    pub(in crate::convert) fn kind(&self) -> GgmlType {
+        self.kinds[0]
+    }
+
+    /// Returns true if vectors are columns of its stack of matrices.
+    pub(in crate::convert) fn is_vector(&self) -> bool {
+        self.vector
+    }
+
     /// Returns the type the tensor was decoded from, if it is a quantized type without an equivalent scheme.
-    pub(super) fn decoded_from(&self) -> Option<GgmlType> {
+    pub(in crate::convert) fn decoded_from(&self) -> Option<GgmlType> {
         let coded = self.kinds.iter().find(|kind| blocks::plain(**kind).is_none());
         coded.copied().filter(|_| matches!(self.planned.store, Store::Plain(_)))
     }

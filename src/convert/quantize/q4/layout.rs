@@ -16,7 +16,7 @@ use crate::scheme::TileLayout;
 #[derive(Debug)]
 pub(super) struct Q4Layout {
     /// Each tensor with its entry in the manifest, which lacks only the metrics. Entries without `packed`
-    /// belong to tensors that keep the MXFP4 codes of the checkpoint and are not written here.
+    /// belong to tensors that keep the codes of the source and are not written here.
     pub tensors: Vec<(Tensor, TensorEntry)>,
     /// Length of the file of codes.
     pub codes_len: u64,
@@ -33,7 +33,7 @@ impl Q4Layout {
         let mut layout = Q4Layout { tensors: Vec::new(), codes_len: 0, scales_len: 0 };
         let decided = selection.manifest().map(|manifest| &manifest.document().tensors);
         for (tensor, quant) in selected(weights, selection)? {
-            let entry = match already_quantized(&tensor)? {
+            let entry = match already_quantized(&tensor, &quant.spec)? {
                 Some(entry) => entry,
                 None => {
                     let packed = layout.place(&tensor, quant).tensor(&tensor.name)?;

@@ -14,13 +14,13 @@ use crate::convert::digest::hash_file;
 use crate::convert::dry_run::{DryRun, TensorRow, in_words};
 use crate::convert::executor::{Conversion, Finished, Made, Task, TaskOutput};
 use crate::convert::guidance;
-use crate::convert::source::foreign;
-use crate::convert::source::read_at::InputFile;
+use crate::convert::requantized::Requantized;
+use crate::convert::source::kind::SourceKind;
 use crate::error::{Context, Error, Result};
 use crate::interrupt;
 use crate::job::{self, Command, DataFile, Fingerprint, Job, Output, RunOptions, this_version};
 use crate::manifest::{self, Document, Metrics, PackedJson, TensorEntry, Version};
-use crate::output::{self, AtomicFile, DirLock, make_absolute, refuse_within, stale, swap};
+use crate::output::{self, AtomicFile, DirLock, make_absolute, stale, swap};
 use crate::progress;
 use crate::provenance::{Source, SourceFile};
 use crate::quant::stream::{self, CanonicalChunk, Stack};
@@ -42,6 +42,8 @@ pub const CODES_NAME: &str = "model.q4.bin";
 pub const SCALES_NAME: &str = "model.q4.scales.fp16.bin";
 /// File name of the manifest.
 pub const MANIFEST_NAME: &str = manifest::EXPANDED_NAME;
+/// Names of the three files.
+const NAMES: [&str; 3] = [CODES_NAME, SCALES_NAME, MANIFEST_NAME];
 /// The three files as an output that is replaced at once.
 const OUTPUT: swap::OutputKind =
     swap::OutputKind { lead: MANIFEST_NAME, members: &[CODES_NAME, SCALES_NAME], obsolete: |_| Vec::new() };
@@ -49,7 +51,7 @@ const OUTPUT: swap::OutputKind =
 /// Options of [`write()`].
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Q4Options {
-    /// Directory of the checkpoint.
+    /// Path of the model: a Hugging Face checkpoint, a pack, or a GGUF file.
     pub hf_dir: PathBuf,
     /// Configuration that replaces the checkpoint's `config.json`.
     pub config: Option<PathBuf>,
@@ -94,6 +96,9 @@ pub struct Q4Summary {
     pub bits_per_weight: f64,
     /// The files of codes and of scales.
     pub files: Vec<SourceFile>,
+    /// Tensors that were quantized in the source and are quantized again, and the measured loss.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub requantized: Option<Requantized>,
 }
 
 /// Quantizes all selected tensors or those of one part, or merges finished parts.
@@ -130,7 +135,7 @@ pub fn dry_run(options: &Q4Options) -> Result<DryRun> {
         bytes_in: tensor.nbytes(),
         bytes: entry.packed.as_ref().map_or(0, PackedJson::nbytes),
     };
-    let bytes_in = inputs.weights.files().iter().map(InputFile::nbytes).sum();
+    let bytes_in = inputs.weights.bytes();
     let disk = inputs.conversion()?.disk()?;
     Ok(DryRun::new(inputs.layout.tensors.iter().map(row).collect(), bytes_in, Some(disk)))
 }
@@ -146,8 +151,7 @@ struct Q4Inputs<'a> {
 
 impl<'a> Q4Inputs<'a> {
     fn open(options: &'a Q4Options) -> Result<Q4Inputs<'a>> {
-        foreign::refuse(&options.hf_dir)?;
-        refuse_within(&options.hf_dir, &options.out_dir).help("choose another --out-dir")?;
+        SourceKind::of(&options.hf_dir)?.refuse_output(&options.out_dir, &NAMES)?;
         // Without a manifest only the matrices of the layers are quantized, as the predecessor did.
         let others = if options.manifest.is_some() { OuterStorage::Chosen } else { OuterStorage::Kept };
         let selected = SelectionOptions {
@@ -158,7 +162,7 @@ impl<'a> Q4Inputs<'a> {
         };
         let selection = Selection::new(selected, options.manifest.as_deref())?;
         selection.manifest().into_iter().for_each(|manifest| manifest.note_refusal());
-        let weights = Weights::open_checkpoint(&options.hf_dir, options.config.as_deref())?;
+        let weights = Weights::open(&options.hf_dir, options.config.as_deref())?;
         selection.note_options_without_effect(&weights.tensors());
         let layout = Q4Layout::new(&weights, &selection)?;
         let document = selection.manifest().map(|m| m.document());
@@ -172,9 +176,8 @@ impl<'a> Q4Inputs<'a> {
     /// An input file would be overwritten, or a manifest exists already and `overwrite` is false.
     fn decide(&self) -> Result<String> {
         let Q4Options { config, manifest, calibration, out_dir, .. } = self.options;
-        let names = [CODES_NAME, SCALES_NAME, MANIFEST_NAME];
         let read = output::Inputs::default().files([config, manifest, calibration].into_iter().flatten());
-        read.refuse_members(out_dir, &names)?;
+        read.refuse_members(out_dir, &NAMES)?;
         // Only the manifest is checked: without it, the other files belong to a run that was interrupted.
         let fingerprint = self.fingerprint()?;
         let torn = job::was_torn(out_dir, &fingerprint, Some(MANIFEST_NAME), [CODES_NAME, SCALES_NAME].into_iter());
@@ -224,6 +227,7 @@ impl<'a> Q4Inputs<'a> {
             let sections = layout::sections(entry.packed.as_ref()?);
             Some(Task::make(i, &tensor.name, tensor.nbytes() * QUANTIZE_FACTOR, sections).parallel())
         });
+        let written = tensors.iter().filter(|(_, entry)| entry.packed.is_some()).map(|(tensor, _)| tensor);
         Ok(Conversion {
             command: Command::new(COMMAND, &self.repeatable()?),
             out_dir: &self.options.out_dir,
@@ -235,7 +239,7 @@ impl<'a> Q4Inputs<'a> {
             files: [(CODES_NAME, *codes_len), (SCALES_NAME, *scales_len)]
                 .map(|(name, len)| DataFile::new(name, len, Vec::new()))
                 .into(),
-            tasks: items.chain(self.weights.files().iter().map(Task::hash_file)).collect(),
+            tasks: items.chain(self.weights.hash_tasks(written)).collect(),
         })
     }
 
@@ -308,6 +312,14 @@ impl<'a> Q4Inputs<'a> {
         }
     }
 
+    /// Summarizes the loss of the tensors that were quantized in the source.
+    fn requantized(&self, finished: &Finished<Metrics>) -> Option<Requantized> {
+        let made = self.layout.tensors.iter().zip(&finished.items).filter(|((tensor, _), _)| tensor.is_coded);
+        Requantized::of(
+            made.filter_map(|((tensor, _), made)| Some((&*tensor.name, made.as_ref()?.value.as_ref()?.relative_rms))),
+        )
+    }
+
     fn summary(&self, finished: Finished<Metrics>, files: Vec<SourceFile>) -> Q4Summary {
         let made = || finished.made(&self.layout.tensors);
         let weights = made().map(|(tensor, _)| tensor.elements()).sum();
@@ -320,6 +332,7 @@ impl<'a> Q4Inputs<'a> {
             bytes,
             bits_per_weight: bytes as f64 * 8.0 / weights.max(1) as f64,
             files,
+            requantized: self.requantized(&finished),
             part: finished.part,
         }
     }
@@ -330,9 +343,9 @@ fn refuse_other_source(selection: &Selection, found: Option<&Source>) -> Result<
     let Some(manifest) = selection.manifest() else { return Ok(()) };
     match &manifest.document().source {
         Some(expected) if Some(expected) != found => {
-            Err(Error::corrupt("found a manifest that was made from other weights than those of this checkpoint")
+            Err(Error::corrupt("found a manifest that was made from other weights than those of this model")
                 .at(manifest.path())
-                .help("make the manifest again with `iec ptq` from this checkpoint"))
+                .help("make the manifest again with `iec ptq` from this model"))
         }
         _ => Ok(()),
     }

@@ -2,6 +2,7 @@
 //! ([`blocks`]).
 
 pub mod blocks;
+mod files;
 mod foreign;
 mod group_size;
 pub mod header;
@@ -9,4 +10,5 @@ pub mod reader;
 pub mod types;
 pub mod value;
 
+pub use files::{files_in, parts_of};
 pub use reader::{Gguf, GgufTensor};
