@@ -127,6 +127,9 @@ pub struct Description {
     /// Source of the weights: file names, sizes and hashes, never a path of the machine that wrote the pack.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<Source>,
+    /// Present if the weights come from a checkpoint that was quantized.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub published: Option<PublishedJson>,
     /// Quality thresholds of the quantization and its measured loss.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quality: Option<Quality>,
@@ -150,6 +153,15 @@ pub struct Description {
     /// Device and inode number of the file from which the description was read.
     #[serde(skip)]
     pub(crate) read_from: Option<(u64, u64)>,
+}
+
+/// What a pack records of the quantized checkpoint that it was made from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PublishedJson {
+    /// Name of the format.
+    pub format: String,
+    /// True if the checkpoint has scales of activations (W8A8, W4A8), which products with its weights do not use.
+    pub activation_scales: bool,
 }
 
 /// For each changed tensor the factor of `B A`, one per matrix.

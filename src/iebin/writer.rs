@@ -9,7 +9,7 @@ use super::dependants;
 use super::reader::parse_description;
 use super::{
     ALIGNMENT, AdapterJson, BIN_NAME, COMPANIONS, DEDUP_FILE_NAMES, DEDUP_JSON_NAME, Description, Entry, EntryJson,
-    FORMAT, JSON_NAME, QuantJson, READER_VERSION, SIGNATURE_NAME, Store, VERSION, stored_bytes,
+    FORMAT, JSON_NAME, PublishedJson, QuantJson, READER_VERSION, SIGNATURE_NAME, Store, VERSION, stored_bytes,
 };
 use crate::error::{Context, Error, Result};
 use crate::files;
@@ -78,6 +78,8 @@ pub struct DescriptionParts {
     pub tokenizer_from: Vec<String>,
     /// Source of the weights.
     pub source: Option<Source>,
+    /// Quantized checkpoint that the weights come from.
+    pub published: Option<PublishedJson>,
     /// Quality thresholds of the quantization and its measured loss.
     pub quality: Option<Quality>,
     /// Changes of an adapter.
@@ -186,6 +188,7 @@ fn describe(entries: &[Entry], total_bytes: u64, parts: DescriptionParts) -> Res
         tokenizer: parts.tokenizer,
         tokenizer_from: parts.tokenizer_from,
         source: parts.source,
+        published: parts.published,
         quality: parts.quality,
         adapter: parts.adapter,
         files: Some(parts.files),

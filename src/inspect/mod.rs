@@ -17,6 +17,7 @@ use crate::convert::assess::{Assessment, Obstacle, Quantization};
 use crate::convert::published::MatrixForm;
 use crate::convert::source::gguf::Gguf;
 use crate::error::{Error, Result, printable};
+use crate::iebin::PublishedJson;
 use crate::manifest::Manifest;
 use crate::model_config::{Mlp, ModelConfig, RopeScaling};
 use crate::report::quality::{quality_lines, short_hash};
@@ -220,6 +221,10 @@ fn summary(options: &Options, container: &Container, totals: &Totals<Role>) -> S
     for file in container.pack.iter().filter_map(|p| p.source.as_ref()).flat_map(|s| &s.files) {
         line("made from", format!("{}, {}, sha256 {}", file.name, human_bytes(file.bytes), short_hash(&file.sha256)));
     }
+    for PublishedJson { format, activation_scales } in container.pack.iter().filter_map(|p| p.published.as_ref()) {
+        let scales = if *activation_scales { ", with scales of activations, which are not used" } else { "" };
+        line("quantized as", format!("{format}{scales}"));
+    }
     for pack in container.pack.iter().filter(|p| !p.tokenizer_from.is_empty()) {
         line("tokenizer", format!("made from {}", pack.tokenizer_from.join(", ")));
     }
@@ -369,6 +374,7 @@ fn as_json(options: &Options, container: &Container, totals: &Totals<Role>, list
         "architecture": container.architecture,
         "model": container.model,
         "source": container.pack.as_ref().and_then(|p| p.source.as_ref()),
+        "published": container.pack.as_ref().and_then(|p| p.published.as_ref()),
         "tokenizer_from": container.pack.as_ref().map(|p| &p.tokenizer_from),
         "created_by": container.pack.as_ref().and_then(|p| p.created_by.as_ref()),
         "sha256": container.pack.as_ref().and_then(|p| p.sha256.as_ref()),

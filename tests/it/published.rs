@@ -117,6 +117,9 @@ const KEPT: [(&str, Option<&str>); 15] = [
     ("mlx-4bit", None),
 ];
 
+/// Fixtures with scales of activations.
+const STATIC: [&str; 3] = ["fp8-tensor", "ct-nvfp4", "modelopt-nvfp4"];
+
 /// Fixtures whose packs hold rounded scales: products with the factor of bitsandbytes, and for NVFP4 of
 /// compressed-tensors products with a reciprocal instead of quotients.
 const ROUNDED: [&str; 2] = ["bnb-int8", "ct-nvfp4"];
@@ -157,6 +160,10 @@ fn kept_codes_have_the_exact_values_and_survive_unpack() {
         failures.extend(forms.iter().filter(|form| !expected(&form.kept_as)).map(|form| format!("{name}: {form:?}")));
         let packs = ["published", "float"].map(|form| packed_as(&format!("{name}-{form}"), &dir, &["--as", form]));
         let [codes, floats] = packs.each_ref().map(|pack| IebinReader::open(pack).unwrap());
+        for reader in [&codes, &floats] {
+            let recorded = reader.description.published.as_ref().expect(name);
+            assert_eq!(recorded.activation_scales, STATIC.contains(&name), "{name}: {recorded:?}");
+        }
         for form in &forms {
             let [a, b] = [&codes, &floats].map(|reader| decoded(reader, &form.tensor));
             let tolerance = if ROUNDED.contains(&name) { 1e-6 } else { 0.0 };

@@ -11,7 +11,7 @@ use crate::convert::source::layout::Layout;
 use crate::convert::source::read_at::InputFile;
 use crate::convert::tokenizer_files;
 use crate::error::{Context, Result};
-use crate::iebin::IebinReader;
+use crate::iebin::{IebinReader, PublishedJson};
 use crate::job::Fingerprint;
 use crate::provenance::Source;
 use std::path::{Path, PathBuf};
@@ -71,6 +71,15 @@ impl Checkpoint {
             Origin::Stored(_) => None,
         };
         Some(Source { repo, files })
+    }
+
+    /// Returns what a pack records of the quantized checkpoint that the weights come from.
+    pub(in crate::convert) fn quantized_source(&self) -> Option<PublishedJson> {
+        if let Some(reader) = self.pack() {
+            return reader.description.published.clone();
+        }
+        let format = self.published().format()?.to_string();
+        Some(PublishedJson { format, activation_scales: self.published().has_activation_scales() })
     }
 
     /// Adds everything to `fingerprint` that determines the values of the tensors.

@@ -354,6 +354,7 @@ impl<'a> Inputs<'a> {
         let parts = DescriptionParts {
             model: Some(self.checkpoint.config().clone()),
             source,
+            published: self.checkpoint.quantized_source(),
             quality: self.quality(),
             ..pack_output::with_companions(&self.companions, job)?
         };

@@ -254,6 +254,7 @@ impl<'a> Rewriting<'a> {
             tokenizer: description.tokenizer.clone(),
             tokenizer_from: description.tokenizer_from.clone(),
             source: description.source.clone(),
+            published: description.published.clone(),
             quality: Some(Quality { gate: Gate::default(), refused: false, evidence: None }),
             files: self.reader.file_digests()?,
             adapter: None,
