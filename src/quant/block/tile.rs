@@ -34,28 +34,32 @@ pub(crate) fn put_row(layout: &TileLayout, tile: &mut [u8], row: usize, coded: &
     }
 }
 
-/// Writes the codes of one block of a row, of less than 8 bits, to its vectors.
-fn put_codes(bits: usize, mut bytes: &mut [u8], row: usize, codes: &[u8]) {
+/// Writes the codes of one block of a row, of less than 8 bits, to its vectors: four codes at a time, one in each byte
+/// of a word.
+fn put_codes(bits: usize, bytes: &mut [u8], row: usize, codes: &[u8]) {
+    let (vectors, codes) = (bytes.as_chunks_mut::<4>().0, codes.as_chunks::<4>().0);
+    let mut next = 0;
     if bits >= 4 {
-        let nibbles;
-        (nibbles, bytes) = bytes.split_at_mut(NIBBLE_BYTES);
         for i in 0..4 {
-            for j in 0..4 {
-                nibbles[64 * i + 4 * row + j] = codes[4 * i + j] & 15 | codes[16 + 4 * i + j] << 4;
-            }
+            let (low, high) = (u32::from_le_bytes(codes[i]), u32::from_le_bytes(codes[i + 4]));
+            vectors[TILE_ROWS * i + row] = (low & 0x0F0F_0F0F | (high & 0x0F0F_0F0F) << 4).to_le_bytes();
         }
+        next = 4;
     }
     for (from, each) in fields(bits) {
-        let part;
-        (part, bytes) = bytes.split_at_mut(64 * each);
-        for (field, four) in codes.chunks_exact(4).enumerate() {
-            let at = field * each;
-            for (byte, code) in part[at / 8 * 64 + 4 * row..][..4].iter_mut().zip(four) {
-                let kept = if at % 8 == 0 { 0 } else { *byte };
-                *byte = kept | (code >> from & ((1 << each) - 1)) << (at % 8);
-            }
+        for (field, four) in codes.iter().enumerate() {
+            let (vector, bit) = (next + field * each / 8, field * each % 8);
+            let word = &mut vectors[TILE_ROWS * vector + row];
+            let kept = if bit == 0 { 0 } else { u32::from_le_bytes(*word) };
+            *word = (kept | (u32::from_le_bytes(*four) >> from & in_each_byte(each)) << bit).to_le_bytes();
         }
+        next += each;
     }
+}
+
+/// Returns a word each byte of which has the lowest `bits` bits set.
+fn in_each_byte(bits: usize) -> u32 {
+    ((1 << bits) - 1) * 0x0101_0101
 }
 
 /// Returns the fields of a code outside its nibble: the first bit and the number of bits. Each is stored in vectors of
@@ -70,9 +74,6 @@ fn fields(bits: usize) -> impl Iterator<Item = (u32, usize)> {
     };
     two.into_iter().chain(one)
 }
-
-/// Bytes of a block that hold the low four bits of its codes.
-const NIBBLE_BYTES: usize = 256;
 
 /// Reads row `row` of the 16 rows of a tile into `coded`.
 pub(crate) fn get_row(layout: &TileLayout, tile: &[u8], row: usize, coded: &mut CodedRow) {
@@ -105,27 +106,23 @@ fn block_codes(layout: &TileLayout, tile: &[u8], row: usize, block: usize, codes
         }
         return;
     }
-    let (mut bytes, bits) = (bytes, layout.spec.scheme.bits() as usize);
-    codes.fill(0);
+    let (vectors, bits, mut words) = (bytes.as_chunks::<4>().0, layout.spec.scheme.bits() as usize, [0u32; 8]);
+    let word = |vector: usize| u32::from_le_bytes(vectors[TILE_ROWS * vector + row]);
+    let mut next = 0;
     if bits >= 4 {
-        let nibbles;
-        (nibbles, bytes) = bytes.split_at(NIBBLE_BYTES);
         for i in 0..4 {
-            for j in 0..4 {
-                let byte = nibbles[64 * i + 4 * row + j];
-                (codes[4 * i + j], codes[16 + 4 * i + j]) = (byte & 15, byte >> 4);
-            }
+            (words[i], words[i + 4]) = (word(i) & 0x0F0F_0F0F, word(i) >> 4 & 0x0F0F_0F0F);
         }
+        next = 4;
     }
     for (from, each) in fields(bits) {
-        let part;
-        (part, bytes) = bytes.split_at(64 * each);
-        for (field, four) in codes.chunks_exact_mut(4).enumerate() {
-            let at = field * each;
-            for (code, byte) in four.iter_mut().zip(&part[at / 8 * 64 + 4 * row..][..4]) {
-                *code |= (byte >> (at % 8) & ((1 << each) - 1)) << from;
-            }
+        for (field, four) in words.iter_mut().enumerate() {
+            *four |= (word(next + field * each / 8) >> (field * each % 8) & in_each_byte(each)) << from;
         }
+        next += each;
+    }
+    for (codes, four) in codes.as_chunks_mut::<4>().0.iter_mut().zip(words) {
+        *codes = four.to_le_bytes();
     }
 }
 

@@ -6,6 +6,7 @@
 
 use crate::quant::block::CodedRow;
 use crate::scheme::{SUPER_BLOCK, TileLayout};
+use std::ops::Range;
 
 /// Bits of a code that lie together in a byte: those of element `i` are in byte `i / span * stride + i % stride` of the
 /// field, beginning at bit `i % span / stride * bits`.
@@ -23,9 +24,25 @@ struct Field {
 }
 
 impl Field {
-    /// Returns the byte and the bit at which the bits of an element begin.
-    fn place(&self, i: usize) -> (usize, usize) {
-        (self.offset + i / self.span * self.stride + i % self.stride, i % self.span / self.stride * self.bits)
+    /// Calls `run` for each `stride` consecutive elements, with their first byte and the bit at which they begin.
+    #[inline]
+    fn runs(&self, mut run: impl FnMut(Range<usize>, Range<usize>, usize)) {
+        for (number, element) in (0..SUPER_BLOCK).step_by(self.stride).enumerate() {
+            let byte = self.offset + element / self.span * self.stride;
+            let bit = number % (self.span / self.stride) * self.bits;
+            run(element..element + self.stride, byte..byte + self.stride, bit);
+        }
+    }
+}
+
+/// Moves the bits of a field from place `from` of each byte to place `to` of another. This loops over indices, because
+/// iterator adapters are not certain to be inlined, and then the loop is not vectorized.
+#[inline]
+fn add_bits(out: &mut [u8], bytes: &[u8], field: &Field, (from, to): (usize, usize)) {
+    let mask = (1 << field.bits) - 1;
+    let bytes = &bytes[..out.len()];
+    for i in 0..out.len() {
+        out[i] |= (bytes[i] >> from & mask) << to;
     }
 }
 
@@ -108,10 +125,11 @@ impl Form {
         let (groups, zeros) = (row.scales.len() / blocks, row.zeros.len() / blocks);
         let numbers = row.supers.len() / blocks;
         for (i, raw) in raw.chunks_exact(self.bytes).enumerate() {
-            for (e, code) in row.codes[i * SUPER_BLOCK..][..SUPER_BLOCK].iter_mut().enumerate() {
-                *code = self.codes.iter().fold(0, |code, field| {
-                    let (byte, bit) = field.place(e);
-                    code | (raw[byte] >> bit & ((1 << field.bits) - 1)) << field.first
+            let codes = &mut row.codes[i * SUPER_BLOCK..][..SUPER_BLOCK];
+            codes.fill(0);
+            for field in self.codes {
+                field.runs(|elements, bytes, bit| {
+                    add_bits(&mut codes[elements], &raw[bytes], field, (bit, field.first))
                 });
             }
             row.supers[i * numbers..][..numbers].copy_from_slice(&raw[self.supers..][..numbers]);
@@ -126,11 +144,11 @@ impl Form {
         let (groups, zeros) = (layout.groups / layout.super_blocks, row.zeros.len() / layout.super_blocks);
         let numbers = row.supers.len() / layout.super_blocks;
         for (i, out) in out.chunks_exact_mut(self.bytes).enumerate() {
-            for (e, code) in row.codes[i * SUPER_BLOCK..][..SUPER_BLOCK].iter().enumerate() {
-                for field in self.codes {
-                    let (byte, bit) = field.place(e);
-                    out[byte] |= (code >> field.first & ((1 << field.bits) - 1)) << bit;
-                }
+            let codes = &row.codes[i * SUPER_BLOCK..][..SUPER_BLOCK];
+            for field in self.codes {
+                field.runs(|elements, bytes, bit| {
+                    add_bits(&mut out[bytes], &codes[elements], field, (field.first, bit))
+                });
             }
             out[self.supers..][..numbers].copy_from_slice(&row.supers[i * numbers..][..numbers]);
             let scales = &row.scales[i * groups..][..groups];
