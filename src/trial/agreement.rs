@@ -6,6 +6,8 @@
 
 use super::Again;
 #[cfg(feature = "reference")]
+use super::decoded;
+#[cfg(feature = "reference")]
 use crate::convert::adapter;
 use crate::convert::source::layout::Layout;
 use crate::convert::tokenizer_files;
@@ -479,7 +481,7 @@ fn against_reference(
 /// Opens the reference of a checkpoint; reads the configuration and the headers of the weights.
 #[cfg(feature = "reference")]
 fn open_reference(dir: &Path, dtype: RefDtype) -> Result<Reference> {
-    Reference::open(dir, dtype)
+    Reference::open_decoded(dir, dtype, decoded::of_checkpoint(dir)?)
 }
 
 /// Compares the pack, or the pack and a trace, with the reference.

@@ -12,6 +12,8 @@ pub mod agreement;
 mod blame;
 pub mod budget;
 pub mod calibrate;
+#[cfg(feature = "reference")]
+mod decoded;
 pub mod one_step;
 mod packs;
 pub mod ptq;

@@ -13,5 +13,5 @@ pub mod trace;
 pub use compare::{Comparison, Mismatch, Rules, Scores, Step};
 pub use dtype::RefDtype;
 #[cfg(feature = "reference")]
-pub use reference::{Reference, ScoredText};
+pub use reference::{DecodedMatrices, Reference, ScoredText};
 pub use trace::Trace;

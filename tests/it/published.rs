@@ -195,6 +195,22 @@ fn kept_codes_have_the_exact_values_and_survive_unpack() {
     assert!(failures.is_empty(), "{failures:#?}");
 }
 
+/// The pack of floats must choose every token that the reference chooses with the values of the checkpoint.
+#[test]
+fn verify_reads_the_quantized_matrices_of_the_checkpoint() {
+    let mut failures = Vec::new();
+    for name in PUBLISHED {
+        let pack = packed_as(&format!("{name}-float"), &fixture(name), &["--as", "float"]);
+        let mut verify = iec();
+        verify.args(["verify", "--max-new", "6", "--precision", "fp32", "--model-dir"]);
+        let output = verify.arg(&pack).arg("--hf-dir").arg(fixture(name)).output().unwrap();
+        if !output.status.success() {
+            failures.push(format!("{name}: {}", String::from_utf8_lossy(&output.stderr)));
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
 /// A copy of a fixture that may be changed.
 struct Copy {
     dir: tempfile::TempDir,

@@ -2,7 +2,7 @@
 //!
 //! The runtime is verified against this reference, so the two share no code: the reference has its own parser of
 //! `config.json` (`config`), its own readers of weights (`weights`), its own MXFP4 decoder and position rotation, and
-//! it multiplies with candle's `gemm`. It is written for review next to `modeling_*.py`, not for speed. Only the names
+//! it multiplies with candle's `gemm`. Values of matrices that another quantizer wrote come from the caller. It is written for review next to `modeling_*.py`, not for speed. Only the names
 //! and layouts of adapters are read by the code that reads them for the runtime; their arithmetic (`adapters`) is its
 //! own.
 //!
@@ -45,6 +45,8 @@ use std::collections::HashMap;
 use std::path::Path;
 use weights::Weights;
 
+pub use weights::DecodedMatrices;
+
 /// Text with the positions whose logits are requested: those from `from` on.
 #[derive(Debug, Clone)]
 pub struct ScoredText {
@@ -73,19 +75,30 @@ struct Lane {
 }
 
 impl Reference {
-    /// Opens a checkpoint in the layout of Hugging Face.
+    /// Opens a checkpoint of floats in the layout of Hugging Face.
     ///
     /// # Errors
-    /// `config.json` or weights are missing or malformed, or the model family is not supported.
+    /// Same as [`Reference::open_decoded`].
     pub fn open(dir: &Path, dtype: RefDtype) -> Result<Reference> {
+        Self::open_decoded(dir, dtype, None)
+    }
+
+    /// Opens a checkpoint; `decoded` has the matrices that another quantizer wrote.
+    ///
+    /// # Errors
+    /// `config.json` or weights are missing or malformed, the model family is not supported, or weights are quantized
+    /// and there is no `decoded`.
+    pub fn open_decoded(dir: &Path, dtype: RefDtype, decoded: Option<Box<dyn DecodedMatrices>>) -> Result<Reference> {
         let path = dir.join("config.json");
         let text = files::read(&path)?;
         let json = serde_json::from_slice(&strict_json::from_python(&text))
             .map_err(|e| Error::corrupt(format!("not JSON: {e}")))
             .at(&path)?;
-        refuse_quantization(&json).at(&path)?;
+        if decoded.is_none() {
+            refuse_quantization(&json).at(&path)?;
+        }
         let mut config = Config::read(&json).at(&path)?;
-        let weights = Weights::open(dir)?;
+        let weights = Weights::open(dir, decoded)?;
         // An output matrix that is stored beside the embedding is used as it is, whatever the configuration says: if
         // both are equal, it makes no difference. `pack` compares them instead.
         let has_own = weights.has("lm_head.weight") && weights.has("model.embed_tokens.weight");
@@ -220,8 +233,7 @@ impl From<candle_core::Error> for Error {
     }
 }
 
-/// Refuses a checkpoint whose matrices are in codes: the reference reads floats and the experts of gpt-oss only, so
-/// that its arithmetic stays apart from that of `iec pack`.
+/// Refuses a checkpoint whose matrices are in codes, other than the experts of gpt-oss, which the reference decodes.
 fn refuse_quantization(json: &serde_json::Value) -> Result<()> {
     let settings = ["quantization_config", "quantization"].map(|key| &json[key]);
     let Some(found) = settings.into_iter().find(|found| found.is_object() && found["quant_method"] != "mxfp4") else {
@@ -230,8 +242,5 @@ fn refuse_quantization(json: &serde_json::Value) -> Result<()> {
     let method: String = found["quant_method"].as_str().unwrap_or("no method").chars().take(60).collect();
     Err(Error::unsupported(format!("found quantized weights (`{method}`), expected floats"))
         .tensor("quantization_config.quant_method")
-        .help(
-            "write the exact values with `iec pack --as float` and `iec unpack`, and verify with --hf-dir of that \
-             checkpoint",
-        ))
+        .help("use a checkpoint of floats"))
 }

@@ -14,12 +14,26 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// Matrices that a checkpoint holds as codes of another quantizer, decoded by the caller.
+pub trait DecodedMatrices: std::fmt::Debug + Send + Sync {
+    /// Returns the shape of a matrix, or of a stack of matrices, by its name in the unquantized model; `None` for
+    /// tensors that are no codes.
+    fn shape(&self, name: &str) -> Option<&[usize]>;
+
+    /// Returns the exact values of matrix number `matrix` of a stack, or of the only one, row after row.
+    ///
+    /// # Errors
+    /// The codes or scales are damaged, or reading fails.
+    fn values(&self, name: &str, matrix: usize) -> Result<Vec<f32>>;
+}
+
 /// Opened weight files of a checkpoint, and for each tensor the index of its file.
 #[derive(Debug)]
 pub struct Weights {
     dir: PathBuf,
     files: Vec<File>,
     place: HashMap<String, usize>,
+    decoded: Option<Box<dyn DecodedMatrices>>,
 }
 
 enum File {
@@ -40,8 +54,9 @@ impl std::fmt::Debug for File {
 
 impl Weights {
     /// Opens the weight files of the directory: those that `from_pretrained` prefers if there are several formats.
-    pub fn open(dir: &Path) -> Result<Weights> {
-        let mut weights = Weights { dir: dir.to_path_buf(), files: Vec::new(), place: HashMap::new() };
+    /// `decoded` has the matrices that are no floats there.
+    pub fn open(dir: &Path, decoded: Option<Box<dyn DecodedMatrices>>) -> Result<Weights> {
+        let mut weights = Weights { dir: dir.to_path_buf(), files: Vec::new(), place: HashMap::new(), decoded };
         for path in weight_files(dir)? {
             weights.add(&path).at(&path)?;
         }
@@ -74,20 +89,32 @@ impl Weights {
 
     /// Returns true when the checkpoint has this tensor.
     pub fn has(&self, name: &str) -> bool {
-        self.stored(name).is_some()
+        self.stored(name).is_some() || self.coded(name).is_some()
     }
 
     /// Returns the name that a tensor of a language model has in the checkpoint, which may be that of a wrapper, and
     /// the index of its file.
     fn stored(&self, name: &str) -> Option<(&str, usize)> {
-        let inside = name.strip_prefix("model.").map(|rest| format!("model.language_model.{rest}"));
-        let names = [Some(name.to_string()), inside, Some(format!("language_model.{name}"))];
-        let mut found = names.into_iter().flatten().filter_map(|name| self.place.get_key_value(&name));
+        let mut found = possible(name).filter_map(|name| self.place.get_key_value(&name));
         found.next().map(|(name, index)| (name.as_str(), *index))
+    }
+
+    /// Returns the name and the shape of a matrix of codes.
+    fn coded(&self, name: &str) -> Option<(&dyn DecodedMatrices, String, &[usize])> {
+        let decoded = self.decoded.as_deref()?;
+        possible(name).find_map(|name| decoded.shape(&name).map(|shape| (decoded, name, shape)))
     }
 
     /// Returns a tensor, rounded to `dtype`.
     pub fn get(&self, name: &str, dtype: RefDtype) -> Result<Tensor> {
+        if let Some((decoded, stored, shape)) = self.coded(name) {
+            let count = shape.iter().rev().skip(2).product();
+            let mut values = Vec::new();
+            for matrix in 0..count {
+                values.extend(decoded.values(&stored, matrix).tensor(name).at(&self.dir)?);
+            }
+            return self.rounded(name, values, shape, dtype);
+        }
         let (stored, file) = self.file(name)?;
         let found = match file {
             File::Safetensors(mapped) => tensor(&parse(mapped.bytes())?.tensor(stored)?),
@@ -100,6 +127,12 @@ impl Weights {
         widened.tensor(name).at(&self.dir)
     }
 
+    /// Makes a tensor of values and rounds it to `dtype`.
+    fn rounded(&self, name: &str, values: Vec<f32>, shape: &[usize], dtype: RefDtype) -> Result<Tensor> {
+        let made = Tensor::from_vec(values, shape, &Device::Cpu);
+        made.and_then(|t| dtype.round(t.to_dtype(dtype.wide())?)).tensor(name).at(&self.dir)
+    }
+
     /// Returns a tensor as [`Weights::get`] does, or `None` if there is no such tensor.
     pub fn find(&self, name: &str, dtype: RefDtype) -> Result<Option<Tensor>> {
         if self.has(name) { self.get(name, dtype).map(Some) } else { Ok(None) }
@@ -107,6 +140,10 @@ impl Weights {
 
     /// Returns entry `index` along the first dimension, rounded to `dtype`.
     pub fn row(&self, name: &str, index: usize, dtype: RefDtype) -> Result<Tensor> {
+        if let Some((decoded, stored, [_, shape @ ..])) = self.coded(name) {
+            let values = decoded.values(&stored, index).tensor(name).at(&self.dir)?;
+            return self.rounded(name, values, shape, dtype);
+        }
         let (stored, File::Safetensors(mapped)) = self.file(name)? else {
             return self.get(name, dtype)?.get(index).tensor(name);
         };
@@ -141,6 +178,12 @@ impl Weights {
         })?;
         Ok((stored, &self.files[index]))
     }
+}
+
+/// Returns the names that a tensor of a language model may have in a checkpoint.
+fn possible(name: &str) -> impl Iterator<Item = String> {
+    let inside = name.strip_prefix("model.").map(|rest| format!("model.language_model.{rest}"));
+    [Some(name.to_string()), inside, Some(format!("language_model.{name}"))].into_iter().flatten()
 }
 
 fn entry<'a>(view: &TensorView<'a>, index: usize) -> Result<(Vec<usize>, &'a [u8])> {
