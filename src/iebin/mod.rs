@@ -155,7 +155,7 @@ pub struct Description {
     pub(crate) read_from: Option<(u64, u64)>,
 }
 
-/// What a pack records of the quantized checkpoint that it was made from.
+/// Describes the quantized checkpoint that a pack was made from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PublishedJson {
     /// Name of the format.
