@@ -2,9 +2,9 @@
 //!
 //! The runtime is verified against this reference, so the two share no code: the reference has its own parser of
 //! `config.json` (`config`), its own readers of weights (`weights`), its own MXFP4 decoder and position rotation, and
-//! it multiplies with candle's `gemm`. Values of matrices that another quantizer wrote come from the caller. It is written for review next to `modeling_*.py`, not for speed. Only the names
+//! it multiplies with candle's `gemm`. It is written for review next to `modeling_*.py`, not for speed. Only the names
 //! and layouts of adapters are read by the code that reads them for the runtime; their arithmetic (`adapters`) is its
-//! own.
+//! own. The values of matrices that another quantizer wrote come from the caller.
 //!
 //! Texts are known in advance: to verify a text that the model under test generated, the reference computes at each of
 //! its positions which token comes next. All texts therefore pass through a layer together, and the weights of a layer
