@@ -93,6 +93,8 @@ pub(super) struct RowSource<'a> {
     values: Vec<f32>,
     /// Index of the matrix that was loaded last.
     matrix: usize,
+    /// Number that multiplies the scales of each matrix of NVFP4 blocks; empty if there are none.
+    numbers: &'a [f32],
     /// Changes by adapters.
     merged: Vec<Merged<'a>>,
 }
@@ -146,8 +148,14 @@ impl<'a> RowSource<'a> {
             first: 0,
             values: Vec::new(),
             matrix: 0,
+            numbers: &[],
             merged: Vec::new(),
         })
+    }
+
+    /// Multiplies the scales of each matrix of NVFP4 blocks by a number.
+    pub(super) fn with_numbers(self, numbers: &'a [f32]) -> RowSource<'a> {
+        RowSource { numbers, ..self }
     }
 
     /// Adds changes by adapters to the rows that are decoded.
@@ -226,7 +234,12 @@ impl<'a> RowSource<'a> {
         values.resize(self.cols, 0.0);
         match self.form {
             Form::Plain(dtype) => decode_floats(dtype, self.raw(row)?, &mut values)?,
-            Form::Blocks(kind) => blocks::dequantize(kind, self.raw(row)?, &mut values)?,
+            Form::Blocks(kind) => {
+                blocks::dequantize(kind, self.raw(row)?, &mut values)?;
+                if let Some(number) = self.numbers.get(self.matrix) {
+                    values.iter_mut().for_each(|value| *value *= number);
+                }
+            }
             Form::Tiles(_) => {
                 let (layout, coded) = self.coded(row).expect("tiles have a layout");
                 coded.dequantize(layout, &mut values);
@@ -342,6 +355,9 @@ fn into_tiles(
             let source = &sources[*source];
             let Form::Blocks(kind) = source.form else { unreachable!("only blocks become tiles") };
             blocks::to_row(kind, source.raw(*row)?, coded)?;
+            if let Some(number) = source.numbers.get(source.matrix) {
+                coded.supers.copy_from_slice(&number.to_le_bytes());
+            }
             put_row(layout, tile, slot, coded);
         }
         pad_tile(layout, tile, places.len());

@@ -2,7 +2,7 @@
 //! cannot be converted is refused.
 
 use crate::checkpoint::{copy_of, edit_json, edited, without_digest};
-use crate::common::{FAMILIES, fixture, iec, packed, packed_with};
+use crate::common::{FAMILIES, fixture, iec, packed, packed_as, packed_with};
 use iec::convert::gguf::writer::{GgufEntry, lay_out};
 use iec::convert::source::gguf::types::GgmlType;
 use iec::convert::source::gguf::value::Value as Meta;
@@ -172,6 +172,23 @@ fn further_families_come_back_with_the_same_description_weights_and_logits() {
         assert_eq!(description(pack.path()), description(&there.back()), "{name}");
         assert_same_tensors(name, pack.path(), &there.back());
         assert_eq!(trace(pack.path(), "fp32"), trace(&there.back(), "fp32"), "{name}");
+    }
+}
+
+#[test]
+fn numbers_that_multiply_the_scales_of_nvfp4_are_exported_and_read() {
+    for name in ["modelopt-nvfp4", "ct-nvfp4"] {
+        let pack = packed_as(&format!("{name}-published"), &fixture(name), &[]);
+        let there = There::and_back(&pack, &[], &[]);
+        assert!(assert_same_tensors(name, &pack, &there.back()) >= 14, "{name}");
+        let gguf = Gguf::open(&there.file()).unwrap();
+        let scale = gguf.tensors.iter().find(|tensor| tensor.name == "blk.1.ffn_up.scale").unwrap();
+        assert_eq!((scale.kind, &scale.shape[..]), (GgmlType::F32, &[1][..]));
+        let mut bytes = std::fs::read(there.file()).unwrap();
+        bytes[scale.start as usize..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
+        std::fs::write(there.file(), &bytes).unwrap();
+        let out = there.dir.path().join("damaged");
+        fails(1, &["import-gguf", text(&there.file()), "--out-dir", text(&out)], &["ffn_up.scale", "found NaN"]);
     }
 }
 

@@ -22,6 +22,12 @@ use std::collections::{BTreeMap, HashSet};
 /// Advice for a pack that lacks a tensor of its model.
 const PACK_AGAIN: &str = "the pack is damaged; make it again with `iec pack`";
 
+/// Advice for codes that have no type in GGML.
+const FLOATS: &str = "add --dequantize to write such tensors as floats";
+/// Reason why NVFP4 codes have no type in GGML.
+const DIFFERENT_NUMBERS: &str = "found different numbers that multiply the NVFP4 scales of a matrix, expected one, as \
+                                 files of GGUF have";
+
 /// A tensor of the file and the source of its rows.
 #[derive(Debug)]
 pub(super) struct ExportedTensor {
@@ -46,6 +52,16 @@ pub(super) struct ExportSource<'a> {
     mapped: Vec<MappedTensor>,
 }
 
+impl ExportedTensor {
+    /// Plans a vector of f32 numbers.
+    fn of_values(name: String, values: Vec<f32>) -> ExportedTensor {
+        let (shape, nbytes) = (vec![values.len()], 4 * values.len() as u64);
+        let rows = RowStack { count: 1, rows: values.len(), cols: 1 };
+        let tensor = GgufEntry { name, kind: GgmlType::F32, nbytes, shape };
+        ExportedTensor { tensor, rows, from: RowOrigin::Values(values) }
+    }
+}
+
 impl<'a> ExportSource<'a> {
     pub(super) fn new(
         reader: &'a IebinReader,
@@ -63,16 +79,14 @@ impl<'a> ExportSource<'a> {
             self.reader.entries().iter().enumerate().map(|(i, e)| (e.name.as_str(), i)).collect();
         let mut all = Vec::new();
         for (name, values) in &description.factors {
-            let shape = vec![values.len()];
-            let tensor =
-                GgufEntry { name: name.to_string(), kind: GgmlType::F32, nbytes: 4 * values.len() as u64, shape };
-            let rows = RowStack { count: 1, rows: values.len(), cols: 1 };
-            all.push(ExportedTensor { tensor, rows, from: RowOrigin::Values(values.clone()) });
+            all.push(ExportedTensor::of_values(name.to_string(), values.clone()));
         }
         for mapped in &self.mapped {
             let entries = mapped.canonical.iter().map(|c| self.entry(&positions, &self.expected[*c]));
             let entries = entries.collect::<Result<Vec<_>>>()?;
-            all.push(self.plan_one(mapped, entries)?);
+            let planned = self.plan_one(mapped, entries)?;
+            all.extend(self.further_scales(&planned)?);
+            all.push(planned);
         }
         Ok(all)
     }
@@ -115,6 +129,9 @@ impl<'a> ExportSource<'a> {
             })
             .collect::<Result<Vec<_>>>()?;
         let kind = match kinds.iter().all(|kind| *kind == kinds[0]) {
+            true if kinds[0] == GgmlType::NVFP4 && self.numbers(&entries)?.is_none() => {
+                self.floats_instead(DIFFERENT_NUMBERS.into(), FLOATS.into()).tensor(&mapped.name)?
+            }
             true => kinds[0],
             false => self.mixed(&kinds).tensor(&mapped.name)?,
         };
@@ -137,16 +154,9 @@ impl<'a> ExportSource<'a> {
             }
             Store::Tiled(spec) => {
                 let cols = entry.shape[entry.shape.len() - 1];
-                const FLOATS: &str = "add --dequantize to write such tensors as floats";
                 let (why, help) = match blocks::twin(&spec) {
                     _ if transposed => (
                         "found quantized codes, but GGUF stores this matrix transposed".to_string(),
-                        FLOATS.to_string(),
-                    ),
-                    Some(kind) if kind == GgmlType::NVFP4 && !self.has_numbers_of_one(entry)? => (
-                        "found a number for each row or matrix that multiplies the scales, which NVFP4 blocks of GGUF \
-                         do not hold"
-                            .to_string(),
                         FLOATS.to_string(),
                     ),
                     Some(kind) if cols.is_multiple_of(kind.block()) && self.options.dequantize != Dequantize::All => {
@@ -167,26 +177,52 @@ impl<'a> ExportSource<'a> {
                         (found, format!("{FLOATS}, or pack again with a manifest of `iec ptq --scheme q4_0`"))
                     }
                 };
-                match self.options.dequantize {
-                    Dequantize::Needed | Dequantize::All => ggml_float(self.options.dtype.unwrap_or(DType::F32)),
-                    Dequantize::None => Err(Error::unsupported(why).help(help)),
-                }
+                self.floats_instead(why, help)
             }
         }
     }
 
-    /// Returns true if the numbers of all rows of an entry are 1, as those of NVFP4 blocks of GGUF are.
-    fn has_numbers_of_one(&self, entry: &Entry) -> Result<bool> {
-        let Some(layout) = entry.layout().transpose()? else { return Ok(true) };
-        let mut numbers = [0; 4 * TILE_ROWS];
-        for tile in 0..entry.nbytes / layout.tile_bytes {
-            self.reader.read(entry, tile * layout.tile_bytes + layout.supers_offset, &mut numbers)?;
-            let rows = TILE_ROWS.min(layout.rows - tile % layout.tiles * TILE_ROWS);
-            if numbers.as_chunks::<4>().0[..rows].iter().any(|number| f32::from_le_bytes(*number) != 1.0) {
-                return Ok(false);
+    /// Returns the type of floats for codes that have no type in GGML, if the options allow it.
+    fn floats_instead(&self, why: String, help: String) -> Result<GgmlType> {
+        match self.options.dequantize {
+            Dequantize::Needed | Dequantize::All => ggml_float(self.options.dtype.unwrap_or(DType::F32)),
+            Dequantize::None => Err(Error::unsupported(why).help(help)),
+        }
+    }
+
+    /// Plans the tensor of the numbers that multiply the scales of an NVFP4 tensor, unless they are all 1.
+    fn further_scales(&self, planned: &ExportedTensor) -> Result<Option<ExportedTensor>> {
+        let RowOrigin::Entries { entries, .. } = &planned.from else { return Ok(None) };
+        let stem = planned.tensor.name.strip_suffix(".weight").filter(|_| planned.tensor.kind == GgmlType::NVFP4);
+        let (Some(stem), Some(numbers)) = (stem, self.numbers(entries)?) else { return Ok(None) };
+        let is_needed = numbers.iter().any(|number| *number != 1.0);
+        Ok(is_needed.then(|| ExportedTensor::of_values(format!("{stem}.scale"), numbers)))
+    }
+
+    /// Returns the numbers that multiply the scales of the matrices of an NVFP4 entry, or of several entries that
+    /// become one matrix; `None` if a matrix has several.
+    fn numbers(&self, entries: &[usize]) -> Result<Option<Vec<f32>>> {
+        let mut common: Option<Vec<f32>> = None;
+        for entry in entries.iter().map(|number| &self.reader.entries()[*number]) {
+            let Some(layout) = entry.layout().transpose()? else { return Ok(None) };
+            let mut numbers = Vec::new();
+            for matrix in (0..entry.nbytes).step_by(layout.nbytes()) {
+                let mut of_matrix = Vec::with_capacity(layout.tiles * TILE_ROWS);
+                for tile in 0..layout.tiles {
+                    let mut bytes = [0; 4 * TILE_ROWS];
+                    self.reader.read(entry, matrix + tile * layout.tile_bytes + layout.supers_offset, &mut bytes)?;
+                    of_matrix.extend(bytes.as_chunks::<4>().0.iter().map(|number| f32::from_le_bytes(*number)));
+                }
+                if of_matrix[..layout.rows].windows(2).any(|pair| pair[0] != pair[1]) {
+                    return Ok(None);
+                }
+                numbers.push(of_matrix[0]);
+            }
+            if common.get_or_insert_with(|| numbers.clone()) != &numbers {
+                return Ok(None);
             }
         }
-        Ok(true)
+        Ok(common)
     }
 
     /// Returns the common type of entries that are stacked in one tensor but stored in different types.

@@ -25,6 +25,9 @@ use std::path::Path;
 
 const CONFIG: &str = "config.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+/// Ending of the names of matrices, and that of the numbers that multiply the scales of NVFP4.
+const WEIGHT: &str = ".weight";
+const SCALE: &str = ".scale";
 /// Tensors of a layer that computes keys and values.
 const KEYS_VALUES: [&str; 3] = ["attn_k.weight", "attn_v.weight", "attn_k_norm.weight"];
 /// Tensors that hold several others in some files, while other files of the same family have these apart.
@@ -40,6 +43,8 @@ pub(in crate::convert) struct GgufModel {
     mapped: Vec<MappedTensor>,
     /// Index of the tensor in the file, in the order of `mapped`.
     tensors: Vec<usize>,
+    /// Numbers that multiply the scales of NVFP4 tensors, one for each matrix, by the index in `mapped`.
+    further_scales: HashMap<usize, Vec<f32>>,
 }
 
 impl GgufModel {
@@ -68,8 +73,14 @@ impl GgufModel {
         let fused = |name: &str| if is_optional(name) { by_name.contains_key(name) } else { family.fused };
         let mapped = map(family, &config, &expected, fused)?;
         let tensors = mapped.iter().map(|m| bind(m, &gguf.tensors, &by_name)).collect::<Result<Vec<_>>>()?;
+        let mut further_scales = HashMap::new();
+        for (number, mapped) in mapped.iter().enumerate() {
+            if let Some(numbers) = further_scales_of(&gguf, &mapped.name, &by_name)? {
+                further_scales.insert(number, numbers);
+            }
+        }
         refuse_leftovers(&gguf, family, &config, &mapped)?;
-        Ok(GgufModel { config_json, config, expected, mapped, tensors, gguf })
+        Ok(GgufModel { config_json, config, expected, mapped, tensors, further_scales, gguf })
     }
 
     /// Returns the companion files of the pack; `tokenizer` replaces the tokenizer of the file.
@@ -163,7 +174,8 @@ impl GgufModel {
             let tensor = self.tensor(*number);
             let rows = self.mapped[*number].order.stack(&tensor.shape, item.vector);
             let read = |at: usize, out: &mut [u8]| self.gguf.read(tensor, at as u64, out);
-            RowSource::new(&tensor.name, tensor.kind.into(), rows, read)
+            let numbers = self.further_scales.get(number).map_or(&[][..], |numbers| numbers);
+            Ok(RowSource::new(&tensor.name, tensor.kind.into(), rows, read)?.with_numbers(numbers))
         };
         let mut sources = item.sources.iter().map(source).collect::<Result<Vec<_>>>()?;
         let RowStack { rows: all, cols, .. } = item.stack();
@@ -225,11 +237,37 @@ fn bind(mapped: &MappedTensor, tensors: &[GgufTensor], by_name: &HashMap<&str, u
     Ok(number)
 }
 
+/// Reads the numbers that multiply the scales of an NVFP4 tensor: those of `STEM.scale` for `STEM.weight`, one for each
+/// matrix.
+///
+/// # Errors
+/// The numbers have another type or shape, or are not finite.
+fn further_scales_of(gguf: &Gguf, name: &str, by_name: &HashMap<&str, usize>) -> Result<Option<Vec<f32>>> {
+    let of = |name: &str| by_name.get(name).map(|number| &gguf.tensors[*number]);
+    let scale = name.strip_suffix(WEIGHT).and_then(|stem| of(&format!("{stem}{SCALE}")));
+    let weight = of(name).filter(|weight| weight.kind == GgmlType::NVFP4);
+    let (Some(weight), Some(scale)) = (weight, scale) else { return Ok(None) };
+    let (count, _, _) = weight.matrices();
+    if scale.kind != GgmlType::F32 || scale.shape != [count] {
+        let found = format!("found {} {:?}, expected F32 [{count}]", scale.kind, scale.shape);
+        return Err(Error::corrupt(found).tensor(&scale.name).help("the file is damaged; get it again"));
+    }
+    let numbers = gguf.floats(scale)?;
+    match numbers.iter().find(|number| !number.is_finite()) {
+        None => Ok(Some(numbers)),
+        Some(number) => Err(Error::corrupt(format!("found {number}, expected finite scales"))
+            .tensor(&scale.name)
+            .help("the file is damaged; get it again")),
+    }
+}
+
 /// Refuses tensors that the model does not use, except those that became part of the configuration and those of layers
 /// that predict further tokens.
 fn refuse_leftovers(gguf: &Gguf, family: &Family, model: &ModelConfig, mapped: &[MappedTensor]) -> Result<()> {
     let mut used: HashSet<&str> = mapped.iter().map(|m| m.name.as_str()).collect();
     used.extend(FACTORS.into_iter().chain([ROPE_FREQS]));
+    let nvfp4 = gguf.tensors.iter().filter(|tensor| tensor.kind == GgmlType::NVFP4);
+    let nvfp4: HashSet<&str> = nvfp4.map(|tensor| &*tensor.name).filter(|name| used.contains(name)).collect();
     let further = gguf.metadata.count_opt(&format!("{}.{NEXTN}", family.name))?.unwrap_or(0);
     let is_read = |name: &str| {
         let Some((layer, leaf)) = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else {
@@ -240,7 +278,10 @@ fn refuse_leftovers(gguf: &Gguf, family: &Family, model: &ModelConfig, mapped: &
         // Layers that read keys and values of earlier ones may have tensors for their own, which nothing reads.
         let reads_others = || layer < model.n_layers && model.layer(layer).heads().kv_from.is_some();
         let is_unused = KEYS_VALUES.contains(&leaf) && reads_others();
-        is_constant || is_unused || (model.n_layers..model.n_layers + further).contains(&layer)
+        // Scales of activations are not used; those of weights were read.
+        let of_weight = [SCALE, ".input_scale"].into_iter().find_map(|ending| name.strip_suffix(ending));
+        let is_scale = of_weight.is_some_and(|stem| nvfp4.contains(&*format!("{stem}{WEIGHT}")));
+        is_scale || is_constant || is_unused || (model.n_layers..model.n_layers + further).contains(&layer)
     };
     match gguf.tensors.iter().find(|t| !used.contains(t.name.as_str()) && !is_read(&t.name)) {
         Some(t) => Err(Error::unsupported("the architecture has no tensor of this name").tensor(&t.name).help(
