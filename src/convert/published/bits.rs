@@ -52,19 +52,41 @@ pub(super) fn high_nibble_first(bytes: &[u8], first: usize, out: &mut [u8]) {
     }
 }
 
+/// Nibble of each output of a word: the inverse of [`INTERLEAVED`].
+const NIBBLE: [usize; 8] = {
+    let (mut nibble, mut i) = ([0; 8], 0);
+    while i < 8 {
+        nibble[INTERLEAVED[i]] = i;
+        i += 1;
+    }
+    nibble
+};
+
 /// Returns the nibble of an output among words of eight outputs in interleaved order; `words` are little-endian.
 pub(super) fn interleaved(words: &[u8], output: usize) -> u8 {
-    /// Nibble of each output of a word: the inverse of [`INTERLEAVED`].
-    const NIBBLE: [usize; 8] = {
-        let (mut nibble, mut i) = ([0; 8], 0);
-        while i < 8 {
-            nibble[INTERLEAVED[i]] = i;
-            i += 1;
-        }
-        nibble
-    };
     let nibble = NIBBLE[output % 8];
     words[output / 8 * 4 + nibble / 2] >> (nibble % 2 * 4) & 15
+}
+
+/// Unpacks the outputs from number `first` on of lines of words, each of which holds a column as [`interleaved`]
+/// expects, to rows of `cols` codes.
+///
+/// # Panics
+/// A line ends before the last output.
+pub(super) fn interleaved_rows(lines: &[u8], first: usize, cols: usize, out: &mut [u8]) {
+    /// Columns whose words stay in the first-level cache while many rows are written.
+    const AT_ONCE: usize = 256;
+    let words = lines.as_chunks::<4>().0;
+    let width = words.len() / cols.max(1);
+    for start in (0..cols).step_by(AT_ONCE) {
+        let until = cols.min(start + AT_ONCE);
+        for (row, out) in out.chunks_exact_mut(cols).enumerate() {
+            let (at, bit) = ((first + row) / 8, 4 * NIBBLE[(first + row) % 8]);
+            for (code, line) in out[start..until].iter_mut().zip(words[start * width..].chunks_exact(width)) {
+                *code = (u32::from_le_bytes(line[at]) >> bit) as u8 & 15;
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -116,5 +138,13 @@ mod tests {
         let word = 0x7654_3210u32.to_le_bytes();
         let found: Vec<u8> = (0..8).map(|output| interleaved(&word, output)).collect();
         assert_eq!(found, [0, 4, 1, 5, 2, 6, 3, 7]);
+        let mut rng = Rng::new(2);
+        let (cols, width) = (300, 3);
+        let lines: Vec<u8> = (0..4 * cols * width).map(|_| rng.next_u64() as u8).collect();
+        let mut rows = vec![0; 17 * cols];
+        interleaved_rows(&lines, 5, cols, &mut rows);
+        for (i, code) in rows.iter().enumerate() {
+            assert_eq!(*code, interleaved(&lines[4 * width * (i % cols)..], 5 + i / cols));
+        }
     }
 }

@@ -170,12 +170,8 @@ impl RowsToDecode<'_> {
             }
             Packing::Interleaved => {
                 let words = rows.start / 8..rows.end.div_ceil(8);
-                let strip = strip(shards, &codes.tensor, cols, n_rows / 8, words.clone())?;
-                for (c, line) in strip.chunks_exact(words.len() * 4).enumerate() {
-                    for r in 0..rows.len() {
-                        out[r * cols + c] = bits::interleaved(line, rows.start % 8 + r);
-                    }
-                }
+                let strip = strip(shards, &codes.tensor, cols, n_rows / 8, words)?;
+                bits::interleaved_rows(&strip, rows.start % 8, cols, &mut out);
             }
         }
         Ok(out)
