@@ -82,8 +82,9 @@ pub(super) fn interleaved_rows(lines: &[u8], first: usize, cols: usize, out: &mu
         let until = cols.min(start + AT_ONCE);
         for (row, out) in out.chunks_exact_mut(cols).enumerate() {
             let (at, bit) = ((first + row) / 8, 4 * NIBBLE[(first + row) % 8]);
-            for (code, line) in out[start..until].iter_mut().zip(words[start * width..].chunks_exact(width)) {
-                *code = (u32::from_le_bytes(line[at]) >> bit) as u8 & 15;
+            // This loops over indices, because iterator adapters are not certain to be inlined.
+            for i in start..until {
+                out[i] = (u32::from_le_bytes(words[i * width + at]) >> bit) as u8 & 15;
             }
         }
     }
