@@ -8,6 +8,7 @@ use super::rope_factors;
 use super::tokenizer_in::ends_by_name;
 use crate::convert::arch::ARCHS;
 use crate::convert::source::gguf::reader::{Gguf, GgufTensor};
+use crate::convert::source::gguf::types::GgmlType;
 use crate::convert::source::gguf::value::{Value as Meta, required};
 use crate::error::{Error, Result};
 use crate::model_config::{Activation, LAYER_LIMIT};
@@ -19,6 +20,8 @@ pub(super) const EOS_KEY: &str = "iec.eos_token_ids";
 pub(super) const FACTORS: [&str; 2] = ["rope_factors_long.weight", "rope_factors_short.weight"];
 /// Name of the tensor with the factors of Llama 3's RoPE scaling.
 pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";
+/// Largest number of factors of frequencies, one for each pair of numbers of a head.
+const MAX_FACTORS: usize = 1 << 13;
 /// Names, in a layer, of the weights of query and key norms that the model does not have: they hold constants.
 pub(super) const UNIT_NORMS: [&str; 2] = ["attn_q_norm.weight", "attn_k_norm.weight"];
 /// Value of `expert_gating_func`: scores of experts are the softmax of the router's logits.
@@ -377,10 +380,12 @@ impl<'a> Writer<'a> {
 
     pub(super) fn factors(&self, name: &str) -> Result<Vec<f32>> {
         let tensor = self.needed(name)?;
-        if tensor.elements() > 1 << 16 {
-            return Err(
-                Error::corrupt(format!("found {} factors, expected at most 65536", tensor.elements())).tensor(name)
-            );
+        // Types of one or two bits would make a small file a large list of numbers.
+        if tensor.kind != GgmlType::F32 || tensor.elements() > MAX_FACTORS {
+            let found = format!("found {} factors of type {}", tensor.elements(), tensor.kind);
+            return Err(Error::corrupt(format!("{found}, expected at most {MAX_FACTORS} of F32"))
+                .tensor(name)
+                .help("the file is damaged; get it again"));
         }
         self.gguf.floats(tensor)
     }
