@@ -1,6 +1,7 @@
 //! Checkpoints in the formats of other quantizers: exact values, kept codes, and what is refused.
 
 use crate::common::{PUBLISHED, fixture, golden, iec, packed_as};
+use crate::cuda::on_gpu;
 use crate::golden::{Case, compare, fp32, noise, open};
 use iec::convert::Checkpoint;
 use iec::convert::json::read_object;
@@ -96,6 +97,21 @@ fn packs_in_both_forms_give_the_ids_and_logits_of_the_exact_values() {
         }
     }
     assert!(failures.is_empty(), "{failures:#?}");
+}
+
+#[test]
+fn codes_of_fp8_and_nvfp4_give_the_ids_and_logits_of_the_exact_values_on_a_gpu() {
+    for (name, precision) in [("fp8-block", Precision::Int8w), ("modelopt-nvfp4", Precision::Int4w)] {
+        let case = Case::fixture(name);
+        let pack = packed_as(&format!("{name}-published"), &case.hf_dir, &["--as", "published"]);
+        let mut engine = open(&pack, on_gpu(EngineOptions { precision: Some(precision), ..fp32() }));
+        let limit = noise(Precision::Fp16);
+        for prompt in case.prompts() {
+            let found = compare(&mut engine, prompt, limit);
+            assert!(found.compared > 0 && found.wrong_ids.is_empty(), "{name}: {:?}", found.wrong_ids);
+            assert!(found.logit <= limit, "{name}: logits off by {}", found.logit);
+        }
+    }
 }
 
 /// Scheme that holds the codes of each fixture; `None` for formats that become floats.
