@@ -220,7 +220,12 @@ impl RowsToDecode<'_> {
         let ScaleValues::TwoLevels { tensor, divides, .. } = &self.coded.scales.values else { return Ok(1.0) };
         let mut whole = [0.0];
         floats(self.shards, tensor, 0, &mut whole)?;
-        Ok(if *divides { 1.0 / whole[0] } else { whole[0] })
+        // The reciprocal of a tiny divisor may be infinite where the quotients are not.
+        let factor = if *divides { 1.0 / whole[0] } else { whole[0] };
+        match factor.is_finite() {
+            true => Ok(factor),
+            false => Err(self.damaged(tensor, format!("found {}, expected a finite scale of usual size", whole[0]))),
+        }
     }
 
     /// Returns the scales, `(rows, groups)`.
