@@ -14,7 +14,7 @@ use crate::runtime::cuda::array::Acts;
 use crate::runtime::cuda::multiply::Middle;
 use crate::runtime::cuda::weights::{DeviceLinear, DeviceMatrix, How};
 use crate::runtime::weights::Weight;
-use crate::scheme::{Granularity, QuantSpec, ScaleType, Scheme};
+use crate::scheme::{Granularity, QuantSpec, SCHEMES, ScaleType, Scheme};
 use rayon::prelude::*;
 
 const SWIGLU: Activation = Activation::SwigluOai { alpha: 1.702, limit: 7.0 };
@@ -39,6 +39,19 @@ fn stores() -> Vec<Store> {
     for (i, granularity) in [Granularity::Row].into_iter().chain(groups).enumerate() {
         stores.push(spec(Scheme::Int8, granularity, true, [ScaleType::F16, ScaleType::F32][i % 2]));
     }
+    for (i, granularity) in [32, 128].map(Granularity::Group).into_iter().chain([Granularity::Row]).enumerate() {
+        let scales = [ScaleType::F16, ScaleType::F32, ScaleType::E8m0][i];
+        stores.push(spec(Scheme::Int5, granularity, true, [ScaleType::F32, ScaleType::F16][i % 2]));
+        stores.push(spec(Scheme::Int6, granularity, true, [ScaleType::F16, ScaleType::F32][i % 2]));
+        stores.push(spec(Scheme::Fp8, granularity, true, scales));
+    }
+    stores.extend(
+        SCHEMES
+            .iter()
+            .filter(|info| info.is_block_format && info.is_source_format)
+            .map(|info| info.scheme)
+            .map(|scheme| Store::Tiles(QuantSpec::usual(scheme))),
+    );
     stores
 }
 

@@ -6,7 +6,7 @@ use crate::mapped::Bytes;
 use crate::rng::Rng;
 use crate::runtime::cpu::{Matrix, MatrixStore};
 use crate::runtime::weights::Weight;
-use crate::scheme::{CodeMap, CodeTable, QuantSpec, ScaleType, TILE_ROWS, TileLayout};
+use crate::scheme::{CodeMap, CodeTable, Minimum, QuantSpec, ScaleType, TILE_ROWS, TileLayout};
 use half::f16;
 
 /// Returns `len` normally distributed numbers times `scale`.
@@ -72,9 +72,14 @@ fn tiles(rng: &mut Rng, layout: &TileLayout) -> Result<Bytes> {
             for i in 0..layout.groups * TILE_ROWS {
                 scale(rng, layout, &mut tile[i * layout.spec.scale_dtype.size()..]);
             }
-            if layout.spec.scale_dtype == ScaleType::E4m3 {
-                let numbers = tile[layout.supers_offset..layout.codes_offset].as_chunks_mut::<4>().0;
-                numbers.iter_mut().for_each(|number| *number = 0.0001f32.to_le_bytes());
+            let supers = &mut tile[layout.supers_offset..layout.codes_offset];
+            match layout.spec.scale_dtype {
+                ScaleType::E4m3 => supers.as_chunks_mut().0.fill(0.0001f32.to_le_bytes()),
+                _ => supers.as_chunks_mut().0.iter_mut().for_each(|number| *number = number_near(rng, 0.00006)),
+            }
+            if layout.spec.minimum() == Minimum::F16 {
+                let minimums = &mut tile[layout.zeros_offset..layout.supers_offset];
+                minimums.as_chunks_mut().0.iter_mut().for_each(|number| *number = number_near(rng, 0.1));
             }
             if !layout.spec.symmetric {
                 // A few zero points are larger than any encoder writes; they count as 15.
@@ -86,6 +91,12 @@ fn tiles(rng: &mut Rng, layout: &TileLayout) -> Result<Bytes> {
     })
 }
 
+/// Returns the bytes of an f16 number of about this size, of either sign.
+fn number_near(rng: &mut Rng, size: f64) -> [u8; 2] {
+    let sign = if rng.next_u64().is_multiple_of(4) { -1.0 } else { 1.0 };
+    f16::from_f64(sign * size * (0.25 + rng.next_f64())).to_le_bytes()
+}
+
 fn scale(rng: &mut Rng, layout: &TileLayout, at: &mut [u8]) {
     let size = match layout.spec.code_map() {
         CodeMap::Bytes | CodeMap::Table(CodeTable::Iq4Nl) => 0.002,
@@ -93,11 +104,9 @@ fn scale(rng: &mut Rng, layout: &TileLayout, at: &mut [u8]) {
         CodeMap::E4m3 => 0.001,
         _ => 0.03,
     };
-    let sign = if rng.next_u64().is_multiple_of(4) { -1.0 } else { 1.0 };
-    let value = (sign * size * (0.25 + rng.next_f64())) as f32;
     match layout.spec.scale_dtype {
-        ScaleType::F16 => at[..2].copy_from_slice(&f16::from_f32(value).to_le_bytes()),
-        ScaleType::F32 => at[..4].copy_from_slice(&value.to_le_bytes()),
+        ScaleType::F16 => at[..2].copy_from_slice(&number_near(rng, size)),
+        ScaleType::F32 => at[..4].copy_from_slice(&f16::from_le_bytes(number_near(rng, size)).to_f32().to_le_bytes()),
         ScaleType::E8m0 => at[0] = 118 + (rng.next_u64() % 8) as u8,
         ScaleType::I8 | ScaleType::E4m3 => at[0] = rng.next_u64() as u8,
     }

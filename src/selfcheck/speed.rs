@@ -37,6 +37,9 @@ pub fn measure(rig: &mut Rig<'_>, out: &mut Vec<Measured>) -> Result<()> {
         ("int8", Store::Tiles(int8), Arithmetic::Int8),
         ("bf16", Store::Plain(DType::BF16), Arithmetic::Bf16),
         ("mxfp4", Store::Tiles(QuantSpec::MXFP4), Arithmetic::Int8),
+        ("q4_k", Store::Tiles(QuantSpec::usual(Scheme::Q4K)), Arithmetic::Int8),
+        ("q6_k", Store::Tiles(QuantSpec::usual(Scheme::Q6K)), Arithmetic::Int8),
+        ("fp8", Store::Tiles(QuantSpec::usual(Scheme::Fp8)), Arithmetic::Int8),
     ];
     for (name, store, arithmetic) in stores {
         for (rows, cols) in SHAPES {

@@ -101,6 +101,7 @@ fn quantized_weights_give_the_logits_of_the_cpu() {
         ("int4-128", r#""scheme":"int4","group_size":128"#, Precision::Int4w),
         ("int4-affine", r#""scheme":"int4","group_size":32,"symmetric":false"#, Precision::Int4w),
         ("nl4", r#""scheme":"nl4""#, Precision::Int4w),
+        ("int5-f32", r#""scheme":"int5","group_size":64,"scale_dtype":"f32""#, Precision::Int8w),
         ("int6", r#""scheme":"int6""#, Precision::Int8w),
         ("int8", r#""scheme":"int8","group_size":"row""#, Precision::Int8w),
     ];

@@ -1,8 +1,8 @@
 //! Compares every block type of GGUF files with the values, ids and logits in `golden.json` of the files: values decoded
 //! by the Python package `gguf` and by llama.cpp, logits computed from them by `transformers` in float32.
 
-use crate::common::iec;
-use crate::cuda::on_gpu;
+use crate::common::{all_logits, iec};
+use crate::cuda::{on_gpu, simulated};
 use crate::golden::{fp32, open};
 use iec::convert::source::gguf::{Gguf, GgufTensor};
 use iec::dtype::decode_floats;
@@ -198,6 +198,38 @@ fn kept_codes_give_the_ids_and_logits_of_the_reference_on_a_gpu() {
         let (worst, found) = answer(&mut engine, prompt);
         if worst > 2e-2 || found != ids(&prompt["greedy_ids"]) {
             failures.push(format!("{name}: logits differ by {worst}, ids {found:?}"));
+        }
+        // A GPU without tensor cores has other kernels.
+        let tokens = |extra: &[&str]| {
+            let precision = wide_precision(&pack).to_string();
+            let args = ["run", "--json", "--max-new", "8", "--prompt", "Once upon a time there was", "--precision"];
+            let mut command = simulated();
+            command
+                .env("IEC_SIM_CAPABILITY", "7.5")
+                .args(args)
+                .arg(precision)
+                .args(extra)
+                .arg("--model-dir")
+                .arg(&pack);
+            let done = command.assert().success();
+            serde_json::from_slice::<Value>(&done.get_output().stdout).unwrap()["tokens"].clone()
+        };
+        if tokens(&["--device", "cuda"]) != tokens(&["--device", "cpu"]) {
+            failures.push(format!("{name}: other tokens without tensor cores"));
+        }
+        // Kernels for 9 to 64 rows, and for many; activations of 16 and 8 bits.
+        let narrow = if wide_precision(&pack) == Precision::Int4w { Precision::Int4 } else { Precision::Int8 };
+        for rows in [5, 9, 150] {
+            let text: Vec<u32> = ids(&prompt["ids"]).into_iter().cycle().take(rows).collect();
+            let exact = all_logits(&mut open(&pack, options), &text);
+            for (precision, limit) in [(wide_precision(&pack), 0.05), (narrow, 0.6)] {
+                let options = EngineOptions { precision: Some(precision), ..fp32() };
+                let gpu = all_logits(&mut open(&pack, on_gpu(options)), &text);
+                let far = exact.iter().zip(&gpu).find(|(a, b)| (*a - *b).abs() > limit || b.is_nan());
+                if let Some((a, b)) = far {
+                    failures.push(format!("{name}: {rows} rows with {precision:?}: a logit is {b}, on the CPU {a}"));
+                }
+            }
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));

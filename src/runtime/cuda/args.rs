@@ -21,20 +21,72 @@ pub enum Kind {
     Mxfp4 = 6,
     /// Tiles of 8-bit integers.
     Int8 = 7,
+    /// Tiles of 5-bit integers with a bias of 16.
+    Int5 = 17,
+    /// Tiles of 6-bit integers with a bias of 32.
+    Int6 = 18,
+    /// Tiles of GGML's Q4_1.
+    Q4_1 = 19,
+    /// Tiles of GGML's Q5_1.
+    Q5_1 = 20,
+    /// Tiles of GGML's Q2_K.
+    Q2K = 21,
+    /// Tiles of GGML's Q3_K.
+    Q3K = 22,
+    /// Tiles of GGML's Q4_K.
+    Q4K = 23,
+    /// Tiles of GGML's Q5_K.
+    Q5K = 24,
+    /// Tiles of GGML's Q6_K.
+    Q6K = 25,
+    /// Tiles of GGML's IQ4_XS.
+    Iq4Xs = 26,
+    /// Tiles of FP8 numbers.
+    Fp8 = 27,
+    /// Tiles of NVFP4.
+    Nvfp4 = 28,
 }
 
 impl Kind {
-    /// Returns the name of this kind in kernels that serve all tiled layouts: `f32`, `f16`, `bf16` or `tiles`.
+    /// Reports whether kernels read how codes become weights from the matrix, or know it of the kind: `KIND_CODED`.
+    pub fn is_coded(self) -> bool {
+        self as u32 >= 16
+    }
+
+    /// Returns the name of this kind in kernels that serve several tiled layouts: `f32`, `f16`, `bf16`, `coded` or
+    /// `tiles`.
     pub fn store_name(self) -> &'static str {
         match self {
             Kind::F32 | Kind::F16 | Kind::Bf16 => self.name(),
+            _ if self.is_coded() => "coded",
             _ => "tiles",
         }
     }
 
     /// Returns the name of this kind in kernels for a single kind.
     pub fn name(self) -> &'static str {
-        ["f32", "f16", "bf16", "int4", "int4_affine", "nl4", "mxfp4", "int8"][self as usize]
+        match self {
+            Kind::F32 => "f32",
+            Kind::F16 => "f16",
+            Kind::Bf16 => "bf16",
+            Kind::Int4 => "int4",
+            Kind::Int4Affine => "int4_affine",
+            Kind::Nl4 => "nl4",
+            Kind::Mxfp4 => "mxfp4",
+            Kind::Int8 => "int8",
+            Kind::Int5 => "int5",
+            Kind::Int6 => "int6",
+            Kind::Q4_1 => "q4_1",
+            Kind::Q5_1 => "q5_1",
+            Kind::Q2K => "q2_k",
+            Kind::Q3K => "q3_k",
+            Kind::Q4K => "q4_k",
+            Kind::Q5K => "q5_k",
+            Kind::Q6K => "q6_k",
+            Kind::Iq4Xs => "iq4_xs",
+            Kind::Fp8 => "fp8",
+            Kind::Nvfp4 => "nvfp4",
+        }
     }
 }
 
@@ -54,6 +106,10 @@ pub struct Matrix {
     pub codes_offset: u32,
     pub block_bytes: u32,
     pub tile_bytes: u32,
+    pub block_groups: u32,
+    pub supers_offset: u32,
+    pub minimum: u32,
+    pub codes: u32,
 }
 
 /// Addresses to which activations are written, one per form; 0 = the form is not wanted.

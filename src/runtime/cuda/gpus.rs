@@ -6,7 +6,6 @@ use super::driver::Driver;
 use super::kv::{self, Pool};
 use super::ops;
 use super::part::CudaPart;
-use super::readable::device_bytes;
 use super::weights::{UploadSource, layer_bytes, linear_bytes};
 use crate::error::{Error, Result};
 use crate::model_config::{Heads, Mlp, ModelConfig};
@@ -78,7 +77,7 @@ pub fn parts(devices: Vec<DeviceInfo>, layers: Option<usize>, source: &UploadSou
     let free = contexts.iter().map(|context| Ok(context.memory()?.0)).collect::<Result<Vec<_>>>()?;
     let plan = plan(source, &free, layers)?;
     let layers_of = |range: &Range<usize>| source.weights.layers[range.clone()].iter().map(layer_bytes).sum::<u64>();
-    let bytes = plan.iter().map(layers_of).sum::<u64>() + device_bytes(&source.weights.lm_head);
+    let bytes = plan.iter().map(layers_of).sum::<u64>() + source.weights.lm_head.nbytes() as u64;
     let bar = progress::bytes("to the GPU", bytes);
     let mut parts = Parts::new();
     for (context, layers) in contexts.iter().zip(plan).filter(|(_, layers)| !layers.is_empty()) {
@@ -109,7 +108,7 @@ fn plan(source: &UploadSource<'_>, free: &[u64], asked: Option<usize>) -> Result
     let pages = source.positions.div_ceil(PAGE) as u64;
     let kv = |layers: Range<usize>| Pool::page_bytes(&source.kv.part(layers)) as u64 * pages;
     let cost = |layer: usize| layer_bytes(&source.weights.layers[layer]) + kv(layer..layer + 1);
-    let head = device_bytes(&source.weights.lm_head);
+    let head = source.weights.lm_head.nbytes() as u64;
     let inputs = source.weights.per_layer.as_ref().map_or(0, |weights| linear_bytes(&weights.projection));
     let fixed = scratch_bytes(source) + inputs + MARGIN;
     let mut ranges = vec![layers..layers; free.len()];

@@ -22,6 +22,5 @@ pub(crate) mod low_rank;
 pub(crate) mod multiply;
 pub(crate) mod ops;
 mod part;
-mod readable;
 pub(crate) mod scratch;
 pub(crate) mod weights;

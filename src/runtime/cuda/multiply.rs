@@ -162,7 +162,7 @@ impl Ops {
         let (block, shared) = match linear.how {
             How::Float => (128, 0),
             // Threads and shared memory are those that `kernels/matmul.cuh` lists for these kernels.
-            How::Tensor { passes } if columns == MANY && !is_plain(linear) => {
+            How::Tensor { passes } if columns == MANY && linear.matrix.kind.store_name() == "tiles" => {
                 (384, if passes == 1 { 81_408 } else { 87_040 })
             }
             How::Tensor { passes } => (256, passes * (48 << 10)),
@@ -174,12 +174,7 @@ impl Ops {
 
 /// Returns the number of matrix rows per thread block in the kernels for many rows of x.
 fn rows_of_many(linear: &DeviceLinear) -> usize {
-    if linear.how != How::Float && is_plain(linear) { 32 } else { 64 }
-}
-
-/// Reports whether the matrix consists of floats stored row by row.
-fn is_plain(linear: &DeviceLinear) -> bool {
-    matches!(linear.matrix.kind, Kind::F32 | Kind::F16 | Kind::Bf16)
+    if linear.how != How::Float && linear.matrix.kind.store_name() != "tiles" { 32 } else { 64 }
 }
 
 /// Returns the name of the kernel that computes up to `columns` rows of x per thread block.
@@ -187,6 +182,7 @@ fn name(linear: &DeviceLinear, columns: usize) -> String {
     let kind = linear.matrix.kind;
     let own = match linear.how {
         How::Tensor { passes: 1 } if columns == MOST => matches!(kind, Kind::Int4 | Kind::Mxfp4),
+        How::Float if kind.is_coded() => false,
         _ => columns == FEW,
     };
     let kind = if own { kind.name() } else { kind.store_name() };

@@ -3,7 +3,6 @@
 use super::args::{self, Kind};
 use super::array::{Array, Forms};
 use super::context::{Buffer, Context, Mark, Pinned};
-use super::readable::{becomes_floats, device_bytes, readable};
 use crate::catalogue::Target;
 use crate::dtype::DType;
 use crate::error::{Cause, Error, Result};
@@ -15,7 +14,7 @@ use crate::runtime::kv::KvLayout;
 use crate::runtime::layer::transfer::Transfer;
 use crate::runtime::layer::{Layer, Storage};
 use crate::runtime::weights::{Host, Linear, Weight, Weights};
-use crate::scheme::{BLOCK, CodeMap, CodeTable, ScaleType};
+use crate::scheme::{BLOCK, CodeMap, CodeTable, Minimum, QuantSpec, ScaleType};
 use std::f32::consts::LOG2_E;
 use std::sync::Arc;
 
@@ -102,10 +101,8 @@ impl DeviceMatrix {
     /// The matrices are too large or differ, a weight cannot be read, or there is not enough device memory.
     pub fn upload(uploader: &mut Uploader<'_>, stack: &[&Weight]) -> Result<DeviceMatrix> {
         let first = stack.first().expect("a stack has matrices");
-        let first = first.hold()?;
-        let (store, first) = (first.store, readable(&first)?);
-        let (kind, mut args) = describe(first.store, first.rows, first.cols)?;
-        let bytes = first.data.len();
+        let (store, bytes) = (first.store(), first.nbytes());
+        let (kind, mut args) = describe(store, first.rows(), first.cols())?;
         // Kernels read 16 bytes at once, so each matrix is aligned.
         let stride = bytes.next_multiple_of(256);
         let whole = stride.checked_mul(stack.len()).ok_or_else(|| {
@@ -115,12 +112,11 @@ impl DeviceMatrix {
         let memory = uploader.context.alloc(whole)?;
         for (i, weight) in stack.iter().enumerate() {
             let held = weight.hold()?;
-            let read = readable(&held)?;
-            if held.store != store || read.data.len() != bytes {
+            if held.store != store || held.data.len() != bytes {
                 return Err(Error::unsupported("experts of different shapes or schemes are not supported on a GPU")
                     .help("use --device cpu"));
             }
-            uploader.copy(&memory, i * stride, &read.data)?;
+            uploader.copy(&memory, i * stride, &held.data)?;
             held.check()?;
         }
         (args.data, args.stride) = (memory.address(), stride as u64);
@@ -147,29 +143,64 @@ fn describe(store: MatrixStore, rows: usize, cols: usize) -> Result<(Kind, args:
         MatrixStore::Plain(DType::F16) => Kind::F16,
         MatrixStore::Plain(_) => Kind::Bf16,
         MatrixStore::Tiled(layout) => {
+            let minimum = layout.spec.minimum();
             args.scale_kind = match layout.spec.scale_dtype {
                 ScaleType::F16 => 0,
                 ScaleType::F32 => 1,
                 ScaleType::E8m0 => 2,
-                ScaleType::I8 | ScaleType::E4m3 => unreachable!("converted before"),
+                ScaleType::I8 if minimum == Minimum::None => 3,
+                ScaleType::I8 => 4,
+                ScaleType::E4m3 => 5,
+            };
+            args.minimum = match minimum {
+                Minimum::None => 0,
+                Minimum::F16 => 1,
+                Minimum::U8 => 2,
+                Minimum::Nibble => 3,
+            };
+            args.codes = match layout.spec.code_map() {
+                CodeMap::Biased(bias) => u32::from(bias),
+                CodeMap::Unsigned | CodeMap::Affine | CodeMap::Bytes => 0,
+                CodeMap::Table(CodeTable::Iq4Nl) => 253,
+                CodeMap::Table(CodeTable::E2m1) => 254,
+                CodeMap::E4m3 => 255,
             };
             args.group_blocks = number(layout.group_blocks)?;
+            args.block_groups = number(layout.block_groups)?;
             args.zeros_offset = number(layout.zeros_offset)?;
+            args.supers_offset = number(layout.supers_offset)?;
             args.codes_offset = number(layout.codes_offset)?;
             args.block_bytes = number(layout.block_bytes)?;
             args.tile_bytes = number(layout.tile_bytes)?;
-            match layout.spec.code_map() {
-                CodeMap::Biased(8) => Kind::Int4,
-                CodeMap::Biased(_) | CodeMap::Unsigned | CodeMap::E4m3 => unreachable!("converted before"),
-                CodeMap::Affine => Kind::Int4Affine,
-                CodeMap::Table(CodeTable::E2m1) => Kind::Mxfp4,
-                CodeMap::Table(CodeTable::Iq4Nl) => Kind::Nl4,
-                CodeMap::Bytes => Kind::Int8,
-            }
+            kind_of(layout.spec)
         }
     };
     args.kind = kind as u32;
     Ok((kind, args))
+}
+
+/// Returns the kind of tiles.
+fn kind_of(spec: QuantSpec) -> Kind {
+    let (two_levels, minimum) = (spec.has_two_levels(), spec.minimum());
+    match (spec.code_map(), spec.scheme.bits()) {
+        (CodeMap::E4m3, _) => Kind::Fp8,
+        (CodeMap::Bytes, _) => Kind::Int8,
+        (CodeMap::Affine, _) => Kind::Int4Affine,
+        (CodeMap::Table(CodeTable::E2m1), _) if two_levels => Kind::Nvfp4,
+        (CodeMap::Table(CodeTable::E2m1), _) => Kind::Mxfp4,
+        (CodeMap::Table(CodeTable::Iq4Nl), _) if two_levels => Kind::Iq4Xs,
+        (CodeMap::Table(CodeTable::Iq4Nl), _) => Kind::Nl4,
+        (CodeMap::Biased(_), 3) => Kind::Q3K,
+        (CodeMap::Biased(_), 4) => Kind::Int4,
+        (CodeMap::Biased(_), 5) => Kind::Int5,
+        (CodeMap::Biased(_), _) if two_levels => Kind::Q6K,
+        (CodeMap::Biased(_), _) => Kind::Int6,
+        (CodeMap::Unsigned, 2) => Kind::Q2K,
+        (CodeMap::Unsigned, 4) if minimum == Minimum::F16 => Kind::Q4_1,
+        (CodeMap::Unsigned, 4) => Kind::Q4K,
+        (CodeMap::Unsigned, _) if minimum == Minimum::F16 => Kind::Q5_1,
+        (CodeMap::Unsigned, _) => Kind::Q5K,
+    }
 }
 
 /// Arithmetic of the kernels that multiply with a matrix.
@@ -188,8 +219,7 @@ pub enum How {
 impl How {
     /// Selects the kernels for a storage format, with the same roundings as on the CPU or finer ones.
     pub fn new(store: MatrixStore, arithmetic: Arithmetic, tensor_cores: bool) -> How {
-        let f32 = store == MatrixStore::Plain(DType::F32) || becomes_floats(store);
-        let float = arithmetic == Arithmetic::Float || f32;
+        let float = arithmetic == Arithmetic::Float || store == MatrixStore::Plain(DType::F32);
         if float || !tensor_cores {
             return How::Float;
         }
@@ -318,5 +348,5 @@ pub fn layer_bytes(layer: &Layer<Host>) -> u64 {
 /// Returns the bytes that a matrix and its bias take on a device.
 pub fn linear_bytes(linear: &Linear) -> u64 {
     let bias = linear.bias.as_ref().map_or(0, |bias| size_of_val(bias.as_slice()));
-    device_bytes(&linear.matrix) + bias as u64
+    linear.matrix.nbytes() as u64 + bias as u64
 }

@@ -13,10 +13,32 @@ enum Kind : uint32_t {
     KIND_NL4 = 5,          // value = table[code] * scale
     KIND_MXFP4 = 6,        // value = e2m1(code) * 2^(scale - 127)
     KIND_INT8 = 7,         // value = code * scale
+    // value = number of the code * scale + minimum, as `Matrix` says or as `coding_of` (coded_weights.cuh) knows of a kind.
+    KIND_CODED = 16,
+    KIND_INT5 = 17,
+    KIND_INT6 = 18,
+    KIND_Q4_1 = 19,
+    KIND_Q5_1 = 20,
+    KIND_Q2_K = 21,
+    KIND_Q3_K = 22,
+    KIND_Q4_K = 23,
+    KIND_Q5_K = 24,
+    KIND_Q6_K = 25,
+    KIND_IQ4_XS = 26,
+    KIND_FP8 = 27,
+    KIND_NVFP4 = 28,
 };
 
-// How scales are stored.
-enum ScaleKind : uint32_t { SCALE_F16 = 0, SCALE_F32 = 1, SCALE_E8M0 = 2 };
+// How scales are stored. Those of the last three are multiplied by numbers that many groups share: an f16 number for
+// each 256 columns, or the f32 number of the row.
+enum ScaleKind : uint32_t { SCALE_F16 = 0, SCALE_F32 = 1, SCALE_E8M0 = 2, SCALE_I8 = 3, SCALE_U8 = 4, SCALE_E4M3 = 5 };
+
+// How minimums are stored: f16; a byte, or the upper four bits of the scale's byte, which are multiplied by the second
+// f16 number of their 256 columns and subtracted.
+enum Minimum : uint32_t { MINIMUM_NONE = 0, MINIMUM_F16 = 1, MINIMUM_U8 = 2, MINIMUM_NIBBLE = 3 };
+
+// Meaning of codes from KIND_CODED on: a number up to 32 is subtracted from the code; others are these.
+enum CodeMap : uint32_t { CODES_NL4 = 253, CODES_E2M1 = 254, CODES_E4M3 = 255 };
 
 // A weight matrix, or a stack of experts of one shape. For tiles the other numbers are those of `TileLayout`.
 struct Matrix {
@@ -32,6 +54,11 @@ struct Matrix {
     uint32_t codes_offset;  // within a tile
     uint32_t block_bytes;
     uint32_t tile_bytes;
+    // For kinds from KIND_CODED on:
+    uint32_t block_groups;   // groups in a block: 2 for groups of 16 columns, otherwise 1
+    uint32_t supers_offset;  // of the numbers that multiply scales, within a tile
+    uint32_t minimum;        // Minimum
+    uint32_t codes;          // CodeMap
 };
 
 // Addresses that activations are written to: as floats (`f32`), rounded to bf16 in the order of `place` (`hi`), and the

@@ -1,10 +1,11 @@
 // Matrix products: y = x w^T + bias, for one matrix or for the experts that tokens chose.
 //
-// Entry points: KIND is one of f32, f16, bf16, int4, int4_affine, nl4, mxfp4, int8 (`Kind` in args.cuh), STORE one of
-// f32, f16, bf16, and `tiles` for the others.
+// Entry points: KIND is one of f32, f16, bf16, int4, int4_affine, nl4, mxfp4, int8, int5, int6, q4_1, q5_1, q2_k, q3_k,
+// q4_k, q5_k, q6_k, iq4_xs, fp8, nvfp4 (`Kind` in args.cuh). STORE is one of f32, f16, bf16, `coded` for the kinds from int5
+// on, and `tiles` for those before.
 //
 //   name                              reads     rows of x   threads     dynamic shared   where
-//   matmul_f32_KIND_8                 x         at most 8   128 .. 512  0                any GPU
+//   matmul_f32_KIND_8                 x         at most 8   128 .. 512  0                any GPU; `coded` from int5 on
 //   matmul_f32_STORE_64               x         any         128         0                any GPU
 //   matmul_bf16_KIND_PASSES_8         hi (, lo) at most 8   128 .. 512  0                8.0 on; not f32
 //   matmul_bf16_STORE_PASSES_64       hi (, lo) any         256         PASSES * 49152   8.0 on; not f32, tiles
@@ -19,7 +20,8 @@
 // also the largest number of rows that a share may have, whatever n is.
 //
 // Grid: (row blocks * column blocks, shares or 1), where
-//   row blocks = ceil(rows / R) with R = 16 for COLUMNS 8, 64 for .._64 but 32 for matmul_bf16_{f16,bf16}_.._64, 128 for .._128;
+//   row blocks = ceil(rows / R) with R = 16 for COLUMNS 8, 64 for .._64 but 32 for matmul_bf16_{f16,bf16,coded}_.._64, 128 for
+//   .._128;
 //   column blocks = 1 with experts and for COLUMNS 8, else ceil(n / COLUMNS);
 //   shares = the largest possible number of shares; blocks beyond *count return at once.
 // Threads for COLUMNS 8: the largest of 512, 256 and 128 with which the whole grid has at most 1024 threads per
@@ -59,11 +61,13 @@ MATMUL_F32_FEW(int4_affine, KIND_INT4_AFFINE)
 MATMUL_F32_FEW(nl4, KIND_NL4)
 MATMUL_F32_FEW(mxfp4, KIND_MXFP4)
 MATMUL_F32_FEW(int8, KIND_INT8)
+MATMUL_F32_FEW(coded, KIND_CODED)
 
 MATMUL_F32_MANY(f32, KIND_F32)
 MATMUL_F32_MANY(f16, KIND_F16)
 MATMUL_F32_MANY(bf16, KIND_BF16)
 MATMUL_F32_MANY(tiles, KIND_TILES)
+MATMUL_F32_MANY(coded, KIND_CODED)
 
 #ifdef TENSOR_CORES
 
@@ -98,10 +102,35 @@ MATMUL_FEW(mxfp4, KIND_MXFP4, 1)
 MATMUL_FEW(mxfp4, KIND_MXFP4, 2)
 MATMUL_FEW(int8, KIND_INT8, 1)
 MATMUL_FEW(int8, KIND_INT8, 2)
+MATMUL_FEW(int5, KIND_INT5, 1)
+MATMUL_FEW(int5, KIND_INT5, 2)
+MATMUL_FEW(int6, KIND_INT6, 1)
+MATMUL_FEW(int6, KIND_INT6, 2)
+MATMUL_FEW(q4_1, KIND_Q4_1, 1)
+MATMUL_FEW(q4_1, KIND_Q4_1, 2)
+MATMUL_FEW(q5_1, KIND_Q5_1, 1)
+MATMUL_FEW(q5_1, KIND_Q5_1, 2)
+MATMUL_FEW(q2_k, KIND_Q2_K, 1)
+MATMUL_FEW(q2_k, KIND_Q2_K, 2)
+MATMUL_FEW(q3_k, KIND_Q3_K, 1)
+MATMUL_FEW(q3_k, KIND_Q3_K, 2)
+MATMUL_FEW(q4_k, KIND_Q4_K, 1)
+MATMUL_FEW(q4_k, KIND_Q4_K, 2)
+MATMUL_FEW(q5_k, KIND_Q5_K, 1)
+MATMUL_FEW(q5_k, KIND_Q5_K, 2)
+MATMUL_FEW(q6_k, KIND_Q6_K, 1)
+MATMUL_FEW(q6_k, KIND_Q6_K, 2)
+MATMUL_FEW(iq4_xs, KIND_IQ4_XS, 1)
+MATMUL_FEW(iq4_xs, KIND_IQ4_XS, 2)
+MATMUL_FEW(nvfp4, KIND_NVFP4, 1)
+MATMUL_FEW(nvfp4, KIND_NVFP4, 2)
+MATMUL_FEW(fp8, KIND_FP8, 2)
 
 MATMUL_64(f16, KIND_F16, 2)
 MATMUL_64(bf16, KIND_BF16, 1)
 MATMUL_64(bf16, KIND_BF16, 2)
+MATMUL_64(coded, KIND_CODED, 1)
+MATMUL_64(coded, KIND_CODED, 2)
 MATMUL_SOME(1)
 MATMUL_SOME(2)
 
@@ -111,5 +140,7 @@ MATMUL_128(int4, KIND_INT4, 1)
 MATMUL_128(mxfp4, KIND_MXFP4, 1)
 MATMUL_128(tiles, KIND_TILES, 1)
 MATMUL_128(tiles, KIND_TILES, 2)
+MATMUL_128(coded, KIND_CODED, 1)
+MATMUL_128(coded, KIND_CODED, 2)
 
 #endif

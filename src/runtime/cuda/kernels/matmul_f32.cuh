@@ -34,12 +34,23 @@ __device__ __forceinline__ bool fours_aligned(const Matmul& a) {
     return a.x_stride % 4 == 0 && reinterpret_cast<uint64_t>(a.x) % 16 == 0;
 }
 
-// A lane's weights of a block as floats, not yet multiplied by their scales.
+// A lane's weights of a block as floats, not yet multiplied by their scales; those of kinds from KIND_CODED
+// on are.
 template <uint32_t KIND>
 struct Floats {
     float w[2][8];
     float2 scales;
     __device__ __forceinline__ Floats(const Rows<KIND>& rows, const Raw<KIND>& raw) {
+        if constexpr (is_coded(KIND)) {
+            const Factors factors = factors_of(rows, raw);
+            weights_of(rows, raw, factors, 0, w[0]);
+            weights_of(rows, raw, factors, 1, w[1]);
+            scales = make_float2(1.0f, 1.0f);
+        } else {
+            from_kind(rows, raw);
+        }
+    }
+    __device__ __forceinline__ void from_kind(const Rows<KIND>& rows, const Raw<KIND>& raw) {
         with_kind<KIND>(rows.kind, [&](auto kind) {
             const Raw<decltype(kind)::value> read = as_kind<decltype(kind)::value>(raw);
             floats_of(read, 0, w[0]);

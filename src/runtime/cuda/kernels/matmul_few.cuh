@@ -10,10 +10,11 @@
 
 #ifdef TENSOR_CORES
 
-// Number of 32-column blocks that a warp loads ahead: 1 KB of 4-bit codes, 2 KB of others.
+// Number of 32-column blocks that a warp loads ahead: 1 KB of 4-bit codes, 2 KB of others. The scales and minimums of
+// kinds from KIND_CODED on need registers, too.
 template <uint32_t KIND>
 constexpr int few_ahead() {
-    return is_plain(KIND) ? 2 : 4;
+    return is_plain(KIND) || is_coded(KIND) ? 2 : 4;
 }
 
 template <uint32_t KIND, int PASSES>
@@ -50,13 +51,24 @@ __device__ __forceinline__ void matmul_few(const Matmul& a) {
             const uint4 x = __ldg(reinterpret_cast<const uint4*>(hi + at));
             const uint4 rest = PASSES == 2 ? __ldg(reinterpret_cast<const uint4*>(lo + at)) : x;
             Fragments<KIND> f;
-            fragments_of(raw[i], f);
-            const float2 scales = scales_of(rows.wide, raw[i]);
-            raw[i] = load_block(rows, min(block + AHEAD * warps, last));
-            float products[4];
-            multiply_block<KIND, PASSES>(products, f, Columns<PASSES>(x, rest));
-            if (block < blocks) {
-                add_scaled(sums, products, scales);
+            if constexpr (is_coded(KIND)) {
+                fragments_of(rows, raw[i], f);
+                const Factors factors = factors_of(rows, raw[i]);
+                raw[i] = load_block(rows, min(block + AHEAD * warps, last));
+                Halves products;
+                multiply_halves<KIND, PASSES>(products, f, Columns<PASSES>(x, rest), rows.has_minimums());
+                if (block < blocks) {
+                    add_halves(sums, products.codes, products.ones, factors, rows.has_minimums());
+                }
+            } else {
+                fragments_of(raw[i], f);
+                const float2 scales = scales_of(rows.wide, raw[i]);
+                raw[i] = load_block(rows, min(block + AHEAD * warps, last));
+                float products[4];
+                multiply_block<KIND, PASSES>(products, f, Columns<PASSES>(x, rest));
+                if (block < blocks) {
+                    add_scaled(sums, products, scales);
+                }
             }
         }
     }

@@ -133,6 +133,40 @@ __device__ __forceinline__ void fragments_of(const Raw<KIND>& raw, Fragments<AS>
     }
 }
 
+// Returns the FP8 numbers in bits 0..8 and 16..24 of `pair` as two bf16 numbers, like `bf16_of_e2m1`.
+__device__ __forceinline__ uint32_t bf16_of_e4m3(uint32_t pair) {
+    return bf16_fma((pair & 0x007f007f) << 4 | (pair & 0x00800080) << 8, 0x7b807b80u, 0x80008000u);
+}
+
+// Returns the numbers of the codes in bits 0..8 and 16..24 of `pair` as two bf16 numbers.
+__device__ __forceinline__ uint32_t bf16_of_coded(uint32_t map, uint32_t pair) {
+    if (map == CODES_E4M3) {
+        return bf16_of_e4m3(pair);
+    }
+    if (map == CODES_E2M1) {
+        return bf16_of_e2m1<0>(pair);
+    }
+    if (map == CODES_NL4) {
+        const uint32_t table[4] = NL4_TABLE;
+        return bf16_of_bytes(look_up((pair & 15) | (pair >> 8 & 0xf00), table));
+    }
+    return bf16_fma(and_or(pair, 0x007f007f, BF16_128), BF16_ONES, 0xc300c300u + map * 0x10001u);
+}
+
+// Converts codes of kinds from KIND_CODED on to fragments.
+template <uint32_t KIND>
+__device__ __forceinline__ void fragments_of(const Rows<KIND>& rows, const Raw<KIND>& raw, Fragments<KIND>& f) {
+#pragma unroll
+    for (uint32_t row = 0; row < 2; row++) {
+        const uint2 codes = codes_of(rows, raw, row);
+        const uint32_t map = rows.coding().codes;
+        f.a[0][row] = bf16_of_coded(map, codes.x);
+        f.a[0][row + 2] = bf16_of_coded(map, codes.x >> 8);
+        f.a[1][row] = bf16_of_coded(map, codes.y);
+        f.a[1][row + 2] = bf16_of_coded(map, codes.y >> 8);
+    }
+}
+
 // d = a * b.
 __device__ __forceinline__ void mma_start(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #ifdef IEC_EMULATED
@@ -192,6 +226,47 @@ __device__ __forceinline__ void multiply_block(float (&block)[4], const Fragment
 #pragma unroll
     for (int product = 0; product < P::COUNT; product++) {
         P::template add<true>(block, f, x, product);
+    }
+}
+
+// Products of the two halves of a block of kinds from KIND_CODED on with 8 rows of x, before scales and minimums: of the codes, and of
+// ones, which are the sums of x that minimums multiply.
+struct Halves {
+    float codes[2][4];
+    float ones[2][4];
+};
+
+// Computes these products; those of ones only if groups have minimums.
+template <uint32_t KIND, int PASSES>
+__device__ __forceinline__ void multiply_halves(Halves& out, const Fragments<KIND>& f, const Columns<PASSES>& x, bool minimums) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        mma_start(out.codes[half], f.a[half], x.b[half]);
+        if constexpr (PASSES == 2) {
+            mma_bf16_16x8x16(out.codes[half], f.a[half], x.rest[half]);
+        }
+    }
+    if (minimums) {
+        const uint32_t ones[4] = {BF16_ONES, BF16_ONES, BF16_ONES, BF16_ONES};
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            mma_start(out.ones[half], ones, x.b[half]);
+            if constexpr (PASSES == 2) {
+                mma_bf16_16x8x16(out.ones[half], ones, x.rest[half]);
+            }
+        }
+    }
+}
+
+// sums += codes * scales + ones * minimums.
+__device__ __forceinline__ void add_halves(float (&sums)[4], const float (&codes)[2][4], const float (&ones)[2][4],
+                                           const Factors& factors, bool minimums) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        add_scaled(sums, codes[half], factors.scale[half]);
+        if (minimums) {
+            add_scaled(sums, ones[half], factors.minimum[half]);
+        }
     }
 }
 

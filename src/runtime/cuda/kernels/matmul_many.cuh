@@ -203,15 +203,40 @@ __device__ __forceinline__ void multiply_step(float (&sums)[SHAPE::TILES][SHAPE:
     }
 }
 
+// The same for KIND_CODED. The sums of x that minimums multiply are computed once for all tiles.
+template <uint32_t KIND, int PASSES, class SHAPE>
+__device__ __forceinline__ void multiply_step(float (&sums)[SHAPE::TILES][SHAPE::EIGHTS][4],
+                                              const Fragments<KIND> (&f)[SHAPE::TILES], const Factors (&factors)[SHAPE::TILES],
+                                              SharedAddress acts, uint32_t count, bool minimums) {
+#pragma unroll
+    for (int eight = 0; eight < SHAPE::EIGHTS; eight++) {
+        if (eight % SHAPE::SKIP == 0 && eight * 8 >= count) {
+            return;
+        }
+        const SharedAddress at = acts + eight * 8 * BLOCK * 2;
+        const uint4 hi = load_shared(at);
+        const Columns<PASSES> x(hi, PASSES == 2 ? load_shared(at + SHAPE::PASS * 2) : hi);
+        Halves products[SHAPE::TILES];
+#pragma unroll
+        for (int tile = 0; tile < SHAPE::TILES; tile++) {
+            multiply_halves<KIND, PASSES>(products[tile], f[tile], x, minimums && tile == 0);
+        }
+#pragma unroll
+        for (int tile = 0; tile < SHAPE::TILES; tile++) {
+            add_halves(sums[tile][eight], products[tile].codes, products[0].ones, factors[tile], minimums);
+        }
+    }
+}
+
 // Number of 32-column blocks of each tile that a warp loads ahead.
-template <class SHAPE>
+template <uint32_t KIND, class SHAPE>
 constexpr int steps_ahead() {
-    return SHAPE::TILES > 1 ? 1 : 2;
+    return SHAPE::TILES > 1 || is_coded(KIND) ? 1 : 2;
 }
 
 template <uint32_t KIND, int PASSES, class SHAPE>
 __device__ __forceinline__ void matmul_many(const Matmul& a) {
-    constexpr int AHEAD = steps_ahead<SHAPE>();
+    constexpr int AHEAD = steps_ahead<KIND, SHAPE>();
     constexpr uint32_t STAGE_BYTES = PASSES * SHAPE::PASS * 2;
     static_assert(SHAPE::ROOM_BYTES <= STAGES * STAGE_BYTES, "the sums fit where the activations were");
     const SharedAddress stages = shared_address(dynamic_shared());
@@ -260,21 +285,36 @@ __device__ __forceinline__ void matmul_many(const Matmul& a) {
                 const uint32_t block = (from + ahead) * SHAPE::K_WARPS + k_warp;
                 if (block <= last) {
                     Fragments<KIND> f[SHAPE::TILES];
-                    float2 scales[SHAPE::TILES];
-                    with_kind<KIND>(a.w.kind, [&](auto kind) {
-                        constexpr uint32_t K = decltype(kind)::value;
+                    const auto load_next = [&] {
 #pragma unroll
                         for (int i = 0; i < SHAPE::TILES; i++) {
-                            const Raw<K> read = as_kind<K>(raw[ahead][i]);
-                            fragments_of(read, f[i]);
-                            scales[i] = scales_of(rows[i].wide, read);
+                            raw[ahead][i] = load_block(rows[i], min(block + AHEAD * SHAPE::K_WARPS, last));
                         }
-                    });
+                    };
+                    if constexpr (is_coded(KIND)) {
+                        Factors factors[SHAPE::TILES];
 #pragma unroll
-                    for (int i = 0; i < SHAPE::TILES; i++) {
-                        raw[ahead][i] = load_block(rows[i], min(block + AHEAD * SHAPE::K_WARPS, last));
+                        for (int i = 0; i < SHAPE::TILES; i++) {
+                            fragments_of(rows[i], raw[ahead][i], f[i]);
+                            factors[i] = factors_of(rows[i], raw[ahead][i]);
+                        }
+                        load_next();
+                        multiply_step<KIND, PASSES, SHAPE>(sums, f, factors, mine + stage * STAGE_BYTES, job.count,
+                                                           rows[0].has_minimums());
+                    } else {
+                        float2 scales[SHAPE::TILES];
+                        with_kind<KIND>(a.w.kind, [&](auto kind) {
+                            constexpr uint32_t K = decltype(kind)::value;
+#pragma unroll
+                            for (int i = 0; i < SHAPE::TILES; i++) {
+                                const Raw<K> read = as_kind<K>(raw[ahead][i]);
+                                fragments_of(read, f[i]);
+                                scales[i] = scales_of(rows[i].wide, read);
+                            }
+                        });
+                        load_next();
+                        multiply_step<KIND, PASSES, SHAPE>(sums, f, scales, mine + stage * STAGE_BYTES, job.count);
                     }
-                    multiply_step<KIND, PASSES, SHAPE>(sums, f, scales, mine + stage * STAGE_BYTES, job.count);
                 }
                 stage = stage == STAGES - 1 ? 0 : stage + 1;
             }

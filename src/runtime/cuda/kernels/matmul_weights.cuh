@@ -4,31 +4,11 @@
 // rows columns 4t..4t+4 and 16+4t..16+4t+4. In a tile the codes of a lane are adjacent: one load of 8 bytes by each
 // lane fetches a whole block of 4-bit codes, and two such loads fetch a block of 8-bit codes.
 #pragma once
-#include "args.cuh"
-
-#define BLOCK 32
-#define TILE_ROWS 16
-
-// In addition to the kinds of args.cuh: any kind of tiles, selected by `Matrix::kind` at run time. It is used by
-// kernels that compute so much per block that the selection costs little, and whose code would be large for each kind.
-#define KIND_TILES 8
-
-// Index of a lane in its warp, 4g + t.
-struct Lane {
-    uint32_t g, t;
-};
-
-__device__ __forceinline__ Lane lane_of(uint32_t thread) {
-    return {thread / 4 % 8, thread % 4};
-}
-
-constexpr bool is_plain(uint32_t kind) {
-    return kind <= KIND_BF16;
-}
+#include "coded_weights.cuh"
 
 // Rows 16 tile .. 16 tile + 16 of a matrix, as one lane reads them.
 template <uint32_t KIND>
-struct Rows {
+struct Rows<KIND, false> {
     const uint8_t* codes;   // of tiles: this lane's codes of block 0; of floats: its first row, column 4t
     const uint8_t* scales;  // this lane's scales of group 0
     const uint8_t* zeros;
@@ -45,65 +25,24 @@ struct Rows {
 // A lane's share of a block, as it is stored. Order of the words: [row][half][..] for floats, [half][row] for int8,
 // [row] for others.
 template <uint32_t KIND>
-struct Raw {
+struct Raw<KIND, false> {
     static constexpr int WORDS = KIND == KIND_F32 ? 16 : KIND <= KIND_BF16 ? 8 : KIND >= KIND_INT8 ? 4 : 2;
     uint32_t words[WORDS];
     uint32_t scales[2];
     uint32_t zeros;
 };
 
-// Hides from the compiler how an address is computed; otherwise it computes the whole sum again in each iteration of a
-// loop.
-__device__ __forceinline__ const uint8_t* opaque(const uint8_t* p) {
-#ifndef IEC_EMULATED
-    asm("" : "+l"(p));
-#endif
-    return p;
-}
-
-// Reads 8 bytes without keeping them in the L1 cache, because they are not read again soon.
-__device__ __forceinline__ uint2 load_once(const uint8_t* from) {
-#ifdef IEC_EMULATED
-    return *reinterpret_cast<const uint2*>(from);
-#else
-    uint2 v;
-    asm("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from));
-    return v;
-#endif
-}
-
-__device__ __forceinline__ uint4 load_four_once(const uint8_t* from) {
-#ifdef IEC_EMULATED
-    return *reinterpret_cast<const uint4*>(from);
-#else
-    uint4 v;
-    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
-    return v;
-#endif
-}
-
-// Reads two scales of `size` bytes each, without a branch.
-__device__ __forceinline__ void load_scales(const uint8_t* from, uint32_t size, uint32_t (&scales)[2]) {
-#ifdef IEC_EMULATED
-    scales[0] = size == 1 ? *reinterpret_cast<const uint16_t*>(from) : *reinterpret_cast<const uint32_t*>(from);
-    scales[1] = size == 4 ? reinterpret_cast<const uint32_t*>(from)[1] : 0;
-#else
-    asm("{\n .reg .pred p, q, r;\n setp.eq.u32 p, %3, 4;\n setp.eq.u32 q, %3, 2;\n setp.eq.u32 r, %3, 1;\n"
-        " @p ld.global.nc.v2.u32 {%0,%1}, [%2];\n @q ld.global.nc.u32 %0, [%2];\n @r ld.global.nc.u16 %0, [%2];\n}"
-        : "=r"(scales[0]), "=r"(scales[1])
-        : "l"(from), "r"(size));
-#endif
-}
-
 template <uint32_t KIND>
 __device__ __forceinline__ Rows<KIND> rows_of(const Matrix& w, const uint8_t* data, uint32_t tile, Lane lane) {
     Rows<KIND> rows;
-    rows.kind = w.kind;
-    rows.cols = w.cols;
-    rows.column = 4 * lane.t;
-    if constexpr (is_plain(KIND)) {
+    if constexpr (is_coded(KIND)) {
+        rows = coded_rows<KIND>(w, data, tile, lane);
+    } else if constexpr (is_plain(KIND)) {
         constexpr uint32_t SIZE = KIND == KIND_F32 ? 4 : 2;
         const uint32_t row = tile * TILE_ROWS + 2 * lane.g;
+        rows.kind = KIND;
+        rows.cols = w.cols;
+        rows.column = 4 * lane.t;
         // For a row that does not exist, another one is computed and never written.
         rows.codes = opaque(data + (uint64_t(row < w.rows ? row : 0) * w.cols + rows.column) * SIZE);
         rows.second = row + 1 < w.rows ? w.cols * SIZE : 0;
@@ -112,13 +51,14 @@ __device__ __forceinline__ Rows<KIND> rows_of(const Matrix& w, const uint8_t* da
         const uint8_t* bytes = data + uint64_t(tile) * w.tile_bytes;
         const bool any = KIND == KIND_TILES, wide = KIND != KIND_NL4 && KIND != KIND_MXFP4 && w.scale_kind == SCALE_F32;
         const uint32_t size = KIND == KIND_MXFP4 || (any && w.scale_kind == SCALE_E8M0) ? 1 : wide ? 4 : 2;
+        rows.kind = w.kind;
         rows.wide = wide;
         rows.scale_size = size;
         rows.block_bytes = w.block_bytes;
         rows.codes = opaque(bytes + w.codes_offset + lane.t * 64 + lane.g * 8);
         rows.scales = opaque(bytes + 2 * lane.g * size);
         rows.zeros = bytes + w.zeros_offset + 2 * lane.g;
-        rows.group_shift = w.group_blocks >= w.blocks ? 31 : 31 - __clz(w.group_blocks);
+        rows.group_shift = group_shift_of(w);
     }
     return rows;
 }
@@ -162,7 +102,9 @@ __device__ __forceinline__ void load_plain(const Rows<KIND>& rows, const uint8_t
 template <uint32_t KIND>
 __device__ __forceinline__ Raw<KIND> load_block(const Rows<KIND>& rows, uint32_t block) {
     Raw<KIND> raw;
-    if constexpr (is_plain(KIND)) {
+    if constexpr (is_coded(KIND)) {
+        raw = load_coded(rows, block);
+    } else if constexpr (is_plain(KIND)) {
         constexpr uint32_t PART = Raw<KIND>::WORDS / 4;
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++) {
@@ -196,11 +138,6 @@ __device__ __forceinline__ Raw<KIND> load_block(const Rows<KIND>& rows, uint32_t
     return raw;
 }
 
-// Returns 2^(s - 127), exactly.
-__device__ __forceinline__ float power_of_two(uint32_t s) {
-    return __uint_as_float(max(s << 23, 1u << 22));
-}
-
 // Returns the scales of the lane's two rows; floats have none, which counts as 1.
 template <uint32_t KIND>
 __device__ __forceinline__ float2 scales_of(bool rows_wide, const Raw<KIND>& raw) {
@@ -209,10 +146,9 @@ __device__ __forceinline__ float2 scales_of(bool rows_wide, const Raw<KIND>& raw
     } else if constexpr (KIND == KIND_MXFP4) {
         return make_float2(power_of_two(raw.scales[0] & 255), power_of_two(raw.scales[0] >> 8));
     } else {
-        const float x = __half2float(__ushort_as_half(uint16_t(raw.scales[0])));
-        const float y = __half2float(__ushort_as_half(uint16_t(raw.scales[0] >> 16)));
+        const float2 halves = halves_of(raw.scales[0]);
         const bool wide = KIND != KIND_NL4 && rows_wide;
-        return make_float2(wide ? __uint_as_float(raw.scales[0]) : x, wide ? __uint_as_float(raw.scales[1]) : y);
+        return make_float2(wide ? __uint_as_float(raw.scales[0]) : halves.x, wide ? __uint_as_float(raw.scales[1]) : halves.y);
     }
 }
 
@@ -265,29 +201,6 @@ __device__ __forceinline__ Raw<KIND> as_kind(const Raw<KIND_TILES>& raw) {
 template <uint32_t KIND>
 __device__ __forceinline__ const Raw<KIND>& as_kind(const Raw<KIND>& raw) {
     return raw;
-}
-
-// Looks up four codes (nibbles 0 to 3 of `codes`) in a table of 16 bytes. A selector of PRMT has only three bits per
-// code, so both halves of the table are looked up, and the fourth bit of each code selects the result.
-__device__ __forceinline__ uint32_t look_up(uint32_t codes, const uint32_t (&table)[4]) {
-    const uint32_t within = codes & 0x7777;
-    const uint32_t lower = __byte_perm(table[0], table[1], within);
-    const uint32_t upper = __byte_perm(table[2], table[3], within);
-    return __byte_perm(lower, upper, (codes >> 1 & 0x4444) | 0x3210);
-}
-
-// The values of nl4 (`CodeTable::Iq4Nl` of src/scheme) as signed bytes.
-#define NL4_TABLE {0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u}
-// Twice the values of E2M1 as signed bytes.
-#define E2M1_TABLE {0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu}
-
-// Writes four signed bytes as floats. Each is computed as (2^23 + (128 + byte)) - (2^23 + 128), which is exact.
-__device__ __forceinline__ void floats_of_bytes(uint32_t bytes, float* out) {
-    const uint32_t shifted = bytes ^ 0x80808080u;
-#pragma unroll
-    for (uint32_t i = 0; i < 4; i++) {
-        out[i] = __uint_as_float(__byte_perm(shifted, 0x4b000000u, 0x7440 + i)) - 8388736.0f;
-    }
 }
 
 // Writes the lane's eight values of one of its two rows, in the order of columns and without their scale.
