@@ -28,7 +28,7 @@ impl Coded {
     /// Computes the floats of rows of matrix number `matrix`; `out` has `rows.len() * in` values.
     ///
     /// # Errors
-    /// A scale or code is NaN or infinite, an index of a group is out of range, or reading fails.
+    /// A scale or code is NaN or infinite, a scale is zero although codes are not, an index of a group is out of range, or reading fails.
     pub fn read_rows(&self, shards: &Shards, matrix: usize, range: Range<usize>, out: &mut [f32]) -> Result<()> {
         RowsToDecode { coded: self, shards, matrix, range }.floats(out)
     }
@@ -44,6 +44,9 @@ impl RowsToDecode<'_> {
             }
             _ => (self.zeros()?, Vec::new()),
         };
+        if offsets.is_empty() {
+            self.refuse_zero_scales(&codes, &scales, &zeros, index.as_deref())?;
+        }
         let groups = self.groups();
         for (number, row) in out.chunks_exact_mut(cols).enumerate() {
             let codes = &codes[number * cols..][..cols];
@@ -201,6 +204,40 @@ impl RowsToDecode<'_> {
         let (_, cols) = self.coded.matrix();
         let (row, col) = (self.range.start + at / cols, at % cols);
         Err(self.damaged(tensor, format!("found NaN in row {row}, column {col}, expected finite weights")))
+    }
+
+    /// Refuses groups with a scale of zero whose codes are not those of zero.
+    pub fn refuse_zero_scales(
+        &self,
+        codes: &[u8],
+        scales: &[f32],
+        zeros: &[i32],
+        index: Option<&[usize]>,
+    ) -> Result<()> {
+        let ((_, cols), groups) = (self.coded.matrix(), self.groups());
+        let is_zero = |code: u8, zero: i32| match self.coded.codes.meaning {
+            Meaning::Unsigned => i32::from(code) == zero,
+            Meaning::Signed => i32::from(code as i8) == zero,
+            Meaning::E2m1 => code & 7 == 0,
+            Meaning::E4m3 => code & 0x7F == 0,
+            // The quantizer of bitsandbytes writes any code for a block of zeros.
+            Meaning::Table(_) => true,
+        };
+        for (number, row) in scales.chunks_exact(groups.max(1)).enumerate().filter(|(_, row)| row.contains(&0.0)) {
+            let mut lost = None;
+            self.each_run(number, index, |group, run| {
+                let zero = zeros.get(number * groups + group).copied().unwrap_or(0);
+                if row[group] == 0.0 && !codes[number * cols..][run].iter().all(|code| is_zero(*code, zero)) {
+                    lost = Some(group);
+                }
+            });
+            if let Some(group) = lost {
+                let row = self.range.start + number;
+                let found = format!("found scale 0 of row {row}, group {group}, whose codes are not all those of zero");
+                return Err(self.damaged(self.coded.tensors()[1], found));
+            }
+        }
+        Ok(())
     }
 
     /// Returns the FP8 scales of the groups of a matrix with two levels of scales as codes, `(rows, groups)`.

@@ -163,6 +163,7 @@ impl Coded {
         }
         let (codes, scales, zeros) = (rows.codes()?, rows.scales()?, rows.zeros()?);
         rows.refuse_nan_codes(&codes)?;
+        rows.refuse_zero_scales(&codes, &scales, &zeros, rows.index()?.as_deref())?;
         let groups = rows.groups();
         let mut coded = CodedRow::new(&layout);
         for number in 0..rows.range.len() {
@@ -184,8 +185,9 @@ impl Coded {
 impl RowsToDecode<'_> {
     /// Calls `put` with each row of an NVFP4 matrix.
     fn nvfp4_rows(&self, layout: &TileLayout, mut put: impl FnMut(usize, &CodedRow)) -> Result<()> {
-        // The products of scales are read, too, because they must be finite.
-        let (codes, scales, _) = (self.codes()?, self.scale_codes()?, self.scales()?);
+        // The products of scales are read, too, because they must be finite, and zero only where codes are.
+        let (codes, scales, products) = (self.codes()?, self.scale_codes()?, self.scales()?);
+        self.refuse_zero_scales(&codes, &products, &[], None)?;
         let (groups, mut coded) = (self.groups(), CodedRow::new(layout));
         coded.supers.copy_from_slice(&self.tensor_scale()?.to_le_bytes());
         for (number, (codes, scales)) in codes.chunks_exact(layout.cols).zip(scales.chunks_exact(groups)).enumerate() {

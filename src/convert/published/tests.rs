@@ -329,3 +329,22 @@ fn codes_of_matrices_of_different_kinds_have_one_scheme_where_one_holds_both() {
     assert_eq!(affine.spec, spec(false, ScaleType::F32));
     assert_eq!(symmetric.merged(&affine).map(|native| native.spec), Some(spec(false, ScaleType::F32)));
 }
+
+#[test]
+fn a_scale_of_zero_needs_codes_of_zero() {
+    for (code, is_refused) in [(0, false), (0x80, false), (1, true)] {
+        let mut codes = vec![0x38; 64];
+        codes[32..].fill(code);
+        let scales = [1f32, 0.0].iter().flat_map(|scale| scale.to_le_bytes()).collect();
+        let tensors =
+            [tensor("M.weight", "F8_E4M3", &[2, 32], codes), tensor("M.weight_scale", "F32", &[2, 1], scales)];
+        let weights = json!({"num_bits": 8, "type": "float", "strategy": "channel"});
+        let groups = json!({"group_0": {"targets": ["re:.*"], "weights": weights}});
+        let config = json!({"quantization_config": {"quant_method": "compressed-tensors", "config_groups": groups}});
+        let dir = write(&config, &[], &tensors);
+        let (shards, published) = open(dir.path()).unwrap();
+        let coded = published.get("M.weight").unwrap();
+        let read = coded.read_rows(&shards, 0, 0..2, &mut [0.0; 64]);
+        assert_eq!(read.is_err(), is_refused, "{code}: {read:?}");
+    }
+}
