@@ -2,7 +2,8 @@
 
 use super::{LayerInput, LayerTensor, Role, Target};
 use crate::model_config::{
-    Heads, Latent, LayerConfig, Mixer, Mlp, ModelConfig, PerLayerInput, QkNorm, Selection, SharedExpert,
+    Heads, Latent, LayerConfig, Mixer, Mlp, ModelConfig, PerLayerInput, QkNorm, Recurrent, Selection, SharedExpert,
+    ShortConv,
 };
 
 type Shape = fn(&ModelConfig, &LayerConfig) -> Option<Vec<usize>>;
@@ -43,7 +44,7 @@ pub const LAYER: &[LayerTensor] = &[
     vector("input_layernorm.weight", "attn_norm.weight", Role::Norm, |m, _| has(m.pre_norms, [m.hidden])),
     // Attention, and what latent attention has in place of queries, keys and values.
     matrix("self_attn.q_proj.weight", "attn_q.weight", Role::Attention, Target::Q, ATTENTION, |m, l| match l.mixer {
-        Mixer::Latent(_, Latent { q_rank: Some(_), .. }) => None,
+        Mixer::Latent(_, Latent { q_rank: Some(_), .. }) | Mixer::Recurrent(_) => None,
         Mixer::Attention(heads) | Mixer::Latent(heads, _) => Some(vec![queries(&heads), m.hidden]),
     }),
     vector("self_attn.q_proj.bias", "attn_q.bias", Role::Bias, |m, l| {
@@ -83,7 +84,7 @@ pub const LAYER: &[LayerTensor] = &[
         q_rank(l).map(|rank| vec![rank])
     }),
     matrix("self_attn.q_b_proj.weight", "attn_q_b.weight", Role::Attention, Target::Q, None, |_, l| {
-        q_rank(l).map(|rank| vec![queries(l.heads()), rank])
+        q_rank(l).zip(l.heads()).map(|(rank, heads)| vec![queries(heads), rank])
     }),
     matrix(
         "self_attn.kv_a_proj_with_mqa.weight",
@@ -101,7 +102,7 @@ pub const LAYER: &[LayerTensor] = &[
     }),
     matrix("self_attn.kv_b_proj.weight", "attn_kv_b.weight", Role::Attention, Target::KvHeads, None, |_, l| {
         match l.mixer {
-            Mixer::Attention(_) => None,
+            Mixer::Attention(_) | Mixer::Recurrent(_) => None,
             Mixer::Latent(Heads { n_heads, .. }, Latent { kv_rank, nope, value, .. }) => {
                 Some(vec![n_heads * (nope + value), kv_rank])
             }
@@ -113,12 +114,35 @@ pub const LAYER: &[LayerTensor] = &[
         Role::Attention,
         Target::O,
         Some(LayerInput::AttentionOutput),
-        |m, l| {
-            let Heads { n_heads, value_dim, .. } = l.heads();
-            Some(vec![m.hidden, n_heads * value_dim])
-        },
+        |m, l| l.heads().map(|Heads { n_heads, value_dim, .. }| vec![m.hidden, n_heads * value_dim]),
     ),
-    vector("self_attn.o_proj.bias", "attn_output.bias", Role::Bias, |m, _| has(m.attention.o_bias, [m.hidden])),
+    vector("self_attn.o_proj.bias", "attn_output.bias", Role::Bias, |m, l| {
+        has(m.attention.o_bias && l.heads().is_some(), [m.hidden])
+    }),
+    // Gated short convolution.
+    matrix("conv.in_proj.weight", "shortconv.in_proj.weight", Role::Mixer, Target::MixerInput, ATTENTION, |m, l| {
+        conv(l).map(|_| vec![3 * m.hidden, m.hidden])
+    }),
+    vector("conv.in_proj.bias", "shortconv.in_proj.bias", Role::Bias, |m, l| {
+        conv(l).filter(|conv| conv.bias).map(|_| vec![3 * m.hidden])
+    }),
+    vector("conv.conv.weight", "shortconv.conv.weight", Role::Other, |m, l| {
+        conv(l).map(|conv| vec![m.hidden, 1, conv.width])
+    }),
+    vector("conv.conv.bias", "shortconv.conv.bias", Role::Bias, |m, l| {
+        conv(l).filter(|conv| conv.bias).map(|_| vec![m.hidden])
+    }),
+    matrix(
+        "conv.out_proj.weight",
+        "shortconv.out_proj.weight",
+        Role::Mixer,
+        Target::MixerOutput,
+        Some(LayerInput::AttentionOutput),
+        |m, l| conv(l).map(|_| vec![m.hidden, m.hidden]),
+    ),
+    vector("conv.out_proj.bias", "shortconv.out_proj.bias", Role::Bias, |m, l| {
+        conv(l).filter(|conv| conv.bias).map(|_| vec![m.hidden])
+    }),
     // In models with post norms, this is the norm of attention's output; in others, that of the MLP's input.
     vector("post_attention_layernorm.weight", "", Role::Norm, |m, _| has(m.post_norms || has_mlp_norm(m), [m.hidden])),
     vector("pre_feedforward_layernorm.weight", "ffn_norm.weight", Role::Norm, |m, _| {
@@ -217,8 +241,13 @@ pub const LAYER: &[LayerTensor] = &[
 fn plain(layer: &LayerConfig) -> Option<&Heads> {
     match &layer.mixer {
         Mixer::Attention(heads) => Some(heads),
-        Mixer::Latent(..) => None,
+        Mixer::Latent(..) | Mixer::Recurrent(_) => None,
     }
+}
+
+/// Returns the sizes of a gated short convolution.
+fn conv(layer: &LayerConfig) -> Option<&ShortConv> {
+    layer.recurrent().map(|Recurrent::ShortConv(conv)| conv)
 }
 
 /// Returns the heads of plain attention with keys of its own.

@@ -16,6 +16,8 @@
 //! model.layers.N.self_attn.{q_a,q_b,kv_b}_proj.weight, .kv_a_proj_with_mqa.weight, .{q_a,kv_a}_layernorm.weight
 //!                                                            latent attention, see [`crate::model_config::Latent`]
 //! model.layers.N.self_attn.sinks                             (n_heads)
+//! model.layers.N.conv.{in,out}_proj.{weight,bias}            (out, in) / (out); gated short convolution in place of
+//! model.layers.N.conv.conv.{weight,bias}                     attention: (hidden, 1, width) / (hidden)
 //! model.layers.N.post_attention_layernorm.weight             (hidden); norm of the MLP's input; with post norms: of
 //!                                                            attention's output, and the next two exist, too:
 //! model.layers.N.{pre,post}_feedforward_layernorm.weight     (hidden); input and output of the MLP
@@ -214,11 +216,15 @@ pub enum Target {
     InputGate,
     /// Projection of the further input of a layer.
     InputProjection,
+    /// Input projection of a recurrent mixer.
+    MixerInput,
+    /// Output projection of a recurrent mixer.
+    MixerOutput,
 }
 
 impl Target {
     /// All targets.
-    pub const ALL: [Target; 17] = [
+    pub const ALL: [Target; 19] = [
         Target::Q,
         Target::K,
         Target::V,
@@ -236,6 +242,8 @@ impl Target {
         Target::KvHeads,
         Target::InputGate,
         Target::InputProjection,
+        Target::MixerInput,
+        Target::MixerOutput,
     ];
 }
 
@@ -243,9 +251,9 @@ impl Target {
 #[allow(missing_docs)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum LayerInput {
-    /// Normalized input of the q, k and v projections.
+    /// Normalized input of the q, k and v projections, or of those of a recurrent mixer.
     Attention,
-    /// Output of attention before the o projection.
+    /// Output of attention before the o projection, or of a recurrent mixer before its output projection.
     AttentionOutput,
     /// Normalized input of the gate and up projections.
     Mlp,

@@ -9,6 +9,7 @@ pub enum Role {
     Embedding,
     Norm,
     Attention,
+    Mixer,
     Mlp,
     Experts,
     Router,
@@ -50,6 +51,8 @@ impl Role {
             Role::Mlp
         } else if leaf.contains(".self_attn.") {
             Role::Attention
+        } else if leaf.contains(".conv.in_proj.") || leaf.contains(".conv.out_proj.") {
+            Role::Mixer
         } else {
             Role::Other
         }
@@ -61,6 +64,7 @@ impl Role {
             Role::Embedding => "embedding",
             Role::Norm => "norm",
             Role::Attention => "attention",
+            Role::Mixer => "mixer",
             Role::Mlp => "mlp",
             Role::Experts => "experts",
             Role::Router => "router",
@@ -72,9 +76,10 @@ impl Role {
         }
     }
 
-    /// Returns true for the matrices that are quantized by default: those of attention, MLP and experts.
+    /// Returns true for the matrices that are quantized by default: those of attention, recurrent mixers, MLP and
+    /// experts.
     pub fn quantizes_by_default(self) -> bool {
-        matches!(self, Role::Attention | Role::Mlp | Role::Experts)
+        matches!(self, Role::Attention | Role::Mixer | Role::Mlp | Role::Experts)
     }
 }
 

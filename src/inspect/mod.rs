@@ -19,7 +19,7 @@ use crate::convert::source::gguf::Gguf;
 use crate::error::{Error, Result, printable};
 use crate::iebin::PublishedJson;
 use crate::manifest::Manifest;
-use crate::model_config::{Mlp, ModelConfig, RopeScaling};
+use crate::model_config::{Mlp, ModelConfig, Recurrent, RecurrentLayers, RopeScaling, ShortConv};
 use crate::report::quality::{quality_lines, short_hash};
 use crate::report::table::{Column, Table};
 use crate::runtime::cpu::place::allowed_processors;
@@ -297,8 +297,12 @@ fn describe_model(model: &ModelConfig) -> String {
         mlp += &format!(" in {} of {} layers", dense.layers.len(), model.n_layers);
     }
     let tied = if model.tied_embeddings { " (tied)" } else { "" };
+    let recurrent = model.recurrent.as_ref().map_or(String::new(), |RecurrentLayers { layers, mixer }| {
+        let Recurrent::ShortConv(ShortConv { width, .. }) = mixer;
+        format!("convolutions of {width} positions in {} layers, ", layers.len())
+    });
     format!(
-        "{} layers, hidden {}, {} heads ({} key/value) of {}, {mlp}, vocabulary {}{tied}",
+        "{} layers, hidden {}, {} heads ({} key/value) of {}, {recurrent}{mlp}, vocabulary {}{tied}",
         model.n_layers, model.hidden, model.n_heads, model.n_kv_heads, model.head_dim, model.vocab
     )
 }

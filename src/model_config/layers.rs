@@ -1,8 +1,8 @@
 //! Description of single layers: those that differ from the others, and all properties of one.
 
 use super::{
-    DIM_LIMIT, Latent, Mlp, ModelConfig, NormKind, PerLayerInput, QkNorm, Rope, RotaryPairs, Selection, SharedExpert,
-    is_default,
+    DIM_LIMIT, Latent, Mlp, ModelConfig, NormKind, PerLayerInput, QkNorm, Recurrent, Rope, RotaryPairs, Selection,
+    SharedExpert, is_default,
 };
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -55,6 +55,8 @@ pub enum Mixer {
     Attention(Heads),
     /// Latent attention, with its heads as they are once keys and values are expanded.
     Latent(Heads, Latent),
+    /// A mixer with a state of fixed size.
+    Recurrent(Recurrent),
 }
 
 /// Heads of attention in one layer.
@@ -88,17 +90,36 @@ pub struct Extras {
 }
 
 impl LayerConfig {
-    /// Returns the heads of attention.
-    pub fn heads(&self) -> &Heads {
+    /// Returns the heads of attention, if the layer has it.
+    pub fn heads(&self) -> Option<&Heads> {
         match &self.mixer {
-            Mixer::Attention(heads) | Mixer::Latent(heads, _) => heads,
+            Mixer::Attention(heads) | Mixer::Latent(heads, _) => Some(heads),
+            Mixer::Recurrent(_) => None,
+        }
+    }
+
+    /// Returns the window of attention, if the layer has one.
+    pub fn window(&self) -> Option<usize> {
+        self.heads()?.window
+    }
+
+    /// Returns the earlier layer whose keys and values attention reads, if they are not its own.
+    pub fn kv_from(&self) -> Option<usize> {
+        self.heads()?.kv_from
+    }
+
+    /// Returns the recurrent mixer, if the layer has one.
+    pub fn recurrent(&self) -> Option<&Recurrent> {
+        match &self.mixer {
+            Mixer::Attention(_) | Mixer::Latent(..) => None,
+            Mixer::Recurrent(mixer) => Some(mixer),
         }
     }
 
     /// Returns the vectors of latent attention, if the layer has it.
     pub fn latent(&self) -> Option<&Latent> {
         match &self.mixer {
-            Mixer::Attention(_) => None,
+            Mixer::Attention(_) | Mixer::Recurrent(_) => None,
             Mixer::Latent(_, latent) => Some(latent),
         }
     }
@@ -136,10 +157,12 @@ impl ModelConfig {
             kv_from: exception.and_then(|exception| exception.kv_from),
             rotary: (!exception.is_some_and(|exception| exception.unrotated)).then_some(rotary),
         };
+        let recurrent = self.recurrent.as_ref().filter(|recurrent| recurrent.layers.binary_search(&layer).is_ok());
         LayerConfig {
-            mixer: match self.attention.latent {
-                Some(latent) => Mixer::Latent(heads, latent),
-                None => Mixer::Attention(heads),
+            mixer: match (recurrent, self.attention.latent) {
+                (Some(recurrent), _) => Mixer::Recurrent(recurrent.mixer),
+                (None, Some(latent)) => Mixer::Latent(heads, latent),
+                (None, None) => Mixer::Attention(heads),
             },
             mlp: match (self.mlp_of(layer), exception.and_then(|exception| exception.intermediate)) {
                 (Mlp::Dense { activation, bias, .. }, Some(intermediate)) => {
@@ -156,10 +179,15 @@ impl ModelConfig {
         (0..self.n_layers).map(|layer| self.layer(layer))
     }
 
+    /// Returns the heads of all layers with attention.
+    pub fn heads(&self) -> impl Iterator<Item = Heads> {
+        self.layers().filter_map(|layer| layer.heads().copied())
+    }
+
     /// Returns the width of the heads that a rotation, an index into [`ModelConfig::ropes`], turns.
     pub fn rotated_head_dim(&self, rotary: usize) -> usize {
-        let heads = self.layers().map(|layer| *layer.heads()).find(|heads| heads.rotary == Some(rotary));
-        heads.map_or(self.head_dim, |heads| heads.head_dim)
+        let turned = self.heads().find(|heads| heads.rotary == Some(rotary));
+        turned.map_or(self.head_dim, |heads| heads.head_dim)
     }
 
     /// Returns all properties, as the names of their fields, that the plain decoder of the first families does not
@@ -181,6 +209,7 @@ impl ModelConfig {
             ("per_layer_input", self.per_layer_input.is_some()),
             ("attention.value_norm", self.attention.value_norm),
             ("rope.turning_pairs", self.ropes().any(|rope| rope.turning_pairs.is_some())),
+            ("recurrent", self.recurrent.is_some()),
             ("exceptions", !self.exceptions.is_empty()),
             ("attention.qk_norm", matches!(self.attention.qk_norm, QkNorm::All | QkNorm::Unit)),
             ("attention.gate", self.attention.gate),
@@ -243,7 +272,7 @@ impl ModelConfig {
         for (rotary, (name, rope)) in ["rope", "local_rope"].into_iter().zip(self.ropes()).enumerate() {
             let head_dim = self.rotated_head_dim(rotary);
             rope.validate(name, head_dim)?;
-            let mut turned = self.layers().map(|layer| *layer.heads()).filter(|heads| heads.rotary == Some(rotary));
+            let mut turned = self.heads().filter(|heads| heads.rotary == Some(rotary));
             if turned.any(|heads| heads.head_dim != head_dim) {
                 let found = "found heads of several sizes that this rotation turns, expected one size";
                 return Err(Error::corrupt(found).tensor(name));
@@ -255,7 +284,9 @@ impl ModelConfig {
     /// Checks the sizes of a layer, and the layer whose keys and values it reads.
     pub(super) fn validate_layer(&self, number: usize, layer: &LayerConfig) -> Result<()> {
         let bad = |field: &str, why: String| Err(Error::corrupt(why).tensor(format!("exceptions.{field}")));
-        let Heads { n_heads, n_kv_heads, head_dim, keys_are_values, kv_from, .. } = *layer.heads();
+        let Some(Heads { n_heads, n_kv_heads, head_dim, keys_are_values, kv_from, .. }) = layer.heads().copied() else {
+            return layer.mlp.validate("exceptions.intermediate");
+        };
         if n_kv_heads == 0 || !n_heads.is_multiple_of(n_kv_heads) {
             let found = format!("{n_heads} query heads do not divide into {n_kv_heads} key/value heads");
             return bad("n_kv_heads", found);
@@ -270,8 +301,9 @@ impl ModelConfig {
             if owner >= number {
                 return bad("kv_from", format!("layer {number} reads layer {owner}, expected an earlier layer"));
             }
-            let owner = *self.layer(owner).heads();
-            if owner.kv_from.is_some() || owner.n_kv_heads != n_kv_heads || owner.head_dim != head_dim {
+            let fits =
+                |owner: &Heads| owner.kv_from.is_none() && owner.n_kv_heads == n_kv_heads && owner.head_dim == head_dim;
+            if !self.layer(owner).heads().is_some_and(fits) {
                 let found = format!("layer {number} reads a layer that has no keys and values of its sizes");
                 return bad("kv_from", found);
             }

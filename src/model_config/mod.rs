@@ -6,11 +6,13 @@
 mod attention;
 mod layers;
 mod mlp;
+mod recurrent;
 mod rope;
 
 pub use attention::{Attention, Latent, PositionScale, QkNorm};
 pub use layers::{DenseLayers, Extras, Heads, LayerConfig, LayerException, Mixer};
 pub use mlp::{Activation, ExpertGroups, Mlp, RouterSoftmax, Selection, SharedExpert};
+pub use recurrent::{Recurrent, RecurrentLayers, ShortConv};
 pub use rope::{Rope, RopeScaling, RotaryPairs};
 
 use crate::error::{Error, Result};
@@ -93,6 +95,9 @@ pub struct ModelConfig {
     /// there are none, so that older versions read such packs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dense_layers: Option<DenseLayers>,
+    /// The layers that have a recurrent mixer in place of attention.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recurrent: Option<RecurrentLayers>,
     /// Layers that differ from the others in other ways.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exceptions: Vec<LayerException>,
@@ -200,6 +205,7 @@ impl ModelConfig {
         self.validate_blocks()?;
         self.mlp.validate("mlp")?;
         self.validate_dense_layers()?;
+        self.validate_recurrent()?;
         self.validate_exceptions()?;
         match self.eos.iter().chain(&self.bos).find(|id| **id as usize >= self.vocab) {
             Some(id) => bad("eos", format!("bos or eos token {id} is outside the vocabulary of {}", self.vocab)),

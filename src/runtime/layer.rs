@@ -69,6 +69,8 @@ pub enum Operation<S: Storage> {
     Attention(Attention<S>),
     /// Multi-head latent attention.
     Latent(LatentAttention<S>),
+    /// Gated short convolution.
+    ShortConv(ShortConv<S>),
     /// A gated MLP.
     Mlp(Mlp<S>),
     /// A router and its experts.
@@ -81,7 +83,7 @@ impl<S: Storage> Operation<S> {
     /// Returns the stage of the last product of the operation.
     pub fn last_stage(&self) -> Stage {
         match self {
-            Operation::Attention(_) | Operation::Latent(_) => Stage::Projections,
+            Operation::Attention(_) | Operation::Latent(_) | Operation::ShortConv(_) => Stage::Projections,
             Operation::Mlp(_) | Operation::Moe(_) | Operation::Input(_) => Stage::Mlp,
         }
     }
@@ -132,6 +134,21 @@ pub struct LatentAttention<S: Storage> {
     pub kv_b: S::Matrix,
     /// Output projection: `(hidden, n_heads * value)`.
     pub o: S::Matrix,
+}
+
+/// Gated short convolution, see [`crate::model_config::ShortConv`].
+#[derive(Debug)]
+pub struct ShortConv<S: Storage> {
+    /// Positions that the convolution reads, including the present one.
+    pub width: usize,
+    /// Projection to B, C and x: `(3 * hidden, hidden)`.
+    pub input: S::Matrix,
+    /// Factors of the convolution, the oldest position first: `(width, hidden)`.
+    pub kernel: S::Vector,
+    /// Bias of the convolution, if any: `(hidden)`.
+    pub bias: Option<S::Vector>,
+    /// Output projection: `(hidden, hidden)`.
+    pub output: S::Matrix,
 }
 
 /// Sizes and variants of attention in one layer.

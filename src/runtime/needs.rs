@@ -1,12 +1,13 @@
 //! Memory that a model needs on the CPU, computed before anything is loaded, by the functions that allocate it later.
 
+use super::forward::states::StateLayout;
 use super::kv::{KvLayout, KvType, PAGE};
 use super::open::{EngineOptions, NumberTypes};
 use super::precision::Precision;
 use super::weights::HeldBytes;
 use crate::error::Result;
 use crate::iebin::IebinReader;
-use crate::model_config::{LayerConfig, Mixer, Mlp, ModelConfig};
+use crate::model_config::{LayerConfig, Mixer, Mlp, ModelConfig, Recurrent};
 
 /// Memory of a model with given options.
 #[derive(Debug)]
@@ -24,6 +25,7 @@ pub struct Needs {
     config: ModelConfig,
     prefill_chunk: usize,
     kv_layout: KvLayout,
+    states: StateLayout,
 }
 
 impl Needs {
@@ -41,6 +43,7 @@ impl Needs {
             kv_pool: kv_pages.map(|pages| kv_layout.bytes(PAGE).saturating_mul(pages as u64)),
             weights: HeldBytes::of(reader, &config, convert, precision.arithmetic())?,
             prefill_chunk: options.prefill_chunk.max(1),
+            states: StateLayout::of(&config, 0..config.n_layers),
             config,
             kv_layout,
         })
@@ -51,9 +54,10 @@ impl Needs {
         self.config.max_context
     }
 
-    /// Returns the bytes of the KV cache of one sequence of `tokens` tokens with elements of type `kind`.
+    /// Returns the bytes of the KV cache of one sequence of `tokens` tokens with elements of type `kind`, and those of
+    /// its recurrent layers.
     pub fn kv_bytes(&self, kind: KvType, tokens: usize) -> u64 {
-        self.kv_layout.with_kind(kind).bytes(tokens)
+        self.kv_layout.with_kind(kind).bytes(tokens).saturating_add(self.states.text_bytes() as u64)
     }
 
     /// Returns the bytes of the buffers of a step and of the logits of `sequences` sequences of `context` tokens.
@@ -69,6 +73,8 @@ pub(super) fn scratch_bytes(c: &ModelConfig, rows: usize) -> u64 {
     let widths = |layer: LayerConfig| match layer.mixer {
         // Queries and results of all heads as wide as the vector that is kept, and the same by heads.
         Mixer::Latent(heads, latent) => (5 * heads.n_heads + 3) * (latent.kv_rank + latent.rope),
+        // Projections and inputs of the convolution, and its output.
+        Mixer::Recurrent(Recurrent::ShortConv(_)) => 5 * c.hidden,
         Mixer::Attention(heads) => (3 * heads.n_heads + 2 * heads.n_kv_heads) * heads.head_dim,
     };
     let attention = c.layers().map(widths).max().unwrap_or(0);

@@ -8,6 +8,7 @@ use super::cuda::gpus::{self, Search, search};
 pub use super::cuda::gpus::{GpuList, list_gpus};
 use super::cuda::weights::UploadSource;
 use super::device::{DevicePart, Devices, Offload, Parts};
+use super::forward::states::{CpuPool, StateLayout};
 use super::forward::{CpuPart, Model};
 use super::kv::{KvLayout, KvType, MAX_HEAD, PAGE, PagePool, pages_within};
 use super::layer::{LatentAttention, Operation};
@@ -238,7 +239,10 @@ impl OpenedModel {
         Ok(Box::new(CpuPart::new(Model {
             config: self.config.clone(),
             weights: self.weights.clone(),
-            pool: PagePool::placed(kv_layout.clone(), kv_pages, self.kv_locked)?,
+            pool: CpuPool {
+                pages: PagePool::placed(kv_layout.clone(), kv_pages, self.kv_locked)?,
+                states: StateLayout::of(&self.config, layers.clone()),
+            },
             kv_layout,
             cpu: self.cpu.clone(),
             attention: self.attention,

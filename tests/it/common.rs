@@ -26,7 +26,7 @@ pub const FIXTURES: [&str; 16] = [
 ];
 
 /// Checkpoints of further families, with two prompts each.
-pub const FAMILIES: [&str; 21] = [
+pub const FAMILIES: [&str; 23] = [
     "gemma3-vl",
     "qwen3vl",
     "qwen25vl",
@@ -48,7 +48,12 @@ pub const FAMILIES: [&str; 21] = [
     "gemma4-unified",
     "minimaxm2",
     "qwen3vlmoe",
+    "lfm2",
+    "lfm2moe",
 ];
+
+/// Those of them that have recurrent layers, which only the CPU computes and GGUF files do not hold yet.
+pub const RECURRENT: [&str; 2] = ["lfm2", "lfm2moe"];
 
 /// Checkpoints in the formats of other quantizers, with the SHA-256 of their exact values.
 pub const PUBLISHED: [&str; 15] = [

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 /// Fixtures with precision and type of KV cache: every precision, every cache type, dense models and mixtures of
 /// experts, every kind of tile, and every feature that some family adds.
-const COMPANY: [(&str, Precision, KvType); 33] = [
+const COMPANY: [(&str, Precision, KvType); 36] = [
     ("llama-gqa", Precision::Fp32, KvType::F32),
     ("llama-gqa", Precision::Fp32, KvType::Int8),
     ("llama-gqa", Precision::Int4w, KvType::Int4),
@@ -48,6 +48,9 @@ const COMPANY: [(&str, Precision, KvType); 33] = [
     ("mistral4", Precision::Int8w, KvType::F16),
     ("gemma4-moe", Precision::Int8, KvType::F16),
     ("gemma4-e", Precision::Bf16, KvType::F16),
+    ("lfm2", Precision::Fp32, KvType::F32),
+    ("lfm2", Precision::Int4, KvType::F16),
+    ("lfm2moe", Precision::Bf16, KvType::Int8),
 ];
 
 /// Packs the fixture so that it can run in the precision and returns the directory.

@@ -104,8 +104,13 @@ fn texts_that_reuse_beginnings_have_the_bits_of_texts_that_do_not() {
 
 #[test]
 fn texts_of_a_state_that_cannot_be_cut_are_reused_where_it_was_kept_also_from_disk() {
-    let pack = packed_as("llama-gqa", &fixture("llama-gqa"), &[]);
-    let open = || recurrent::engine(&IebinReader::open(&pack).unwrap(), &EngineOptions::default());
+    let reader = |name: &str| IebinReader::open(&packed_as(name, &fixture(name), &[])).unwrap();
+    let [llama, lfm] = ["llama-gqa", "lfm2"].map(reader);
+    reuse_a_state_that_cannot_be_cut(&|| recurrent::engine(&llama, &EngineOptions::default()));
+    reuse_a_state_that_cannot_be_cut(&|| Engine::open(&lfm, &EngineOptions::default()).unwrap());
+}
+
+fn reuse_a_state_that_cannot_be_cut(open: &dyn Fn() -> Engine) {
     let head: Vec<u32> = (0..300).map(|i| i * 7 % 250).collect();
     let texts: Vec<Vec<u32>> = (0..4).map(|i| [&head[..], &[200 + i, 9]].concat()).collect();
     let (expected, _) = likely((&mut open(), None), &texts, 1);

@@ -235,23 +235,37 @@ fn run(
     assert!(counts.used <= parts * kept && (kept > 0) == (counts.used > 0), "schedule {seed}: {counts:?}, {kept}");
 }
 
-/// Pack, and whether its last layers get a state that cannot be cut.
+/// State of a text besides its pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// None.
+    Pages,
+    /// That of a part around the last layers, which cannot be cut.
+    Wrapped,
+    /// That of recurrent layers.
+    Recurrent,
+}
+
+/// Pack, and the state of its texts.
 #[derive(Clone, Copy)]
 struct Model<'a> {
     pack: &'a Path,
     kv: KvType,
-    recurrent: bool,
+    state: State,
 }
 
 /// Opens the engine with a budget of pages; 0 = none.
-fn open(Model { pack, kv, recurrent }: Model<'_>, threads: usize, chunk: usize, pages: u64, longest: usize) -> Engine {
+fn open(Model { pack, kv, state }: Model<'_>, threads: usize, chunk: usize, pages: u64, longest: usize) -> Engine {
     let options = EngineOptions { kv: Some(kv), threads, prefill_chunk: chunk, ..EngineOptions::default() };
     let reader = IebinReader::open(pack).unwrap();
     let bytes = Engine::open(&reader, &EngineOptions { kv_memory: Some(64 << 20), ..options });
     let page = (64 << 20) / bytes.unwrap().kv_pages().total as u64;
     let kv_memory = (pages > 0).then_some(pages * page);
     let options = EngineOptions { kv_memory, context: Some(longest), ..options };
-    if recurrent { recurrent::engine(&reader, &options) } else { Engine::open(&reader, &options).unwrap() }
+    match state {
+        State::Wrapped => recurrent::engine(&reader, &options),
+        State::Pages | State::Recurrent => Engine::open(&reader, &options).unwrap(),
+    }
 }
 
 /// Returns sets of adapters: none, each alone, and the first two together with factors. Without names, there are two
@@ -270,9 +284,10 @@ fn sets(engine: &Engine, adapters: &[&str]) -> Vec<AdapterSet> {
     [AdapterSet::default()].into_iter().chain(alone).chain([AdapterSet::new(together).unwrap()]).collect()
 }
 
-fn check(name: &str, kv: KvType, recurrent: bool, adapters: &[&str]) {
+fn check(name: &str, kv: KvType, state: State, adapters: &[&str]) {
     let pack = packed_as(name, &fixture(name), &[]);
-    let model = Model { pack: &pack, kv, recurrent };
+    let model = Model { pack: &pack, kv, state };
+    let recurrent = state != State::Pages;
     let plain = open(model, 1, 512, 0, 64);
     let longest = plain.config().max_context.min(270);
     let mut requests = requests(40, longest - 14);
@@ -305,40 +320,45 @@ fn texts_of_a_plain_model_have_the_bits_that_they_have_alone() {
     check(
         "llama-gqa",
         KvType::F16,
-        false,
+        State::Pages,
         &["lora-llama-gqa/r16-all", "lora-llama-gqa/r8-qv", "lora-llama-gqa/r32-dora"],
     );
 }
 
 #[test]
 fn texts_of_a_model_with_sliding_windows_and_sinks_have_the_bits_that_they_have_alone() {
-    check("gptoss-trained", KvType::Bf16, false, &[]);
+    check("gptoss-trained", KvType::Bf16, State::Pages, &[]);
 }
 
 #[test]
 fn texts_of_a_mixture_of_experts_have_the_bits_that_they_have_alone() {
-    check("qwen3moe", KvType::Int8, false, &["adapters/qwen3moe-experts", "adapters/qwen3moe-modules"]);
+    check("qwen3moe", KvType::Int8, State::Pages, &["adapters/qwen3moe-experts", "adapters/qwen3moe-modules"]);
 }
 
 #[test]
 fn texts_of_latent_attention_have_the_bits_that_they_have_alone() {
-    check("deepseek3", KvType::F16, false, &[]);
+    check("deepseek3", KvType::F16, State::Pages, &[]);
 }
 
 #[test]
 fn texts_of_layers_that_share_keys_and_values_have_the_bits_that_they_have_alone() {
-    check("gemma4-e", KvType::Int8, false, &[]);
+    check("gemma4-e", KvType::Int8, State::Pages, &[]);
 }
 
 #[test]
 fn texts_of_a_state_that_cannot_be_cut_have_the_bits_that_they_have_alone() {
-    check("llama-gqa", KvType::F16, true, &["lora-llama-gqa/r16-all"]);
+    check("llama-gqa", KvType::F16, State::Wrapped, &["lora-llama-gqa/r16-all"]);
+}
+
+#[test]
+fn texts_of_short_convolutions_have_the_bits_that_they_have_alone() {
+    check("lfm2", KvType::F16, State::Recurrent, &[]);
 }
 
 #[test]
 fn a_request_that_cannot_be_computed_fails_alone_and_one_past_its_deadline_keeps_its_text() {
     let pack = packed_as("llama-gqa", &fixture("llama-gqa"), &[]);
-    let mut engine = open(Model { pack: &pack, kv: KvType::F16, recurrent: false }, 1, 512, 8, 270);
+    let mut engine = open(Model { pack: &pack, kv: KvType::F16, state: State::Pages }, 1, 512, 8, 270);
     let requests: Vec<Request> = requests(2, 256).into_iter().map(|one| Request { max_new: 10, ..one }).collect();
     let expected = alone(&mut engine, &requests);
     let outside = Request { ids: vec![1, 1 << 20, 2], ..requests[0].clone() };

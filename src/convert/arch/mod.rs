@@ -15,6 +15,7 @@ mod gemma4;
 mod glm;
 mod gpt_oss;
 mod granite;
+mod lfm;
 mod llama;
 mod minimax;
 mod muse;
@@ -65,6 +66,8 @@ pub const ARCHS: &[Arch] = &[
     deepseek::GLM4_MOE_LITE,
     deepseek::MISTRAL4,
     minimax::MINIMAX_M2,
+    lfm::LFM2,
+    lfm::LFM2_MOE,
 ];
 
 impl Arch {

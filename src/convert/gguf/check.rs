@@ -91,8 +91,7 @@ fn attention_checks(model: &ModelConfig, family: &Family) -> Vec<Check> {
     let scale = family.score_scale.unwrap_or((1.0 / (width as f64).sqrt()) as f32);
     // Unit norms have GGUF weights that hold the scale, and that of latent attention depends on the rotation.
     let free = family.factor_keys || attention.qk_norm == QkNorm::Unit || attention.latent.is_some();
-    let partial = model.layers().any(|layer| {
-        let Heads { rotary, head_dim, .. } = *layer.heads();
+    let partial = model.heads().any(|Heads { rotary, head_dim, .. }| {
         let rope = rotary.and_then(|rotary| model.ropes().nth(rotary));
         rope.is_some_and(|rope| rope.rotary_dim(head_dim) != head_dim)
     });
@@ -164,23 +163,23 @@ fn layer_checks(model: &ModelConfig, family: &Family) -> Vec<Check> {
     let is_rotated = |layer: usize| match family.unrotated {
         Unrotated::None => true,
         Unrotated::EveryFourth => !(layer + 1).is_multiple_of(4),
-        Unrotated::WithoutWindow => model.layer(layer).heads().window.is_some(),
+        Unrotated::WithoutWindow => model.layer(layer).window().is_some(),
     };
-    let rotated = model.layers().enumerate().all(|(layer, found)| found.heads().rotary.is_some() == is_rotated(layer));
+    let heads = |layer: usize| model.layer(layer).heads().copied();
+    let rotated = (0..model.n_layers).all(|n| heads(n).is_none_or(|heads| heads.rotary.is_some() == is_rotated(n)));
     let differs = family.has_layer_sizes();
     let plain = |layer: usize| {
-        let (found, base) = (*model.layer(layer).heads(), model);
+        let (Some(found), base) = (heads(layer), model) else { return true };
         let same = found.n_kv_heads == base.n_kv_heads && found.head_dim == base.head_dim;
         same && !found.keys_are_values && found.kv_from.is_none()
     };
     let layers = || 0..model.n_layers;
-    let owners = layers().filter(|layer| model.layer(*layer).heads().kv_from.is_none()).count();
+    let owners = layers().filter(|layer| model.layer(*layer).kv_from().is_none()).count();
     // llama.cpp takes keys and values from the last two layers that have their own: one with, one without a window.
-    let owner = |layer: usize| owners.checked_sub(if model.layer(layer).heads().window.is_some() { 2 } else { 1 });
+    let owner = |layer: usize| owners.checked_sub(if model.layer(layer).window().is_some() { 2 } else { 1 });
     let shares = |layer: usize| if layer < owners { None } else { owner(layer) };
     let widths = |windowed: bool| {
-        let heads = model.layers().map(|layer| *layer.heads());
-        let mut of_kind = heads.filter(move |heads| heads.window.is_some() == windowed);
+        let mut of_kind = model.heads().filter(move |heads| heads.window.is_some() == windowed);
         let first = of_kind.next();
         of_kind.all(|heads| {
             first.is_none_or(|first| {
@@ -194,7 +193,7 @@ fn layer_checks(model: &ModelConfig, family: &Family) -> Vec<Check> {
         ("exceptions", differs || layers().all(plain), "layers of different sizes".into()),
         (
             "exceptions.kv_from",
-            layers().all(|layer| model.layer(layer).heads().kv_from == shares(layer)),
+            layers().all(|layer| model.layer(layer).kv_from() == shares(layer)),
             "layers that read keys and values of other layers than in llama.cpp".into(),
         ),
         ("exceptions.head_dim", widths(true) && widths(false), "layers of one type with different sizes".into()),

@@ -10,7 +10,8 @@ use super::rope_factors::Llama3;
 use crate::convert::source::gguf::value::{Scalar, Value as Meta};
 use crate::error::Result;
 use crate::model_config::{
-    Latent, Mlp, ModelConfig, NormKind, PositionScale, QkNorm, Rope, RopeScaling, RouterSoftmax, SharedExpert,
+    Latent, LayerConfig, Mlp, ModelConfig, NormKind, PositionScale, QkNorm, Rope, RopeScaling, RouterSoftmax,
+    SharedExpert,
 };
 
 /// Divisor of the frequency of a pair that does not turn.
@@ -114,7 +115,8 @@ fn attention(model: &ModelConfig, put: &mut impl FnMut(&str, Meta)) {
     put("attention.head_count", count(model.n_heads));
     let Some(Latent { q_rank, kv_rank, nope, rope, value, .. }) = model.attention.latent else {
         let head_dim = model.rotated_head_dim(0);
-        put("attention.head_count_kv", count_of_layers(model.layers().map(|layer| layer.heads().n_kv_heads).collect()));
+        let of_layer = |layer: LayerConfig| layer.heads().map_or(0, |heads| heads.n_kv_heads);
+        put("attention.head_count_kv", count_of_layers(model.layers().map(of_layer).collect()));
         put("attention.key_length", count(head_dim));
         put("attention.value_length", count(head_dim));
         return;
@@ -154,7 +156,7 @@ fn layer_sizes(model: &ModelConfig, put: &mut impl FnMut(&str, Meta)) {
     put("attention.key_length_swa", count(model.head_dim));
     put("attention.value_length_swa", count(model.head_dim));
     put("rope.dimension_count_swa", count(model.head_dim));
-    put("attention.shared_kv_layers", count(model.layers().filter(|layer| layer.heads().kv_from.is_some()).count()));
+    put("attention.shared_kv_layers", count(model.layers().filter(|layer| layer.kv_from().is_some()).count()));
     put("embedding_length_per_layer_input", count(model.per_layer_input.map_or(0, |input| input.width)));
 }
 
@@ -205,7 +207,7 @@ fn windows(model: &ModelConfig, family: &Family, out: &mut GgufDescription) {
     if family.unscaled_windows && !has_windows {
         return;
     }
-    let windowed: Vec<bool> = (0..model.n_layers).map(|layer| model.layer(layer).heads().window.is_some()).collect();
+    let windowed: Vec<bool> = (0..model.n_layers).map(|layer| model.layer(layer).window().is_some()).collect();
     let width = model.attention.windows.iter().flatten().next().copied();
     // Without windows, every layer attends to all positions, which a window as wide as the context expresses.
     out.entries.push((key("sliding_window"), Meta::u32(width.unwrap_or(model.max_context) as u32)));

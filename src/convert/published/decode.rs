@@ -28,7 +28,8 @@ impl Coded {
     /// Computes the floats of rows of matrix number `matrix`; `out` has `rows.len() * in` values.
     ///
     /// # Errors
-    /// A scale or code is NaN or infinite, a scale is zero although codes are not, an index of a group is out of range, or reading fails.
+    /// A scale or code is NaN or infinite, a scale is zero although codes are not, an index of a group is out of
+    /// range, or reading fails.
     pub fn read_rows(&self, shards: &Shards, matrix: usize, range: Range<usize>, out: &mut [f32]) -> Result<()> {
         RowsToDecode { coded: self, shards, matrix, range }.floats(out)
     }
@@ -233,7 +234,7 @@ impl RowsToDecode<'_> {
             });
             if let Some(group) = lost {
                 let row = self.range.start + number;
-                let found = format!("found scale 0 of row {row}, group {group}, whose codes are not all those of zero");
+                let found = format!("found scale 0 of row {row}, group {group}, but codes of other numbers");
                 return Err(self.damaged(self.coded.tensors()[1], found));
             }
         }

@@ -151,7 +151,7 @@ fn plan(source: &UploadSource<'_>, free: &[u64], asked: Option<usize>) -> Result
 fn indivisible(config: &ModelConfig) -> Option<&'static str> {
     let fields = [
         ("per_layer_input", config.per_layer_input.is_some()),
-        ("exceptions.kv_from", config.layers().any(|layer| layer.heads().kv_from.is_some())),
+        ("exceptions.kv_from", config.layers().any(|layer| layer.kv_from().is_some())),
     ];
     fields.into_iter().find(|(_, found)| *found).map(|(field, _)| field)
 }
@@ -159,7 +159,7 @@ fn indivisible(config: &ModelConfig) -> Option<&'static str> {
 /// Estimates the bytes of working memory of a part.
 fn scratch_bytes(source: &UploadSource<'_>) -> u64 {
     let c = source.config;
-    let largest = |size: fn(&Heads) -> usize| c.layers().map(|layer| size(layer.heads())).max().unwrap_or(0);
+    let largest = |size: fn(Heads) -> usize| c.heads().map(size).max().unwrap_or(0);
     let q = largest(|heads| heads.n_heads * heads.head_dim.max(heads.value_dim));
     let kv = largest(|heads| heads.n_kv_heads * (heads.head_dim + heads.value_dim));
     let mlp = |mlp| match mlp {

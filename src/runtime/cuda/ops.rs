@@ -377,8 +377,11 @@ pub fn check(config: &ModelConfig, rows: usize) -> Result<()> {
     if config.n_heads > GRID {
         return refuse(format!("found {} query heads, expected at most {GRID}", config.n_heads));
     }
+    if config.recurrent.is_some() {
+        return refuse("found recurrent layers (`recurrent`), which have no kernels".into());
+    }
     // Sizes of keys are even in every model: half of a head is rotated with the other half.
-    let mut widths = config.layers().map(|layer| layer.heads().value_dim);
+    let mut widths = config.heads().map(|heads| heads.value_dim);
     if let Some(width) = widths.find(|width| !width.is_multiple_of(2)) {
         return refuse(format!("`attention.latent.value`: found {width}, expected an even number"));
     }

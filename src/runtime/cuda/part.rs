@@ -106,7 +106,7 @@ impl CudaPart {
         let UploadSource { config, weights, arithmetic, rows, .. } = *source;
         context.enter()?;
         let of_layer = |layer: usize| {
-            let owner = config.layer(layer).heads().kv_from.unwrap_or(layer);
+            let owner = config.layer(layer).kv_from().unwrap_or(layer);
             Kernels::new(&context.info, &source.kv.layers()[owner], config.n_heads)
         };
         let kernels = layers.clone().map(of_layer).collect::<Result<Vec<_>>>()?;

@@ -3,9 +3,11 @@
 //! Every operation handles one token at a time or is a product with independent columns, so a token's result does not
 //! depend on the other tokens of the chunk.
 
+mod conv;
 mod feed;
 mod latent;
 mod rows;
+pub mod states;
 
 use super::adapters::factors::Factors;
 use super::adapters::{self, Changed, Group};
@@ -13,21 +15,23 @@ use super::attention::{Attend, AttentionKernel, AttentionTask};
 use super::cpu::{Acts, Arithmetic, Cpu, Form, Job, Matrix};
 use super::device::{Answer, DevicePart, PartInfo, Run, Step};
 use super::experts::Experts;
-use super::kv::{KvCache, KvLayout, Page, PagePool};
+use super::kv::{KvCache, KvLayout};
 use super::layer::{Attention, AttentionShape, BlockInput, Layer, Operation};
 use super::observe::{ObserverRef, see};
 use super::ops::{Scale, SigmoidGate, SoftCap};
 use super::per_head::PerHead;
 use super::profile::Stage;
-use super::state::{Cache, PartCache, Piece, StatePool};
+use super::state::{Cache, StatePool};
 use super::weights::{Held, Host, Linear, Weight, Weights};
 use crate::calibration::Site;
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::model_config::ModelConfig;
+use conv::ConvScratch;
 use feed::{GatedScratch, MlpOutput};
 use latent::LatentScratch;
 use rows::Heads;
+use states::{CpuCache, CpuPool, States};
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 use std::sync::Arc;
@@ -49,8 +53,8 @@ pub struct Model {
     pub weights: Arc<Weights>,
     /// Sizes of the caches of these layers.
     pub kv_layout: KvLayout,
-    /// Pages of the caches of these layers.
-    pub pool: Arc<PagePool>,
+    /// Memory of the caches of these layers.
+    pub pool: CpuPool,
     /// Threads and matrix kernels.
     pub cpu: Arc<Cpu>,
     /// Implementation of attention.
@@ -78,6 +82,7 @@ struct Scratch {
     kept: Acts,
     attention: AttentionScratch,
     latent: LatentScratch,
+    conv: ConvScratch,
     gated: GatedScratch,
     experts: Experts,
     /// Further inputs of all layers, in models that have them: `(n, layers * width)`.
@@ -108,9 +113,11 @@ struct AttentionScratch {
 
 /// State of one step while it passes through the layers.
 struct Walk<'a> {
-    /// The step; its `caches` were moved to the field below.
+    /// The step; its `caches` were moved to the fields below.
     step: Step<'a>,
     caches: Vec<&'a mut KvCache>,
+    /// Memory of recurrent layers.
+    states: Vec<&'a mut States>,
     scratch: &'a mut Scratch,
 }
 
@@ -121,37 +128,13 @@ impl CpuPart {
     }
 }
 
-impl PartCache for KvCache {
-    fn clone_cache(&self) -> Cache {
-        Cache::new(self.clone())
-    }
-
-    fn mark(&mut self) {}
-
-    fn rewind(&mut self, len: usize) -> usize {
-        self.truncate(len)
-    }
-
-    fn pages(&self) -> Vec<Piece> {
-        KvCache::pages(self).iter().map(Page::piece).collect()
-    }
-
-    fn snapshot(&self) -> Option<Piece> {
-        None
-    }
-
-    fn adopt(&mut self, pages: Vec<Piece>, _snapshot: Option<Piece>, len: usize) {
-        self.share(pages.into_iter().map(Page::from_piece).collect(), len);
-    }
-}
-
 impl DevicePart for CpuPart {
     fn info(&self) -> PartInfo {
         PartInfo { layers: self.model.layers.clone(), device: None, memory_taken: 0 }
     }
 
     fn new_cache(&self) -> Result<Cache> {
-        Ok(Cache::new(KvCache::new(&self.model.pool)))
+        Ok(Cache::new(CpuCache::new(&self.model.pool)))
     }
 
     fn pool(&self) -> Box<dyn StatePool> {
@@ -159,11 +142,13 @@ impl DevicePart for CpuPart {
     }
 
     fn owns(&self, cache: &Cache) -> bool {
-        cache.get::<KvCache>().is_some_and(|cache| *cache.layout() == self.model.kv_layout)
+        cache.get::<CpuCache>().is_some_and(|cache| {
+            *cache.kv.layout() == self.model.kv_layout && self.model.pool.states.is_of(&cache.states)
+        })
     }
 
     fn grow(&self, cache: &mut Cache, positions: Range<usize>) -> Result<()> {
-        cache.get_mut::<KvCache>().grow(positions.len())
+        cache.get_mut::<CpuCache>().kv.grow(positions.len())
     }
 
     fn run(&mut self, mut step: Step<'_>, answer: Answer<'_>) -> Result<()> {
@@ -171,10 +156,16 @@ impl DevicePart for CpuPart {
         self.scratch.runs.extend_from_slice(step.runs);
         self.scratch.groups.clear();
         self.scratch.groups.extend_from_slice(step.groups);
-        let caches = std::mem::take(&mut step.caches).into_iter().map(Cache::get_mut).collect();
+        let caches = std::mem::take(&mut step.caches).into_iter();
+        let (caches, states) = caches
+            .map(|cache| {
+                let CpuCache { kv, states } = cache.get_mut();
+                (kv, states)
+            })
+            .unzip();
         let layers = self.model.layers.clone();
         let first = step.first_layer.max(layers.start);
-        let mut walk = Walk { step, caches, scratch: &mut self.scratch };
+        let mut walk = Walk { step, caches, states, scratch: &mut self.scratch };
         let mut done = match &self.model.weights.per_layer {
             Some(weights) => self.model.set_further(weights, &mut walk),
             None => Ok(()),
@@ -229,7 +220,7 @@ impl Model {
                 Operation::Attention(op) => {
                     self.read(index, op, w)?;
                     if index + 1 == self.config.n_layers {
-                        self.keep_wanted(&op.shape, op.gate.is_some(), w);
+                        self.keep_wanted(queries(&op.shape, op.gate.is_some()), w);
                     }
                     if w.scratch.runs.is_empty() {
                         return Ok(());
@@ -243,7 +234,7 @@ impl Model {
                 Operation::Latent(op) => {
                     self.read_latent(index, op, w)?;
                     if index + 1 == self.config.n_layers {
-                        self.keep_wanted(&op.shape, false, w);
+                        self.keep_wanted(queries(&op.shape, false), w);
                     }
                     if w.scratch.runs.is_empty() {
                         return Ok(());
@@ -252,6 +243,16 @@ impl Model {
                     self.attend(index, &op.shape, None, w);
                     self.read_values(index, op, w)?;
                     self.project(&op.o, w)?;
+                }
+                Operation::ShortConv(op) => {
+                    self.convolve(index, op, w)?;
+                    if index + 1 == self.config.n_layers {
+                        self.keep_wanted_mixed(w);
+                    }
+                    if w.scratch.runs.is_empty() {
+                        return Ok(());
+                    }
+                    self.project(&op.output, w)?;
                 }
                 Operation::Mlp(op) => self.mlp(op, MlpOutput::Written, w)?,
                 Operation::Moe(op) => self.mixture(index, op, w)?,
@@ -414,17 +415,26 @@ impl Model {
         }
     }
 
+    /// Drops all rows except the wanted ones, and those of the output of a recurrent mixer.
+    fn keep_wanted_mixed(&self, w: &mut Walk<'_>) {
+        if w.step.wanted.len() < w.scratch.attention.attended.n() {
+            let wanted: Vec<u32> = w.step.wanted.iter().map(|row| *row as u32).collect();
+            w.scratch.kept.gather(&self.cpu, &w.scratch.attention.attended, &wanted, &[Form::F32]);
+            std::mem::swap(&mut w.scratch.attention.attended, &mut w.scratch.kept);
+        }
+        self.keep_wanted(Queries::default(), w);
+    }
+
     /// Drops all rows except the wanted ones: after the keys and values of the last layer, the others are not used.
-    fn keep_wanted(&self, shape: &AttentionShape, has_gate: bool, w: &mut Walk<'_>) {
+    fn keep_wanted(&self, Queries { width, has_gate }: Queries, w: &mut Walk<'_>) {
         let rows: usize = w.step.runs.iter().map(|run| run.tokens).sum();
         if w.step.wanted.len() == rows {
             return;
         }
         let s = &mut *w.scratch;
-        let q_width = shape.n_heads * shape.head_dim;
-        let mut buffers = vec![(&mut *w.step.x, self.config.hidden), (&mut s.attention.q, q_width)];
+        let mut buffers = vec![(&mut *w.step.x, self.config.hidden), (&mut s.attention.q, width)];
         if has_gate {
-            buffers.push((&mut s.attention.output_gate, q_width));
+            buffers.push((&mut s.attention.output_gate, width));
         }
         if let Some(weights) = &self.weights.per_layer {
             buffers.push((&mut s.further, weights.projection.matrix.rows()));
@@ -486,6 +496,19 @@ impl Model {
     pub(super) fn prepare(&self, acts: &mut Acts) {
         self.forms.iter().for_each(|form| self.cpu.prepare(acts, *form));
     }
+}
+
+/// Queries whose rows are kept where only the wanted rows are computed on.
+#[derive(Default)]
+struct Queries {
+    /// Width of the queries of a row.
+    width: usize,
+    /// Whether the outputs of attention have gates.
+    has_gate: bool,
+}
+
+fn queries(shape: &AttentionShape, has_gate: bool) -> Queries {
+    Queries { width: shape.n_heads * shape.head_dim, has_gate }
 }
 
 /// A matrix product, `y = x * weight^T + bias`, whose weights may still have to be rebuilt; otherwise like [`Job`].

@@ -51,8 +51,10 @@ impl KvHeads {
         KvHeads { count, key: dim, value: dim, shared: false }
     }
 
-    /// Returns the heads whose keys and values attention keeps; none if it reads those of another layer.
-    fn of(heads: &Heads) -> KvHeads {
+    /// Returns the heads whose keys and values a layer keeps; none if it reads those of another layer, or has no
+    /// attention.
+    fn of(heads: Option<&Heads>) -> KvHeads {
+        let Some(heads) = heads else { return KvHeads::new(0, LANES) };
         let Heads { n_kv_heads, head_dim, value_dim, kv_from, .. } = *heads;
         let count = if kv_from.is_none() { n_kv_heads } else { 0 };
         KvHeads { count, key: head_dim, value: value_dim, shared: false }

@@ -1,7 +1,8 @@
 //! Lists the weights of layers once: for a copy to the storage of a device, and for whatever else visits all of them.
 
 use super::{
-    Attention, Block, BlockInput, LatentAttention, Layer, MixtureNorms, Mlp, Moe, Operation, Storage, TokenInput,
+    Attention, Block, BlockInput, LatentAttention, Layer, MixtureNorms, Mlp, Moe, Operation, ShortConv, Storage,
+    TokenInput,
 };
 use crate::error::Result;
 
@@ -69,6 +70,13 @@ impl<S: Storage> Operation<S> {
         Ok(match self {
             Operation::Attention(op) => Operation::Attention(op.transfer(to)?),
             Operation::Latent(op) => Operation::Latent(op.transfer(to)?),
+            Operation::ShortConv(op) => Operation::ShortConv(ShortConv {
+                width: op.width,
+                input: to.matrix(&op.input)?,
+                kernel: to.vector(&op.kernel)?,
+                bias: optional(op.bias.as_ref(), |bias| to.vector(bias))?,
+                output: to.matrix(&op.output)?,
+            }),
             Operation::Mlp(op) => Operation::Mlp(op.transfer(to)?),
             Operation::Moe(op) => Operation::Moe(op.transfer(to)?),
             Operation::Input(op) => {

@@ -11,10 +11,11 @@ use crate::dtype::{DType, decode_floats};
 use crate::error::{Context, Error, Result};
 use crate::iebin::{Entry, IebinReader, Store};
 use crate::interrupt;
-use crate::model_config::{self as config, Heads, Latent, LayerConfig, Mixer, ModelConfig, QkNorm};
+use crate::model_config::{self as config, Heads, Latent, LayerConfig, Mixer, ModelConfig, QkNorm, Recurrent};
 use crate::runtime::cpu::{Matrix, MatrixStore};
 use crate::runtime::layer::{
-    Attention, AttentionShape, Block, BlockInput, LatentAttention, Layer, MixtureNorms, Mlp, Moe, Operation, TokenInput,
+    Attention, AttentionShape, Block, BlockInput, LatentAttention, Layer, MixtureNorms, Mlp, Moe, Operation, ShortConv,
+    TokenInput,
 };
 use crate::windowed::Windowed;
 use std::cell::{Cell, RefCell};
@@ -202,6 +203,7 @@ impl<'b, 'a> LayerBinder<'b, 'a> {
             operation: match self.layer.mixer {
                 Mixer::Attention(heads) => Operation::Attention(self.attention(&heads)?),
                 Mixer::Latent(heads, latent) => Operation::Latent(self.latent_attention(&heads, latent)?),
+                Mixer::Recurrent(Recurrent::ShortConv(conv)) => Operation::ShortConv(self.short_conv(conv)?),
             },
             post_norm: post_norm("post_attention_layernorm.weight")?,
         };
@@ -257,6 +259,17 @@ impl<'b, 'a> LayerBinder<'b, 'a> {
             kv_norm: self.vector("self_attn.kv_a_layernorm.weight")?,
             kv_b: self.linear("self_attn.kv_b_proj")?,
             o: self.linear("self_attn.o_proj")?,
+        })
+    }
+
+    fn short_conv(&self, config::ShortConv { width, .. }: config::ShortConv) -> Result<ShortConv<Host>> {
+        let by_channel = self.vector("conv.conv.weight")?;
+        Ok(ShortConv {
+            width,
+            input: self.linear("conv.in_proj")?,
+            kernel: (0..width).flat_map(|at| by_channel.iter().skip(at).step_by(width).copied()).collect(),
+            bias: self.vector_if("conv.conv.bias")?,
+            output: self.linear("conv.out_proj")?,
         })
     }
 

@@ -3,7 +3,9 @@
 //! The fields of the language model inside a wrapper are those of `text_config`, if there is one.
 
 use super::family::Family;
-use super::family::Family::{Cohere2, Gemma2, Gemma4, Glm4Moe, Granite, Ministral3, Mistral4, MuseGlimmer};
+use super::family::Family::{
+    Cohere2, Gemma2, Gemma4, Glm4Moe, Granite, Lfm2, Lfm2Moe, Ministral3, Mistral4, MuseGlimmer,
+};
 use super::fields::Fields;
 use super::rope::{Pairs, Rope, Ropes, yarn_magnitude};
 use super::routing::Routing;
@@ -14,6 +16,7 @@ use serde_json::Value;
 /// Configuration of the forward pass.
 #[derive(Debug)]
 pub struct Config {
+    pub family: Family,
     pub heads: usize,
     pub vocab: usize,
     pub layers: Vec<LayerConfig>,
@@ -53,6 +56,8 @@ pub struct LayerConfig {
     pub keys_are_values: bool,
     /// Earlier layer whose keys and values this layer reads in place of its own.
     pub kv_from: Option<usize>,
+    /// Width of the short convolution that the layer has in place of attention.
+    pub conv: Option<usize>,
 }
 
 /// Kinds and places of the norms.
@@ -177,6 +182,7 @@ impl Config {
             _ => cap("final_logit_softcapping", 30.0)?,
         };
         Ok(Config {
+            family,
             heads,
             vocab: json.size("vocab_size")?.or(family.vocab()).map_or_else(|| json.required("vocab_size"), Ok)?,
             long_border: layers.iter().find_map(|layer| layer.rope.as_ref()?.border()),
@@ -199,7 +205,7 @@ impl Config {
 /// Reads `tie_word_embeddings` of the language model and of the wrapper around it.
 fn tied(family: Family, json: Fields<'_>, whole: Fields<'_>) -> Result<Option<bool>> {
     const KEY: &str = "tie_word_embeddings";
-    let default = family.row().is_tied;
+    let default = json.flag("tie_embedding", family.row().is_tied)?;
     Ok(match (json.find(KEY), whole.find(KEY)) {
         (Some(inner), Some(outer)) if inner != outer => None,
         (Some(_), _) => Some(json.flag(KEY, default)?),
@@ -237,6 +243,7 @@ fn read_layers(
     let width = |slides| rotary.map_or_else(|| common_width(&sizes, &sliding, slides, head_dim), Ok);
     let ropes = Ropes::read(family, json, width(false)?, width(true)?)?;
     let owners = kv_owners(family, json, &sliding)?;
+    let convolutions = family.convolutions(json, count)?;
     let layer = |index: usize| {
         let slides = sliding[index];
         LayerConfig {
@@ -247,6 +254,7 @@ fn read_layers(
             dense: dense[index],
             keys_are_values: keys_are_values && !slides,
             kv_from: owners[index],
+            conv: convolutions[index],
         }
     };
     Ok((0..count).map(layer).collect())
@@ -313,7 +321,11 @@ fn kv_owners(family: Family, json: Fields<'_>, sliding: &[bool]) -> Result<Vec<O
 
 impl Norms {
     fn read(family: Family, json: Fields<'_>) -> Result<Norms> {
-        let key = if family == Cohere2 { "layer_norm_eps" } else { "rms_norm_eps" };
+        let key = match family {
+            Cohere2 => "layer_norm_eps",
+            Lfm2 | Lfm2Moe => "norm_eps",
+            _ => "rms_norm_eps",
+        };
         let eps = json.number(key)?.unwrap_or(family.row().eps);
         let (kind, places, usual) = family.row().norms;
         let has_none = family == Glm4Moe && !json.flag("use_qk_norm", false)?;

@@ -45,6 +45,8 @@ impl<'a> Experts<'a> {
     pub fn load(source: WeightSource<'a>) -> Result<Experts<'a>> {
         let (layer, router, layout) = if source.has("block_sparse_moe.gate.weight") {
             ("block_sparse_moe.", "block_sparse_moe.gate", Layout::Mixtral)
+        } else if source.has("feed_forward.gate.weight") {
+            ("feed_forward.", "feed_forward.gate", Layout::Mixtral)
         } else if source.has("mlp.gate.weight") {
             let fused = source.has("mlp.experts.gate_up_proj");
             ("mlp.", "mlp.gate", if fused { Layout::Fused } else { Layout::Separate })
@@ -61,9 +63,13 @@ impl<'a> Experts<'a> {
         };
         // transformers keeps this bias in f32 in models of any type.
         let bias = match routing.sigmoid {
-            true => ["mlp.gate.", layer].into_iter().try_fold(None, |found: Option<Vec<f64>>, module| {
-                Ok::<_, Error>(found.or(numbers(&format!("{module}e_score_correction_bias"), RefDtype::F32)?))
-            })?,
+            true => {
+                let names = ["mlp.gate.e_score_correction_bias".into(), format!("{layer}e_score_correction_bias")];
+                let names = names.into_iter().chain([format!("{layer}expert_bias")]);
+                names.into_iter().try_fold(None, |found: Option<Vec<f64>>, name| {
+                    Ok::<_, Error>(found.or(numbers(&name, RefDtype::F32)?))
+                })?
+            }
             false => None,
         };
         let shared = match routing.shared {

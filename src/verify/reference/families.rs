@@ -3,6 +3,7 @@
 
 use super::config::{NormKind, Places, QkNorm};
 use super::family::Family;
+use super::hybrids;
 use super::rules::{Dense, PairRule, Rotates, Share, Slides};
 
 /// Family of models.
@@ -38,7 +39,7 @@ pub(super) struct Row {
 }
 
 /// All families.
-pub(super) const FAMILIES: [Row; 25] = [
+pub(super) const FAMILIES: [Row; 27] = [
     Row {
         names: &["LlamaForCausalLM", "llama"],
         family: Family::Llama,
@@ -448,4 +449,6 @@ pub(super) const FAMILIES: [Row; 25] = [
         dense: Dense::Nowhere,
         activation: ("hidden_act", "silu"),
     },
+    hybrids::LFM2,
+    hybrids::LFM2_MOE,
 ];

@@ -34,6 +34,8 @@ pub enum Family {
     Glm4MoeLite,
     Mistral4,
     MiniMaxM2,
+    Lfm2,
+    Lfm2Moe,
 }
 
 impl Family {
@@ -73,6 +75,37 @@ impl Family {
             true => Ok(json.size("hidden_size_per_layer_input")?.unwrap_or(256)),
             false => Ok(0),
         }
+    }
+
+    /// Returns, for each layer, the width of its short convolution; `None` for a layer with attention.
+    pub(super) fn convolutions(self, json: Fields<'_>, layers: usize) -> Result<Vec<Option<usize>>> {
+        if !matches!(self, Family::Lfm2 | Family::Lfm2Moe) {
+            return Ok(vec![None; layers]);
+        }
+        let width = json.size("conv_L_cache")?.unwrap_or(3).max(1);
+        let has_attention = |layer: usize| match (json.0["layer_types"].as_array(), json.numbers("full_attn_idxs")) {
+            (Some(types), _) => types.get(layer).is_some_and(|kind| kind == "full_attention"),
+            (None, Some(listed)) => listed.contains(&(layer as f64)),
+            (None, None) => true,
+        };
+        Ok((0..layers).map(|layer| (!has_attention(layer)).then_some(width)).collect())
+    }
+
+    /// Returns the name in the checkpoint of a part of a layer.
+    pub(super) fn stored(self, part: &str) -> String {
+        const OWN: [(&str, &str); 8] = [
+            ("input_layernorm", "operator_norm"),
+            ("post_attention_layernorm", "ffn_norm"),
+            ("self_attn.q_norm", "self_attn.q_layernorm"),
+            ("self_attn.k_norm", "self_attn.k_layernorm"),
+            ("self_attn.o_proj", "self_attn.out_proj"),
+            ("mlp.gate_proj", "feed_forward.w1"),
+            ("mlp.up_proj", "feed_forward.w3"),
+            ("mlp.down_proj", "feed_forward.w2"),
+        ];
+        let own = OWN.iter().filter(|_| matches!(self, Family::Lfm2 | Family::Lfm2Moe));
+        let renamed = own.filter_map(|(name, own)| Some(format!("{own}{}", part.strip_prefix(name)?))).next();
+        renamed.unwrap_or_else(|| part.to_string())
     }
 
     /// Returns the width of the windows, in tokens.
@@ -173,6 +206,10 @@ impl Family {
                 None => first(usual),
             },
             Dense::First(usual) => first(usual),
+            Dense::FirstOf(field, usual) => {
+                let first = json.size(field)?.unwrap_or(usual);
+                Ok((0..layers).map(|layer| layer < first).collect())
+            }
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::attention::{Attention, KeysValues};
 use super::config::Places;
+use super::conv::ShortConv;
 use super::linear::WeightSource;
 use super::mlp::Mlp;
 use super::norm::Norm;
@@ -26,11 +27,17 @@ pub(super) struct TextState {
 pub(super) struct Layer<'a> {
     source: WeightSource<'a>,
     norms: Norms,
-    attention: Attention<'a>,
+    mixer: Mixer<'a>,
     mlp: Mlp<'a>,
     per_layer: Option<PerLayer<'a>>,
     /// Factor of the output: `(1)`.
     scalar: Option<Tensor>,
+}
+
+/// Part of a layer that reads other positions.
+enum Mixer<'a> {
+    Attention(Attention<'a>),
+    ShortConv(ShortConv<'a>),
 }
 
 /// Norms of a layer, as far as the family has them.
@@ -67,7 +74,10 @@ impl<'a> Layer<'a> {
         Ok(Layer {
             source,
             norms: Norms::load(source)?,
-            attention: Attention::load(source)?,
+            mixer: match source.config.layers[source.index].conv {
+                Some(width) => Mixer::ShortConv(ShortConv::load(source, width)?),
+                None => Mixer::Attention(Attention::load(source)?),
+            },
             mlp: Mlp::load(source)?,
             per_layer: has_per_layer.then(|| PerLayer::load(source)).transpose()?,
             scalar: source.find("layer_scalar")?,
@@ -77,7 +87,11 @@ impl<'a> Layer<'a> {
     /// Computes the layer and replaces the hidden state of the text.
     pub fn forward(&self, state: &mut TextState) -> Result<()> {
         let normed = self.normed(&state.x, &self.norms.before_attention)?;
-        let y = self.normed(&self.attention.forward(&normed, state)?, &self.norms.after_attention)?;
+        let mixed = match &self.mixer {
+            Mixer::Attention(attention) => attention.forward(&normed, state)?,
+            Mixer::ShortConv(conv) => conv.forward(&normed)?,
+        };
+        let y = self.normed(&mixed, &self.norms.after_attention)?;
         let x = self.sum(&state.x, y)?;
         let normed = match self.source.config.norms.places {
             Places::Common => normed,

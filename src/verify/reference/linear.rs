@@ -62,13 +62,18 @@ pub(super) struct WeightSource<'a> {
 }
 
 impl WeightSource<'_> {
-    /// Returns the name of a tensor of the layer.
+    /// Returns the name by which adapters know a tensor of the layer.
     pub fn name(&self, part: &str) -> String {
         format!("model.layers.{}.{part}", self.index)
     }
 
+    /// Returns the name of a tensor of the layer in the checkpoint.
+    pub fn stored(&self, part: &str) -> String {
+        self.name(&self.config.family.stored(part))
+    }
+
     pub fn has(&self, part: &str) -> bool {
-        self.weights.has(&self.name(part))
+        self.weights.has(&self.stored(part))
     }
 
     /// Reads a matrix and changes it by the adapters.
@@ -83,7 +88,7 @@ impl WeightSource<'_> {
 
     /// Reads a matrix as it is in the checkpoint.
     pub fn plain(&self, part: &str) -> Result<Linear> {
-        Linear::load(self.weights, &self.name(part), self.dtype)
+        Linear::load(self.weights, &self.stored(part), self.dtype)
     }
 
     /// Changes a matrix by the adapters.
@@ -92,11 +97,11 @@ impl WeightSource<'_> {
     }
 
     pub fn get(&self, part: &str) -> Result<Tensor> {
-        self.weights.get(&self.name(part), self.dtype)
+        self.weights.get(&self.stored(part), self.dtype)
     }
 
     pub fn find(&self, part: &str) -> Result<Option<Tensor>> {
-        self.weights.find(&self.name(part), self.dtype)
+        self.weights.find(&self.stored(part), self.dtype)
     }
 
     /// Reads a norm of the kind that the layers have.

@@ -13,10 +13,12 @@
 mod adapters;
 mod attention;
 mod config;
+mod conv;
 mod experts;
 mod families;
 mod family;
 mod fields;
+mod hybrids;
 mod latent;
 mod layer;
 mod legacy_torch;
@@ -143,7 +145,7 @@ impl Reference {
             progress()?;
         }
         let norms = self.config.norms;
-        let norm = Norm::new(self.weights.get("model.norm.weight", self.dtype)?, norms.last, norms.eps);
+        let norm = Norm::new(self.weights.get(self.final_norm(), self.dtype)?, norms.last, norms.eps);
         let head = match self.is_tied() {
             true => self.table()?,
             false => self.weights.get("lm_head.weight", self.dtype)?,
@@ -161,6 +163,12 @@ impl Reference {
             each(lanes[0].text, &logits)?;
         }
         Ok(())
+    }
+
+    /// Returns the name of the norm before the output matrix.
+    fn final_norm(&self) -> &'static str {
+        const OF_LFM: &str = "model.embedding_norm.weight";
+        if self.weights.has(OF_LFM) { OF_LFM } else { "model.norm.weight" }
     }
 
     fn is_tied(&self) -> bool {

@@ -2,7 +2,8 @@
 
 use super::family::Family;
 use super::family::Family::{
-    DeepseekV2, DeepseekV3, Gemma4, Glm4Moe, Glm4MoeLite, GptOss, MiniMaxM2, Mistral4, Mixtral, Qwen3Moe, Qwen3VlMoe,
+    DeepseekV2, DeepseekV3, Gemma4, Glm4Moe, Glm4MoeLite, GptOss, Lfm2Moe, MiniMaxM2, Mistral4, Mixtral, Qwen3Moe,
+    Qwen3VlMoe,
 };
 use super::fields::Fields;
 use super::norm::{sigmoid, softmax};
@@ -82,6 +83,14 @@ impl Routing {
                 let count = json.size("num_local_experts")?.or(json.size("num_experts")?).unwrap_or(256);
                 Routing { count, chosen: 8, sigmoid: true, ..NONE }
             }
+            Lfm2Moe => Routing {
+                count: json.size("num_experts")?.unwrap_or(32),
+                chosen: 4,
+                normalized: json.flag("norm_topk_prob", true)?,
+                sigmoid: true,
+                factor: json.number("routed_scaling_factor")?.unwrap_or(1.0),
+                ..NONE
+            },
             GptOss => {
                 let count = json.size("num_local_experts")?.or(json.size("num_experts")?).unwrap_or(128);
                 Routing { count, chosen: 4, ..NONE }

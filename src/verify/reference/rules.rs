@@ -63,4 +63,6 @@ pub(super) enum Dense {
     TypesOrFirst(usize),
     /// The first ones: `first_k_dense_replace`, or n.
     First(usize),
+    /// The first ones: as many as this field says, or n.
+    FirstOf(&'static str, usize),
 }

@@ -4,6 +4,7 @@ pub mod routed;
 
 use super::expected::ExpectedTensor;
 use super::fields::Fields;
+use super::lfm;
 use super::rope::{self, AXES, GROWTH, LOCAL_BASE, PARTIAL};
 use super::row::{Arch, TIED};
 use super::view::{View, whole};
@@ -91,6 +92,11 @@ pub const FOREIGN: &[(&str, Neutral)] = &[
     ("enable_moe_block", Neutral::Off),
     ("use_double_wide_mlp", Neutral::Off),
     ("per_layer_config", Neutral::Absent),
+    (lfm::WIDTH, Neutral::Absent),
+    (lfm::BIAS, Neutral::Off),
+    ("num_dense_layers", Neutral::Off),
+    ("use_sandwich_norm", Neutral::Off),
+    ("use_attention_gate", Neutral::Off),
 ];
 
 /// Neutral value of a field, with which the field changes nothing.
@@ -212,6 +218,7 @@ pub fn decoder(arch: &Arch, config: &Fields) -> Result<ModelConfig> {
         },
         mlp: (arch.mlp)(arch, config)?,
         dense_layers: None,
+        recurrent: None,
         exceptions: Vec::new(),
         tied_embeddings: config.flag(TIED, arch.tied)?,
         bos: None,

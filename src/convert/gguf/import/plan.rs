@@ -276,7 +276,7 @@ fn refuse_leftovers(gguf: &Gguf, family: &Family, model: &ModelConfig, mapped: &
         let layer: usize = layer.parse().unwrap_or(0);
         let is_constant = model.attention.qk_norm == QkNorm::Unit && UNIT_NORMS.contains(&leaf);
         // Layers that read keys and values of earlier ones may have tensors for their own, which nothing reads.
-        let reads_others = || layer < model.n_layers && model.layer(layer).heads().kv_from.is_some();
+        let reads_others = || layer < model.n_layers && model.layer(layer).kv_from().is_some();
         let is_unused = KEYS_VALUES.contains(&leaf) && reads_others();
         // Scales of activations are not used; those of weights were read.
         let of_weight = [SCALE, ".input_scale"].into_iter().find_map(|ending| name.strip_suffix(ending));
