@@ -52,7 +52,7 @@ pub const FAMILIES: [&str; 23] = [
     "lfm2moe",
 ];
 
-/// Those of them that have recurrent layers, which only the CPU computes and GGUF files do not hold yet.
+/// Those of them that have recurrent layers, which only the CPU computes.
 pub const RECURRENT: [&str; 2] = ["lfm2", "lfm2moe"];
 
 /// Checkpoints in the formats of other quantizers, with the SHA-256 of their exact values.

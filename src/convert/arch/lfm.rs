@@ -39,7 +39,7 @@ pub(super) const LFM2: Arch = Arch {
 pub(super) const LFM2_MOE: Arch = Arch {
     class: "Lfm2MoeForCausalLM",
     model_type: "lfm2_moe",
-    honours: &[WIDTH, BIAS, "num_experts", "num_dense_layers", "routed_scaling_factor"],
+    honours: &[WIDTH, BIAS, "num_experts", "num_local_experts", "num_dense_layers", "routed_scaling_factor"],
     mlp: |_, config| {
         Ok(Mlp::Moe {
             experts: experts(config)?,

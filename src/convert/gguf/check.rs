@@ -3,7 +3,8 @@
 use super::family::{Family, LogitScale, Unrotated};
 use crate::error::{Error, Result};
 use crate::model_config::{
-    DenseLayers, ExpertGroups, Heads, Mlp, ModelConfig, QkNorm, RopeScaling, RouterSoftmax, Selection, SharedExpert,
+    DenseLayers, ExpertGroups, Heads, Mlp, ModelConfig, QkNorm, Recurrent, RopeScaling, RouterSoftmax, Selection,
+    SharedExpert, ShortConv,
 };
 
 /// Epsilon of the norms after attention and MLP in families where it is built into llama.cpp.
@@ -41,7 +42,7 @@ fn mlp_checks(model: &ModelConfig, family: &Family) -> Vec<Check> {
     };
     let has_bias = matches!(model.mlp, Mlp::Dense { bias: true, .. });
     let dense_first = |dense: &DenseLayers| dense.layers.iter().copied().eq(0..dense.layers.len());
-    let fits = model.dense_layers.as_ref().is_none_or(|dense| family.routed_experts && dense_first(dense));
+    let fits = model.dense_layers.as_ref().is_none_or(|dense| family.has_leading_dense() && dense_first(dense));
     let (selection, shared) = match model.mlp {
         Mlp::Moe { selection, shared, intermediate, .. } if family.routed_experts => {
             (is_deep(&selection), shared.is_some_and(|shared| is_multiple(shared, intermediate)))
@@ -188,7 +189,12 @@ fn layer_checks(model: &ModelConfig, family: &Family) -> Vec<Check> {
             })
         })
     };
+    let plain_convolution = model.recurrent.as_ref().is_none_or(|recurrent| {
+        let Recurrent::ShortConv(ShortConv { width, bias }) = recurrent.mixer;
+        width > 1 && !bias
+    });
     vec![
+        ("recurrent.mixer", plain_convolution, "convolutions with biases or of one position".into()),
         ("exceptions.unrotated", rotated, "other layers without rotation".into()),
         ("exceptions", differs || layers().all(plain), "layers of different sizes".into()),
         (

@@ -154,7 +154,9 @@ impl<'a> Writer<'a> {
         self.put("hidden_size", hidden);
         self.put("num_hidden_layers", layers);
         self.put("num_attention_heads", heads);
-        if !self.family.has_layer_sizes() {
+        if self.family.has_convolutions() {
+            self.convolutions(layers)?;
+        } else if !self.family.has_layer_sizes() {
             let of_keys = if self.family.is_latent() { None } else { self.count_opt("attention.head_count_kv")? };
             self.put("num_key_value_heads", of_keys.unwrap_or(heads));
         }
@@ -290,7 +292,12 @@ impl<'a> Writer<'a> {
                 return Err(Error::unsupported(found).tensor(self.key("expert_gating_func")));
             }
         }
-        if self.family.qwen_experts {
+        if self.family.has_convolutions() {
+            self.put("intermediate_size", self.count("feed_forward_length")?);
+            self.put("num_experts", model.experts);
+            self.put("moe_intermediate_size", width);
+            self.put("num_dense_layers", self.count_opt("leading_dense_block_count")?.unwrap_or(0));
+        } else if self.family.qwen_experts {
             self.put("num_experts", model.experts);
             self.put("moe_intermediate_size", width);
             self.put("norm_topk_prob", true);

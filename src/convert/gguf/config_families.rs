@@ -64,6 +64,26 @@ impl Writer<'_> {
         Ok(())
     }
 
+    /// Writes the layers with gated short convolutions, which have no key/value heads, and the sizes that other fields
+    /// of the family hold.
+    pub(super) fn convolutions(&mut self, layers: usize) -> Result<()> {
+        let heads = self.counts("attention.head_count_kv", layers)?;
+        let mut others = heads.iter().filter(|heads| **heads > 0);
+        let usual = others.next().copied().unwrap_or(1);
+        if others.any(|heads| *heads != usual) {
+            let found = format!("found {heads:?}, expected 0 for convolutions and one number for the other layers");
+            return Err(Error::unsupported(found).tensor(self.key("attention.head_count_kv")));
+        }
+        let kind = |heads: &usize| if *heads > 0 { "full_attention" } else { "conv" };
+        self.put("layer_types", heads.iter().map(kind).collect::<Vec<_>>());
+        self.put("num_key_value_heads", usual);
+        self.put("conv_L_cache", self.count("shortconv.l_cache")?);
+        self.put("block_auto_adjust_ff_dim", false);
+        let eps = "attention.layer_norm_rms_epsilon";
+        self.put("norm_eps", required(&self.key(eps), self.number_opt(eps)?)?);
+        Ok(())
+    }
+
     /// Writes the sizes of latent attention.
     fn latent(&mut self, model: &Dimensions) -> Result<()> {
         let rotated = self.count("rope.dimension_count")?;

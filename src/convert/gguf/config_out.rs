@@ -10,8 +10,8 @@ use super::rope_factors::Llama3;
 use crate::convert::source::gguf::value::{Scalar, Value as Meta};
 use crate::error::Result;
 use crate::model_config::{
-    Latent, LayerConfig, Mlp, ModelConfig, NormKind, PositionScale, QkNorm, Rope, RopeScaling, RouterSoftmax,
-    SharedExpert,
+    Latent, LayerConfig, Mlp, ModelConfig, NormKind, PositionScale, QkNorm, Recurrent, RecurrentLayers, Rope,
+    RopeScaling, RouterSoftmax, SharedExpert,
 };
 
 /// Divisor of the frequency of a pair that does not turn.
@@ -96,11 +96,12 @@ fn mlp(model: &ModelConfig, family: &Family, put: &mut impl FnMut(&str, Meta)) {
     if family.routed_experts || family.has_sigmoid_experts() {
         put("expert_gating_func", Meta::u32(if selection.sigmoid { SIGMOID } else { SOFTMAX }));
     }
+    if family.has_leading_dense() {
+        put("leading_dense_block_count", count(model.dense_layers.as_ref().map_or(0, |dense| dense.layers.len())));
+    }
     if !family.routed_experts {
         return;
     }
-    let dense = model.dense_layers.as_ref().map_or(0, |dense| dense.layers.len());
-    put("leading_dense_block_count", count(dense));
     put("expert_shared_count", count(shared.map_or(0, |shared| shared.intermediate / intermediate)));
     put("expert_weights_scale", Meta::f32(selection.scale));
     put("expert_weights_norm", Meta::bool(router_softmax == RouterSoftmax::Chosen));
@@ -119,6 +120,9 @@ fn attention(model: &ModelConfig, put: &mut impl FnMut(&str, Meta)) {
         put("attention.head_count_kv", count_of_layers(model.layers().map(of_layer).collect()));
         put("attention.key_length", count(head_dim));
         put("attention.value_length", count(head_dim));
+        if let Some(RecurrentLayers { mixer: Recurrent::ShortConv(conv), .. }) = &model.recurrent {
+            put("shortconv.l_cache", count(conv.width));
+        }
         return;
     };
     // llama.cpp caches the vector that keys and values are computed from, as the only key/value head.

@@ -290,6 +290,20 @@ pub const FAMILIES: &[Family] = &[
         score_scale: Some(1.0),
         ..named("gemma4")
     },
+    Family {
+        dense: Some("Lfm2ForCausalLM"),
+        always: &["recurrent"],
+        qk_norm: &[QkNorm::Head],
+        full_width: true,
+        ..named("lfm2")
+    },
+    Family {
+        moe: Some("Lfm2MoeForCausalLM"),
+        always: &["recurrent", "mlp.selection"],
+        qk_norm: &[QkNorm::Head],
+        full_width: true,
+        ..named("lfm2moe")
+    },
 ];
 
 const fn named(name: &'static str) -> Family {
@@ -382,6 +396,16 @@ impl Family {
     /// Returns true for families with multi-head latent attention.
     pub fn is_latent(&self) -> bool {
         self.always_has("attention.latent")
+    }
+
+    /// Returns true for families with gated short convolutions (LFM2).
+    pub fn has_convolutions(&self) -> bool {
+        self.always_has("recurrent")
+    }
+
+    /// Returns true for families of which the first layers may have a dense MLP while the others have experts.
+    pub fn has_leading_dense(&self) -> bool {
+        self.routed_experts || self.has_convolutions()
     }
 
     /// Returns true for families in which llama.cpp reads a growth of YaRN's magnitude.

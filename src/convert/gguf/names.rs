@@ -51,6 +51,8 @@ pub enum RowOrder {
         /// Rows of the part.
         rows: usize,
     },
+    /// The rows of one matrix, each of which is a matrix of its own in the canonical tensor.
+    Squeezed,
     /// The first `rows` of every `head` canonical rows. In GGUF each head is a matrix with these rows as its columns.
     HeadColumns {
         /// Canonical rows of a head.
@@ -70,7 +72,7 @@ impl RowOrder {
     /// row `row` corresponds to.
     pub fn canonical_row(&self, row: usize) -> (usize, usize) {
         match self {
-            RowOrder::Same => (0, row),
+            RowOrder::Same | RowOrder::Squeezed => (0, row),
             RowOrder::Neighbours(head) => {
                 let (start, within) = (row / head * head, row % head);
                 (0, start + within % 2 * (head / 2) + within / 2)
@@ -94,7 +96,7 @@ impl RowOrder {
     /// GGUF tensor holds that row.
     pub fn gguf_row(&self, part: usize, row: usize) -> Option<usize> {
         match self {
-            RowOrder::Same => Some(row),
+            RowOrder::Same | RowOrder::Squeezed => Some(row),
             RowOrder::Neighbours(head) => {
                 let (start, within) = (row / head * head, row % head);
                 Some(start + within % (head / 2) * 2 + within / (head / 2))
@@ -123,6 +125,7 @@ impl RowOrder {
             RowOrder::OfHeads { .. } | RowOrder::HeadColumns { .. } => {
                 RowStack { count: 1, rows: stack.count * stack.rows, cols: stack.cols }
             }
+            RowOrder::Squeezed => RowStack { count: stack.rows, rows: 1, cols: stack.cols },
             _ => stack,
         }
     }
@@ -179,6 +182,9 @@ impl Mapper<'_> {
     fn append(&self, position: usize, all: &mut Vec<MappedTensor>) -> Result<()> {
         let tensor = &self.expected[position];
         if let Some((_, name)) = TOP.iter().find(|(canonical, _)| *canonical == tensor.name) {
+            // llama.cpp has this name for the last norm of the family.
+            let is_last_norm = self.family.has_convolutions() && *name == "output_norm.weight";
+            let name = if is_last_norm { "token_embd_norm.weight" } else { name };
             all.push(self.mapped(position, name.to_string(), RowOrder::Same));
             return Ok(());
         }
@@ -199,6 +205,10 @@ impl Mapper<'_> {
                 let first = self.mapped(position, name(leaf), RowOrder::Same);
                 all.push(stacked(first, parts.iter().map(member), self.expected)?);
             }
+        } else if tensor_name == "conv.conv.weight" {
+            let mut mapped = self.mapped(position, name("shortconv.conv"), RowOrder::Squeezed);
+            mapped.shape.remove(1);
+            all.push(mapped);
         } else if part == "mlp.experts.gate_up_proj" {
             self.append_gate_up(position, name, all);
         } else if let Some(latent) = self.model.attention.latent.filter(|_| self.splits(part, name)) {
@@ -301,6 +311,7 @@ mod tests {
         fn rows_that_are_moved_there_and_back_are_the_same_rows(
             order in prop_oneof![
                 Just(RowOrder::Same),
+                Just(RowOrder::Squeezed),
                 (1usize..9).prop_map(|half| RowOrder::Neighbours(2 * half)),
                 Just(RowOrder::Alternate(0)),
                 Just(RowOrder::Alternate(1)),

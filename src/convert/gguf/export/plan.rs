@@ -119,8 +119,9 @@ impl<'a> ExportSource<'a> {
         let first = &self.reader.entries()[entries[0]];
         let vector = is_vector(&first.name, &first.shape);
         let rows = mapped.order.stack(&mapped.shape, vector);
-        // llama.cpp computes with f32 vectors, and its own converter keeps routers in f32.
-        let small = vector || first.name.contains(".mlp.router.");
+        // llama.cpp computes with f32 vectors and convolutions, and its own converter keeps routers in f32.
+        let is_convolution = mapped.order == RowOrder::Squeezed;
+        let small = vector || is_convolution || first.name.contains(".mlp.router.");
         let kinds = entries
             .iter()
             .map(|i| {
