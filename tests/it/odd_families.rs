@@ -2,7 +2,7 @@
 //! layers one by one: head sizes that are no multiple of 16, widths and vocabularies that are no multiple of 32, and
 //! fewer or more groups and experts than the fixtures have.
 
-use crate::common::{fixture, iec};
+use crate::common::{RECURRENT, fixture, iec};
 use crate::cuda::on_gpu;
 use crate::odd_shapes::{
     QUANTIZED_LIMIT, difference, difference_of, ids, logits_of, merged, packed, reference_logits, unpacked,
@@ -94,6 +94,23 @@ fn cases() -> Vec<(&'static str, Value)> {
         ),
         ("museglimmer", all(&[heads(3, 1, 22), json!({"sliding_window": 6})])),
         ("minimaxm2", all(&[heads(3, 1, 20), experts(7, 2, 33), json!({"rotary_dim": 10})])),
+        // The last layer has a convolution, after which only the wanted rows are left.
+        (
+            "lfm2",
+            all(&[
+                heads(3, 1, 22),
+                json!({"conv_L_cache": 7, "conv_bias": true, "block_auto_adjust_ff_dim": false, "block_ff_dim": 45,
+                    "layer_types": ["conv", "full_attention", "conv", "conv", "conv"]}),
+            ]),
+        ),
+        (
+            "lfm2moe",
+            all(&[
+                heads(3, 3, 22),
+                experts(7, 2, 33),
+                json!({"conv_L_cache": 1, "layer_types": ["full_attention", "conv", "conv", "conv"]}),
+            ]),
+        ),
     ]
 }
 
@@ -102,6 +119,12 @@ fn cases() -> Vec<(&'static str, Value)> {
 /// as far from that in f64 as the runtime is.
 fn sensitivity(name: &str) -> f32 {
     if name.starts_with("gemma4") { 10.0 } else { 1.0 }
+}
+
+/// Returns the options for each device that computes a fixture's layers.
+fn places(name: &str, cpu: EngineOptions) -> Vec<(&'static str, EngineOptions)> {
+    let gpu = (!RECURRENT.contains(&name)).then(|| ("GPU", on_gpu(cpu)));
+    [("CPU", cpu)].into_iter().chain(gpu).collect()
 }
 
 /// Writes a checkpoint with random weights of a fixture's configuration with these changes, and returns the
@@ -133,7 +156,7 @@ fn fp32_agrees_with_the_reference() {
         let expected = reference_logits(&dir.path().join("hf"), &config, &ids);
         let (_keep, reader) = packed(&dir.path().join("hf"), &[]);
         let options = EngineOptions { precision: Some(Precision::Fp32), prefill_chunk: 11, ..Default::default() };
-        for (place, options) in [("CPU", options), ("GPU", on_gpu(options))] {
+        for (place, options) in places(name, options) {
             let (apart, largest) = difference(&reader, &options, &expected, &ids);
             if apart.is_nan() || apart > sensitivity(name) * 2e-5 * largest {
                 failures.push(format!("{seed} {name}, {place}: {apart:e} apart, largest logit {largest}"));
@@ -151,16 +174,17 @@ fn fp32_with_adapters_agrees_with_the_reference() {
         let (config, ids) = (write(name, &changes, seed, dir.path()), ids(261));
         let (_keep, reader) = packed(&dir.path().join("hf"), &[]);
         let cpu = EngineOptions { precision: Some(Precision::Fp32), prefill_chunk: 11, ..Default::default() };
-        let mut engines = [cpu, on_gpu(cpu)].map(|options| Engine::open(&reader, &options).unwrap());
-        let adapters = [0.5, 1.0].map(|_| random_adapter(engines[0].config(), &mut rng));
-        let dora = with_magnitudes(random_adapter(engines[0].config(), &mut rng), &mut rng);
+        let open = |(place, options)| (place, Engine::open(&reader, &options).unwrap());
+        let mut engines: Vec<_> = places(name, cpu).into_iter().map(open).collect();
+        let adapters = [0.5, 1.0].map(|_| random_adapter(engines[0].1.config(), &mut rng));
+        let dora = with_magnitudes(random_adapter(engines[0].1.config(), &mut rng), &mut rng);
         let plain = reference_logits(&dir.path().join("hf"), &config, &ids);
         for adapters in [adapters.into_iter().zip([0.5, 1.5]).collect(), vec![(dora, 1.0)]] {
             let reference = Reference::open(&dir.path().join("hf"), RefDtype::F64).unwrap();
             let expected = logits_of(&reference.with_adapters(adapters.clone()), &config, &ids);
             let largest = expected.iter().fold(0f32, |most, x| most.max(x.abs()));
             let changed = plain.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
-            for (engine, place) in engines.iter_mut().zip(["CPU", "GPU"]) {
+            for (place, engine) in &mut engines {
                 let bound = adapters.iter().map(|(adapter, factor)| {
                     let bound = engine.adapter_binder().bind(adapter).unwrap();
                     (bound, *factor)
