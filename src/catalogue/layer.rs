@@ -69,7 +69,9 @@ pub const LAYER: &[LayerTensor] = &[
         with_keys(l).and_then(|heads| head_norm(m, heads, keys(heads)))
     }),
     matrix("self_attn.gate_proj.weight", "attn_gate.weight", Role::Attention, Target::OutputGate, ATTENTION, |m, l| {
-        plain(l).filter(|_| m.attention.gate).map(|heads| vec![queries(heads), m.hidden])
+        let width =
+            |heads| if m.attention.head_gate { l.heads().map_or(0, |heads| heads.n_heads) } else { queries(heads) };
+        plain(l).filter(|_| m.attention.gate).map(|heads| vec![width(heads), m.hidden])
     }),
     vector("self_attn.sinks", "attn_sinks.weight", Role::Sinks, |m, l| {
         plain(l).filter(|_| m.attention.sinks).map(|heads| vec![heads.n_heads])

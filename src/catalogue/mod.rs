@@ -12,7 +12,8 @@
 //! model.layers.N.input_layernorm.weight                      (hidden)
 //! model.layers.N.self_attn.{q,k,v,o}_proj.{weight,bias}      (out, in) / (out)
 //! model.layers.N.self_attn.{q,k}_norm.weight                 (head_dim); one norm for all heads; or (heads * head_dim)
-//! model.layers.N.self_attn.gate_proj.weight                  (heads * head_dim, hidden); gate of the heads' outputs
+//! model.layers.N.self_attn.gate_proj.weight                  (heads * head_dim, hidden) or (heads, hidden); gate of
+//!                                                            the heads' outputs
 //! model.layers.N.self_attn.{q_a,q_b,kv_b}_proj.weight, .kv_a_proj_with_mqa.weight, .{q_a,kv_a}_layernorm.weight
 //!                                                            latent attention, see [`crate::model_config::Latent`]
 //! model.layers.N.self_attn.sinks                             (n_heads)

@@ -27,6 +27,9 @@ pub struct Attention {
     /// projection.
     #[serde(default, skip_serializing_if = "is_default")]
     pub gate: bool,
+    /// True when the gate has one number for each head, and not one for each value.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub head_gate: bool,
     /// Sizes of latent attention, whose keys and values are computed from one short vector per token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latent: Option<Latent>,

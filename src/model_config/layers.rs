@@ -213,6 +213,7 @@ impl ModelConfig {
             ("exceptions", !self.exceptions.is_empty()),
             ("attention.qk_norm", matches!(self.attention.qk_norm, QkNorm::All | QkNorm::Unit)),
             ("attention.gate", self.attention.gate),
+            ("attention.head_gate", self.attention.head_gate),
             ("attention.latent", self.attention.latent.is_some()),
             ("attention.position_scale", self.attention.position_scale.is_some()),
             ("rope.pairs", self.ropes().any(|rope| rope.pairs != RotaryPairs::Halves)),

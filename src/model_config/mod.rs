@@ -255,6 +255,9 @@ impl ModelConfig {
         {
             return bad("per_layer_input", "expected a width of at least 1 and a row for each token");
         }
+        if self.attention.head_gate && !self.attention.gate {
+            return bad("attention.head_gate", "found in a model without a gate of attention");
+        }
         if let Some(latent) = self.attention.latent {
             latent.validate(self)?;
         }

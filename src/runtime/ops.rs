@@ -234,13 +234,21 @@ impl Kernel for UnitNorm<'_> {
 pub struct SigmoidGate<'a> {
     /// Vector that is changed in place.
     pub x: &'a mut [f32],
-    /// Vector of the same length as `x`.
+    /// Vector of the same length as `x`, or one number for each of equal parts of `x`.
     pub gate: &'a [f32],
 }
 
 impl Kernel for SigmoidGate<'_> {
     #[inline(always)]
     fn run(self) {
+        let each = self.x.len() / self.gate.len().max(1);
+        if each > 1 {
+            for (part, gate) in self.x.chunks_exact_mut(each).zip(self.gate) {
+                let factor = sigmoid(*gate);
+                part.iter_mut().for_each(|x| *x *= factor);
+            }
+            return;
+        }
         self.x.iter_mut().zip(self.gate).for_each(|(x, gate)| *x *= sigmoid(*gate));
     }
 }

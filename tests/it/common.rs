@@ -26,7 +26,7 @@ pub const FIXTURES: [&str; 16] = [
 ];
 
 /// Checkpoints of further families, with two prompts each.
-pub const FAMILIES: [&str; 23] = [
+pub const FAMILIES: [&str; 24] = [
     "gemma3-vl",
     "qwen3vl",
     "qwen25vl",
@@ -50,10 +50,11 @@ pub const FAMILIES: [&str; 23] = [
     "qwen3vlmoe",
     "lfm2",
     "lfm2moe",
+    "lfm3",
 ];
 
 /// Those of them that have recurrent layers, which only the CPU computes.
-pub const RECURRENT: [&str; 2] = ["lfm2", "lfm2moe"];
+pub const RECURRENT: [&str; 3] = ["lfm2", "lfm2moe", "lfm3"];
 
 /// Checkpoints in the formats of other quantizers, with the SHA-256 of their exact values.
 pub const PUBLISHED: [&str; 15] = [

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 /// Fixtures with precision and type of KV cache: every precision, every cache type, dense models and mixtures of
 /// experts, every kind of tile, and every feature that some family adds.
-const COMPANY: [(&str, Precision, KvType); 36] = [
+const COMPANY: [(&str, Precision, KvType); 37] = [
     ("llama-gqa", Precision::Fp32, KvType::F32),
     ("llama-gqa", Precision::Fp32, KvType::Int8),
     ("llama-gqa", Precision::Int4w, KvType::Int4),
@@ -51,6 +51,7 @@ const COMPANY: [(&str, Precision, KvType); 36] = [
     ("lfm2", Precision::Fp32, KvType::F32),
     ("lfm2", Precision::Int4, KvType::F16),
     ("lfm2moe", Precision::Bf16, KvType::Int8),
+    ("lfm3", Precision::Fp16, KvType::F16),
 ];
 
 /// Packs the fixture so that it can run in the precision and returns the directory.

@@ -166,7 +166,8 @@ fn description(pack: &Path) -> ModelConfig {
 
 #[test]
 fn further_families_come_back_with_the_same_description_weights_and_logits() {
-    for name in FAMILIES {
+    // llama.cpp does not know LFM3.
+    for name in FAMILIES.into_iter().filter(|name| *name != "lfm3") {
         let pack = packed(name);
         let there = There::and_back(pack.path(), &[], &[]);
         assert_eq!(description(pack.path()), description(&there.back()), "{name}");

@@ -111,6 +111,15 @@ fn cases() -> Vec<(&'static str, Value)> {
                 json!({"conv_L_cache": 1, "layer_types": ["full_attention", "conv", "conv", "conv"]}),
             ]),
         ),
+        ("lfm3", all(&[heads(3, 1, 20), json!({"conv_L_cache": 5, "sliding_window": 7})])),
+        (
+            "lfm3",
+            all(&[
+                heads(3, 3, 80),
+                json!({"use_sandwich_norm": false, "use_attention_gate": false,
+                    "layer_types": ["sliding_attention", "conv", "full_attention", "conv", "conv"]}),
+            ]),
+        ),
     ]
 }
 

@@ -1,9 +1,11 @@
-//! `Lfm2ForCausalLM` (LFM2, LFM2.5): gated short convolutions in most layers, attention in the others; and
-//! `Lfm2MoeForCausalLM`, with experts that are chosen by the sigmoids of their logits.
+//! `Lfm2ForCausalLM` (LFM2, LFM2.5): gated short convolutions in most layers, attention in the others;
+//! `Lfm2MoeForCausalLM`, with experts that are chosen by the sigmoids of their logits; and `Lfm3ForCausalLM`, with
+//! norms after the blocks, a gate for each head, and windows in some layers.
 
 use super::expected::ExpectedTensor;
-use super::family::{PLAIN, experts, same_names, separate_experts, silu};
+use super::family::{PLAIN, dense, experts, same_names, separate_experts, silu};
 use super::fields::Fields;
+use super::rope::{self, LOCAL_BASE, PARTIAL};
 use super::row::Arch;
 use super::view::{View, whole};
 use crate::catalogue::{FINAL_NORM, layer_part};
@@ -16,6 +18,8 @@ use crate::model_config::{
 pub const WIDTH: &str = "conv_L_cache";
 /// Field that says whether convolutions and their projections have biases.
 pub const BIAS: &str = "conv_bias";
+/// Field with the type of each layer.
+const TYPES: &str = "layer_types";
 
 pub(super) const LFM2: Arch = Arch {
     class: "Lfm2ForCausalLM",
@@ -75,6 +79,45 @@ pub(super) const LFM2_MOE: Arch = Arch {
     ..LFM2
 };
 
+/// Field that says whether there are norms after the blocks.
+pub const SANDWICH: &str = "use_sandwich_norm";
+/// Field that says whether the output of each head of attention has a gate.
+pub const GATE: &str = "use_attention_gate";
+
+pub(super) const LFM3: Arch = Arch {
+    class: "Lfm3ForCausalLM",
+    model_type: "lfm3",
+    honours: &[WIDTH, BIAS, SANDWICH, GATE, "sliding_window", LOCAL_BASE, PARTIAL],
+    mlp: |arch, config| dense(arch, config, silu(config)?),
+    windows: |config, n_layers| {
+        let Some(types) = config.words_opt(TYPES)?.filter(|types| types.contains(&"sliding_attention")) else {
+            return Ok(Vec::new());
+        };
+        let width = config.count("sliding_window")?;
+        let window = |layer| types.get(layer).filter(|word| **word == "sliding_attention").map(|_| width);
+        Ok((0..n_layers).map(window).collect())
+    },
+    adjust: |config, model| {
+        set_mixers(config, model)?;
+        model.post_norms = config.flag(SANDWICH, true)?;
+        model.attention.gate = config.flag(GATE, true)?;
+        model.attention.head_gate = model.attention.gate;
+        if config.object_opt("rope_parameters")?.is_none() {
+            return Err(config.wrong("rope_parameters", "an object for each type of layer"));
+        }
+        let share = rope::partial(config)?.map_or(1.0, |(_, share)| share);
+        if share < 1.0 {
+            model.rope.turning_pairs = Some((share * model.head_dim as f64 / 2.0) as usize);
+        }
+        if !model.attention.windows.is_empty() {
+            model.local_rope = Some(rope::local(config, 10_000.0, model.max_context)?);
+        }
+        Ok(())
+    },
+    views: views_of_lfm3,
+    ..LFM2
+};
+
 /// Returns the width of the MLP: by default, two thirds of the given one, times a factor, and rounded up to a multiple.
 fn adjusted_width(config: &Fields) -> Result<usize> {
     let given = config.count_opt("block_ff_dim")?.or(config.count_opt("intermediate_size")?).unwrap_or(12_288);
@@ -92,14 +135,17 @@ fn adjusted_width(config: &Fields) -> Result<usize> {
 /// Sets norms and the layers with convolutions: those that `layer_types` calls `conv`, or in older files all that
 /// `full_attn_idxs` does not list.
 fn set_mixers(config: &Fields, model: &mut ModelConfig) -> Result<()> {
-    const TYPES: &str = "layer_types";
     let n_layers = model.n_layers;
+    let words: &[&str] = match model.attention.windows.is_empty() {
+        true => &["conv", "full_attention"],
+        false => &["conv", "full_attention", "sliding_attention"],
+    };
     let is_attention: Vec<bool> = match (config.words_opt(TYPES)?, config.counts_opt("full_attn_idxs")?) {
         (Some(types), _) => {
-            if types.len() != n_layers || types.iter().any(|word| !["conv", "full_attention"].contains(word)) {
-                return Err(config.wrong(TYPES, &format!("conv or full_attention for each of {n_layers} layers")));
+            if types.len() != n_layers || types.iter().any(|word| !words.contains(word)) {
+                return Err(config.wrong(TYPES, &format!("{} for each of {n_layers} layers", words.join(" or "))));
             }
-            types.into_iter().map(|word| word == "full_attention").collect()
+            types.into_iter().map(|word| word != "conv").collect()
         }
         (None, Some(listed)) => (0..n_layers).map(|layer| listed.contains(&layer)).collect(),
         (None, None) => vec![true; n_layers],
@@ -132,4 +178,17 @@ fn views(model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
         _ => return separate_experts(model, tensor, "feed_forward", ["w1", "w3", "w2"]),
     };
     vec![whole(format!("model.layers.{layer}.{own}"), tensor.shape[0])]
+}
+
+/// Returns the views of tensors of LFM3, whose matrices of attention have the usual names.
+fn views_of_lfm3(model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
+    let own = match layer_part(&tensor.name) {
+        Some((_, part)) if part.starts_with("self_attn.") => return same_names(model, tensor),
+        Some((layer, "post_attention_layernorm.weight")) if model.post_norms => (layer, "post_operator_norm.weight"),
+        Some((layer, "pre_feedforward_layernorm.weight")) => (layer, "ffn_norm.weight"),
+        Some((layer, "post_feedforward_layernorm.weight")) => (layer, "post_ffn_norm.weight"),
+        _ => return views(model, tensor),
+    };
+    let (layer, part) = own;
+    vec![whole(format!("model.layers.{layer}.{part}"), tensor.shape[0])]
 }

@@ -68,6 +68,7 @@ pub const ARCHS: &[Arch] = &[
     minimax::MINIMAX_M2,
     lfm::LFM2,
     lfm::LFM2_MOE,
+    lfm::LFM3,
 ];
 
 impl Arch {

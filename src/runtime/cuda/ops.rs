@@ -380,6 +380,9 @@ pub fn check(config: &ModelConfig, rows: usize) -> Result<()> {
     if config.recurrent.is_some() {
         return refuse("found recurrent layers (`recurrent`), which have no kernels".into());
     }
+    if config.attention.head_gate {
+        return refuse("found gates of whole heads (`attention.head_gate`), which have no kernels".into());
+    }
     // Sizes of keys are even in every model: half of a head is rotated with the other half.
     let mut widths = config.heads().map(|heads| heads.value_dim);
     if let Some(width) = widths.find(|width| !width.is_multiple_of(2)) {

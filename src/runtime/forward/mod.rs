@@ -220,21 +220,21 @@ impl Model {
                 Operation::Attention(op) => {
                     self.read(index, op, w)?;
                     if index + 1 == self.config.n_layers {
-                        self.keep_wanted(queries(&op.shape, op.gate.is_some()), w);
+                        self.keep_wanted(queries(&op.shape, op.gate.as_ref()), w);
                     }
                     if w.scratch.runs.is_empty() {
                         return Ok(());
                     }
                     self.attend(index, &op.shape, op.sinks.as_deref(), w);
-                    if op.gate.is_some() {
-                        self.gate_output(&op.shape, w);
+                    if let Some(gate) = &op.gate {
+                        self.gate_output(&op.shape, gate.matrix.rows(), w);
                     }
                     self.project(&op.o, w)?;
                 }
                 Operation::Latent(op) => {
                     self.read_latent(index, op, w)?;
                     if index + 1 == self.config.n_layers {
-                        self.keep_wanted(queries(&op.shape, false), w);
+                        self.keep_wanted(queries(&op.shape, None), w);
                     }
                     if w.scratch.runs.is_empty() {
                         return Ok(());
@@ -369,7 +369,7 @@ impl Model {
             }
         }
         if let Some(gate) = &op.gate {
-            s.attention.output_gate.resize(s.normed.n() * q_width, 0.0);
+            s.attention.output_gate.resize(s.normed.n() * gate.matrix.rows(), 0.0);
             products.push(product(gate, &s.normed, &mut s.attention.output_gate, &s.groups));
         }
         self.compute(products, &mut w.step)?;
@@ -426,15 +426,15 @@ impl Model {
     }
 
     /// Drops all rows except the wanted ones: after the keys and values of the last layer, the others are not used.
-    fn keep_wanted(&self, Queries { width, has_gate }: Queries, w: &mut Walk<'_>) {
+    fn keep_wanted(&self, Queries { width, gate }: Queries, w: &mut Walk<'_>) {
         let rows: usize = w.step.runs.iter().map(|run| run.tokens).sum();
         if w.step.wanted.len() == rows {
             return;
         }
         let s = &mut *w.scratch;
         let mut buffers = vec![(&mut *w.step.x, self.config.hidden), (&mut s.attention.q, width)];
-        if has_gate {
-            buffers.push((&mut s.attention.output_gate, width));
+        if gate > 0 {
+            buffers.push((&mut s.attention.output_gate, gate));
         }
         if let Some(weights) = &self.weights.per_layer {
             buffers.push((&mut s.further, weights.projection.matrix.rows()));
@@ -474,11 +474,11 @@ impl Model {
     }
 
     /// Multiplies the results of attention by the sigmoid of their gates.
-    fn gate_output(&self, shape: &AttentionShape, w: &mut Walk<'_>) {
+    fn gate_output(&self, shape: &AttentionShape, gates: usize, w: &mut Walk<'_>) {
         let (s, width) = (&mut *w.scratch, shape.n_heads * shape.head_dim);
         let (out, stride) = s.attention.attended.rows_mut();
         self.cpu.for_rows(out, stride, |i, out| {
-            let gate = &s.attention.output_gate[i * width..][..width];
+            let gate = &s.attention.output_gate[i * gates..][..gates];
             self.cpu.level().run(SigmoidGate { x: &mut out[..width], gate });
         });
     }
@@ -503,12 +503,12 @@ impl Model {
 struct Queries {
     /// Width of the queries of a row.
     width: usize,
-    /// Whether the outputs of attention have gates.
-    has_gate: bool,
+    /// Width of the gates of the outputs of attention; 0 without gates.
+    gate: usize,
 }
 
-fn queries(shape: &AttentionShape, has_gate: bool) -> Queries {
-    Queries { width: shape.n_heads * shape.head_dim, has_gate }
+fn queries(shape: &AttentionShape, gate: Option<&Linear>) -> Queries {
+    Queries { width: shape.n_heads * shape.head_dim, gate: gate.map_or(0, |gate| gate.matrix.rows()) }
 }
 
 /// A matrix product, `y = x * weight^T + bias`, whose weights may still have to be rebuilt; otherwise like [`Job`].

@@ -84,7 +84,12 @@ impl<'a> Attention<'a> {
         let mut joined = self.attend(&q, &k, &v)?;
         if let Some(gate) = &self.gate {
             let open = self.source.round(sigmoid(&self.source.round(gate.forward(x)?)?)?)?;
-            joined = self.source.round((joined * open)?)?;
+            // A gate has a number for each value, or for each head.
+            let (tokens, width) = joined.dims2()?;
+            let each = width / open.dim(1)?;
+            let heads = joined.reshape((tokens, width / each, each))?;
+            let opened = heads.broadcast_mul(&open.reshape((tokens, width / each, 1))?)?;
+            joined = self.source.round(opened.reshape((tokens, width))?)?;
         }
         Ok(self.source.round(self.o.forward(&joined)?)?)
     }

@@ -3,9 +3,7 @@
 //! The fields of the language model inside a wrapper are those of `text_config`, if there is one.
 
 use super::family::Family;
-use super::family::Family::{
-    Cohere2, Gemma2, Gemma4, Glm4Moe, Granite, Lfm2, Lfm2Moe, Ministral3, Mistral4, MuseGlimmer,
-};
+use super::family::Family::{Cohere2, Gemma2, Gemma4, Glm4Moe, Granite, Lfm3, Ministral3, Mistral4, MuseGlimmer};
 use super::fields::Fields;
 use super::rope::{Pairs, Rope, Ropes, yarn_magnitude};
 use super::routing::Routing;
@@ -196,7 +194,7 @@ impl Config {
             routing: Routing::read(family, json)?,
             latent,
             growth: if matches!(family, Ministral3 | Mistral4) { Growth::read(json)? } else { None },
-            output_gate: family == MuseGlimmer,
+            output_gate: family == MuseGlimmer || family == Lfm3 && json.flag("use_attention_gate", true)?,
             per_layer_width: family.per_layer_width(json)?,
         })
     }
@@ -323,11 +321,14 @@ impl Norms {
     fn read(family: Family, json: Fields<'_>) -> Result<Norms> {
         let key = match family {
             Cohere2 => "layer_norm_eps",
-            Lfm2 | Lfm2Moe => "norm_eps",
+            _ if family.has_convolutions() => "norm_eps",
             _ => "rms_norm_eps",
         };
         let eps = json.number(key)?.unwrap_or(family.row().eps);
-        let (kind, places, usual) = family.row().norms;
+        let (kind, mut places, usual) = family.row().norms;
+        if family == Lfm3 && !json.flag("use_sandwich_norm", true)? {
+            places = Places::Before;
+        }
         let has_none = family == Glm4Moe && !json.flag("use_qk_norm", false)?;
         let queries_and_keys = if has_none { QkNorm::None } else { usual };
         let eps_after = if family == MuseGlimmer { json.number("post_norm_eps")?.unwrap_or(1e-8) } else { eps };

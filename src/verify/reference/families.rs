@@ -39,7 +39,7 @@ pub(super) struct Row {
 }
 
 /// All families.
-pub(super) const FAMILIES: [Row; 27] = [
+pub(super) const FAMILIES: [Row; 28] = [
     Row {
         names: &["LlamaForCausalLM", "llama"],
         family: Family::Llama,
@@ -451,4 +451,5 @@ pub(super) const FAMILIES: [Row; 27] = [
     },
     hybrids::LFM2,
     hybrids::LFM2_MOE,
+    hybrids::LFM3,
 ];

@@ -1,6 +1,6 @@
 //! Model families of transformers: what follows from the row of a family and a configuration.
 
-use super::config::Activation;
+use super::config::{Activation, Places};
 use super::families::{FAMILIES, Row};
 use super::fields::Fields;
 use super::rules::{Dense, Rotates, Slides};
@@ -36,6 +36,7 @@ pub enum Family {
     MiniMaxM2,
     Lfm2,
     Lfm2Moe,
+    Lfm3,
 }
 
 impl Family {
@@ -79,31 +80,44 @@ impl Family {
 
     /// Returns, for each layer, the width of its short convolution; `None` for a layer with attention.
     pub(super) fn convolutions(self, json: Fields<'_>, layers: usize) -> Result<Vec<Option<usize>>> {
-        if !matches!(self, Family::Lfm2 | Family::Lfm2Moe) {
+        if !self.has_convolutions() {
             return Ok(vec![None; layers]);
         }
         let width = json.size("conv_L_cache")?.unwrap_or(3).max(1);
         let has_attention = |layer: usize| match (json.0["layer_types"].as_array(), json.numbers("full_attn_idxs")) {
-            (Some(types), _) => types.get(layer).is_some_and(|kind| kind == "full_attention"),
+            (Some(types), _) => types.get(layer).is_some_and(|kind| kind != "conv"),
             (None, Some(listed)) => listed.contains(&(layer as f64)),
             (None, None) => true,
         };
         Ok((0..layers).map(|layer| (!has_attention(layer)).then_some(width)).collect())
     }
 
+    pub(super) fn has_convolutions(self) -> bool {
+        matches!(self, Family::Lfm2 | Family::Lfm2Moe | Family::Lfm3)
+    }
+
     /// Returns the name in the checkpoint of a part of a layer.
-    pub(super) fn stored(self, part: &str) -> String {
-        const OWN: [(&str, &str); 8] = [
+    pub(super) fn stored(self, part: &str, places: Places) -> String {
+        const OF_ALL: [(&str, &str); 4] = [
             ("input_layernorm", "operator_norm"),
-            ("post_attention_layernorm", "ffn_norm"),
-            ("self_attn.q_norm", "self_attn.q_layernorm"),
-            ("self_attn.k_norm", "self_attn.k_layernorm"),
-            ("self_attn.o_proj", "self_attn.out_proj"),
             ("mlp.gate_proj", "feed_forward.w1"),
             ("mlp.up_proj", "feed_forward.w3"),
             ("mlp.down_proj", "feed_forward.w2"),
         ];
-        let own = OWN.iter().filter(|_| matches!(self, Family::Lfm2 | Family::Lfm2Moe));
+        const OF_ATTENTION: [(&str, &str); 3] = [
+            ("self_attn.q_norm", "self_attn.q_layernorm"),
+            ("self_attn.k_norm", "self_attn.k_layernorm"),
+            ("self_attn.o_proj", "self_attn.out_proj"),
+        ];
+        const AROUND: [(&str, &str); 3] = [
+            ("post_attention_layernorm", "post_operator_norm"),
+            ("pre_feedforward_layernorm", "ffn_norm"),
+            ("post_feedforward_layernorm", "post_ffn_norm"),
+        ];
+        const BEFORE: [(&str, &str); 1] = [("post_attention_layernorm", "ffn_norm")];
+        let of_attention = OF_ATTENTION.iter().filter(|_| self != Family::Lfm3);
+        let norms = if places == Places::Around { &AROUND[..] } else { &BEFORE[..] };
+        let own = OF_ALL.iter().chain(of_attention).chain(norms).filter(|_| self.has_convolutions());
         let renamed = own.filter_map(|(name, own)| Some(format!("{own}{}", part.strip_prefix(name)?))).next();
         renamed.unwrap_or_else(|| part.to_string())
     }

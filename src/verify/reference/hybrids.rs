@@ -38,3 +38,20 @@ pub(super) const LFM2_MOE: Row = Row {
     dense: Dense::FirstOf("num_dense_layers", 2),
     activation: ("hidden_act", "silu"),
 };
+
+pub(super) const LFM3: Row = Row {
+    names: &["Lfm3ForCausalLM", "lfm3"],
+    family: Family::Lfm3,
+    norms: (NormKind::Rms, Places::Around, QkNorm::Head),
+    rotation: (Share::Given(1.0), PairRule::Halves),
+    is_latent: false,
+    is_tied: true,
+    theta: 1e6,
+    eps: 1e-5,
+    heads: (Some(8), None),
+    window: None,
+    slides: Slides::Nowhere,
+    rotates: Rotates::Everywhere,
+    dense: Dense::Nowhere,
+    activation: ("hidden_act", "silu"),
+};

@@ -69,7 +69,7 @@ impl WeightSource<'_> {
 
     /// Returns the name of a tensor of the layer in the checkpoint.
     pub fn stored(&self, part: &str) -> String {
-        self.name(&self.config.family.stored(part))
+        self.name(&self.config.family.stored(part, self.config.norms.places))
     }
 
     pub fn has(&self, part: &str) -> bool {

@@ -95,8 +95,8 @@ pub const FOREIGN: &[(&str, Neutral)] = &[
     (lfm::WIDTH, Neutral::Absent),
     (lfm::BIAS, Neutral::Off),
     ("num_dense_layers", Neutral::Off),
-    ("use_sandwich_norm", Neutral::Off),
-    ("use_attention_gate", Neutral::Off),
+    (lfm::SANDWICH, Neutral::Off),
+    (lfm::GATE, Neutral::Off),
 ];
 
 /// Neutral value of a field, with which the field changes nothing.
@@ -210,6 +210,7 @@ pub fn decoder(arch: &Arch, config: &Fields) -> Result<ModelConfig> {
             qk_norm: QkNorm::None,
             value_norm: false,
             gate: false,
+            head_gate: false,
             latent: None,
             position_scale: None,
             softcap: None,
