@@ -5,7 +5,7 @@
 
 use crate::error::Result;
 use crate::model_config::{ModelConfig, Recurrent};
-use crate::runtime::kv::{KvCache, Page, PagePool};
+use crate::runtime::kv::{KvCache, Line, Page, PagePool};
 use crate::runtime::state::{Cache, PageCounts, PartCache, Piece, PieceMemory, StatePool};
 use std::borrow::Cow;
 use std::ops::Range;
@@ -69,7 +69,8 @@ impl StateLayout {
 
     /// Returns the bytes of a snapshot of all layers; 0 without recurrent layers.
     pub fn bytes(&self) -> usize {
-        self.layers.iter().flatten().map(|[channels, reach]| channels * reach * size_of::<f32>()).sum()
+        let numbers: usize = self.layers.iter().flatten().map(|[channels, reach]| channels * reach).sum();
+        (numbers + usize::from(fills_lines(numbers))) * size_of::<f32>()
     }
 
     /// Returns the bytes that a text takes at most, besides its keys and values.
@@ -84,6 +85,12 @@ impl StateLayout {
             |[channels, reach]: [usize; 2]| Window { channels, reach, end: 0, rows: Vec::new(), mark: (0, Vec::new()) };
         States { layers: self.layers.iter().map(|sizes| sizes.map(window)).collect() }
     }
+}
+
+/// Reports whether so many numbers take whole lines, as pages do. A snapshot then has one number more, so that its
+/// length tells it from a page.
+fn fills_lines(numbers: usize) -> bool {
+    numbers > 0 && (numbers * size_of::<f32>()).is_multiple_of(size_of::<Line>())
 }
 
 impl Window {
@@ -170,6 +177,9 @@ impl States {
     fn bytes(&mut self) -> Vec<u8> {
         let mut rows = Vec::new();
         self.windows().for_each(|window| window.read(&mut rows));
+        if fills_lines(rows.len()) {
+            rows.push(0.0);
+        }
         bytemuck::cast_slice(&rows).to_vec()
     }
 
@@ -340,6 +350,19 @@ mod tests {
                 }
             }
             check(&mut states, &text);
+        }
+    }
+
+    #[test]
+    fn no_snapshot_has_the_length_of_a_page() {
+        for (channels, reach) in [(16, 1), (64, 2), (66, 2), (7, 6)] {
+            let layout = StateLayout { layers: vec![Some([channels, reach])] };
+            assert!(!layout.bytes().is_multiple_of(size_of::<Line>()));
+            let mut states = layout.start();
+            let bytes = states.bytes();
+            assert_eq!(bytes.len(), layout.bytes());
+            states.adopt(&bytes, 9);
+            assert_eq!(states.layer(0).end, 9);
         }
     }
 
