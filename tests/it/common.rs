@@ -53,7 +53,7 @@ pub const FAMILIES: [&str; 24] = [
     "lfm3",
 ];
 
-/// Those of them that have recurrent layers, which only the CPU computes.
+/// Further families with recurrent layers, which only the CPU computes.
 pub const RECURRENT: [&str; 3] = ["lfm2", "lfm2moe", "lfm3"];
 
 /// Checkpoints in the formats of other quantizers, with the SHA-256 of their exact values.

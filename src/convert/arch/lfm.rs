@@ -129,7 +129,8 @@ fn adjusted_width(config: &Fields) -> Result<usize> {
     if multiple == 0 || !(0.0..1e6).contains(&factor) {
         return Err(config.wrong("block_multiple_of", "at least 1, and a factor of usual size"));
     }
-    Ok(((factor * (2.0 * given as f64 / 3.0).trunc()) as usize).next_multiple_of(multiple))
+    let width = (factor * (2.0 * given as f64 / 3.0).trunc()) as usize;
+    width.checked_next_multiple_of(multiple).ok_or_else(|| config.wrong("block_multiple_of", "a number of usual size"))
 }
 
 /// Sets norms and the layers with convolutions: those that `layer_types` calls `conv`, or in older files all that
@@ -191,4 +192,20 @@ fn views_of_lfm3(model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
     };
     let (layer, part) = own;
     vec![whole(format!("model.layers.{layer}.{part}"), tensor.shape[0])]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_width_of_the_mlp_is_rounded_up_and_never_wraps() {
+        let width = |value: serde_json::Value| adjusted_width(&Fields::new(value.as_object().unwrap()));
+        assert_eq!(width(json!({"block_ff_dim": 144, "block_multiple_of": 16})).unwrap(), 96);
+        assert_eq!(width(json!({"intermediate_size": 10, "block_auto_adjust_ff_dim": false})).unwrap(), 10);
+        assert!(width(json!({"block_multiple_of": 0})).is_err());
+        let huge = json!({"block_ff_dim": u64::MAX, "block_ffn_dim_multiplier": 2.0, "block_multiple_of": 2});
+        assert!(width(huge).is_err());
+    }
 }

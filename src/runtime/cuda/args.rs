@@ -53,13 +53,18 @@ impl Kind {
         self as u32 >= 16
     }
 
+    /// Reports whether the matrix consists of tiles, and kernels know of the kind how their codes become weights.
+    pub fn is_tiles(self) -> bool {
+        !self.is_coded() && !matches!(self, Kind::F32 | Kind::F16 | Kind::Bf16)
+    }
+
     /// Returns the name of this kind in kernels that serve several tiled layouts: `f32`, `f16`, `bf16`, `coded` or
     /// `tiles`.
     pub fn store_name(self) -> &'static str {
         match self {
-            Kind::F32 | Kind::F16 | Kind::Bf16 => self.name(),
             _ if self.is_coded() => "coded",
-            _ => "tiles",
+            _ if self.is_tiles() => "tiles",
+            _ => self.name(),
         }
     }
 

@@ -162,7 +162,7 @@ impl Ops {
         let (block, shared) = match linear.how {
             How::Float => (128, 0),
             // Threads and shared memory are those that `kernels/matmul.cuh` lists for these kernels.
-            How::Tensor { passes } if columns == MANY && linear.matrix.kind.store_name() == "tiles" => {
+            How::Tensor { passes } if columns == MANY && linear.matrix.kind.is_tiles() => {
                 (384, if passes == 1 { 81_408 } else { 87_040 })
             }
             How::Tensor { passes } => (256, passes * (48 << 10)),
@@ -174,7 +174,7 @@ impl Ops {
 
 /// Returns the number of matrix rows per thread block in the kernels for many rows of x.
 fn rows_of_many(linear: &DeviceLinear) -> usize {
-    if linear.how != How::Float && linear.matrix.kind.store_name() != "tiles" { 32 } else { 64 }
+    if linear.how != How::Float && !linear.matrix.kind.is_tiles() { 32 } else { 64 }
 }
 
 /// Returns the name of the kernel that computes up to `columns` rows of x per thread block.

@@ -86,9 +86,9 @@ impl<'a> Attention<'a> {
             let open = self.source.round(sigmoid(&self.source.round(gate.forward(x)?)?)?)?;
             // A gate has a number for each value, or for each head.
             let (tokens, width) = joined.dims2()?;
-            let each = width / open.dim(1)?;
-            let heads = joined.reshape((tokens, width / each, each))?;
-            let opened = heads.broadcast_mul(&open.reshape((tokens, width / each, 1))?)?;
+            let gates = if open.dim(1)? == width { width } else { self.source.config.heads };
+            let heads = joined.reshape((tokens, gates, width / gates))?;
+            let opened = heads.broadcast_mul(&open.reshape((tokens, gates, 1))?)?;
             joined = self.source.round(opened.reshape((tokens, width))?)?;
         }
         Ok(self.source.round(self.o.forward(&joined)?)?)
