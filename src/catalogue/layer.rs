@@ -2,8 +2,8 @@
 
 use super::{LayerInput, LayerTensor, Role, Target};
 use crate::model_config::{
-    Heads, Latent, LayerConfig, Mixer, Mlp, ModelConfig, PerLayerInput, QkNorm, Recurrent, Selection, SharedExpert,
-    ShortConv,
+    GatedDeltaNet, Heads, Latent, LayerConfig, Mixer, Mlp, ModelConfig, PerLayerInput, QkNorm, Recurrent, Selection,
+    SharedExpert, ShortConv,
 };
 
 type Shape = fn(&ModelConfig, &LayerConfig) -> Option<Vec<usize>>;
@@ -145,6 +145,41 @@ pub const LAYER: &[LayerTensor] = &[
     vector("conv.out_proj.bias", "shortconv.out_proj.bias", Role::Bias, |m, l| {
         conv(l).filter(|conv| conv.bias).map(|_| vec![m.hidden])
     }),
+    // Gated delta net; its convolution has the channels of queries, keys and values, in this order.
+    matrix("linear_attn.q_proj.weight", "", Role::Mixer, Target::Q, ATTENTION, |m, l| {
+        delta_net(l).map(|net| vec![net.keys(), m.hidden])
+    }),
+    matrix("linear_attn.k_proj.weight", "", Role::Mixer, Target::K, ATTENTION, |m, l| {
+        delta_net(l).map(|net| vec![net.keys(), m.hidden])
+    }),
+    matrix("linear_attn.v_proj.weight", "", Role::Mixer, Target::V, ATTENTION, |m, l| {
+        delta_net(l).map(|net| vec![net.values(), m.hidden])
+    }),
+    matrix("linear_attn.z_proj.weight", "attn_gate.weight", Role::Mixer, Target::OutputGate, ATTENTION, |m, l| {
+        delta_net(l).map(|net| vec![net.values(), m.hidden])
+    }),
+    matrix("linear_attn.b_proj.weight", "ssm_beta.weight", Role::Other, Target::MixerRate, ATTENTION, |m, l| {
+        delta_net(l).map(|net| vec![net.value_heads, m.hidden])
+    }),
+    matrix("linear_attn.a_proj.weight", "ssm_alpha.weight", Role::Other, Target::MixerDecay, ATTENTION, |m, l| {
+        delta_net(l).map(|net| vec![net.value_heads, m.hidden])
+    }),
+    vector("linear_attn.conv1d.weight", "ssm_conv1d.weight", Role::Other, |_, l| {
+        delta_net(l).map(|net| vec![net.channels(), 1, net.width])
+    }),
+    vector("linear_attn.A_log", "ssm_a", Role::Other, |_, l| delta_net(l).map(|net| vec![net.value_heads])),
+    vector("linear_attn.dt_bias", "ssm_dt.bias", Role::Bias, |_, l| delta_net(l).map(|net| vec![net.value_heads])),
+    vector("linear_attn.norm.weight", "ssm_norm.weight", Role::Norm, |_, l| {
+        delta_net(l).map(|net| vec![net.value_dim])
+    }),
+    matrix(
+        "linear_attn.out_proj.weight",
+        "ssm_out.weight",
+        Role::Mixer,
+        Target::MixerOutput,
+        Some(LayerInput::AttentionOutput),
+        |m, l| delta_net(l).map(|net| vec![m.hidden, net.values()]),
+    ),
     // In models with post norms, this is the norm of attention's output; in others, that of the MLP's input.
     vector("post_attention_layernorm.weight", "", Role::Norm, |m, _| has(m.post_norms || has_mlp_norm(m), [m.hidden])),
     vector("pre_feedforward_layernorm.weight", "ffn_norm.weight", Role::Norm, |m, _| {
@@ -210,6 +245,14 @@ pub const LAYER: &[LayerTensor] = &[
         MIDDLE,
         |m, l| shared(l).map(|shared| vec![m.hidden, shared.intermediate]),
     ),
+    matrix(
+        "mlp.router.shared_expert_gate.weight",
+        "ffn_gate_inp_shexp.weight",
+        Role::Router,
+        Target::SharedOutputGate,
+        MLP,
+        |m, l| shared(l).filter(|shared| shared.gate).map(|_| vec![1, m.hidden]),
+    ),
     vector("mlp.shared_experts.post_layernorm.weight", "post_ffw_norm_1.weight", Role::Norm, |m, l| {
         has(has_mixture_norms(l), [m.hidden])
     }),
@@ -249,7 +292,18 @@ fn plain(layer: &LayerConfig) -> Option<&Heads> {
 
 /// Returns the sizes of a gated short convolution.
 fn conv(layer: &LayerConfig) -> Option<&ShortConv> {
-    layer.recurrent().map(|Recurrent::ShortConv(conv)| conv)
+    match layer.recurrent()? {
+        Recurrent::ShortConv(conv) => Some(conv),
+        Recurrent::GatedDeltaNet(_) => None,
+    }
+}
+
+/// Returns the sizes of a gated delta net.
+fn delta_net(layer: &LayerConfig) -> Option<&GatedDeltaNet> {
+    match layer.recurrent()? {
+        Recurrent::GatedDeltaNet(net) => Some(net),
+        Recurrent::ShortConv(_) => None,
+    }
 }
 
 /// Returns the heads of plain attention with keys of its own.

@@ -19,6 +19,9 @@
 //! model.layers.N.self_attn.sinks                             (n_heads)
 //! model.layers.N.conv.{in,out}_proj.{weight,bias}            (out, in) / (out); gated short convolution in place of
 //! model.layers.N.conv.conv.{weight,bias}                     attention: (hidden, 1, width) / (hidden)
+//! model.layers.N.linear_attn.{q,k,v,z,b,a,out}_proj.weight   gated delta net, see
+//! model.layers.N.linear_attn.conv1d.weight, .norm.weight     [`crate::model_config::GatedDeltaNet`]
+//! model.layers.N.linear_attn.{A_log,dt_bias}                 (value_heads)
 //! model.layers.N.post_attention_layernorm.weight             (hidden); norm of the MLP's input; with post norms: of
 //!                                                            attention's output, and the next two exist, too:
 //! model.layers.N.{pre,post}_feedforward_layernorm.weight     (hidden); input and output of the MLP
@@ -217,15 +220,21 @@ pub enum Target {
     InputGate,
     /// Projection of the further input of a layer.
     InputProjection,
+    /// Gate of the output of the MLP beside experts.
+    SharedOutputGate,
     /// Input projection of a recurrent mixer.
     MixerInput,
+    /// Projection to the rates of a gated delta net.
+    MixerRate,
+    /// Projection to the decays of a gated delta net.
+    MixerDecay,
     /// Output projection of a recurrent mixer.
     MixerOutput,
 }
 
 impl Target {
     /// All targets.
-    pub const ALL: [Target; 19] = [
+    pub const ALL: [Target; 22] = [
         Target::Q,
         Target::K,
         Target::V,
@@ -243,7 +252,10 @@ impl Target {
         Target::KvHeads,
         Target::InputGate,
         Target::InputProjection,
+        Target::SharedOutputGate,
         Target::MixerInput,
+        Target::MixerRate,
+        Target::MixerDecay,
         Target::MixerOutput,
     ];
 }

@@ -20,6 +20,20 @@ pub enum Role {
     Other,
 }
 
+/// Parts of the names of large matrices of recurrent mixers.
+const MIXERS: [&str; 10] = [
+    ".conv.in_proj.",
+    ".conv.out_proj.",
+    ".linear_attn.q_proj.",
+    ".linear_attn.k_proj.",
+    ".linear_attn.v_proj.",
+    ".linear_attn.z_proj.",
+    ".linear_attn.in_proj_qkv.",
+    ".linear_attn.in_proj_qkvz.",
+    ".linear_attn.in_proj_z.",
+    ".linear_attn.out_proj.",
+];
+
 impl Role {
     /// Returns the role of the tensor with this canonical name. Names in files of others, which are in no row of the
     /// catalogue, resemble canonical ones, and their parts decide.
@@ -51,7 +65,7 @@ impl Role {
             Role::Mlp
         } else if leaf.contains(".self_attn.") {
             Role::Attention
-        } else if leaf.contains(".conv.in_proj.") || leaf.contains(".conv.out_proj.") {
+        } else if MIXERS.iter().any(|part| leaf.contains(part)) {
             Role::Mixer
         } else {
             Role::Other

@@ -19,7 +19,7 @@ use crate::convert::source::gguf::Gguf;
 use crate::error::{Error, Result, printable};
 use crate::iebin::PublishedJson;
 use crate::manifest::Manifest;
-use crate::model_config::{Mlp, ModelConfig, Recurrent, RecurrentLayers, RopeScaling, ShortConv};
+use crate::model_config::{GatedDeltaNet, Mlp, ModelConfig, Recurrent, RecurrentLayers, RopeScaling, ShortConv};
 use crate::report::quality::{quality_lines, short_hash};
 use crate::report::table::{Column, Table};
 use crate::runtime::cpu::place::allowed_processors;
@@ -298,8 +298,13 @@ fn describe_model(model: &ModelConfig) -> String {
     }
     let tied = if model.tied_embeddings { " (tied)" } else { "" };
     let recurrent = model.recurrent.as_ref().map_or(String::new(), |RecurrentLayers { layers, mixer }| {
-        let Recurrent::ShortConv(ShortConv { width, .. }) = mixer;
-        format!("convolutions of {width} positions in {} layers, ", layers.len())
+        let mixers = match mixer {
+            Recurrent::ShortConv(ShortConv { width, .. }) => format!("convolutions of {width} positions"),
+            Recurrent::GatedDeltaNet(GatedDeltaNet { key_heads, value_heads, key_dim, value_dim, .. }) => {
+                format!("delta nets of {value_heads} heads ({key_heads} key) of {key_dim} x {value_dim}")
+            }
+        };
+        format!("{mixers} in {} layers, ", layers.len())
     });
     format!(
         "{} layers, hidden {}, {} heads ({} key/value) of {}, {recurrent}{mlp}, vocabulary {}{tied}",

@@ -87,6 +87,9 @@ pub struct SharedExpert {
     /// divided by its root mean square, times factors (Gemma 4).
     #[serde(default)]
     pub norms: bool,
+    /// The output of the MLP is multiplied by the sigmoid of a product of its input and a vector.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub gate: bool,
 }
 
 /// Set of router logits over which the softmax for the weights of the selected experts is taken.

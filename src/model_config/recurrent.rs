@@ -7,6 +7,10 @@ use serde::{Deserialize, Serialize};
 /// Largest width of a convolution, far above that of real models; states have as many rows.
 const WIDTH_LIMIT: usize = 64;
 
+/// Largest number of heads of a recurrent mixer, and largest width of one; states are as large as their product.
+const HEAD_LIMIT: usize = 1024;
+const HEAD_DIM_LIMIT: usize = 1024;
+
 /// Layers that have a recurrent mixer in place of attention.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -23,6 +27,8 @@ pub struct RecurrentLayers {
 pub enum Recurrent {
     /// Gated short convolution.
     ShortConv(ShortConv),
+    /// Gated delta rule.
+    GatedDeltaNet(GatedDeltaNet),
 }
 
 /// Gated short convolution (LFM2): three projections B, C and x of the input, and the output projection of
@@ -35,6 +41,61 @@ pub struct ShortConv {
     /// Whether the projections and the convolution have biases.
     #[serde(default)]
     pub bias: bool,
+}
+
+/// Gated delta net (Qwen3-Next; Gated DeltaNet, arXiv 2412.06464). Queries, keys and values are projections of the
+/// input after a causal convolution, channel by channel, and SiLU. A value head `h` reads the key head
+/// `h / (value_heads / key_heads)`, keeps a matrix `S` of `key_dim` rows and `value_dim` columns, which is zero at first,
+/// and gives `S' q` after `S = a S + k (b (v - a S' k))'`, with a decay `a` and a rate `b` of the token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GatedDeltaNet {
+    /// Heads of queries and keys; divides `value_heads`.
+    pub key_heads: usize,
+    /// Heads of values.
+    pub value_heads: usize,
+    /// Width of a query or key head.
+    pub key_dim: usize,
+    /// Width of a value head.
+    pub value_dim: usize,
+    /// Positions that the convolution reads, including the present one.
+    pub width: usize,
+}
+
+impl GatedDeltaNet {
+    /// Returns the width of all query heads, which is also that of all key heads.
+    pub fn keys(&self) -> usize {
+        self.key_heads * self.key_dim
+    }
+
+    /// Returns the width of all value heads.
+    pub fn values(&self) -> usize {
+        self.value_heads * self.value_dim
+    }
+
+    /// Returns the number of channels of the convolution: queries, keys and values, in this order.
+    pub fn channels(&self) -> usize {
+        2 * self.keys() + self.values()
+    }
+
+    /// Checks the sizes, whose products are then far from overflow.
+    fn validate(&self) -> std::result::Result<(), (&'static str, String)> {
+        let GatedDeltaNet { key_heads, value_heads, key_dim, value_dim, .. } = *self;
+        for (field, size, most) in [
+            ("key_heads", key_heads, HEAD_LIMIT),
+            ("value_heads", value_heads, HEAD_LIMIT),
+            ("key_dim", key_dim, HEAD_DIM_LIMIT),
+            ("value_dim", value_dim, HEAD_DIM_LIMIT),
+        ] {
+            if !(1..=most).contains(&size) {
+                return Err((field, format!("found {size}, expected 1 to {most}")));
+            }
+        }
+        match value_heads.is_multiple_of(key_heads) {
+            true => Ok(()),
+            false => Err(("value_heads", format!("found {value_heads}, expected a multiple of {key_heads} key heads"))),
+        }
+    }
 }
 
 impl ModelConfig {
@@ -54,8 +115,14 @@ impl ModelConfig {
         if let Some(layer) = layers.iter().find(|layer| self.layer_has_window(**layer)) {
             return bad("layers", format!("found layer {layer}, which has a window of attention"));
         }
-        let Recurrent::ShortConv(ShortConv { width, .. }) = mixer;
-        match (1..=WIDTH_LIMIT).contains(width) {
+        let width = match mixer {
+            Recurrent::ShortConv(conv) => conv.width,
+            Recurrent::GatedDeltaNet(net) => {
+                net.validate().or_else(|(field, why)| bad(&format!("mixer.{field}"), why))?;
+                net.width
+            }
+        };
+        match (1..=WIDTH_LIMIT).contains(&width) {
             true => Ok(()),
             false => bad("mixer.width", format!("found {width}, expected 1 to {WIDTH_LIMIT}")),
         }

@@ -7,7 +7,7 @@
 pub mod transfer;
 
 use super::profile::Stage;
-use crate::model_config::{Activation, Latent, PositionScale, RotaryPairs, RouterSoftmax, Selection};
+use crate::model_config::{Activation, GatedDeltaNet, Latent, PositionScale, RotaryPairs, RouterSoftmax, Selection};
 use std::fmt::Debug;
 
 /// Storage of weights on a device.
@@ -71,6 +71,8 @@ pub enum Operation<S: Storage> {
     Latent(LatentAttention<S>),
     /// Gated short convolution.
     ShortConv(ShortConv<S>),
+    /// Gated delta net.
+    DeltaNet(DeltaNet<S>),
     /// A gated MLP.
     Mlp(Mlp<S>),
     /// A router and its experts.
@@ -83,7 +85,9 @@ impl<S: Storage> Operation<S> {
     /// Returns the stage of the last product of the operation.
     pub fn last_stage(&self) -> Stage {
         match self {
-            Operation::Attention(_) | Operation::Latent(_) | Operation::ShortConv(_) => Stage::Projections,
+            Operation::Attention(_) | Operation::Latent(_) | Operation::ShortConv(_) | Operation::DeltaNet(_) => {
+                Stage::Projections
+            }
             Operation::Mlp(_) | Operation::Moe(_) | Operation::Input(_) => Stage::Mlp,
         }
     }
@@ -151,6 +155,35 @@ pub struct ShortConv<S: Storage> {
     pub output: S::Matrix,
 }
 
+/// Gated delta net, see [`GatedDeltaNet`].
+#[derive(Debug)]
+pub struct DeltaNet<S: Storage> {
+    /// Sizes.
+    pub sizes: GatedDeltaNet,
+    /// Query projection: `(keys, hidden)`.
+    pub q: S::Matrix,
+    /// Key projection: `(keys, hidden)`.
+    pub k: S::Matrix,
+    /// Value projection: `(values, hidden)`.
+    pub v: S::Matrix,
+    /// Projection to the gate of the output: `(values, hidden)`.
+    pub z: S::Matrix,
+    /// Projection to the rates, whose sigmoids they are: `(value_heads, hidden)`.
+    pub b: S::Matrix,
+    /// Projection to the decays: `(value_heads, hidden)`.
+    pub a: S::Matrix,
+    /// Factors of the convolution, the oldest position first: `(width, channels)`.
+    pub kernel: S::Vector,
+    /// Factors of the logarithms of the decays, `-exp(A_log)`: `(value_heads)`.
+    pub decay: S::Vector,
+    /// Added to the projection to the decays, before the softplus: `(value_heads)`.
+    pub decay_bias: S::Vector,
+    /// Factors of the norm of each head of the output: `(value_dim)`.
+    pub norm: S::Vector,
+    /// Output projection: `(hidden, values)`.
+    pub output: S::Matrix,
+}
+
 /// Sizes and variants of attention in one layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionShape {
@@ -214,6 +247,8 @@ pub struct Moe<S: Storage> {
     pub factors: Option<S::Vector>,
     /// MLP that computes every token, where the model has one.
     pub shared: Option<Mlp<S>>,
+    /// Vector whose product with the input is, as its sigmoid, a factor of the output of `shared`: `(1, hidden)`.
+    pub shared_gate: Option<S::Matrix>,
     /// Norms of MLP and experts, where they have their own.
     pub norms: Option<MixtureNorms<S::Vector>>,
     /// Router: `(experts, hidden)`.

@@ -75,6 +75,8 @@ pub(super) fn scratch_bytes(c: &ModelConfig, rows: usize) -> u64 {
         Mixer::Latent(heads, latent) => (5 * heads.n_heads + 3) * (latent.kv_rank + latent.rope),
         // Projections and inputs of the convolution, and its output.
         Mixer::Recurrent(Recurrent::ShortConv(_)) => 5 * c.hidden,
+        // Projections, and the output before and after its norm.
+        Mixer::Recurrent(Recurrent::GatedDeltaNet(net)) => net.channels() + 3 * net.values() + 2 * net.value_heads,
         Mixer::Attention(heads) => (3 * heads.n_heads + 2 * heads.n_kv_heads) * heads.head_dim,
     };
     let attention = c.layers().map(widths).max().unwrap_or(0);

@@ -107,8 +107,9 @@ pub fn max(values: &[f32]) -> f32 {
     tail.iter().fold(lanes[0], |m, v| larger(m, *v))
 }
 
+/// Returns the sum of the squares.
 #[inline(always)]
-fn sum_of_squares(values: &[f32]) -> f32 {
+pub fn sum_of_squares(values: &[f32]) -> f32 {
     let (chunks, tail) = values.as_chunks::<LANES>();
     let mut lanes = [0f32; LANES];
     for chunk in chunks {
@@ -139,7 +140,7 @@ fn sum(values: &[f32]) -> f32 {
 
 /// Computes 1 / sqrt(mean(x^2) + eps).
 #[inline(always)]
-fn inverse_root(x: &[f32], eps: f32) -> f32 {
+pub fn inverse_root(x: &[f32], eps: f32) -> f32 {
     1.0 / (sum_of_squares(x) / x.len() as f32 + eps).sqrt()
 }
 

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 /// Fixtures with precision and type of KV cache: every precision, every cache type, dense models and mixtures of
 /// experts, every kind of tile, and every feature that some family adds.
-const COMPANY: [(&str, Precision, KvType); 37] = [
+const COMPANY: [(&str, Precision, KvType); 40] = [
     ("llama-gqa", Precision::Fp32, KvType::F32),
     ("llama-gqa", Precision::Fp32, KvType::Int8),
     ("llama-gqa", Precision::Int4w, KvType::Int4),
@@ -52,6 +52,9 @@ const COMPANY: [(&str, Precision, KvType); 37] = [
     ("lfm2", Precision::Int4, KvType::F16),
     ("lfm2moe", Precision::Bf16, KvType::Int8),
     ("lfm3", Precision::Fp16, KvType::F16),
+    ("qwen35", Precision::Fp32, KvType::F32),
+    ("qwen35-text", Precision::Int4, KvType::F16),
+    ("qwen3next", Precision::Bf16, KvType::F16),
 ];
 
 /// Packs the fixture so that it can run in the precision and returns the directory.

@@ -164,6 +164,10 @@ fn half_precisions_give_the_same_ids_wherever_the_choice_is_clearer_than_roundin
                 true => (noise(Precision::Bf16), f32::INFINITY),
                 false => (noise(precision), noise(precision)),
             };
+            // Delta nets carry errors from position to position: with bf16, logits of the fixtures differ by up to 0.8,
+            // and those of the reference of `iec verify`, which also rounds between operations, by up to 3.4.
+            let carries = case.name.starts_with("qwen35") || case.name == "qwen3next";
+            let (noise, limit) = if carries { (4.0 * noise, 4.0 * limit) } else { (noise, limit) };
             for (i, prompt) in case.prompts().iter().enumerate() {
                 let found = compare(&mut engine, prompt, noise);
                 if found.logit > limit || !found.wrong_ids.is_empty() || found.compared == 0 {

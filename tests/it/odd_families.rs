@@ -120,14 +120,45 @@ fn cases() -> Vec<(&'static str, Value)> {
                     "layer_types": ["sliding_attention", "conv", "full_attention", "conv", "conv"]}),
             ]),
         ),
+        // Heads of several sizes that are no whole vectors, several value heads for each key head, and all layers
+        // recurrent but the first.
+        (
+            "qwen35-text",
+            all(&[
+                heads(3, 1, 20),
+                net([3, 9, 20, 36], 3),
+                json!({"layer_types": ["full_attention", "linear_attention", "linear_attention", "linear_attention"]}),
+            ]),
+        ),
+        ("qwen35moe", all(&[net([1, 5, 7, 80], 1), experts(7, 2, 33), json!({"shared_expert_intermediate_size": 19})])),
+        (
+            "qwen3next",
+            all(&[
+                heads(6, 2, 80),
+                net([2, 6, 80, 16], 5),
+                experts(6, 3, 16),
+                json!({"mlp_only_layers": [1], "intermediate_size": 45, "norm_topk_prob": false,
+                    "partial_rotary_factor": 0.1}),
+            ]),
+        ),
     ]
+}
+
+/// Returns the fields of gated delta nets: key heads, value heads, their widths, and the width of the convolution.
+fn net([key_heads, value_heads, key, value]: [usize; 4], width: usize) -> Value {
+    json!({"linear_num_key_heads": key_heads, "linear_num_value_heads": value_heads, "linear_key_head_dim": key,
+        "linear_value_head_dim": value, "linear_conv_kernel_dim": width})
 }
 
 /// Returns the factor of the usual limits for differences of logits. Gemma 4 normalizes queries and keys and does not
 /// scale their products, so scores reach the head size and softmax multiplies rounding errors: the reference in f32 is
-/// as far from that in f64 as the runtime is.
+/// as far from that in f64 as the runtime is. Delta nets normalize queries and keys of a few values, too.
 fn sensitivity(name: &str) -> f32 {
-    if name.starts_with("gemma4") { 10.0 } else { 1.0 }
+    match name {
+        _ if name.starts_with("gemma4") => 10.0,
+        "qwen35-text" | "qwen35moe" | "qwen3next" => 3.0,
+        _ => 1.0,
+    }
 }
 
 /// Returns the options for each device that computes a fixture's layers.

@@ -105,9 +105,11 @@ fn texts_that_reuse_beginnings_have_the_bits_of_texts_that_do_not() {
 #[test]
 fn texts_of_a_state_that_cannot_be_cut_are_reused_where_it_was_kept_also_from_disk() {
     let reader = |name: &str| IebinReader::open(&packed_as(name, &fixture(name), &[])).unwrap();
-    let [llama, lfm] = ["llama-gqa", "lfm2"].map(reader);
+    let [llama, lfm, qwen] = ["llama-gqa", "lfm2", "qwen35"].map(reader);
     reuse_a_state_that_cannot_be_cut(&|| recurrent::engine(&llama, &EngineOptions::default()));
-    reuse_a_state_that_cannot_be_cut(&|| Engine::open(&lfm, &EngineOptions::default()).unwrap());
+    for hybrid in [lfm, qwen] {
+        reuse_a_state_that_cannot_be_cut(&|| Engine::open(&hybrid, &EngineOptions::default()).unwrap());
+    }
 }
 
 fn reuse_a_state_that_cannot_be_cut(open: &dyn Fn() -> Engine) {

@@ -289,6 +289,7 @@ fn check(name: &str, kv: KvType, state: State, adapters: &[&str]) {
     let model = Model { pack: &pack, kv, state };
     let recurrent = state != State::Pages;
     let plain = open(model, 1, 512, 0, 64);
+    let fixed = u64::from(Batch::new(&plain, None, sched::Options::with_pages(0, 0)).limits().fixed_pages);
     let longest = plain.config().max_context.min(270);
     let mut requests = requests(40, longest - 14);
     let sets = sets(&plain, adapters);
@@ -300,8 +301,8 @@ fn check(name: &str, kv: KvType, state: State, adapters: &[&str]) {
     let mut seen = Seen::default();
     let forms = [(1, 512, 0, false), (2, 64, 4, false), (1, 33, 5, true), (3, 512, 9, true), (1, 7, 4, true)];
     for (form, (threads, chunk, pages, prefixes)) in forms.into_iter().enumerate() {
-        // A state that cannot be cut takes one page more of each text, and one of each snapshot.
-        let pages = if recurrent && pages > 0 { (1 + u64::from(prefixes)) * pages + 1 } else { pages };
+        // A state that cannot be cut takes some pages more of each text, and as many of each snapshot.
+        let pages = if pages > 0 { (1 + 2 * u64::from(prefixes) * fixed) * pages + 2 * fixed } else { pages };
         let mut engine = open(model, threads, chunk, pages, longest);
         let mut prefixes = prefixes.then(|| PrefixCache::new(&engine, "pack"));
         let seeds = (0..schedules).filter(|seed| *seed as usize % forms.len() == form);
@@ -353,6 +354,11 @@ fn texts_of_a_state_that_cannot_be_cut_have_the_bits_that_they_have_alone() {
 #[test]
 fn texts_of_short_convolutions_have_the_bits_that_they_have_alone() {
     check("lfm2", KvType::F16, State::Recurrent, &[]);
+}
+
+#[test]
+fn texts_of_delta_nets_have_the_bits_that_they_have_alone() {
+    check("qwen35", KvType::F16, State::Recurrent, &[]);
 }
 
 #[test]

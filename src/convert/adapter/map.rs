@@ -100,6 +100,11 @@ impl Mapper<'_> {
                 let changes = parts.iter().map(|part| Ok(self.view(part, &shape[1..])?.pop().unwrap_or_default()));
                 changes.collect()
             }
+            View::Joined(parts) => {
+                let part = [shape[0] / parts.len(), shape[1]];
+                let changes = parts.iter().map(|view| Ok(self.view(view, &part)?.pop().unwrap_or_default()));
+                Ok(vec![joined(changes.collect::<Result<Vec<Change>>>()?)])
+            }
             View::Interleaved(stacks) => {
                 let part = [shape[0], shape[1] / stacks.len(), shape[2]];
                 let stacks = stacks.iter().map(|stack| self.view(stack, &part)).collect::<Result<Vec<_>>>()?;
@@ -231,6 +236,26 @@ fn sized<'a>(
 
 pub(super) fn incomplete(name: &str) -> Error {
     Error::corrupt("found only one of lora_A and lora_B").tensor(name).help("save the adapter again with PEFT")
+}
+
+/// Joins the changes of ranges of the rows of one module, which have the same factors A.
+fn joined(parts: Vec<Change>) -> Change {
+    let mut parts = parts.into_iter();
+    let mut whole = parts.next().unwrap_or_default();
+    for part in parts {
+        if let (Some(to), Some(from)) = (&mut whole.low_rank, part.low_rank) {
+            to.b.extend(from.b);
+        }
+        for (to, from) in [
+            (&mut whole.magnitude, part.magnitude),
+            (&mut whole.replaced, part.replaced),
+            (&mut whole.added, part.added),
+            (&mut whole.bias, part.bias),
+        ] {
+            to.iter_mut().zip(from).for_each(|(to, from)| to.extend(from));
+        }
+    }
+    whole
 }
 
 /// Joins the changes of matrices of `rows` rows to that of the matrix with their rows in turn: the factors A are

@@ -73,7 +73,7 @@ fn mlp(_: &Arch, config: &Fields) -> Result<Mlp> {
         router_bias: false,
         router_softmax: RouterSoftmax::Chosen,
         selection: Selection { factors: true, ..Selection::default() },
-        shared: Some(SharedExpert { intermediate, norms: true }),
+        shared: Some(SharedExpert { intermediate, norms: true, gate: false }),
     })
 }
 

@@ -22,6 +22,7 @@ mod muse;
 mod olmo;
 mod phi3;
 mod qwen;
+mod qwen_next;
 mod rope;
 mod row;
 mod smollm;
@@ -69,6 +70,9 @@ pub const ARCHS: &[Arch] = &[
     lfm::LFM2,
     lfm::LFM2_MOE,
     lfm::LFM3,
+    qwen_next::QWEN3_5,
+    qwen_next::QWEN3_5_MOE,
+    qwen_next::QWEN3_NEXT,
 ];
 
 impl Arch {

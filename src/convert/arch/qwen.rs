@@ -118,7 +118,7 @@ fn transposed_experts(model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View>
 /// Sets the layers that have a dense MLP: those that `mlp_only_layers` lists, and those whose number, counted from 1,
 /// is no multiple of `decoder_sparse_step`. Without experts all layers have one. `width` is the default of
 /// `intermediate_size`.
-fn set_dense_layers(config: &Fields, model: &mut ModelConfig, width: usize) -> Result<()> {
+pub(super) fn set_dense_layers(config: &Fields, model: &mut ModelConfig, width: usize) -> Result<()> {
     let Mlp::Moe { experts, activation, .. } = model.mlp else { unreachable!("the family has experts") };
     let step = config.count_opt("decoder_sparse_step")?.unwrap_or(1);
     if step == 0 {

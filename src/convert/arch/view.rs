@@ -38,6 +38,8 @@ pub enum View {
     },
     /// Experts in separate tensors: entry `m` of the first axis is the `m`-th view, of shape `shape[1..]`.
     Stacked(Vec<View>),
+    /// Equal ranges of the rows of a matrix: row `r` is row `r % n` of view `r / n`, each of shape `(n, shape[1])`.
+    Joined(Vec<View>),
     /// Alternating rows, such as gate and up: row `r` of each matrix is row `r / n` of stack `r % n`, where the views
     /// are `n` stacks of shape `(shape[0], shape[1] / n, shape[2])`. Only floats are supported.
     Interleaved(Vec<View>),
@@ -51,7 +53,9 @@ impl View {
             | View::Slices { source, .. }
             | View::Transposed { source, .. }
             | View::Coded { source } => vec![source],
-            View::Stacked(parts) | View::Interleaved(parts) => parts.iter().flat_map(View::sources).collect(),
+            View::Stacked(parts) | View::Joined(parts) | View::Interleaved(parts) => {
+                parts.iter().flat_map(View::sources).collect()
+            }
         }
     }
 
@@ -68,6 +72,10 @@ impl View {
             }
             View::Coded { source } => vec![(source, shape.to_vec())],
             View::Stacked(parts) => parts.iter().flat_map(|part| part.source_shapes(&shape[1..])).collect(),
+            View::Joined(parts) => {
+                let part = [shape[0] / parts.len(), shape[1]];
+                parts.iter().flat_map(|view| view.source_shapes(&part)).collect()
+            }
             View::Interleaved(parts) => {
                 let part = [shape[0], shape[1] / parts.len(), shape[2]];
                 parts.iter().flat_map(|view| view.source_shapes(&part)).collect()

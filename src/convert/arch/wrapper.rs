@@ -122,6 +122,7 @@ impl Naming {
             View::Transposed { source, stacks } => View::Transposed { source: self.name(&source), stacks },
             View::Coded { source } => View::Coded { source: self.name(&source) },
             View::Stacked(views) => View::Stacked(all(views)),
+            View::Joined(views) => View::Joined(all(views)),
             View::Interleaved(views) => View::Interleaved(all(views)),
         }
     }

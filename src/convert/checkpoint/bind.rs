@@ -262,6 +262,12 @@ impl<'a> Binder<'a> {
                 let (store, sources) = self.bind_alike(parts, &shape[1..])?;
                 (store, BoundView::Stacked(sources))
             }
+            View::Joined(parts) => {
+                assert!(shape.len() == 2 && shape[0].is_multiple_of(parts.len()), "{}", self.expected.name);
+                let rows = shape[0] / parts.len();
+                let (store, parts) = self.bind_alike(parts, &[rows, shape[1]])?;
+                (store, BoundView::Joined { parts, rows })
+            }
             View::Interleaved(parts) => {
                 assert!(shape.len() == 3 && shape[1].is_multiple_of(parts.len()), "{}", self.expected.name);
                 let (store, sources) = self.bind_alike(parts, &[shape[0], shape[1] / parts.len(), shape[2]])?;

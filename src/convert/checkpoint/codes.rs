@@ -1,6 +1,6 @@
 //! Reads the codes of quantized matrices as tiles, for packs that hold them bit for bit.
 
-use super::{BoundView, CanonicalTensor, Checkpoint};
+use super::{BoundView, CanonicalTensor, Checkpoint, rows_of_parts};
 use crate::convert::dry_run::in_words;
 use crate::convert::published::{Kept, MatrixForm, Native};
 use crate::convert::rows::Form;
@@ -85,7 +85,7 @@ fn native(source: &BoundView, shards: &Shards) -> Result<Option<Kept>> {
     let parts = match source {
         BoundView::Stored { model, item } => return Ok(model.scheme(*item).map(|spec| Ok(Native::of_scheme(spec)))),
         BoundView::Coded { coded, .. } => return coded.native(shards).map(Some),
-        BoundView::Stacked(parts) | BoundView::Interleaved(parts) => parts,
+        BoundView::Stacked(parts) | BoundView::Joined { parts, .. } | BoundView::Interleaved(parts) => parts,
         _ => return Ok(None),
     };
     if parts.iter().all(|part| part.coded().is_empty()) {
@@ -125,6 +125,12 @@ impl CodeReader<'_> {
                 coded.read_codes(self.native, self.shards, place, put)
             }
             BoundView::Stacked(parts) => self.read(&parts[matrix], (0, rows), put),
+            BoundView::Joined { parts, rows: height } => {
+                for (part, rows, before) in rows_of_parts(*height, rows) {
+                    self.read(&parts[part], (0, rows), &mut |row, coded| put(before + row, coded))?;
+                }
+                Ok(())
+            }
             BoundView::Interleaved(parts) => {
                 let n = parts.len();
                 for (i, part) in parts.iter().enumerate() {

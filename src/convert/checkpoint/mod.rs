@@ -30,6 +30,7 @@ use crate::scheme::BLOCK;
 use origin::Origin;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use stored::Stored;
@@ -104,8 +105,20 @@ enum BoundView {
     Stored { model: Arc<Stored>, item: usize },
     /// A stack of matrices, each with its own view.
     Stacked(Vec<BoundView>),
+    /// Ranges of `rows` rows of a matrix, each with its own view.
+    Joined { parts: Vec<BoundView>, rows: usize },
     /// Interleaved rows of `n` stacks: row `r` of each matrix is row `r / n` of the matrix in stack `r % n`.
     Interleaved(Vec<BoundView>),
+}
+
+/// Splits rows of a matrix whose ranges of `height` rows are parts: returns for each part its number, its rows, and the
+/// number of rows before them.
+fn rows_of_parts(height: usize, rows: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>, usize)> {
+    let parts = rows.start / height..rows.end.div_ceil(height);
+    parts.map(move |part| {
+        let (first, end) = (rows.start.max(part * height), rows.end.min((part + 1) * height));
+        (part, first - part * height..end - part * height, first - rows.start)
+    })
 }
 
 impl CanonicalTensor {
@@ -225,7 +238,7 @@ impl BoundView {
             BoundView::Coded { coded, .. } => coded.tensors(),
             BoundView::Widened { view, .. } => view.tensors(),
             BoundView::Packed(_) | BoundView::Stored { .. } => vec![],
-            BoundView::Stacked(parts) | BoundView::Interleaved(parts) => {
+            BoundView::Stacked(parts) | BoundView::Joined { parts, .. } | BoundView::Interleaved(parts) => {
                 parts.iter().flat_map(BoundView::tensors).collect()
             }
         }
@@ -235,7 +248,7 @@ impl BoundView {
     fn coded(&self) -> Vec<&Arc<Coded>> {
         match self {
             BoundView::Coded { coded, .. } => vec![coded],
-            BoundView::Stacked(parts) | BoundView::Interleaved(parts) => {
+            BoundView::Stacked(parts) | BoundView::Joined { parts, .. } | BoundView::Interleaved(parts) => {
                 parts.iter().flat_map(BoundView::coded).collect()
             }
             _ => vec![],

@@ -1,6 +1,6 @@
 //! Reads rows of canonical tensors in any arrangement of the source.
 
-use super::{BoundView, CanonicalTensor, Checkpoint};
+use super::{BoundView, CanonicalTensor, Checkpoint, rows_of_parts};
 use crate::convert::source::shards::Shards;
 use crate::convert::source::source_tensor::SourceTensor;
 use crate::dtype::{DType, decode_floats};
@@ -98,6 +98,13 @@ impl Reader<'_> {
                 }
             }
             BoundView::Stacked(parts) => self.read(&parts[matrix], &shape[1..], 0, rows, out),
+            BoundView::Joined { parts, rows: height } => {
+                for (part, rows, before) in rows_of_parts(*height, rows) {
+                    let out = &mut out[before * row_bytes..][..rows.len() * row_bytes];
+                    self.read(&parts[part], &[*height, cols], 0, rows, out)?;
+                }
+                Ok(())
+            }
             BoundView::Interleaved(parts) => {
                 let n = parts.len();
                 let shape = [shape[0], n_rows / n, cols];

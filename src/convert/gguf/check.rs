@@ -189,9 +189,9 @@ fn layer_checks(model: &ModelConfig, family: &Family) -> Vec<Check> {
             })
         })
     };
-    let plain_convolution = model.recurrent.as_ref().is_none_or(|recurrent| {
-        let Recurrent::ShortConv(ShortConv { width, bias }) = recurrent.mixer;
-        width > 1 && !bias
+    let plain_convolution = model.recurrent.as_ref().is_none_or(|recurrent| match recurrent.mixer {
+        Recurrent::ShortConv(ShortConv { width, bias }) => width > 1 && !bias,
+        Recurrent::GatedDeltaNet(_) => true,
     });
     vec![
         ("recurrent.mixer", plain_convolution, "convolutions with biases or of one position".into()),

@@ -83,7 +83,7 @@ fn count_of_layers(counts: Vec<usize>) -> Meta {
 fn mlp(model: &ModelConfig, family: &Family, put: &mut impl FnMut(&str, Meta)) {
     let widths = model.layers().map(|layer| match layer.mlp {
         Mlp::Dense { intermediate, .. } => intermediate,
-        Mlp::Moe { shared: Some(SharedExpert { norms: true, intermediate }), .. } => intermediate,
+        Mlp::Moe { shared: Some(SharedExpert { norms: true, intermediate, .. }), .. } => intermediate,
         Mlp::Moe { intermediate, .. } => model.dense_layers.as_ref().map_or(intermediate, |dense| dense.intermediate),
     });
     put("feed_forward_length", count_of_layers(widths.collect()));

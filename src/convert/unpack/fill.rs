@@ -30,8 +30,8 @@ pub(in crate::convert) fn fill(
         let read = |at: usize, out: &mut [u8]| reader.read(entry, at, out);
         let source = RowSource::new(&entry.name, entry.store.into(), RowStack { count, rows, cols }, read)?;
         let mut source = source.merge(merged::of(adapters, &entry.name));
-        let (form, rows) = (Form::Plain(target.dtype), rows / part.step);
-        let to = RowTarget { form, matrices: part.matrices.clone(), rows, cols, add: 0.0 };
+        let form = Form::Plain(target.dtype);
+        let to = RowTarget { form, matrices: part.matrices.clone(), rows: part.rows, cols, add: 0.0 };
         let put: &mut Put<'_> = &mut |bytes| out.append(section, bytes);
         match (part.form, entry.store) {
             (PartForm::Rows, _) => {

@@ -30,11 +30,17 @@ impl UnpackedTensor {
 }
 
 impl TargetPart {
+    /// Returns all rows of an entry, in their order.
+    fn all(number: usize, entry: &Entry) -> TargetPart {
+        let (count, rows, _) = entry.matrices().unwrap_or((1, 1, 1));
+        TargetPart { entry: number, matrices: 0..count, phase: 0, step: 1, rows, form: PartForm::Rows, first: 0 }
+    }
+
     /// Returns the number of elements of the target that it fills.
     fn elements(&self, reader: &IebinReader) -> usize {
         let entry = &reader.entries()[self.entry];
-        let (count, _, _) = entry.matrices().unwrap_or((1, 1, 1));
-        let elements = entry.elements() / count.max(1) * self.matrices.len() / self.step;
+        let (_, _, cols) = entry.matrices().unwrap_or((1, 1, entry.elements()));
+        let elements = self.matrices.len() * self.rows * cols;
         match self.form {
             PartForm::Rows | PartForm::Transposed { .. } => elements,
             PartForm::Codes => elements / 2,
@@ -54,6 +60,8 @@ pub(in crate::convert) struct TargetPart {
     pub(in crate::convert) phase: usize,
     /// Distance of the rows that are used; 1 for all rows from the first on.
     pub(in crate::convert) step: usize,
+    /// Number of rows of each matrix that are used.
+    pub(in crate::convert) rows: usize,
     /// Form in which the rows are written.
     pub(in crate::convert) form: PartForm,
     /// Index of the element of the target at which the rows start.
@@ -118,20 +126,16 @@ pub(in crate::convert) fn plan(
         if matches!(entry.store, Store::Tiled(_)) && !codes {
             dequantized.push(expected.name.clone());
         }
-        let slice = TargetPart { entry: number, matrices: 0..0, phase: 0, step: 1, form: PartForm::Rows, first: 0 };
-        let shape = &expected.shape;
-        let count = shape[..shape.len().saturating_sub(2)].iter().product();
-        builder.walk(view, TargetPart { matrices: 0..count, ..slice }, shape);
+        let part = TargetPart::all(number, entry);
+        builder.walk(view, part, &expected.shape);
     }
     let left_out = LeftOut::of(config)?;
     for (number, entry) in reader.entries().iter().enumerate() {
         if Role::of(&entry.name) == Role::Prediction {
             builder.used.insert(number);
             let source = left_out.prediction_source(&entry.name, naming);
-            let part = TargetPart { entry: number, matrices: 0..1, phase: 0, step: 1, form: PartForm::Rows, first: 0 };
-            let count = entry.matrices().map_or(1, |(count, _, _)| count);
             let view = View::Rows { source, first: 0, of: entry.shape[0] };
-            builder.walk(&view, TargetPart { matrices: 0..count, ..part }, &entry.shape);
+            builder.walk(&view, TargetPart::all(number, entry), &entry.shape);
         }
     }
     builder.refuse_strangers()?;
@@ -187,11 +191,15 @@ impl<'a> Builder<'a> {
                 let n = parts.len();
                 let shape = [shape[0], shape[1] / n, shape[2]];
                 for (i, view) in parts.iter().enumerate() {
-                    self.walk(
-                        view,
-                        TargetPart { phase: part.phase + i * part.step, step: part.step * n, ..part.clone() },
-                        &shape,
-                    );
+                    let (phase, step) = (part.phase + i * part.step, part.step * n);
+                    self.walk(view, TargetPart { phase, step, rows: part.rows / n, ..part.clone() }, &shape);
+                }
+            }
+            View::Joined(parts) => {
+                let rows = part.rows / parts.len();
+                for (i, view) in parts.iter().enumerate() {
+                    let phase = part.phase + i * rows * part.step;
+                    self.walk(view, TargetPart { phase, rows, ..part.clone() }, &[rows, shape[1]]);
                 }
             }
             View::Rows { first, .. } => {

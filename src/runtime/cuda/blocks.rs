@@ -35,7 +35,9 @@ impl CudaPart {
                 let output = match &block.operation {
                     Operation::Attention(op) => self.attention(plan, index, op)?,
                     Operation::Latent(op) => self.latent_attention(plan, index, op)?,
-                    Operation::ShortConv(_) => unreachable!("`ops::check` refuses recurrent layers"),
+                    Operation::ShortConv(_) | Operation::DeltaNet(_) => {
+                        unreachable!("`ops::check` refuses recurrent layers")
+                    }
                     Operation::Mlp(op) => Branch::of(self.mlp(plan, op, &self.scratch.branch)?),
                     Operation::Moe(op) => self.mixture(plan, index, op)?,
                     Operation::Input(op) => self.token_input(plan, index, op)?,

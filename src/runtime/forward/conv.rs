@@ -27,7 +27,7 @@ impl Model {
         // First row of the window of each row.
         let mut starts = Vec::with_capacity(n);
         for run in &s.runs {
-            let window = w.states[run.sequence].layer(index - self.layers.start);
+            let window = &mut w.states[run.sequence].layer(index - self.layers.start).window;
             window.read(&mut s.conv.windows);
             let first = s.conv.windows.len();
             starts.extend((0..run.tokens).map(|i| first / hidden - reach + i));
@@ -35,7 +35,7 @@ impl Model {
             for row in rows.chunks_exact(3 * hidden) {
                 s.conv.windows.extend(row[..hidden].iter().zip(&row[2 * hidden..]).map(|(b, x)| b * x));
             }
-            window.push(&s.conv.windows[first..]);
+            window.push(run.tokens, &s.conv.windows[first..]);
         }
         s.attention.attended.reset(n, hidden);
         let (out, stride) = s.attention.attended.rows_mut();

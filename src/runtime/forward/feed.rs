@@ -6,7 +6,7 @@ use crate::model_config::Activation;
 use crate::runtime::cpu::Acts;
 use crate::runtime::experts::Mixture;
 use crate::runtime::layer::{Mlp, Moe, TokenInput};
-use crate::runtime::ops::{Gated, norm_heads};
+use crate::runtime::ops::{Gated, SigmoidGate, norm_heads};
 use crate::runtime::weights::{Host, PerLayerWeights};
 use crate::simd::Kernel;
 
@@ -15,8 +15,9 @@ use crate::simd::Kernel;
 pub(super) enum MlpOutput {
     /// The output is written to `branch`.
     Written,
-    /// The output is added to that of the experts, which is in `branch`.
-    Added,
+    /// The output is added to that of the experts, which is in `branch`; if it is gated, the sigmoids of `shared_gate`
+    /// are its factors.
+    Added { is_gated: bool },
 }
 
 /// Buffers of an MLP and of the further input of a layer.
@@ -38,7 +39,13 @@ impl Model {
         let Some(norms) = &op.norms else {
             let (s, observer) = (&mut *w.scratch, w.step.observer.as_deref_mut());
             s.experts.run(&mixture, [&s.normed; 2], &s.groups, &mut s.branch, observer)?;
-            return op.shared.as_ref().map_or(Ok(()), |mlp| self.mlp(mlp, MlpOutput::Added, w));
+            if let Some(gate) = &op.shared_gate {
+                s.shared_gate.resize(s.normed.n(), 0.0);
+                let gate = product(gate, &s.normed, &mut s.shared_gate, &s.groups);
+                self.compute(vec![gate], &mut w.step)?;
+            }
+            let added = MlpOutput::Added { is_gated: op.shared_gate.is_some() };
+            return op.shared.as_ref().map_or(Ok(()), |mlp| self.mlp(mlp, added, w));
         };
         if let Some(mlp) = &op.shared {
             self.mlp(mlp, MlpOutput::Written, w)?;
@@ -110,12 +117,16 @@ impl Model {
             self.cpu.level().run(Gated { activation, gate: &gate[row.clone()], up: &up[row], out });
         });
         self.prepare(&mut s.gated.middle);
-        let is_added = output == MlpOutput::Added;
-        let out = if is_added { &mut s.beside } else { &mut s.branch };
+        let out = if output == MlpOutput::Written { &mut s.branch } else { &mut s.beside };
         out.resize(n * self.config.hidden, 0.0);
         let product = product(&op.down, &s.gated.middle, out, &s.groups);
         self.compute(vec![product], &mut w.step)?;
-        if is_added {
+        if let MlpOutput::Added { is_gated } = output {
+            if is_gated {
+                self.cpu.for_rows(&mut s.beside, self.config.hidden, |i, x| {
+                    self.cpu.level().run(SigmoidGate { x, gate: &s.shared_gate[i..=i] });
+                });
+            }
             self.add_rows(&mut s.branch, &s.beside);
         }
         Ok(())

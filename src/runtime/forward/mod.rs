@@ -3,7 +3,9 @@
 //! Every operation handles one token at a time or is a product with independent columns, so a token's result does not
 //! depend on the other tokens of the chunk.
 
+mod chunk;
 mod conv;
+mod delta;
 mod feed;
 mod latent;
 mod rows;
@@ -28,6 +30,7 @@ use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::model_config::ModelConfig;
 use conv::ConvScratch;
+use delta::DeltaScratch;
 use feed::{GatedScratch, MlpOutput};
 use latent::LatentScratch;
 use rows::Heads;
@@ -83,6 +86,7 @@ struct Scratch {
     attention: AttentionScratch,
     latent: LatentScratch,
     conv: ConvScratch,
+    delta: DeltaScratch,
     gated: GatedScratch,
     experts: Experts,
     /// Further inputs of all layers, in models that have them: `(n, layers * width)`.
@@ -91,6 +95,8 @@ struct Scratch {
     branch: Vec<f32>,
     /// Output of the MLP beside experts, or of the experts: `(n, hidden)`.
     beside: Vec<f32>,
+    /// Gate of the output of the MLP beside experts: `(n)`.
+    shared_gate: Vec<f32>,
 }
 
 /// Buffers of attention, latent attention included.
@@ -246,13 +252,15 @@ impl Model {
                 }
                 Operation::ShortConv(op) => {
                     self.convolve(index, op, w)?;
-                    if index + 1 == self.config.n_layers {
-                        self.keep_wanted_mixed(w);
-                    }
-                    if w.scratch.runs.is_empty() {
+                    if !self.project_mixed(index, &op.output, w)? {
                         return Ok(());
                     }
-                    self.project(&op.output, w)?;
+                }
+                Operation::DeltaNet(op) => {
+                    self.delta_net(index, op, w)?;
+                    if !self.project_mixed(index, &op.output, w)? {
+                        return Ok(());
+                    }
                 }
                 Operation::Mlp(op) => self.mlp(op, MlpOutput::Written, w)?,
                 Operation::Moe(op) => self.mixture(index, op, w)?,
@@ -412,6 +420,18 @@ impl Model {
         if let Some(growth) = shape.position_scale {
             let positions = runs.iter().flat_map(|run| run.position..run.position + run.tokens);
             factors.extend(positions.map(|position| growth.at(position)));
+        }
+    }
+
+    /// Writes the projected output of a recurrent mixer to `branch`; in the last layer, that of the wanted rows. Returns
+    /// false if there are none.
+    fn project_mixed(&self, index: usize, output: &Linear, w: &mut Walk<'_>) -> Result<bool> {
+        if index + 1 == self.config.n_layers {
+            self.keep_wanted_mixed(w);
+        }
+        match w.scratch.runs.is_empty() {
+            true => Ok(false),
+            false => self.project(output, w).map(|()| true),
         }
     }
 

@@ -1,8 +1,8 @@
 //! Lists the weights of layers once: for a copy to the storage of a device, and for whatever else visits all of them.
 
 use super::{
-    Attention, Block, BlockInput, LatentAttention, Layer, MixtureNorms, Mlp, Moe, Operation, ShortConv, Storage,
-    TokenInput,
+    Attention, Block, BlockInput, DeltaNet, LatentAttention, Layer, MixtureNorms, Mlp, Moe, Operation, ShortConv,
+    Storage, TokenInput,
 };
 use crate::error::Result;
 
@@ -77,6 +77,7 @@ impl<S: Storage> Operation<S> {
                 bias: optional(op.bias.as_ref(), |bias| to.vector(bias))?,
                 output: to.matrix(&op.output)?,
             }),
+            Operation::DeltaNet(op) => Operation::DeltaNet(op.transfer(to)?),
             Operation::Mlp(op) => Operation::Mlp(op.transfer(to)?),
             Operation::Moe(op) => Operation::Moe(op.transfer(to)?),
             Operation::Input(op) => {
@@ -117,6 +118,25 @@ impl<S: Storage> LatentAttention<S> {
     }
 }
 
+impl<S: Storage> DeltaNet<S> {
+    fn transfer<'a, T: Storage>(&'a self, to: &mut impl Transfer<'a, S, T>) -> Result<DeltaNet<T>> {
+        Ok(DeltaNet {
+            sizes: self.sizes,
+            q: to.matrix(&self.q)?,
+            k: to.matrix(&self.k)?,
+            v: to.matrix(&self.v)?,
+            z: to.matrix(&self.z)?,
+            b: to.matrix(&self.b)?,
+            a: to.matrix(&self.a)?,
+            kernel: to.vector(&self.kernel)?,
+            decay: to.vector(&self.decay)?,
+            decay_bias: to.vector(&self.decay_bias)?,
+            norm: to.vector(&self.norm)?,
+            output: to.matrix(&self.output)?,
+        })
+    }
+}
+
 impl<S: Storage> Mlp<S> {
     fn transfer<'a, T: Storage>(&'a self, to: &mut impl Transfer<'a, S, T>) -> Result<Mlp<T>> {
         Ok(Mlp {
@@ -144,6 +164,7 @@ impl<S: Storage> Moe<S> {
             gate_up: to.stack(&self.gate_up)?,
             down: to.stack(&self.down)?,
             shared: optional(self.shared.as_ref(), |mlp| mlp.transfer(to))?,
+            shared_gate: optional(self.shared_gate.as_ref(), |gate| to.matrix(gate))?,
             norms: optional(self.norms.as_ref(), |norms| {
                 Ok(MixtureNorms {
                     mlp_output: to.vector(&norms.mlp_output)?,

@@ -14,8 +14,8 @@ use crate::interrupt;
 use crate::model_config::{self as config, Heads, Latent, LayerConfig, Mixer, ModelConfig, QkNorm, Recurrent};
 use crate::runtime::cpu::{Matrix, MatrixStore};
 use crate::runtime::layer::{
-    Attention, AttentionShape, Block, BlockInput, LatentAttention, Layer, MixtureNorms, Mlp, Moe, Operation, ShortConv,
-    TokenInput,
+    Attention, AttentionShape, Block, BlockInput, DeltaNet, LatentAttention, Layer, MixtureNorms, Mlp, Moe, Operation,
+    ShortConv, TokenInput,
 };
 use crate::windowed::Windowed;
 use std::cell::{Cell, RefCell};
@@ -204,6 +204,7 @@ impl<'b, 'a> LayerBinder<'b, 'a> {
                 Mixer::Attention(heads) => Operation::Attention(self.attention(&heads)?),
                 Mixer::Latent(heads, latent) => Operation::Latent(self.latent_attention(&heads, latent)?),
                 Mixer::Recurrent(Recurrent::ShortConv(conv)) => Operation::ShortConv(self.short_conv(conv)?),
+                Mixer::Recurrent(Recurrent::GatedDeltaNet(sizes)) => Operation::DeltaNet(self.delta_net(sizes)?),
             },
             post_norm: post_norm("post_attention_layernorm.weight")?,
         };
@@ -263,14 +264,37 @@ impl<'b, 'a> LayerBinder<'b, 'a> {
     }
 
     fn short_conv(&self, config::ShortConv { width, .. }: config::ShortConv) -> Result<ShortConv<Host>> {
-        let by_channel = self.vector("conv.conv.weight")?;
         Ok(ShortConv {
             width,
             input: self.linear("conv.in_proj")?,
-            kernel: (0..width).flat_map(|at| by_channel.iter().skip(at).step_by(width).copied()).collect(),
+            kernel: self.convolution("conv.conv.weight", width)?,
             bias: self.vector_if("conv.conv.bias")?,
             output: self.linear("conv.out_proj")?,
         })
+    }
+
+    fn delta_net(&self, sizes: config::GatedDeltaNet) -> Result<DeltaNet<Host>> {
+        let linear = |leaf: &str| self.linear(&format!("linear_attn.{leaf}_proj"));
+        Ok(DeltaNet {
+            sizes,
+            q: linear("q")?,
+            k: linear("k")?,
+            v: linear("v")?,
+            z: linear("z")?,
+            b: linear("b")?,
+            a: linear("a")?,
+            kernel: self.convolution("linear_attn.conv1d.weight", sizes.width)?,
+            decay: self.vector("linear_attn.A_log")?.into_iter().map(|x| -x.exp()).collect(),
+            decay_bias: self.vector("linear_attn.dt_bias")?,
+            norm: self.vector("linear_attn.norm.weight")?,
+            output: linear("out")?,
+        })
+    }
+
+    /// Returns the factors of a convolution, which the pack has channel by channel, as `(width, channels)`.
+    fn convolution(&self, name: &str, width: usize) -> Result<Vec<f32>> {
+        let by_channel = self.vector(name)?;
+        Ok((0..width).flat_map(|at| by_channel.iter().skip(at).step_by(width).copied()).collect())
     }
 
     fn attention(&self, heads: &Heads) -> Result<Attention<Host>> {
@@ -318,6 +342,7 @@ impl<'b, 'a> LayerBinder<'b, 'a> {
                     factors: self.vector_if("mlp.router.expert_scale")?,
                     norms: self.mixture_norms()?,
                     shared: shared.transpose()?,
+                    shared_gate: self.linear_if("mlp.router.shared_expert_gate")?,
                     router: self.linear("mlp.router")?,
                     gate_up: self.experts("mlp.experts.gate_up_proj")?,
                     down: self.experts("mlp.experts.down_proj")?,

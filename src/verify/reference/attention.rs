@@ -50,7 +50,11 @@ impl<'a> Attention<'a> {
             Some(sizes) => Projections::Latent(Box::new(Latent::load(source, sizes)?)),
             None => Projections::Heads(Box::new(Heads::load(source, layer)?)),
         };
-        let gate = if config.output_gate { Some(source.linear("self_attn.gate_proj")?) } else { None };
+        let gate = match (config.output_gate, config.family.has_delta_nets()) {
+            (true, true) => Some(source.changed(of_heads(source, layer, 1)?, "self_attn.gate_proj")?),
+            (true, false) => Some(source.linear("self_attn.gate_proj")?),
+            (false, _) => None,
+        };
         Ok(Attention {
             source,
             layer,
@@ -131,7 +135,11 @@ impl<'a> Heads<'a> {
         } else {
             let load = |name: &str, there: bool| there.then(|| source.plain(name)).transpose();
             let k = load("self_attn.k_proj", own)?;
-            (source.plain("self_attn.q_proj")?, k, load("self_attn.v_proj", own && !layer.keys_are_values)?)
+            let q = match source.config.family.has_delta_nets() {
+                true => of_heads(source, layer, 0)?,
+                false => source.plain("self_attn.q_proj")?,
+            };
+            (q, k, load("self_attn.v_proj", own && !layer.keys_are_values)?)
         };
         let changed =
             |linear: Option<Linear>, name: &str| linear.map(|linear| source.changed(linear, name)).transpose();
@@ -195,6 +203,14 @@ impl<'a> Heads<'a> {
     fn split(&self, y: &Tensor, heads: usize) -> candle_core::Result<Tensor> {
         y.reshape((y.dim(0)?, heads, self.layer.head_dim))?.transpose(0, 1)?.contiguous()
     }
+}
+
+/// Reads the queries (0) or the gates (1) from the rows of a projection that has both for each head.
+fn of_heads(source: WeightSource<'_>, layer: &LayerConfig, part: usize) -> Result<Linear> {
+    let both = source.plain("self_attn.q_proj")?.weight;
+    let (cols, heads, head_dim) = (both.dim(1)?, source.config.heads, layer.head_dim);
+    let rows = both.reshape((heads, 2, head_dim, cols))?.narrow(1, part, 1)?.contiguous()?;
+    Ok(Linear::new(rows.reshape((heads * head_dim, cols))?, None))
 }
 
 /// Reads the norm of queries or of keys, if there is one.

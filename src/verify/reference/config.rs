@@ -54,8 +54,27 @@ pub struct LayerConfig {
     pub keys_are_values: bool,
     /// Earlier layer whose keys and values this layer reads in place of its own.
     pub kv_from: Option<usize>,
-    /// Width of the short convolution that the layer has in place of attention.
-    pub conv: Option<usize>,
+    /// What the layer has in place of attention.
+    pub recurrent: Option<Recurrent>,
+}
+
+/// Mixer of a layer in place of attention.
+#[derive(Debug, Clone, Copy)]
+pub enum Recurrent {
+    /// Short convolution of this width.
+    ShortConv(usize),
+    /// Gated delta net.
+    DeltaNet(DeltaSizes),
+}
+
+/// Sizes of a gated delta net.
+#[derive(Debug, Clone, Copy)]
+pub struct DeltaSizes {
+    pub key_heads: usize,
+    pub value_heads: usize,
+    /// Values of a key.
+    pub key: usize,
+    pub value: usize,
 }
 
 /// Kinds and places of the norms.
@@ -194,7 +213,9 @@ impl Config {
             routing: Routing::read(family, json)?,
             latent,
             growth: if matches!(family, Ministral3 | Mistral4) { Growth::read(json)? } else { None },
-            output_gate: family == MuseGlimmer || family == Lfm3 && json.flag("use_attention_gate", true)?,
+            output_gate: family == MuseGlimmer
+                || family.has_delta_nets()
+                || family == Lfm3 && json.flag("use_attention_gate", true)?,
             per_layer_width: family.per_layer_width(json)?,
         })
     }
@@ -241,7 +262,7 @@ fn read_layers(
     let width = |slides| rotary.map_or_else(|| common_width(&sizes, &sliding, slides, head_dim), Ok);
     let ropes = Ropes::read(family, json, width(false)?, width(true)?)?;
     let owners = kv_owners(family, json, &sliding)?;
-    let convolutions = family.convolutions(json, count)?;
+    let recurrent = family.recurrent_layers(json, count)?;
     let layer = |index: usize| {
         let slides = sliding[index];
         LayerConfig {
@@ -252,7 +273,7 @@ fn read_layers(
             dense: dense[index],
             keys_are_values: keys_are_values && !slides,
             kv_from: owners[index],
-            conv: convolutions[index],
+            recurrent: recurrent[index],
         }
     };
     Ok((0..count).map(layer).collect())

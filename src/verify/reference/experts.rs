@@ -3,6 +3,7 @@
 use super::adapters::Rows;
 use super::linear::{Linear, WeightSource};
 use super::mlp::Dense;
+use super::norm::sigmoid;
 use super::weights::Weights;
 use crate::error::{Context, Error, Result};
 use crate::verify::dtype::RefDtype;
@@ -24,6 +25,8 @@ pub(super) struct Experts<'a> {
     factors: Option<Vec<f64>>,
     /// MLP that computes every token, if there is one.
     shared: Option<Dense<'a>>,
+    /// Vector whose product with the input decides how much of the output of `shared` is added.
+    shared_gate: Option<Linear>,
 }
 
 /// Layout of the experts of a layer in the checkpoint.
@@ -72,13 +75,16 @@ impl<'a> Experts<'a> {
             }
             false => None,
         };
+        let module = if source.config.family.has_delta_nets() { "mlp.shared_expert" } else { "mlp.shared_experts" };
+        let matrix = |leaf: &str| source.linear_as(&format!("{module}.{leaf}"), &format!("mlp.shared_experts.{leaf}"));
         let shared = match routing.shared {
-            true => Some(Dense {
-                source,
-                gate: source.linear("mlp.shared_experts.gate_proj")?,
-                up: source.linear("mlp.shared_experts.up_proj")?,
-                down: source.linear("mlp.shared_experts.down_proj")?,
-            }),
+            true => {
+                Some(Dense { source, gate: matrix("gate_proj")?, up: matrix("up_proj")?, down: matrix("down_proj")? })
+            }
+            false => None,
+        };
+        let shared_gate = match source.has("mlp.shared_expert_gate.weight") {
+            true => Some(source.linear_as("mlp.shared_expert_gate", "mlp.router.shared_expert_gate")?),
             false => None,
         };
         Ok(Experts {
@@ -89,6 +95,7 @@ impl<'a> Experts<'a> {
             bias,
             factors: numbers("router.per_expert_scale", source.dtype)?,
             shared,
+            shared_gate,
         })
     }
 
@@ -119,7 +126,14 @@ impl<'a> Experts<'a> {
         }
         let sum = self.source.round(Tensor::from_vec(sum, (tokens, hidden), &Device::Cpu)?)?;
         match &self.shared {
-            Some(shared) => Ok(self.source.round((sum + shared.forward(x)?)?)?),
+            Some(shared) => {
+                let mut y = shared.forward(x)?;
+                if let Some(gate) = &self.shared_gate {
+                    let open = self.source.round(sigmoid(&self.source.round(gate.forward(x)?)?)?)?;
+                    y = self.source.round(y.broadcast_mul(&open)?)?;
+                }
+                Ok(self.source.round((sum + y)?)?)
+            }
             None => Ok(sum),
         }
     }

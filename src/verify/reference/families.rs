@@ -39,7 +39,7 @@ pub(super) struct Row {
 }
 
 /// All families.
-pub(super) const FAMILIES: [Row; 28] = [
+pub(super) const FAMILIES: [Row; 31] = [
     Row {
         names: &["LlamaForCausalLM", "llama"],
         family: Family::Llama,
@@ -452,4 +452,7 @@ pub(super) const FAMILIES: [Row; 28] = [
     hybrids::LFM2,
     hybrids::LFM2_MOE,
     hybrids::LFM3,
+    hybrids::QWEN3_5,
+    hybrids::QWEN3_5_MOE,
+    hybrids::QWEN3_NEXT,
 ];

@@ -1,6 +1,6 @@
 //! Model families of transformers: what follows from the row of a family and a configuration.
 
-use super::config::{Activation, Places};
+use super::config::{Activation, DeltaSizes, Places, Recurrent};
 use super::families::{FAMILIES, Row};
 use super::fields::Fields;
 use super::rules::{Dense, Rotates, Slides};
@@ -37,6 +37,9 @@ pub enum Family {
     Lfm2,
     Lfm2Moe,
     Lfm3,
+    Qwen3_5,
+    Qwen3_5Moe,
+    Qwen3Next,
 }
 
 impl Family {
@@ -78,8 +81,28 @@ impl Family {
         }
     }
 
-    /// Returns, for each layer, the width of its short convolution; `None` for a layer with attention.
-    pub(super) fn convolutions(self, json: Fields<'_>, layers: usize) -> Result<Vec<Option<usize>>> {
+    /// Returns, for each layer, what it has in place of attention.
+    pub(super) fn recurrent_layers(self, json: Fields<'_>, layers: usize) -> Result<Vec<Option<Recurrent>>> {
+        if self.has_delta_nets() {
+            let size = |key: &str, usual: usize| Ok::<_, Error>(json.size(key)?.unwrap_or(usual));
+            let sizes = DeltaSizes {
+                key_heads: size("linear_num_key_heads", 16)?,
+                value_heads: size("linear_num_value_heads", 32)?,
+                key: size("linear_key_head_dim", 128)?,
+                value: size("linear_value_head_dim", 128)?,
+            };
+            if sizes.key_heads == 0 || !sizes.value_heads.is_multiple_of(sizes.key_heads) {
+                let found = format!("found {}, expected a multiple of the key heads", sizes.value_heads);
+                return Err(Error::corrupt(found).tensor("linear_num_value_heads"));
+            }
+            let interval = size("full_attention_interval", 4)?.max(1);
+            let has_attention = |layer: usize| match json.0["layer_types"].as_array() {
+                Some(types) => types.get(layer).is_some_and(|kind| kind == "full_attention"),
+                None => (layer + 1).is_multiple_of(interval),
+            };
+            let net = Recurrent::DeltaNet(sizes);
+            return Ok((0..layers).map(|layer| (!has_attention(layer)).then_some(net)).collect());
+        }
         if !self.has_convolutions() {
             return Ok(vec![None; layers]);
         }
@@ -89,7 +112,11 @@ impl Family {
             (None, Some(listed)) => listed.contains(&(layer as f64)),
             (None, None) => true,
         };
-        Ok((0..layers).map(|layer| (!has_attention(layer)).then_some(width)).collect())
+        Ok((0..layers).map(|layer| (!has_attention(layer)).then_some(Recurrent::ShortConv(width))).collect())
+    }
+
+    pub(super) fn has_delta_nets(self) -> bool {
+        matches!(self, Family::Qwen3_5 | Family::Qwen3_5Moe | Family::Qwen3Next)
     }
 
     pub(super) fn has_convolutions(self) -> bool {

@@ -55,3 +55,54 @@ pub(super) const LFM3: Row = Row {
     dense: Dense::Nowhere,
     activation: ("hidden_act", "silu"),
 };
+
+pub(super) const QWEN3_5: Row = Row {
+    names: &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration", "qwen3_5_text"],
+    family: Family::Qwen3_5,
+    norms: (NormKind::RmsOnePlus, Places::Before, QkNorm::Head),
+    rotation: (Share::Given(0.25), PairRule::Halves),
+    is_latent: false,
+    is_tied: false,
+    theta: 10_000.0,
+    eps: 1e-6,
+    heads: (Some(4), Some(256)),
+    window: None,
+    slides: Slides::Nowhere,
+    rotates: Rotates::Everywhere,
+    dense: Dense::Nowhere,
+    activation: ("hidden_act", "silu"),
+};
+
+pub(super) const QWEN3_5_MOE: Row = Row {
+    names: &["Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text"],
+    family: Family::Qwen3_5Moe,
+    norms: (NormKind::RmsOnePlus, Places::Before, QkNorm::Head),
+    rotation: (Share::Given(0.25), PairRule::Halves),
+    is_latent: false,
+    is_tied: false,
+    theta: 10_000.0,
+    eps: 1e-6,
+    heads: (Some(2), Some(256)),
+    window: None,
+    slides: Slides::Nowhere,
+    rotates: Rotates::Everywhere,
+    dense: Dense::Nowhere,
+    activation: ("hidden_act", "silu"),
+};
+
+pub(super) const QWEN3_NEXT: Row = Row {
+    names: &["Qwen3NextForCausalLM", "qwen3_next"],
+    family: Family::Qwen3Next,
+    norms: (NormKind::RmsOnePlus, Places::Before, QkNorm::Head),
+    rotation: (Share::Given(0.25), PairRule::Halves),
+    is_latent: false,
+    is_tied: false,
+    theta: 10_000.0,
+    eps: 1e-6,
+    heads: (Some(2), Some(256)),
+    window: None,
+    slides: Slides::Nowhere,
+    rotates: Rotates::Everywhere,
+    dense: Dense::ListedOrByStep,
+    activation: ("hidden_act", "silu"),
+};

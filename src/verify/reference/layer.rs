@@ -1,8 +1,9 @@
 //! One decoder layer of the reference: norms, attention, MLP, and their sums.
 
 use super::attention::{Attention, KeysValues};
-use super::config::Places;
+use super::config::{Places, Recurrent};
 use super::conv::ShortConv;
+use super::delta::DeltaNet;
 use super::linear::WeightSource;
 use super::mlp::Mlp;
 use super::norm::Norm;
@@ -38,6 +39,7 @@ pub(super) struct Layer<'a> {
 enum Mixer<'a> {
     Attention(Attention<'a>),
     ShortConv(ShortConv<'a>),
+    DeltaNet(Box<DeltaNet<'a>>),
 }
 
 /// Norms of a layer, as far as the family has them.
@@ -74,8 +76,9 @@ impl<'a> Layer<'a> {
         Ok(Layer {
             source,
             norms: Norms::load(source)?,
-            mixer: match source.config.layers[source.index].conv {
-                Some(width) => Mixer::ShortConv(ShortConv::load(source, width)?),
+            mixer: match source.config.layers[source.index].recurrent {
+                Some(Recurrent::ShortConv(width)) => Mixer::ShortConv(ShortConv::load(source, width)?),
+                Some(Recurrent::DeltaNet(sizes)) => Mixer::DeltaNet(Box::new(DeltaNet::load(source, sizes)?)),
                 None => Mixer::Attention(Attention::load(source)?),
             },
             mlp: Mlp::load(source)?,
@@ -90,6 +93,7 @@ impl<'a> Layer<'a> {
         let mixed = match &self.mixer {
             Mixer::Attention(attention) => attention.forward(&normed, state)?,
             Mixer::ShortConv(conv) => conv.forward(&normed)?,
+            Mixer::DeltaNet(net) => net.forward(&normed)?,
         };
         let y = self.normed(&mixed, &self.norms.after_attention)?;
         let x = self.sum(&state.x, y)?;

@@ -14,6 +14,7 @@ mod adapters;
 mod attention;
 mod config;
 mod conv;
+mod delta;
 mod experts;
 mod families;
 mod family;

@@ -2,8 +2,8 @@
 
 use super::family::Family;
 use super::family::Family::{
-    DeepseekV2, DeepseekV3, Gemma4, Glm4Moe, Glm4MoeLite, GptOss, Lfm2Moe, MiniMaxM2, Mistral4, Mixtral, Qwen3Moe,
-    Qwen3VlMoe,
+    DeepseekV2, DeepseekV3, Gemma4, Glm4Moe, Glm4MoeLite, GptOss, Lfm2Moe, MiniMaxM2, Mistral4, Mixtral, Qwen3_5Moe,
+    Qwen3Moe, Qwen3Next, Qwen3VlMoe,
 };
 use super::fields::Fields;
 use super::norm::{sigmoid, softmax};
@@ -89,6 +89,13 @@ impl Routing {
                 normalized: json.flag("norm_topk_prob", true)?,
                 sigmoid: true,
                 factor: json.number("routed_scaling_factor")?.unwrap_or(1.0),
+                ..NONE
+            },
+            Qwen3_5Moe | Qwen3Next => Routing {
+                count: json.size("num_experts")?.unwrap_or(if family == Qwen3Next { 512 } else { 256 }),
+                chosen: if family == Qwen3Next { 10 } else { 8 },
+                normalized: family == Qwen3_5Moe || json.flag("norm_topk_prob", true)?,
+                shared: json.size("shared_expert_intermediate_size")?.unwrap_or(512) > 0,
                 ..NONE
             },
             GptOss => {

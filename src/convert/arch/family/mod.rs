@@ -5,6 +5,7 @@ pub mod routed;
 use super::expected::ExpectedTensor;
 use super::fields::Fields;
 use super::lfm;
+use super::qwen_next;
 use super::rope::{self, AXES, GROWTH, LOCAL_BASE, PARTIAL};
 use super::row::{Arch, TIED};
 use super::view::{View, whole};
@@ -97,6 +98,9 @@ pub const FOREIGN: &[(&str, Neutral)] = &[
     ("num_dense_layers", Neutral::Off),
     (lfm::SANDWICH, Neutral::Off),
     (lfm::GATE, Neutral::Off),
+    (qwen_next::VALUE_HEADS, Neutral::Absent),
+    (qwen_next::INTERVAL, Neutral::One),
+    (qwen_next::OUTPUT_GATE, Neutral::Off),
 ];
 
 /// Neutral value of a field, with which the field changes nothing.

@@ -53,7 +53,7 @@ pub fn experts(config: &Fields, defaults: &Defaults) -> Result<Mlp> {
     };
     let shared = match count("n_shared_experts", defaults.shared)? {
         0 => None,
-        number => Some(SharedExpert { intermediate: number.saturating_mul(intermediate), norms: false }),
+        number => Some(SharedExpert { intermediate: number.saturating_mul(intermediate), norms: false, gate: false }),
     };
     let scale = config.number_opt("routed_scaling_factor")?.map_or(defaults.selection.scale, |scale| scale as f32);
     Ok(Mlp::Moe {
