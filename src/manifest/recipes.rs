@@ -107,6 +107,17 @@ mod tests {
         for recipe in &RECIPES[..7] {
             let has = |name: &str| bits(recipe, name);
             assert_eq!((has(ATTENTION), has(EXPERTS)), (Some(recipe.bits), Some(recipe.bits)), "{}", recipe.name);
+            let mixers = ["conv.in_proj", "conv.out_proj", "linear_attn.q_proj", "linear_attn.z_proj"];
+            for matrix in mixers.map(|matrix| format!("model.layers.0.{matrix}.weight")) {
+                assert_eq!(has(&matrix), Some(recipe.bits), "{}: {matrix}", recipe.name);
+            }
+            let output = has("model.layers.0.linear_attn.out_proj.weight");
+            assert_eq!(output, Some(if recipe.bits == 4 { 6 } else { recipe.bits }), "{}", recipe.name);
+            for part in
+                ["conv.conv.weight", "linear_attn.a_proj.weight", "linear_attn.conv1d.weight", "linear_attn.A_log"]
+            {
+                assert_eq!(has(&format!("model.layers.0.{part}")), None, "{}: {part}", recipe.name);
+            }
             for name in
                 ["model.layers.0.mlp.router.weight", "model.layers.0.self_attn.q_proj.bias", "model.norm.weight"]
             {
