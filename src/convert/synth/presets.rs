@@ -20,6 +20,8 @@ const PRESETS: &[(&str, &str)] = &[
     ("ministral-3-8b", include_str!("configs/ministral-3-8b.json")),
     ("glm-4.7-flash", include_str!("configs/glm-4.7-flash.json")),
     ("minimax-m2", include_str!("configs/minimax-m2.json")),
+    ("qwen3.5-4b", include_str!("configs/qwen3.5-4b.json")),
+    ("qwen3.6-35b-a3b", include_str!("configs/qwen3.6-35b-a3b.json")),
     ("lfm2-2.6b", include_str!("configs/lfm2-2.6b.json")),
     ("gpt-oss-20b", include_str!("configs/gpt-oss-20b.json")),
     ("gpt-oss-120b", include_str!("configs/gpt-oss-120b.json")),

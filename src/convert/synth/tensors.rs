@@ -75,8 +75,10 @@ pub fn list(arch: &Arch, model: &ModelConfig, dtype: DType, mxfp4: bool) -> Vec<
 /// Returns the distribution of a tensor. Weights have a standard deviation of 1/sqrt(in), so that a product with a
 /// normalized vector keeps its magnitude.
 fn distribution(model: &ModelConfig, tensor: &ExpectedTensor) -> Values {
+    // The norm inside of a delta net does not add 1 to its weights.
+    let plus_one = model.norm_plus_one && !tensor.name.ends_with("linear_attn.norm.weight");
     match Role::of(&tensor.name) {
-        Role::Norm => Values::Normal { mean: if model.norm_plus_one { 0.0 } else { 1.0 }, std: 0.05 },
+        Role::Norm => Values::Normal { mean: if plus_one { 0.0 } else { 1.0 }, std: 0.05 },
         Role::Bias => Values::Normal { mean: 0.0, std: 0.05 },
         Role::Sinks => Values::Normal { mean: 0.0, std: 1.0 },
         _ => Values::Normal { mean: 0.0, std: deviation(&tensor.shape) },
