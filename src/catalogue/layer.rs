@@ -167,7 +167,12 @@ pub const LAYER: &[LayerTensor] = &[
     vector("linear_attn.conv1d.weight", "ssm_conv1d.weight", Role::Other, |_, l| {
         delta_net(l).map(|net| vec![net.channels(), 1, net.width])
     }),
-    vector("linear_attn.A_log", "ssm_a", Role::Other, |_, l| delta_net(l).map(|net| vec![net.value_heads])),
+    vector("linear_attn.A_log", "ssm_a", Role::Other, |_, l| {
+        delta_net(l).filter(|net| !net.decay_factors).map(|net| vec![net.value_heads])
+    }),
+    vector("linear_attn.A", "ssm_a", Role::Other, |_, l| {
+        delta_net(l).filter(|net| net.decay_factors).map(|net| vec![net.value_heads])
+    }),
     vector("linear_attn.dt_bias", "ssm_dt.bias", Role::Bias, |_, l| delta_net(l).map(|net| vec![net.value_heads])),
     vector("linear_attn.norm.weight", "ssm_norm.weight", Role::Norm, |_, l| {
         delta_net(l).map(|net| vec![net.value_dim])

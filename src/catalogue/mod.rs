@@ -21,7 +21,7 @@
 //! model.layers.N.conv.conv.{weight,bias}                     attention: (hidden, 1, width) / (hidden)
 //! model.layers.N.linear_attn.{q,k,v,z,b,a,out}_proj.weight   gated delta net, see
 //! model.layers.N.linear_attn.conv1d.weight, .norm.weight     [`crate::model_config::GatedDeltaNet`]
-//! model.layers.N.linear_attn.{A_log,dt_bias}                 (value_heads)
+//! model.layers.N.linear_attn.{A_log or A,dt_bias}            (value_heads)
 //! model.layers.N.post_attention_layernorm.weight             (hidden); norm of the MLP's input; with post norms: of
 //!                                                            attention's output, and the next two exist, too:
 //! model.layers.N.{pre,post}_feedforward_layernorm.weight     (hidden); input and output of the MLP

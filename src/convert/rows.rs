@@ -258,6 +258,14 @@ fn tiles(form: Form, rows: usize, cols: usize) -> Result<Option<(TileLayout, Cod
     Ok(Some((layout, CodedRow::new(&layout))))
 }
 
+/// Columns in another order than in the source: run `i` of `width` columns is run `order[i]` of the source. Groups of
+/// codes lie inside of runs ([`CodedRow::has_movable_runs`]).
+#[derive(Debug, Clone)]
+pub(super) struct ColumnOrder {
+    pub(super) width: usize,
+    pub(super) order: Vec<usize>,
+}
+
 /// Tensor that is written, or a part of one.
 pub(super) struct RowTarget {
     pub(super) form: Form,
@@ -269,6 +277,8 @@ pub(super) struct RowTarget {
     pub(super) cols: usize,
     /// Number that is added to every element of floats; 0 for other forms.
     pub(super) add: f32,
+    /// Order of the columns, if it is another one than in the sources.
+    pub(super) columns: Option<ColumnOrder>,
 }
 
 impl RowTarget {
@@ -312,7 +322,11 @@ impl RowTarget {
 
     /// Returns true if rows are copied, because they have the same bytes in the source.
     fn keeps_bytes(&self, source: &RowSource) -> bool {
-        matches!(self.form, Form::Plain(_)) && self.form == source.form && self.add == 0.0 && source.merged.is_empty()
+        matches!(self.form, Form::Plain(_))
+            && self.form == source.form
+            && self.add == 0.0
+            && self.columns.is_none()
+            && source.merged.is_empty()
     }
 
     /// Appends one row that is not in a tile.
@@ -327,13 +341,22 @@ impl RowTarget {
                 if self.add != 0.0 {
                     source.values.iter_mut().for_each(|x| *x += self.add);
                 }
+                if let Some(columns) = &self.columns {
+                    source.values = columns
+                        .order
+                        .iter()
+                        .flat_map(|run| &source.values[run * columns.width..][..columns.width])
+                        .copied()
+                        .collect();
+                }
                 round_into(to, &source.values, encoded)
             }
             Form::Blocks(kind) => {
                 let start = encoded.len();
                 let (layout, coded) = source.coded(row).expect("only tiles become blocks");
                 encoded.resize(start + coded.codes.len() / kind.block() * kind.block_bytes(), 0);
-                blocks::from_row(kind, layout, coded, &mut encoded[start..]);
+                let moved = self.columns.as_ref().map(|columns| coded.with_runs(layout, columns.width, &columns.order));
+                blocks::from_row(kind, layout, moved.as_ref().unwrap_or(coded), &mut encoded[start..]);
                 Ok(())
             }
             Form::Tiles(_) => unreachable!("a row is part of a tile"),

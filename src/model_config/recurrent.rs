@@ -1,15 +1,18 @@
 //! Description of layers whose mixer keeps a state of fixed size in place of keys and values.
 
-use super::ModelConfig;
+use super::{ModelConfig, is_default};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 /// Largest width of a convolution, far above that of real models; states have as many rows.
 const WIDTH_LIMIT: usize = 64;
 
-/// Largest number of heads of a recurrent mixer, and largest width of one; states are as large as their product.
+/// Largest number of heads of a recurrent mixer, and largest width of one.
 const HEAD_LIMIT: usize = 1024;
 const HEAD_DIM_LIMIT: usize = 1024;
+
+/// Largest number of values of the matrices of a text in all layers: 4 GiB. The largest published model has a twentieth.
+const STATE_LIMIT: usize = 1 << 30;
 
 /// Layers that have a recurrent mixer in place of attention.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -44,8 +47,8 @@ pub struct ShortConv {
 }
 
 /// Gated delta net (Qwen3-Next; Gated DeltaNet, arXiv 2412.06464). Queries, keys and values are projections of the
-/// input after a causal convolution, channel by channel, and SiLU. A value head `h` reads the key head
-/// `h / (value_heads / key_heads)`, keeps a matrix `S` of `key_dim` rows and `value_dim` columns, which is zero at first,
+/// input after a causal convolution, channel by channel, and SiLU. Each value head reads one key head,
+/// keeps a matrix `S` of `key_dim` rows and `value_dim` columns, which is zero at first,
 /// and gives `S' q` after `S = a S + k (b (v - a S' k))'`, with a decay `a` and a rate `b` of the token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -60,9 +63,25 @@ pub struct GatedDeltaNet {
     pub value_dim: usize,
     /// Positions that the convolution reads, including the present one.
     pub width: usize,
+    /// Value heads that read one key head are `key_heads` apart, and not next to each other (GGUF files of Qwen3.5).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub tiled: bool,
+    /// The model has the factors `-exp(A_log)` in place of `A_log` (GGUF files).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub decay_factors: bool,
 }
 
 impl GatedDeltaNet {
+    /// Returns the number of value heads that read one key head.
+    pub fn per_key(&self) -> usize {
+        self.value_heads / self.key_heads
+    }
+
+    /// Returns the value head number `index` of those that read a key head.
+    pub fn value_head(&self, key_head: usize, index: usize) -> usize {
+        if self.tiled { index * self.key_heads + key_head } else { key_head * self.per_key() + index }
+    }
+
     /// Returns the width of all query heads, which is also that of all key heads.
     pub fn keys(&self) -> usize {
         self.key_heads * self.key_dim
@@ -119,6 +138,12 @@ impl ModelConfig {
             Recurrent::ShortConv(conv) => conv.width,
             Recurrent::GatedDeltaNet(net) => {
                 net.validate().or_else(|(field, why)| bad(&format!("mixer.{field}"), why))?;
+                let values = layers.len() * net.value_heads * net.key_dim * net.value_dim;
+                if values > STATE_LIMIT {
+                    let found =
+                        format!("found a state of {values} numbers for each text, expected at most {STATE_LIMIT}");
+                    return bad("mixer", found);
+                }
                 net.width
             }
         };

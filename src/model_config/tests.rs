@@ -159,3 +159,45 @@ fn a_field_that_may_change_the_model_is_not_ignored() {
         assert!(error.to_string().contains("unknown field"), "{with}: {error}");
     }
 }
+
+#[test]
+fn impossible_recurrent_layers_are_refused_by_name() {
+    let net = GatedDeltaNet {
+        key_heads: 2,
+        value_heads: 4,
+        key_dim: 16,
+        value_dim: 8,
+        width: 4,
+        tiled: false,
+        decay_factors: false,
+    };
+    let with = |layers: &[usize], mixer| {
+        let recurrent = Some(RecurrentLayers { layers: layers.to_vec(), mixer });
+        ModelConfig { recurrent, ..model() }.validate()
+    };
+    let delta = |net| with(&[0, 2], Recurrent::GatedDeltaNet(net));
+    delta(net).unwrap();
+    assert_eq!((net.keys(), net.values(), net.channels(), net.per_key()), (32, 32, 96, 2));
+    let heads = |net: GatedDeltaNet| [0, 1].map(|key| [0, 1].map(|index| net.value_head(key, index)));
+    assert_eq!(heads(net), [[0, 1], [2, 3]]);
+    assert_eq!(heads(GatedDeltaNet { tiled: true, ..net }), [[0, 2], [1, 3]]);
+    let huge = GatedDeltaNet { value_heads: 1024, key_dim: 1024, value_dim: 1024, ..net };
+    let conv = |width| with(&[1], Recurrent::ShortConv(ShortConv { width, bias: false }));
+    for (result, field, why) in [
+        (delta(GatedDeltaNet { key_heads: 0, ..net }), "mixer.key_heads", "found 0"),
+        (delta(GatedDeltaNet { key_heads: 3, ..net }), "mixer.value_heads", "a multiple of 3"),
+        (delta(GatedDeltaNet { value_heads: usize::MAX, ..net }), "mixer.value_heads", "1 to 1024"),
+        (delta(GatedDeltaNet { key_dim: 1025, ..net }), "mixer.key_dim", "1 to 1024"),
+        (delta(GatedDeltaNet { value_dim: 0, ..net }), "mixer.value_dim", "found 0"),
+        (delta(GatedDeltaNet { width: 65, ..net }), "mixer.width", "1 to 64"),
+        (delta(huge), "mixer", "2147483648 numbers"),
+        (conv(0), "mixer.width", "1 to 64"),
+        (with(&[], Recurrent::GatedDeltaNet(net)), "layers", "at least one layer"),
+        (with(&[2, 1], Recurrent::GatedDeltaNet(net)), "layers", "ascending order"),
+        (with(&[4], Recurrent::GatedDeltaNet(net)), "layers", "layer 4"),
+    ] {
+        let error = result.unwrap_err();
+        assert_eq!(error.tensor_name(), Some(&*format!("recurrent.{field}")), "{error}");
+        assert!(error.to_string().contains(why), "{error}");
+    }
+}

@@ -128,6 +128,8 @@ fn set_mixers(config: &Fields, model: &mut ModelConfig) -> Result<()> {
         key_dim: size("linear_key_head_dim", 128)?,
         value_dim: size("linear_value_head_dim", 128)?,
         width: size("linear_conv_kernel_dim", 4)?,
+        tiled: false,
+        decay_factors: false,
     });
     let layers: Vec<usize> = (0..n_layers).filter(|layer| is_recurrent[*layer]).collect();
     model.recurrent = (!layers.is_empty()).then_some(RecurrentLayers { layers, mixer });
@@ -194,7 +196,7 @@ fn views_of_qwen3_5(model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
 fn views_of_qwen3_next(model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
     let Some(((layer, part), net)) = layer_part(&tensor.name).zip(net_of(model)) else { return views(model, tensor) };
     let at = format!("model.layers.{layer}.linear_attn");
-    let per_key = net.value_heads / net.key_heads;
+    let per_key = net.per_key();
     let (key, value) = (net.key_dim, per_key * net.value_dim);
     let of = |leaf: &str, place| vec![rows_of_heads(&format!("{at}.in_proj_{leaf}.weight"), net.key_heads, place)];
     match part {

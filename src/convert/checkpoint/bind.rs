@@ -241,22 +241,7 @@ impl<'a> Binder<'a> {
                 SourceForm::Coded(coded) => self.coded(coded, shape, [0, shape[shape.len() - 2]])?,
                 SourceForm::Floats(tensor) => return Err(self.wrong_form(tensor, "quantized codes")),
             },
-            View::Transposed { source: name, stacks } => {
-                let tensor = match self.found(name)? {
-                    SourceForm::Floats(tensor) => tensor,
-                    SourceForm::Coded(coded) => return Err(self.wrong_form(coded.tensors()[0], "floats (in, out)")),
-                };
-                let mut swapped = shape.to_vec();
-                swapped.swap(shape.len() - 1, shape.len() - 2);
-                let store = Store::Plain(self.float(tensor, &swapped)?);
-                let of = shape[shape.len() - 2];
-                let columns =
-                    |stack| BoundView::Transposed { tensor: tensor.clone(), first: stack * (of / stacks), of };
-                match stacks {
-                    1 => (store, columns(0)),
-                    _ => (store, BoundView::Interleaved((0..*stacks).map(columns).collect())),
-                }
-            }
+            View::Transposed { source, stacks } => self.transposed(source, *stacks, shape)?,
             View::Stacked(parts) => {
                 assert_eq!(parts.len(), shape[0], "one view for each matrix of {}", self.expected.name);
                 let (store, sources) = self.bind_alike(parts, &shape[1..])?;
@@ -273,6 +258,23 @@ impl<'a> Binder<'a> {
                 let (store, sources) = self.bind_alike(parts, &[shape[0], shape[1] / parts.len(), shape[2]])?;
                 (store, BoundView::Interleaved(sources))
             }
+        })
+    }
+
+    /// Binds a matrix that is stored with its last two axes swapped.
+    fn transposed(&self, name: &str, stacks: usize, shape: &[usize]) -> Result<(Store, BoundView)> {
+        let tensor = match self.found(name)? {
+            SourceForm::Floats(tensor) => tensor,
+            SourceForm::Coded(coded) => return Err(self.wrong_form(coded.tensors()[0], "floats (in, out)")),
+        };
+        let mut swapped = shape.to_vec();
+        swapped.swap(shape.len() - 1, shape.len() - 2);
+        let store = Store::Plain(self.float(tensor, &swapped)?);
+        let of = shape[shape.len() - 2];
+        let columns = |stack| BoundView::Transposed { tensor: tensor.clone(), first: stack * (of / stacks), of };
+        Ok(match stacks {
+            1 => (store, columns(0)),
+            _ => (store, BoundView::Interleaved((0..stacks).map(columns).collect())),
         })
     }
 

@@ -106,23 +106,7 @@ impl Reader<'_> {
                 Ok(())
             }
             BoundView::Interleaved(parts) => {
-                let n = parts.len();
-                let shape = [shape[0], n_rows / n, cols];
-                let mut gathered = vec![0; rows.len().div_ceil(n) * row_bytes];
-                for (i, part) in parts.iter().enumerate() {
-                    // Row `n * r + i` of the matrix is row `r` of this part.
-                    let own = |row: usize| (row + n - 1 - i) / n;
-                    let of_part = own(rows.start)..own(rows.end);
-                    if of_part.is_empty() {
-                        continue;
-                    }
-                    let lines = &mut gathered[..of_part.len() * row_bytes];
-                    self.read(part, &shape, matrix, of_part.clone(), lines)?;
-                    for (row, line) in of_part.zip(lines.chunks_exact(row_bytes)) {
-                        out[(n * row + i - rows.start) * row_bytes..][..row_bytes].copy_from_slice(line);
-                    }
-                }
-                Ok(())
+                self.read_interleaved(parts, [n_rows, cols], (shape[0], matrix, rows), out)
             }
             BoundView::Coded { coded, first, of } => {
                 let (matrix, rows) = coded.place(matrix * of + first + rows.start, rows.len());
@@ -137,6 +121,33 @@ impl Reader<'_> {
             }
             BoundView::Packed(_) => unreachable!("finished codes are no floats"),
         }
+    }
+
+    /// Reads rows of matrix number `matrix` of `count` matrices whose rows alternate among the parts.
+    fn read_interleaved(
+        &self,
+        parts: &[BoundView],
+        [n_rows, cols]: [usize; 2],
+        (count, matrix, rows): (usize, usize, Range<usize>),
+        out: &mut [u8],
+    ) -> Result<()> {
+        let n = parts.len();
+        let (shape, row_bytes) = ([count, n_rows / n, cols], cols * self.element);
+        let mut gathered = vec![0; rows.len().div_ceil(n) * row_bytes];
+        for (i, part) in parts.iter().enumerate() {
+            // Row `n * r + i` of the matrix is row `r` of this part.
+            let own = |row: usize| (row + n - 1 - i) / n;
+            let of_part = own(rows.start)..own(rows.end);
+            if of_part.is_empty() {
+                continue;
+            }
+            let lines = &mut gathered[..of_part.len() * row_bytes];
+            self.read(part, &shape, matrix, of_part.clone(), lines)?;
+            for (row, line) in of_part.zip(lines.chunks_exact(row_bytes)) {
+                out[(n * row + i - rows.start) * row_bytes..][..row_bytes].copy_from_slice(line);
+            }
+        }
+        Ok(())
     }
 
     /// Reads columns `rows` of the source matrix `slab`, `(height, width)`, and writes them to `out` as rows. `N` is

@@ -304,6 +304,6 @@ fn read_entry(
         return put(&bytes);
     }
     let mut source = RowSource::new(&entry.name, entry.store.into(), RowStack { count, rows: all, cols }, read)?;
-    let target = RowTarget { form, matrices: matrix..matrix + 1, rows: rows.len(), cols, add: 0.0 };
+    let target = RowTarget { form, matrices: matrix..matrix + 1, rows: rows.len(), cols, add: 0.0, columns: None };
     target.fill(std::slice::from_mut(&mut source), |row| (0, rows.start + row), put)
 }

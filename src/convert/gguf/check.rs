@@ -50,6 +50,9 @@ fn mlp_checks(model: &ModelConfig, family: &Family) -> Vec<Check> {
         Mlp::Moe { selection, .. } if family.has_sigmoid_experts() => {
             (selection == Selection { sigmoid: true, bias: true, ..Selection::default() }, true)
         }
+        Mlp::Moe { selection, shared, .. } if family.has_delta_nets() => {
+            (selection == Selection::default(), shared.is_some_and(|shared| shared.gate && !shared.norms))
+        }
         Mlp::Moe { selection, shared, .. } if family.may.contains(&"mlp.shared") => (
             selection == Selection { factors: true, ..Selection::default() },
             shared.is_some_and(|shared| shared.norms),
@@ -191,10 +194,15 @@ fn layer_checks(model: &ModelConfig, family: &Family) -> Vec<Check> {
     };
     let plain_convolution = model.recurrent.as_ref().is_none_or(|recurrent| match recurrent.mixer {
         Recurrent::ShortConv(ShortConv { width, bias }) => width > 1 && !bias,
-        Recurrent::GatedDeltaNet(_) => true,
+        // llama.cpp has one width for keys and values, and a window of at least two positions.
+        Recurrent::GatedDeltaNet(net) => net.key_dim == net.value_dim && net.width > 1,
     });
     vec![
-        ("recurrent.mixer", plain_convolution, "convolutions with biases or of one position".into()),
+        (
+            "recurrent.mixer",
+            plain_convolution,
+            "convolutions with biases or of one position, or heads of two widths".into(),
+        ),
         ("exceptions.unrotated", rotated, "other layers without rotation".into()),
         ("exceptions", differs || layers().all(plain), "layers of different sizes".into()),
         (

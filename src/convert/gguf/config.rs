@@ -168,8 +168,8 @@ impl<'a> Writer<'a> {
             false => ("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
         };
         self.put(field, required(&self.key(leaf), self.number_opt(leaf)?)?);
-        // In families with experts an absent field means one half.
-        if partial || self.family.routed_experts && self.family.partial_rotary {
+        // In families with routed experts or delta nets an absent field means a share.
+        if partial || (self.family.routed_experts || self.family.has_delta_nets()) && self.family.partial_rotary {
             self.put("partial_rotary_factor", rotated as f64 / head_dim as f64);
         }
         self.put("tie_word_embeddings", self.tensor("output.weight").is_none());
@@ -297,6 +297,11 @@ impl<'a> Writer<'a> {
             self.put("num_experts", model.experts);
             self.put("moe_intermediate_size", width);
             self.put("num_dense_layers", self.count_opt("leading_dense_block_count")?.unwrap_or(0));
+        } else if self.family.has_delta_nets() {
+            self.put("num_experts", model.experts);
+            self.put("moe_intermediate_size", width);
+            let shared = self.count_opt("expert_shared_feed_forward_length")?;
+            self.put("shared_expert_intermediate_size", shared.unwrap_or(0));
         } else if self.family.qwen_experts {
             self.put("num_experts", model.experts);
             self.put("moe_intermediate_size", width);

@@ -2,8 +2,9 @@
 
 use super::config::{Dimensions, LOG_MULTIPLIER, ROPE_FREQS, SIGMOID, UNIT_NORMS, Writer};
 use super::family::{LogitScale, Unrotated};
-use crate::convert::source::gguf::value::required;
+use crate::convert::source::gguf::value::{Value as Meta, required};
 use crate::error::{Error, Result};
+use crate::model_config::QkNorm;
 use serde_json::{Value, json};
 
 impl Writer<'_> {
@@ -25,7 +26,7 @@ impl Writer<'_> {
                 self.put(field, given.unwrap_or(usual));
             }
         }
-        let unit_norms = self.family.always_has("attention.gate");
+        let unit_norms = self.family.qk_norm == [QkNorm::Unit];
         let field = match family.logit_scale {
             LogitScale::None => None,
             LogitScale::Divisor => Some("logits_scaling"),
@@ -61,6 +62,9 @@ impl Writer<'_> {
         if family.has_layer_sizes() {
             self.layer_sizes(model)?;
         }
+        if family.has_delta_nets() {
+            self.delta_nets(model)?;
+        }
         Ok(())
     }
 
@@ -81,6 +85,38 @@ impl Writer<'_> {
         self.put("block_auto_adjust_ff_dim", false);
         let eps = "attention.layer_norm_rms_epsilon";
         self.put("norm_eps", required(&self.key(eps), self.number_opt(eps)?)?);
+        Ok(())
+    }
+
+    /// Writes the layers with gated delta nets, and their sizes.
+    fn delta_nets(&mut self, model: &Dimensions) -> Result<()> {
+        let key = self.key("attention.recurrent_layers");
+        let interval = self.count_opt("full_attention_interval")?.unwrap_or(4).max(1);
+        let listed = self.gguf.metadata.get(&key).and_then(Meta::numbers);
+        let recurrent: Vec<bool> = match listed {
+            Some(flags) => flags
+                .map(|flag| flag.as_bool())
+                .collect::<Option<_>>()
+                .ok_or_else(|| Error::corrupt("found another type, expected a list of booleans").tensor(&key))?,
+            None => (1..=model.layers).map(|number| !number.is_multiple_of(interval)).collect(),
+        };
+        // Layers that predict further tokens may be listed behind those of the model.
+        let Some(recurrent) = recurrent.get(..model.layers) else {
+            let found = format!("found {} entries, expected one for each of {} layers", recurrent.len(), model.layers);
+            return Err(Error::corrupt(found).tensor(key));
+        };
+        let kind = |recurrent: &bool| if *recurrent { "linear_attention" } else { "full_attention" };
+        self.put("layer_types", recurrent.iter().map(kind).collect::<Vec<_>>());
+        let (heads, values) = (self.count("ssm.time_step_rank")?, self.count("ssm.inner_size")?);
+        if heads == 0 || !values.is_multiple_of(heads) {
+            let found = format!("found {values}, expected a multiple of {heads} heads");
+            return Err(Error::corrupt(found).tensor(self.key("ssm.inner_size")));
+        }
+        self.put("linear_num_key_heads", self.count("ssm.group_count")?);
+        self.put("linear_num_value_heads", heads);
+        self.put("linear_key_head_dim", self.count("ssm.state_size")?);
+        self.put("linear_value_head_dim", values / heads);
+        self.put("linear_conv_kernel_dim", self.count("ssm.conv_kernel")?);
         Ok(())
     }
 

@@ -41,7 +41,7 @@ pub fn describe(model: &ModelConfig, family: &Family) -> Result<GgufDescription>
     put("embedding_length", count(model.hidden));
     put("block_count", count(model.n_layers));
     mlp(model, family, &mut put);
-    attention(model, &mut put);
+    attention(model, family, &mut put);
     let eps = if model.norm_kind == NormKind::Layer { "layer_norm_epsilon" } else { "layer_norm_rms_epsilon" };
     put(&format!("attention.{eps}"), Meta::f32(model.norm_eps));
     let head_dim = model.rotated_head_dim(0);
@@ -93,6 +93,9 @@ fn mlp(model: &ModelConfig, family: &Family, put: &mut impl FnMut(&str, Meta)) {
     }
     put("expert_count", count(experts));
     put("expert_used_count", count(top_k));
+    if let Some(shared) = shared.filter(|shared| shared.gate) {
+        put("expert_shared_feed_forward_length", count(shared.intermediate));
+    }
     if family.routed_experts || family.has_sigmoid_experts() {
         put("expert_gating_func", Meta::u32(if selection.sigmoid { SIGMOID } else { SOFTMAX }));
     }
@@ -112,16 +115,18 @@ fn mlp(model: &ModelConfig, family: &Family, put: &mut impl FnMut(&str, Meta)) {
 }
 
 /// Writes the numbers and widths of heads.
-fn attention(model: &ModelConfig, put: &mut impl FnMut(&str, Meta)) {
+fn attention(model: &ModelConfig, family: &Family, put: &mut impl FnMut(&str, Meta)) {
     put("attention.head_count", count(model.n_heads));
     let Some(Latent { q_rank, kv_rank, nope, rope, value, .. }) = model.attention.latent else {
         let head_dim = model.rotated_head_dim(0);
-        let of_layer = |layer: LayerConfig| layer.heads().map_or(0, |heads| heads.n_kv_heads);
+        // llama.cpp takes layers of LFM2 without key/value heads for those with convolutions.
+        let of_others = if family.has_convolutions() { 0 } else { model.n_kv_heads };
+        let of_layer = |layer: LayerConfig| layer.heads().map_or(of_others, |heads| heads.n_kv_heads);
         put("attention.head_count_kv", count_of_layers(model.layers().map(of_layer).collect()));
         put("attention.key_length", count(head_dim));
         put("attention.value_length", count(head_dim));
-        if let Some(RecurrentLayers { mixer: Recurrent::ShortConv(conv), .. }) = &model.recurrent {
-            put("shortconv.l_cache", count(conv.width));
+        if let Some(recurrent) = &model.recurrent {
+            mixers(model, recurrent, put);
         }
         return;
     };
@@ -133,6 +138,28 @@ fn attention(model: &ModelConfig, put: &mut impl FnMut(&str, Meta)) {
     put("attention.value_length_mla", count(value));
     put("attention.q_lora_rank", count(q_rank.unwrap_or(0)));
     put("attention.kv_lora_rank", count(kv_rank));
+}
+
+/// Writes the sizes of recurrent mixers, and the layers that have one.
+fn mixers(model: &ModelConfig, RecurrentLayers { layers, mixer }: &RecurrentLayers, put: &mut impl FnMut(&str, Meta)) {
+    let net = match mixer {
+        Recurrent::ShortConv(conv) => return put("shortconv.l_cache", count(conv.width)),
+        Recurrent::GatedDeltaNet(net) => net,
+    };
+    put("ssm.conv_kernel", count(net.width));
+    put("ssm.state_size", count(net.key_dim));
+    put("ssm.group_count", count(net.key_heads));
+    put("ssm.time_step_rank", count(net.value_heads));
+    put("ssm.inner_size", count(net.values()));
+    let flags = (0..model.n_layers).map(|layer| u8::from(layers.contains(&layer))).collect();
+    put("attention.recurrent_layers", Meta::Numbers(Scalar::Bool, flags));
+    // The pairs of a head that turn by each of three axes, which in text have the same positions.
+    let pairs = model.rope.rotary_dim(model.head_dim) / 2;
+    let sections = [pairs.div_ceil(3), (pairs + 1) / 3, pairs / 3, 0];
+    put(
+        "rope.dimension_sections",
+        Meta::Numbers(Scalar::I32, sections.iter().flat_map(|n| (*n as i32).to_le_bytes()).collect()),
+    );
 }
 
 /// Writes the factors of scores, embeddings, outputs of blocks, and logits.

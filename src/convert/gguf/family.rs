@@ -304,6 +304,9 @@ pub const FAMILIES: &[Family] = &[
         full_width: true,
         ..named("lfm2moe")
     },
+    Family { dense: Some("Qwen3_5ForCausalLM"), ..delta("qwen35") },
+    Family { moe: Some("Qwen3_5MoeForCausalLM"), may: &["mlp.shared", "mlp.shared.gate"], ..delta("qwen35moe") },
+    Family { moe: Some("Qwen3NextForCausalLM"), may: &["mlp.shared", "mlp.shared.gate"], ..delta("qwen3next") },
 ];
 
 const fn named(name: &'static str) -> Family {
@@ -344,6 +347,18 @@ const fn named(name: &'static str) -> Family {
         score_scale: None,
         full_width: false,
         routed_experts: false,
+    }
+}
+
+/// Returns the common properties of the families with gated delta nets.
+const fn delta(name: &'static str) -> Family {
+    Family {
+        post_attention: "post_attention_norm",
+        norm_plus_one: true,
+        always: &["recurrent", "attention.gate"],
+        qk_norm: &[QkNorm::Head],
+        partial_rotary: true,
+        ..named(name)
     }
 }
 
@@ -400,7 +415,18 @@ impl Family {
 
     /// Returns true for families with gated short convolutions (LFM2).
     pub fn has_convolutions(&self) -> bool {
-        self.always_has("recurrent")
+        self.always_has("recurrent") && !self.has_delta_nets()
+    }
+
+    /// Returns true for families with gated delta nets (Qwen3.5, Qwen3-Next).
+    pub fn has_delta_nets(&self) -> bool {
+        self.always_has("recurrent") && self.always_has("attention.gate")
+    }
+
+    /// Returns true for families in which the value heads that read one key head are as many heads apart as there are
+    /// key heads.
+    pub fn has_tiled_heads(&self) -> bool {
+        self.has_delta_nets() && self.name != "qwen3next"
     }
 
     /// Returns true for families of which the first layers may have a dense MLP while the others have experts.

@@ -8,9 +8,9 @@
 use super::family::Family;
 use crate::catalogue::LayerTensor;
 use crate::convert::arch::ExpectedTensor;
-use crate::convert::rows::RowStack;
+use crate::convert::rows::{ColumnOrder, RowStack};
 use crate::error::{Error, Result};
-use crate::model_config::{Latent, ModelConfig};
+use crate::model_config::{GatedDeltaNet, Latent, ModelConfig, Recurrent};
 
 /// A GGUF tensor and the canonical tensors its rows come from.
 #[derive(Debug, Clone, PartialEq)]
@@ -39,6 +39,23 @@ pub enum RowOrder {
     Alternate(usize),
     /// The rows of several canonical tensors in sequence. The field holds the number of rows of each.
     Stacked(Vec<usize>),
+    /// The rows of two canonical tensors, head by head: in each head, as many rows of the one, then of the other. The
+    /// field is the number of rows of a head in each.
+    Paired(usize),
+    /// The rows of one or several canonical tensors in sequence, of which those from a certain row on belong to heads
+    /// in another order.
+    Tiled {
+        /// Number of rows of each canonical tensor.
+        parts: Vec<usize>,
+        /// First row of the heads.
+        first: usize,
+        /// Order of the heads.
+        heads: TiledHeads,
+    },
+    /// The same rows, whose columns belong to heads in another order.
+    TiledColumns(TiledHeads),
+    /// One row as a vector.
+    Row,
     /// Two halves whose rows alternate in the canonical tensor: GGUF rows 0 to n - 1 are its even rows, rows n to
     /// 2n - 1 its odd ones. The field is n.
     Halves(usize),
@@ -62,6 +79,51 @@ pub enum RowOrder {
     },
 }
 
+/// Value heads of gated delta nets in the order of GGUF files of Qwen3.5: those that read one key head are `groups`
+/// apart, while canonically they are next to each other.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TiledHeads {
+    /// Number of key heads.
+    pub groups: usize,
+    /// Number of value heads that read one key head.
+    pub per_group: usize,
+    /// Rows or columns of a head.
+    pub width: usize,
+}
+
+impl TiledHeads {
+    /// Returns the canonical position of a row or column of GGUF.
+    pub fn canonical(&self, at: usize) -> usize {
+        let (head, within) = (at / self.width, at % self.width);
+        (head % self.groups * self.per_group + head / self.groups) * self.width + within
+    }
+
+    /// Returns the order of columns in GGUF.
+    pub(super) fn columns(&self) -> ColumnOrder {
+        let heads = TiledHeads { width: 1, ..*self };
+        ColumnOrder {
+            width: self.width,
+            order: (0..self.groups * self.per_group).map(|head| heads.canonical(head)).collect(),
+        }
+    }
+
+    /// Returns the position in GGUF of a canonical row or column.
+    fn tiled(&self, at: usize) -> usize {
+        let (head, within) = (at / self.width, at % self.width);
+        (head % self.per_group * self.groups + head / self.per_group) * self.width + within
+    }
+}
+
+/// Returns the part of a stack of parts that has a row, and the row of this part.
+fn in_parts(parts: &[usize], mut row: usize) -> (usize, usize) {
+    let mut part = 0;
+    while row >= parts[part] {
+        row -= parts[part];
+        part += 1;
+    }
+    (part, row)
+}
+
 /// Returns true for tensors that are vectors or stacks of vectors: norms, biases and sinks.
 pub fn is_vector(canonical: &str, shape: &[usize]) -> bool {
     shape.len() < 2 || canonical.ends_with("bias")
@@ -72,20 +134,18 @@ impl RowOrder {
     /// row `row` corresponds to.
     pub fn canonical_row(&self, row: usize) -> (usize, usize) {
         match self {
-            RowOrder::Same | RowOrder::Squeezed => (0, row),
+            RowOrder::Same | RowOrder::Squeezed | RowOrder::TiledColumns(_) | RowOrder::Row => (0, row),
             RowOrder::Neighbours(head) => {
                 let (start, within) = (row / head * head, row % head);
                 (0, start + within % 2 * (head / 2) + within / 2)
             }
             RowOrder::Alternate(first) => (0, 2 * row + first),
-            RowOrder::Stacked(parts) => {
-                let (mut part, mut row) = (0, row);
-                while row >= parts[part] {
-                    row -= parts[part];
-                    part += 1;
-                }
-                (part, row)
-            }
+            RowOrder::Stacked(parts) => in_parts(parts, row),
+            RowOrder::Paired(head) => (row / head % 2, row / head / 2 * head + row % head),
+            RowOrder::Tiled { parts, first, heads } => match row.checked_sub(*first) {
+                Some(row) => in_parts(parts, first + heads.canonical(row)),
+                None => in_parts(parts, row),
+            },
             RowOrder::Halves(half) => (0, 2 * (row % half) + row / half),
             RowOrder::OfHeads { head, first, rows } => (0, row / rows * head + first + row % rows),
             RowOrder::HeadColumns { .. } => unreachable!("columns are not moved row by row"),
@@ -96,7 +156,12 @@ impl RowOrder {
     /// GGUF tensor holds that row.
     pub fn gguf_row(&self, part: usize, row: usize) -> Option<usize> {
         match self {
-            RowOrder::Same | RowOrder::Squeezed => Some(row),
+            RowOrder::Same | RowOrder::Squeezed | RowOrder::TiledColumns(_) | RowOrder::Row => Some(row),
+            RowOrder::Paired(head) => Some((2 * (row / head) + part) * head + row % head),
+            RowOrder::Tiled { parts, first, heads } => {
+                let row = parts[..part].iter().sum::<usize>() + row;
+                Some(row.checked_sub(*first).map_or(row, |row| first + heads.tiled(row)))
+            }
             RowOrder::Neighbours(head) => {
                 let (start, within) = (row / head * head, row % head);
                 Some(start + within % (head / 2) * 2 + within / (head / 2))
@@ -126,6 +191,7 @@ impl RowOrder {
                 RowStack { count: 1, rows: stack.count * stack.rows, cols: stack.cols }
             }
             RowOrder::Squeezed => RowStack { count: stack.rows, rows: 1, cols: stack.cols },
+            RowOrder::Row => RowStack { count: 1, rows: 1, cols: stack.rows * stack.cols },
             _ => stack,
         }
     }
@@ -162,7 +228,11 @@ pub fn map(
     expected: &[ExpectedTensor],
     fused: impl Fn(&str) -> bool,
 ) -> Result<Vec<MappedTensor>> {
-    let mapper = Mapper { family, model, expected, fused: &fused };
+    let net = model.layers().find_map(|layer| match layer.recurrent()? {
+        Recurrent::GatedDeltaNet(net) => Some(*net),
+        Recurrent::ShortConv(_) => None,
+    });
+    let mapper = Mapper { family, model, expected, fused: &fused, net };
     let mut all = Vec::new();
     for position in 0..expected.len() {
         mapper.append(position, &mut all)?;
@@ -175,6 +245,8 @@ struct Mapper<'a> {
     model: &'a ModelConfig,
     expected: &'a [ExpectedTensor],
     fused: &'a dyn Fn(&str) -> bool,
+    /// Sizes of gated delta nets, if the model has them.
+    net: Option<GatedDeltaNet>,
 }
 
 impl Mapper<'_> {
@@ -206,8 +278,20 @@ impl Mapper<'_> {
                 all.push(stacked(first, parts.iter().map(member), self.expected)?);
             }
         } else if tensor_name == "conv.conv.weight" {
-            let mut mapped = self.mapped(position, name("shortconv.conv"), RowOrder::Squeezed);
-            mapped.shape.remove(1);
+            all.push(self.squeezed(position, name("shortconv.conv"), RowOrder::Squeezed));
+        } else if let Some(net) = self.net.filter(|_| part.starts_with("linear_attn.")) {
+            self.append_of_net(position, net, (tensor_name, name), all)?;
+        } else if self.net.is_some() && ["self_attn.q_proj", "self_attn.gate_proj"].contains(&part) {
+            if part == "self_attn.q_proj" {
+                let first = self.mapped(position, name("attn_q"), RowOrder::Same);
+                let members =
+                    ["q", "gate"].map(|matrix| format!("model.layers.{layer}.self_attn.{matrix}_proj.weight"));
+                let stack = stacked(first, members.into_iter(), self.expected)?;
+                all.push(MappedTensor { order: RowOrder::Paired(self.model.head_dim), ..stack });
+            }
+        } else if part == "mlp.router.shared_expert_gate" {
+            let mut mapped = self.mapped(position, name("ffn_gate_inp_shexp"), RowOrder::Row);
+            mapped.shape.remove(0);
             all.push(mapped);
         } else if part == "mlp.experts.gate_up_proj" {
             self.append_gate_up(position, name, all);
@@ -224,9 +308,75 @@ impl Mapper<'_> {
 
     fn mapped(&self, position: usize, name: String, order: RowOrder) -> MappedTensor {
         let tensor = &self.expected[position];
-        let is_plain = self.model.plain_final_norm && tensor.name == "model.norm.weight";
+        let is_plain = self.model.plain_final_norm && tensor.name == "model.norm.weight"
+            || tensor.name.ends_with("linear_attn.norm.weight");
         let plus_one = self.family.norm_plus_one && tensor.name.ends_with("norm.weight") && !is_plain;
         MappedTensor { name, shape: tensor.shape.clone(), canonical: vec![position], order, plus_one }
+    }
+
+    /// Returns a tensor whose middle axis, of one entry, GGUF leaves out.
+    fn squeezed(&self, position: usize, name: String, order: RowOrder) -> MappedTensor {
+        let mut mapped = self.mapped(position, name, order);
+        mapped.shape.remove(1);
+        mapped
+    }
+
+    /// Appends a tensor of a gated delta net.
+    fn append_of_net(
+        &self,
+        position: usize,
+        net: GatedDeltaNet,
+        (part, name): (&str, impl Fn(&str) -> String),
+        all: &mut Vec<MappedTensor>,
+    ) -> Result<()> {
+        let (groups, per_group) = (net.key_heads, net.per_key());
+        let moves = self.family.has_tiled_heads() && !net.tiled && per_group > 1;
+        let heads = |width: usize| TiledHeads { groups, per_group, width };
+        let rows = self.expected[position].shape[0];
+        let tiled = |first: usize, width: usize| match moves {
+            true => RowOrder::Tiled { parts: vec![rows], first, heads: heads(width) },
+            false => RowOrder::Same,
+        };
+        let tensor = &self.expected[position].name;
+        let member = |matrix: &str| tensor.replace(part, &format!("linear_attn.{matrix}_proj.weight"));
+        let mapped = match part {
+            "linear_attn.q_proj.weight" => {
+                let first = self.mapped(position, name("attn_qkv"), RowOrder::Same);
+                let mut stack = stacked(first, ["q", "k", "v"].map(member).into_iter(), self.expected)?;
+                if moves {
+                    let parts = vec![net.keys(), net.keys(), net.values()];
+                    stack.order = RowOrder::Tiled { parts, first: 2 * net.keys(), heads: heads(net.value_dim) };
+                }
+                stack
+            }
+            // These are in the stack.
+            "linear_attn.k_proj.weight" | "linear_attn.v_proj.weight" => return Ok(()),
+            // Qwen3-Next has rates and decays in one matrix, by key heads.
+            "linear_attn.b_proj.weight" if !self.family.has_tiled_heads() => {
+                let first = self.mapped(position, name("ssm_ba"), RowOrder::Same);
+                let stack = stacked(first, ["b", "a"].map(member).into_iter(), self.expected)?;
+                MappedTensor { order: RowOrder::Paired(per_group), ..stack }
+            }
+            "linear_attn.a_proj.weight" if !self.family.has_tiled_heads() => return Ok(()),
+            "linear_attn.conv1d.weight" => {
+                let order = if moves { tiled(2 * net.keys(), net.value_dim) } else { RowOrder::Squeezed };
+                self.squeezed(position, name("ssm_conv1d"), order)
+            }
+            "linear_attn.out_proj.weight" => {
+                let order = if moves { RowOrder::TiledColumns(heads(net.value_dim)) } else { RowOrder::Same };
+                self.mapped(position, name("ssm_out"), order)
+            }
+            _ => {
+                let unknown = || Error::unsupported("this tensor has no name in GGUF").tensor(tensor);
+                let own = self.own_name(part).ok_or_else(unknown)?;
+                let width = if part == "linear_attn.z_proj.weight" { net.value_dim } else { 1 };
+                let order = if part == "linear_attn.norm.weight" { RowOrder::Same } else { tiled(0, width) };
+                let layer = tensor.strip_suffix(part).and_then(|start| start.strip_prefix("model.layers."));
+                self.mapped(position, format!("blk.{}{own}", layer.unwrap_or_default()), order)
+            }
+        };
+        all.push(mapped);
+        Ok(())
     }
 
     /// Returns the GGUF name of a tensor of a layer; `None` if it has none.
@@ -317,19 +467,37 @@ mod tests {
                 Just(RowOrder::Alternate(1)),
                 prop::collection::vec(1usize..40, 1..4).prop_map(RowOrder::Stacked),
                 Just(RowOrder::Halves(1000)),
+                (1usize..9).prop_map(RowOrder::Paired),
+                (1usize..5, 1usize..5, 1usize..9, 0usize..3).prop_map(|(groups, per_group, width, before)| {
+                    let (heads, first) = (TiledHeads { groups, per_group, width }, 7 * before);
+                    let parts = [vec![7; before], vec![groups * per_group * width]].concat();
+                    RowOrder::Tiled { parts, first, heads }
+                }),
                 (1usize..9, 0usize..9).prop_map(|(rows, first)| {
                     RowOrder::OfHeads { head: first + rows + 3, first, rows }
                 }),
             ],
             row in 0usize..1000,
         ) {
-            let row = match &order { RowOrder::Stacked(parts) => row % parts.iter().sum::<usize>(), _ => row };
+            let row = match &order {
+                RowOrder::Stacked(parts) | RowOrder::Tiled { parts, .. } => row % parts.iter().sum::<usize>(),
+                _ => row,
+            };
             let (part, canonical) = order.canonical_row(row);
             prop_assert_eq!(order.gguf_row(part, canonical), Some(row));
             if let RowOrder::Alternate(first) = order {
                 prop_assert_eq!(RowOrder::Alternate(1 - first).gguf_row(0, canonical), None);
             }
         }
+    }
+
+    #[test]
+    fn heads_that_read_one_key_head_are_moved_apart_as_llama_cpp_converts_them() {
+        // Equals reshape(2, 3, 2).permute(1, 0, 2) for two key heads, three value heads for each, and two rows.
+        let heads = TiledHeads { groups: 2, per_group: 3, width: 2 };
+        let rows: Vec<usize> = (0..12).map(|row| heads.canonical(row)).collect();
+        assert_eq!(rows, [0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11]);
+        assert_eq!(heads.columns().order, [0, 3, 1, 4, 2, 5]);
     }
 
     #[test]

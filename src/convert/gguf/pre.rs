@@ -41,6 +41,10 @@ enum Cut<'a> {
 pub(in crate::convert) const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 pub(in crate::convert) const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN35: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}",
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+);
 const O200K: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// The three patterns of DeepSeek-V3.
@@ -62,6 +66,7 @@ const PRES: &[Pre] = &[
     Pre { also: &["smaug-bpe"], ..pre("dbrx", &[Cut::Matches(LLAMA3)]) },
     Pre { also: &["glm5"], ignore_merges: true, ..pre("glm4", &[Cut::Matches(LLAMA3)]) },
     Pre { also: &["deepseek-r1-qwen"], nfc: true, ..pre("qwen2", &[Cut::Matches(QWEN2)]) },
+    Pre { nfc: true, ..pre("qwen35", &[Cut::Matches(QWEN35)]) },
     pre("deepseek-v3", &[Cut::Matches(NUMBERS), Cut::Matches(CJK), Cut::Matches(DEEPSEEK)]),
     Pre { also: &["llama4", "kanana2", "minimax-m2"], ..pre("gpt-4o", &[Cut::Matches(O200K)]) },
     Pre { ignore_merges: true, adds_bos: true, ..pre("tekken", &[Cut::Matches(TEKKEN)]) },

@@ -31,7 +31,7 @@ pub(in crate::convert) fn fill(
         let source = RowSource::new(&entry.name, entry.store.into(), RowStack { count, rows, cols }, read)?;
         let mut source = source.merge(merged::of(adapters, &entry.name));
         let form = Form::Plain(target.dtype);
-        let to = RowTarget { form, matrices: part.matrices.clone(), rows: part.rows, cols, add: 0.0 };
+        let to = RowTarget { form, matrices: part.matrices.clone(), rows: part.rows, cols, add: 0.0, columns: None };
         let put: &mut Put<'_> = &mut |bytes| out.append(section, bytes);
         match (part.form, entry.store) {
             (PartForm::Rows, _) => {

@@ -10,7 +10,7 @@ use crate::convert::sharding::Listed;
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::iebin::{Entry, IebinReader, Store};
-use crate::model_config::ModelConfig;
+use crate::model_config::{ModelConfig, Recurrent, RecurrentLayers};
 use crate::scheme::{BLOCK, QuantSpec};
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -107,6 +107,7 @@ pub(in crate::convert) fn plan(
     config: &Fields,
     dtype: DType,
 ) -> Result<UnpackPlan> {
+    refuse_gguf_layout(reader)?;
     // The configuration in gpt-oss's original/ names neither class nor family; views with its tensor names come last.
     let last = config.get("architectures").is_none() && config.get("model_type").is_none();
     let mut builder = Builder { reader, targets: Vec::new(), by_name: BTreeMap::new(), used: HashSet::new() };
@@ -244,6 +245,21 @@ impl<'a> Builder<'a> {
         });
         self.targets[number].content.push(part);
     }
+}
+
+/// Refuses packs of GGUF files whose tensors differ from those of checkpoints.
+fn refuse_gguf_layout(reader: &IebinReader) -> Result<()> {
+    let recurrent = reader.description.model.as_ref().and_then(|model| model.recurrent.as_ref());
+    let differs = |recurrent: &RecurrentLayers| match recurrent.mixer {
+        Recurrent::GatedDeltaNet(net) => net.tiled || net.decay_factors,
+        Recurrent::ShortConv(_) => false,
+    };
+    if !recurrent.is_some_and(differs) {
+        return Ok(());
+    }
+    Err(Error::unsupported("found heads and decays of gated delta nets in the form of GGUF files")
+        .tensor("model.recurrent.mixer")
+        .help("`iec export-gguf` writes this pack as a GGUF file; or unpack a pack of the original checkpoint"))
 }
 
 /// Checks that every element of a target has a source; a fused tensor has several parts.

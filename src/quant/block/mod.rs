@@ -52,6 +52,26 @@ impl CodedRow {
         }
     }
 
+    /// Reports whether runs of so many columns can be moved with their scales.
+    pub fn has_movable_runs(layout: &TileLayout, width: usize) -> bool {
+        layout.super_numbers() == 0 && width.is_multiple_of(layout.group_blocks * BLOCK)
+    }
+
+    /// Returns the row with runs of `width` columns in another order: run `i` is run `order[i]` of this row.
+    ///
+    /// # Panics
+    /// The runs are not [movable](CodedRow::has_movable_runs).
+    pub fn with_runs(&self, layout: &TileLayout, width: usize, order: &[usize]) -> CodedRow {
+        assert!(CodedRow::has_movable_runs(layout, width), "runs of {width} columns cut groups");
+        let moved = |from: &[u8]| -> Vec<u8> {
+            // Codes, scales and zero points are divided among the runs alike.
+            let run = from.len() / order.len();
+            order.iter().flat_map(|number| &from[number * run..][..run]).copied().collect()
+        };
+        let CodedRow { codes, scales, zeros, supers } = self;
+        CodedRow { codes: moved(codes), scales: moved(scales), zeros: moved(zeros), supers: supers.clone() }
+    }
+
     /// Returns the numbers by which a group turns codes into weights.
     fn factors(&self, layout: &TileLayout, group: usize) -> Factors {
         layout.factors_of((&self.scales, &self.zeros, &self.supers), (1, 0), group)

@@ -175,3 +175,23 @@ fn weights_that_are_no_numbers_or_overflow_fp16_scales_are_refused() {
     values[7] = -5e5;
     assert!(q.encode_tiles(&values, &mut out).is_ok());
 }
+
+#[test]
+fn runs_of_columns_move_with_their_scales() {
+    let values: Vec<f32> = (0..128).map(|i| (i as f32 * 0.37).sin() * (1 + i / 32) as f32).collect();
+    let affine = QuantSpec { symmetric: false, ..QuantSpec::usual(Scheme::Int4) };
+    for (spec, width) in [(QuantSpec::usual(Scheme::Q4_0), 32), (QuantSpec::usual(Scheme::Q4_0), 64), (affine, 32)] {
+        let spec = QuantSpec { granularity: Granularity::Group(32), ..spec };
+        let order: Vec<usize> = (0..128 / width).rev().collect();
+        let moved: Vec<f32> = order.iter().flat_map(|run| &values[run * width..][..width]).copied().collect();
+        let row = |values: &[f32]| {
+            let (layout, tiles) = encode(spec, 1, 128, values);
+            let mut row = CodedRow::new(&layout);
+            tile::get_row(&layout, &tiles, 0, &mut row);
+            (layout, row)
+        };
+        let (layout, of_values) = row(&values);
+        assert!(CodedRow::has_movable_runs(&layout, width) && !CodedRow::has_movable_runs(&layout, 16));
+        assert_eq!(of_values.with_runs(&layout, width, &order), row(&moved).1);
+    }
+}

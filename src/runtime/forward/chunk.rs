@@ -129,7 +129,7 @@ impl Kernel for Correct<'_> {
 }
 
 /// Output of a head: `decay * recalled + sum`, where the sum over rows is completed by the last of them.
-pub(super) struct Answer<'a> {
+pub(super) struct HeadAnswer<'a> {
     /// Product of the query with the matrix at the border.
     pub recalled: &'a [f32],
     /// Logarithm of the decay since the border.
@@ -141,7 +141,7 @@ pub(super) struct Answer<'a> {
     pub out: &'a mut [f32],
 }
 
-impl Kernel for Answer<'_> {
+impl Kernel for HeadAnswer<'_> {
     #[inline(always)]
     fn run(self) {
         add_rows(self.sum, self.factors, self.rows);
@@ -194,11 +194,11 @@ impl Kernel for Fold<'_> {
     }
 }
 
-/// Norm of each head of `x`, times `silu(gate)`.
+/// Norm of a head, times `silu(gate)`.
 pub(super) struct GatedNorm<'a> {
     pub x: &'a [f32],
     pub gate: &'a [f32],
-    /// Factors of the norm, one for each value of a head.
+    /// Factors of the norm.
     pub weight: &'a [f32],
     pub eps: f32,
     pub out: &'a mut [f32],
@@ -207,13 +207,9 @@ pub(super) struct GatedNorm<'a> {
 impl Kernel for GatedNorm<'_> {
     #[inline(always)]
     fn run(self) {
-        let width = self.weight.len();
-        let heads = self.x.chunks_exact(width).zip(self.gate.chunks_exact(width));
-        for ((x, gate), out) in heads.zip(self.out.chunks_exact_mut(width)) {
-            let scale = inverse_root(x, self.eps);
-            for i in 0..width {
-                out[i] = x[i] * scale * self.weight[i] * (gate[i] * sigmoid(gate[i]));
-            }
+        let scale = inverse_root(self.x, self.eps);
+        for i in 0..self.out.len() {
+            self.out[i] = self.x[i] * scale * self.weight[i] * (self.gate[i] * sigmoid(self.gate[i]));
         }
     }
 }

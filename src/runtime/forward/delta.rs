@@ -13,8 +13,8 @@
 //! All sums run from the first term to the last, whether one row is computed at a time or many, so a row has the same
 //! bits however it was fed. Differences of logarithms are never positive, so no factor overflows.
 
-use super::chunk::{Answer, CHUNK, Convolve, Correct, DecayKeys, Decayed, Fold, GatedNorm, L2Norms, softplus};
-use super::states::folded::GroupState;
+use super::chunk::{CHUNK, Convolve, Correct, DecayKeys, Decayed, Fold, GatedNorm, HeadAnswer, L2Norms, softplus};
+use super::states::folded::{GroupState, padded};
 use super::{Model, Walk, product};
 use crate::error::Result;
 use crate::runtime::cpu::{Cpu, SumType, WeightedSum};
@@ -50,7 +50,7 @@ pub(super) struct DeltaScratch {
 struct Buffers {
     /// Keys, then queries, after convolution and norm: `(2 * rows, key_dim)`.
     keys_queries: Vec<f32>,
-    /// Values after the convolution: `(rows, per_group * value_dim)`.
+    /// Values after the convolution: `(per_group, rows, value_dim)`.
     values: Vec<f32>,
     /// Products of keys, then of queries, with all keys of the chunk: `(2 * rows, CHUNK)`.
     products: Vec<f32>,
@@ -93,7 +93,7 @@ impl Model {
             let width = net.values() / net.key_heads * run.tokens;
             let (own, rest) = mixed.split_at_mut(net.key_heads * width);
             mixed = rest;
-            let rows = Rows {
+            let rows = TextRows {
                 op,
                 projected,
                 history: &d.history[i * history..][..history],
@@ -101,7 +101,7 @@ impl Model {
                 count: run.tokens,
             };
             let groups = folded.read(run.tokens).zip(own.chunks_exact_mut(width)).enumerate();
-            tasks.extend(groups.map(|(group, (state, out))| Group { rows, group, state, out }));
+            tasks.extend(groups.map(|(group, (state, out))| KeyHead { rows, group, state, out }));
         }
         let (cpu, buffers) = (&*self.cpu, &d.buffers);
         self.cpu.for_chunks(&mut tasks, 1, |_, tasks| {
@@ -135,10 +135,14 @@ impl Model {
             let run = &runs[runs.partition_point(|run| run.first + run.tokens <= i)];
             let width = net.values() / net.key_heads;
             let of_run = &mixed[run.first * net.values()..][..run.tokens * net.values()];
-            for (group, out) in out[..net.values()].chunks_exact_mut(width).enumerate() {
-                let x = &of_run[(group * run.tokens + i - run.first) * width..][..width];
-                let gate = &gates[i * net.values() + group * width..][..width];
-                self.cpu.level().run(GatedNorm { x, gate, weight: &op.norm, eps, out });
+            for group in 0..net.key_heads {
+                let of_group = &of_run[(group * run.tokens + i - run.first) * width..][..width];
+                for (head, x) in of_group.chunks_exact(net.value_dim).enumerate() {
+                    let at = net.value_head(group, head) * net.value_dim;
+                    let gate = &gates[i * net.values() + at..][..net.value_dim];
+                    let out = &mut out[at..][..net.value_dim];
+                    self.cpu.level().run(GatedNorm { x, gate, weight: &op.norm, eps, out });
+                }
             }
         });
     }
@@ -146,7 +150,7 @@ impl Model {
 
 /// Projections of the rows of one text.
 #[derive(Clone, Copy)]
-struct Rows<'a> {
+struct TextRows<'a> {
     op: &'a DeltaNet<Host>,
     /// Queries, keys, values, rates and decays of all rows of the step.
     projected: [&'a [f32]; 5],
@@ -159,15 +163,15 @@ struct Rows<'a> {
 }
 
 /// One key head of a text, with the value heads that read it.
-struct Group<'a> {
-    rows: Rows<'a>,
+struct KeyHead<'a> {
+    rows: TextRows<'a>,
     group: usize,
     state: GroupState<'a>,
     /// Output of the heads: `(rows, per_group * value_dim)`.
     out: &'a mut [f32],
 }
 
-impl Group<'_> {
+impl KeyHead<'_> {
     /// Computes all rows, chunk by chunk.
     fn run(&mut self, cpu: &Cpu, buffers: &mut Buffers) {
         let mut done = 0;
@@ -186,7 +190,7 @@ impl Group<'_> {
     /// Computes `count` rows of one chunk from row `done` of the text on.
     fn chunk(&mut self, cpu: &Cpu, done: usize, count: usize, buffers: &mut Buffers) {
         let net = self.rows.op.sizes;
-        let per_group = net.value_heads / net.key_heads;
+        let per_group = net.per_key();
         self.project(cpu, done, count, buffers);
         let first = self.state.offset;
         for row in 0..count {
@@ -209,17 +213,15 @@ impl Group<'_> {
     /// Computes queries, keys and values: convolution, SiLU, and the norms of queries and keys.
     fn project(&self, cpu: &Cpu, done: usize, count: usize, buffers: &mut Buffers) {
         let (net, rows) = (self.rows.op.sizes, &self.rows);
-        let (key, value) = (net.key_dim, net.value_heads / net.key_heads * net.value_dim);
+        let (key, value) = (net.key_dim, net.value_dim);
         buffers.keys_queries.resize(2 * count * key, 0.0);
-        buffers.values.resize(count * value, 0.0);
+        buffers.values.resize(count * net.per_key() * value, 0.0);
         let (keys, queries) = buffers.keys_queries.split_at_mut(count * key);
-        let parts = [
-            (0, 0, net.keys(), key, &mut *queries),
-            (1, net.keys(), net.keys(), key, &mut *keys),
-            (2, 2 * net.keys(), net.values(), value, &mut buffers.values[..]),
-        ];
-        for (part, channel, stride, width, out) in parts {
-            let column = self.group * width;
+        let values = buffers.values.chunks_exact_mut(count * value).enumerate();
+        let values = values.map(|(head, out)| (2, 2 * net.keys(), net.value_head(self.group, head), value, out));
+        let heads = [(0, 0, self.group, key, &mut *queries), (1, net.keys(), self.group, key, &mut *keys)];
+        for (part, channel, head, width, out) in heads.into_iter().chain(values) {
+            let (column, stride) = (head * width, if part == 2 { net.values() } else { net.keys() });
             cpu.level().run(Convolve {
                 net: &net,
                 history: rows.history.get(channel + column..).unwrap_or_default(),
@@ -238,9 +240,9 @@ impl Group<'_> {
     /// Computes the rows of one value head of the group.
     fn head(&mut self, cpu: &Cpu, head: usize, done: usize, count: usize, buffers: &mut Buffers) {
         let (net, first) = (self.rows.op.sizes, self.state.offset);
-        let (key, value, per_group) = (net.key_dim, net.value_dim, net.value_heads / net.key_heads);
+        let (key, value, per_group) = (net.key_dim, net.value_dim, net.per_key());
         let wide = padded(value);
-        let number = self.group * per_group + head;
+        let number = net.value_head(self.group, head);
         let values = &self.state.matrix.get()[head * key * wide..][..key * wide];
         let matrix = Matrix { values, stride: wide, depth: key, columns: wide };
         matrix.multiply(cpu, &buffers.keys_queries, key, &mut buffers.recalled);
@@ -273,7 +275,7 @@ impl Group<'_> {
                 let at = (self.rows.first + done + row) * net.value_heads + number;
                 let (earlier, own) = rows.split_at_mut((first + row) * wide);
                 cpu.level().run(Correct {
-                    values: &buffers.values[(row * per_group + head) * value..][..value],
+                    values: &buffers.values[(head * count + row) * value..][..value],
                     recalled: &by_key[row * wide..][..value],
                     decay: decays[first + row],
                     rate: rates[at],
@@ -285,7 +287,7 @@ impl Group<'_> {
             }
             sum(query_factors, sums, rows);
             for row in tile..tile + tile_rows {
-                cpu.level().run(Answer {
+                cpu.level().run(HeadAnswer {
                     recalled: &by_query[row * wide..][..value],
                     decay: decays[first + row],
                     factors: &query_factors[row * CHUNK + known..][..first + row + 1 - known],
@@ -312,11 +314,6 @@ impl Group<'_> {
             cpu.level().run(Fold { decay: decays[CHUNK - 1], added: &buffers.added, matrix });
         }
     }
-}
-
-/// Returns the width of a head in whole vectors.
-pub(super) fn padded(width: usize) -> usize {
-    width.next_multiple_of(LANES)
 }
 
 /// Matrix of whole vectors: `depth` rows of `columns` values, `stride` apart.

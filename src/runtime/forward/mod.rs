@@ -33,7 +33,7 @@ use conv::ConvScratch;
 use delta::DeltaScratch;
 use feed::{GatedScratch, MlpOutput};
 use latent::LatentScratch;
-use rows::Heads;
+use rows::{Heads, queries};
 use states::{CpuCache, CpuPool, States};
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
@@ -250,15 +250,8 @@ impl Model {
                     self.read_values(index, op, w)?;
                     self.project(&op.o, w)?;
                 }
-                Operation::ShortConv(op) => {
-                    self.convolve(index, op, w)?;
-                    if !self.project_mixed(index, &op.output, w)? {
-                        return Ok(());
-                    }
-                }
-                Operation::DeltaNet(op) => {
-                    self.delta_net(index, op, w)?;
-                    if !self.project_mixed(index, &op.output, w)? {
+                Operation::ShortConv(_) | Operation::DeltaNet(_) => {
+                    if !self.recur(index, &block.operation, w)? {
                         return Ok(());
                     }
                 }
@@ -423,65 +416,6 @@ impl Model {
         }
     }
 
-    /// Writes the projected output of a recurrent mixer to `branch`; in the last layer, that of the wanted rows. Returns
-    /// false if there are none.
-    fn project_mixed(&self, index: usize, output: &Linear, w: &mut Walk<'_>) -> Result<bool> {
-        if index + 1 == self.config.n_layers {
-            self.keep_wanted_mixed(w);
-        }
-        match w.scratch.runs.is_empty() {
-            true => Ok(false),
-            false => self.project(output, w).map(|()| true),
-        }
-    }
-
-    /// Drops all rows except the wanted ones, and those of the output of a recurrent mixer.
-    fn keep_wanted_mixed(&self, w: &mut Walk<'_>) {
-        if w.step.wanted.len() < w.scratch.attention.attended.n() {
-            let wanted: Vec<u32> = w.step.wanted.iter().map(|row| *row as u32).collect();
-            w.scratch.kept.gather(&self.cpu, &w.scratch.attention.attended, &wanted, &[Form::F32]);
-            std::mem::swap(&mut w.scratch.attention.attended, &mut w.scratch.kept);
-        }
-        self.keep_wanted(Queries::default(), w);
-    }
-
-    /// Drops all rows except the wanted ones: after the keys and values of the last layer, the others are not used.
-    fn keep_wanted(&self, Queries { width, gate }: Queries, w: &mut Walk<'_>) {
-        let rows: usize = w.step.runs.iter().map(|run| run.tokens).sum();
-        if w.step.wanted.len() == rows {
-            return;
-        }
-        let s = &mut *w.scratch;
-        let mut buffers = vec![(&mut *w.step.x, self.config.hidden), (&mut s.attention.q, width)];
-        if gate > 0 {
-            buffers.push((&mut s.attention.output_gate, gate));
-        }
-        if let Some(weights) = &self.weights.per_layer {
-            buffers.push((&mut s.further, weights.projection.matrix.rows()));
-        }
-        s.runs.clear();
-        for (i, row) in w.step.wanted.iter().enumerate() {
-            let run = w.step.runs[w.step.runs.partition_point(|run| run.first + run.tokens <= *row)];
-            s.runs.push(Run { first: i, tokens: 1, position: run.position + row - run.first, ..run });
-            for (buffer, width) in &mut buffers {
-                buffer.copy_within(row * *width..(row + 1) * *width, i * *width);
-            }
-        }
-        buffers.into_iter().for_each(|(buffer, width)| buffer.truncate(w.step.wanted.len() * width));
-        if self.config.parallel {
-            // The MLP reads the same rows.
-            let forms: Vec<Form> = Form::ALL.into_iter().filter(|form| s.normed.has(*form)).collect();
-            let wanted: Vec<u32> = w.step.wanted.iter().map(|row| *row as u32).collect();
-            s.kept.gather(&self.cpu, &s.normed, &wanted, &forms);
-            std::mem::swap(&mut s.normed, &mut s.kept);
-        }
-        for group in &mut s.groups {
-            let kept = |row: usize| w.step.wanted.partition_point(|wanted| *wanted < row);
-            group.rows = kept(group.rows.start)..kept(group.rows.end);
-        }
-        s.groups.retain(|group| !group.rows.is_empty());
-    }
-
     /// Computes attention for the queries of all rows over the keys and values that are kept.
     fn attend(&self, index: usize, shape: &AttentionShape, sinks: Option<&[f32]>, w: &mut Walk<'_>) {
         let s = &mut *w.scratch;
@@ -516,19 +450,6 @@ impl Model {
     pub(super) fn prepare(&self, acts: &mut Acts) {
         self.forms.iter().for_each(|form| self.cpu.prepare(acts, *form));
     }
-}
-
-/// Queries whose rows are kept where only the wanted rows are computed on.
-#[derive(Default)]
-struct Queries {
-    /// Width of the queries of a row.
-    width: usize,
-    /// Width of the gates of the outputs of attention; 0 without gates.
-    gate: usize,
-}
-
-fn queries(shape: &AttentionShape, gate: Option<&Linear>) -> Queries {
-    Queries { width: shape.n_heads * shape.head_dim, gate: gate.map_or(0, |gate| gate.matrix.rows()) }
 }
 
 /// A matrix product, `y = x * weight^T + bias`, whose weights may still have to be rebuilt; otherwise like [`Job`].

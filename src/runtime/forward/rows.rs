@@ -1,10 +1,14 @@
-//! Operations on rows: norms, rotation of heads, and sums.
+//! Operations on rows: norms, rotation of heads, sums, and the choice of the rows that are left in the last layer.
 
-use super::Model;
+use super::{Model, Walk};
+use crate::error::Result;
 use crate::model_config::{NormKind, RotaryPairs};
-use crate::runtime::cpu::Acts;
+use crate::runtime::cpu::{Acts, Form};
+use crate::runtime::device::Run;
+use crate::runtime::layer::{AttentionShape, Operation};
 use crate::runtime::ops::{Add, AddNormed, AddScaled, LayerNorm, RmsNorm, norm_heads};
 use crate::runtime::rope::rotate;
+use crate::runtime::weights::{Host, Linear};
 use crate::simd::Kernel;
 
 impl Model {
@@ -108,4 +112,92 @@ impl Kernel for Rotate<'_> {
         }
         rotate(self.heads, head_dim, pairs, angles, scale);
     }
+}
+
+impl Model {
+    /// Computes a recurrent mixer and writes its projected output to `branch`; in the last layer, that of the wanted
+    /// rows. Returns false if there are none.
+    ///
+    /// # Errors
+    /// A weight cannot be read.
+    pub(super) fn recur(&self, index: usize, operation: &Operation<Host>, w: &mut Walk<'_>) -> Result<bool> {
+        let output = match operation {
+            Operation::ShortConv(op) => {
+                self.convolve(index, op, w)?;
+                &op.output
+            }
+            Operation::DeltaNet(op) => {
+                self.delta_net(index, op, w)?;
+                &op.output
+            }
+            _ => unreachable!("only recurrent mixers are passed"),
+        };
+        if index + 1 == self.config.n_layers {
+            self.keep_wanted_mixed(w);
+        }
+        match w.scratch.runs.is_empty() {
+            true => Ok(false),
+            false => self.project(output, w).map(|()| true),
+        }
+    }
+
+    /// Drops all rows except the wanted ones, and those of the output of a recurrent mixer.
+    fn keep_wanted_mixed(&self, w: &mut Walk<'_>) {
+        if w.step.wanted.len() < w.scratch.attention.attended.n() {
+            let wanted: Vec<u32> = w.step.wanted.iter().map(|row| *row as u32).collect();
+            w.scratch.kept.gather(&self.cpu, &w.scratch.attention.attended, &wanted, &[Form::F32]);
+            std::mem::swap(&mut w.scratch.attention.attended, &mut w.scratch.kept);
+        }
+        self.keep_wanted(Queries::default(), w);
+    }
+
+    /// Drops all rows except the wanted ones: after the keys and values of the last layer, the others are not used.
+    pub(super) fn keep_wanted(&self, Queries { width, gate }: Queries, w: &mut Walk<'_>) {
+        let rows: usize = w.step.runs.iter().map(|run| run.tokens).sum();
+        if w.step.wanted.len() == rows {
+            return;
+        }
+        let s = &mut *w.scratch;
+        let mut buffers = vec![(&mut *w.step.x, self.config.hidden), (&mut s.attention.q, width)];
+        if gate > 0 {
+            buffers.push((&mut s.attention.output_gate, gate));
+        }
+        if let Some(weights) = &self.weights.per_layer {
+            buffers.push((&mut s.further, weights.projection.matrix.rows()));
+        }
+        s.runs.clear();
+        for (i, row) in w.step.wanted.iter().enumerate() {
+            let run = w.step.runs[w.step.runs.partition_point(|run| run.first + run.tokens <= *row)];
+            s.runs.push(Run { first: i, tokens: 1, position: run.position + row - run.first, ..run });
+            for (buffer, width) in &mut buffers {
+                buffer.copy_within(row * *width..(row + 1) * *width, i * *width);
+            }
+        }
+        buffers.into_iter().for_each(|(buffer, width)| buffer.truncate(w.step.wanted.len() * width));
+        if self.config.parallel {
+            // The MLP reads the same rows.
+            let forms: Vec<Form> = Form::ALL.into_iter().filter(|form| s.normed.has(*form)).collect();
+            let wanted: Vec<u32> = w.step.wanted.iter().map(|row| *row as u32).collect();
+            s.kept.gather(&self.cpu, &s.normed, &wanted, &forms);
+            std::mem::swap(&mut s.normed, &mut s.kept);
+        }
+        for group in &mut s.groups {
+            let kept = |row: usize| w.step.wanted.partition_point(|wanted| *wanted < row);
+            group.rows = kept(group.rows.start)..kept(group.rows.end);
+        }
+        s.groups.retain(|group| !group.rows.is_empty());
+    }
+}
+
+/// Queries whose rows are kept where only the wanted rows are computed on.
+#[derive(Default)]
+pub(super) struct Queries {
+    /// Width of the queries of a row.
+    width: usize,
+    /// Width of the gates of the outputs of attention; 0 without gates.
+    gate: usize,
+}
+
+pub(super) fn queries(shape: &AttentionShape, gate: Option<&Linear>) -> Queries {
+    Queries { width: shape.n_heads * shape.head_dim, gate: gate.map_or(0, |gate| gate.matrix.rows()) }
 }

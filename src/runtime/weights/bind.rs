@@ -284,7 +284,10 @@ impl<'b, 'a> LayerBinder<'b, 'a> {
             b: linear("b")?,
             a: linear("a")?,
             kernel: self.convolution("linear_attn.conv1d.weight", sizes.width)?,
-            decay: self.vector("linear_attn.A_log")?.into_iter().map(|x| -x.exp()).collect(),
+            decay: match self.vector_if("linear_attn.A")? {
+                Some(factors) => factors,
+                None => self.vector("linear_attn.A_log")?.into_iter().map(|log| -log.exp()).collect(),
+            },
             decay_bias: self.vector("linear_attn.dt_bias")?,
             norm: self.vector("linear_attn.norm.weight")?,
             output: linear("out")?,

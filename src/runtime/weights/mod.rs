@@ -158,8 +158,9 @@ impl Linear {
 
     /// Returns the stage that counts the time of its products.
     pub(super) fn stage(&self) -> Stage {
-        let of_attention = self.identity.is_some_and(|(_, tensor)| tensor.role == Role::Attention);
-        if of_attention { Stage::Projections } else { Stage::Mlp }
+        const MIXERS: [&str; 3] = ["self_attn.", "conv.", "linear_attn."];
+        let name = self.identity.map_or("", |(_, tensor)| tensor.name);
+        if MIXERS.iter().any(|mixer| name.starts_with(mixer)) { Stage::Projections } else { Stage::Mlp }
     }
 
     /// Returns the bytes that a product reads.

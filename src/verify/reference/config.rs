@@ -54,7 +54,7 @@ pub struct LayerConfig {
     pub keys_are_values: bool,
     /// Earlier layer whose keys and values this layer reads in place of its own.
     pub kv_from: Option<usize>,
-    /// What the layer has in place of attention.
+    /// Mixer that the layer has in place of attention.
     pub recurrent: Option<Recurrent>,
 }
 

@@ -1,4 +1,5 @@
-//! Gated delta net of the reference (`Qwen3NextGatedDeltaNet`, `Qwen3_5GatedDeltaNet`): the rule token by token, in f64.
+//! Gated delta net of the reference (`Qwen3NextGatedDeltaNet`, `Qwen3_5GatedDeltaNet`): the rule token by token, in
+//! f64.
 
 use super::config::DeltaSizes;
 use super::linear::{Linear, WeightSource};

@@ -91,13 +91,8 @@ impl Routing {
                 factor: json.number("routed_scaling_factor")?.unwrap_or(1.0),
                 ..NONE
             },
-            Qwen3_5Moe | Qwen3Next => Routing {
-                count: json.size("num_experts")?.unwrap_or(if family == Qwen3Next { 512 } else { 256 }),
-                chosen: if family == Qwen3Next { 10 } else { 8 },
-                normalized: family == Qwen3_5Moe || json.flag("norm_topk_prob", true)?,
-                shared: json.size("shared_expert_intermediate_size")?.unwrap_or(512) > 0,
-                ..NONE
-            },
+            Qwen3_5Moe => beside_gated(json, 256, 8)?,
+            Qwen3Next => Routing { normalized: json.flag("norm_topk_prob", true)?, ..beside_gated(json, 512, 10)? },
             GptOss => {
                 let count = json.size("num_local_experts")?.or(json.size("num_experts")?).unwrap_or(128);
                 Routing { count, chosen: 4, ..NONE }
@@ -194,6 +189,12 @@ impl Groups {
             ranks[group * size..(group + 1) * size].fill(f64::NEG_INFINITY);
         }
     }
+}
+
+/// Reads the fields of experts beside an MLP with a gate.
+fn beside_gated(json: Fields<'_>, count: usize, chosen: usize) -> Result<Routing> {
+    let shared = json.size("shared_expert_intermediate_size")?.unwrap_or(512) > 0;
+    Ok(Routing { count: json.size("num_experts")?.unwrap_or(count), chosen, shared, ..NONE })
 }
 
 /// Reads the fields that DeepSeek introduced.

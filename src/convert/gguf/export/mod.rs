@@ -120,7 +120,7 @@ pub fn export(reader: &IebinReader, options: &ExportOptions) -> Result<ExportSum
     let tokenizer = tokenizer(reader, &config, options)?;
     let mut notes = description.notes;
     notes.extend(tokenizer.notes);
-    notes.extend(pack.note_left_out(&planned));
+    notes.extend(pack.note_left_out());
 
     let mut metadata = general(family, &planned);
     metadata.extend(description.entries);

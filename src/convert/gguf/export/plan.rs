@@ -16,6 +16,7 @@ use crate::dtype::{DType, encode_floats};
 use crate::error::{Context, Error, Result};
 use crate::iebin::{Entry, IebinReader, Store};
 use crate::model_config::ModelConfig;
+use crate::quant::block::CodedRow;
 use crate::scheme::TILE_ROWS;
 use std::collections::{BTreeMap, HashSet};
 
@@ -27,6 +28,9 @@ const FLOATS: &str = "add --dequantize to write such tensors as floats";
 /// Reason why NVFP4 codes have no type in GGML.
 const DIFFERENT_NUMBERS: &str = "found different numbers that multiply the NVFP4 scales of a matrix, expected one, as \
                                  files of GGUF have";
+
+/// Reason why the columns of a matrix cannot be moved as codes.
+const CUT_GROUPS: &str = "found groups of codes that lie across heads, whose order is another one in GGUF";
 
 /// A tensor of the file and the source of its rows.
 #[derive(Debug)]
@@ -82,6 +86,10 @@ impl<'a> ExportSource<'a> {
             all.push(ExportedTensor::of_values(name.to_string(), values.clone()));
         }
         for mapped in &self.mapped {
+            if let Some(factors) = self.decay_factors(&positions, mapped)? {
+                all.push(ExportedTensor::of_values(mapped.name.clone(), factors));
+                continue;
+            }
             let entries = mapped.canonical.iter().map(|c| self.entry(&positions, &self.expected[*c]));
             let entries = entries.collect::<Result<Vec<_>>>()?;
             let planned = self.plan_one(mapped, entries)?;
@@ -91,15 +99,25 @@ impl<'a> ExportSource<'a> {
         Ok(all)
     }
 
+    /// Returns the factors of the logarithms of decays, `-exp(A_log)`, which GGUF has in place of `A_log`.
+    fn decay_factors(&self, positions: &BTreeMap<&str, usize>, mapped: &MappedTensor) -> Result<Option<Vec<f32>>> {
+        let expected = &self.expected[mapped.canonical[0]];
+        if !expected.name.ends_with(".A_log") {
+            return Ok(None);
+        }
+        let entry = &self.reader.entries()[self.entry(positions, expected)?];
+        let rows = RowStack::new(&entry.shape, false);
+        let read = |at: usize, out: &mut [u8]| self.reader.read(entry, at, out);
+        let logs = RowSource::new(&entry.name, entry.store.into(), rows, read)?.floats(0..rows.rows)?;
+        let factor = |row: usize| -logs[mapped.order.canonical_row(row).1].exp();
+        Ok(Some((0..logs.len()).map(factor).collect()))
+    }
+
     /// Returns a note if tensors of the pack have no place in the file.
-    pub(super) fn note_left_out(&self, planned: &[ExportedTensor]) -> Option<String> {
-        let entries = planned.iter().flat_map(|planned| match &planned.from {
-            RowOrigin::Entries { entries, .. } => &entries[..],
-            RowOrigin::Values(_) => &[],
-        });
-        let used: HashSet<usize> = entries.copied().collect();
-        let mut unused = self.reader.entries().iter().enumerate().filter(|(i, _)| !used.contains(i));
-        let first = unused.next()?.1;
+    pub(super) fn note_left_out(&self) -> Option<String> {
+        let used: HashSet<&str> = self.expected.iter().map(|expected| expected.name.as_str()).collect();
+        let mut unused = self.reader.entries().iter().filter(|entry| !used.contains(entry.name.as_str()));
+        let first = unused.next()?;
         let count = 1 + unused.count();
         Some(format!("left out: tensors that no layer of the model computes ({count}, the first is `{}`)", first.name))
     }
@@ -120,7 +138,7 @@ impl<'a> ExportSource<'a> {
         let vector = is_vector(&first.name, &first.shape);
         let rows = mapped.order.stack(&mapped.shape, vector);
         // llama.cpp computes with f32 vectors and convolutions, and its own converter keeps routers in f32.
-        let is_convolution = mapped.order == RowOrder::Squeezed;
+        let is_convolution = mapped.name.contains("conv");
         let small = vector || is_convolution || first.name.contains(".mlp.router.");
         let kinds = entries
             .iter()
@@ -133,6 +151,9 @@ impl<'a> ExportSource<'a> {
             true if kinds[0] == GgmlType::NVFP4 && self.numbers(&entries)?.is_none() => {
                 self.floats_instead(DIFFERENT_NUMBERS.into(), FLOATS.into()).tensor(&mapped.name)?
             }
+            true if self.cuts_groups(mapped, first)? => {
+                self.floats_instead(CUT_GROUPS.into(), FLOATS.into()).tensor(&mapped.name)?
+            }
             true => kinds[0],
             false => self.mixed(&kinds).tensor(&mapped.name)?,
         };
@@ -141,6 +162,14 @@ impl<'a> ExportSource<'a> {
         let tensor = GgufEntry { name: mapped.name.clone(), kind, shape: mapped.shape.clone(), nbytes: bytes as u64 };
         let from = RowOrigin::Entries { entries, order: mapped.order.clone(), plus_one: mapped.plus_one };
         Ok(ExportedTensor { tensor, rows, from })
+    }
+
+    /// Returns true for codes whose groups do not lie inside of the heads that GGUF has in another order.
+    fn cuts_groups(&self, mapped: &MappedTensor, entry: &Entry) -> Result<bool> {
+        let (RowOrder::TiledColumns(heads), Some(layout)) = (&mapped.order, entry.layout().transpose()?) else {
+            return Ok(false);
+        };
+        Ok(!CodedRow::has_movable_runs(&layout, heads.width))
     }
 
     /// Returns the type in which an entry is written. `small` is true for tensors that llama.cpp expects in f32,
@@ -252,7 +281,11 @@ impl<'a> ExportSource<'a> {
         };
         let source = |entry: &usize| {
             let entry = &self.reader.entries()[*entry];
-            let rows = RowStack::new(&entry.shape, is_vector(&entry.name, &entry.shape));
+            let mut rows = RowStack::new(&entry.shape, is_vector(&entry.name, &entry.shape));
+            if matches!(order, RowOrder::Tiled { .. }) {
+                // The channels of a convolution are matrices of one row.
+                rows = RowStack { count: 1, rows: rows.count * rows.rows, cols: rows.cols };
+            }
             let read = |at: usize, out: &mut [u8]| self.reader.read(entry, at, out);
             RowSource::new(&entry.name, entry.store.into(), rows, read)
         };
@@ -267,7 +300,11 @@ impl<'a> ExportSource<'a> {
         }
         let add = if plus_one { 1.0 } else { 0.0 };
         let (form, RowStack { count, rows, cols }) = (planned.tensor.kind.into(), planned.rows);
-        let target = RowTarget { form, matrices: 0..count, rows, cols, add };
+        let columns = match order {
+            RowOrder::TiledColumns(heads) => Some(heads.columns()),
+            _ => None,
+        };
+        let target = RowTarget { form, matrices: 0..count, rows, cols, add, columns };
         let filled = target.fill(&mut sources, |row| order.canonical_row(row), put).tensor(&planned.tensor.name);
         filled.map(|()| OnlyBytes {})
     }

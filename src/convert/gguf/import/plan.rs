@@ -17,7 +17,7 @@ use crate::convert::source::gguf::types::GgmlType;
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::iebin::{PlannedTensor, Store};
-use crate::model_config::{ModelConfig, QkNorm};
+use crate::model_config::{ModelConfig, QkNorm, Recurrent, RecurrentLayers};
 use serde_json::{Map, Value};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -60,7 +60,10 @@ impl GgufModel {
         let family = Family::of_file(gguf.metadata.text("general.architecture")?)?;
         let config_json = config_json(&gguf)?;
         let fields = Fields::new(&config_json);
-        let config = Arch::of(&fields)?.model_config(&fields, None)?;
+        let mut config = Arch::of(&fields)?.model_config(&fields, None)?;
+        if let Some(RecurrentLayers { mixer: Recurrent::GatedDeltaNet(net), .. }) = &mut config.recurrent {
+            (net.tiled, net.decay_factors) = (family.has_tiled_heads() && net.per_key() > 1, true);
+        }
         if config.n_layers > gguf.tensors.len() {
             let found =
                 format!("found {} layers, but the file has only {} tensors", config.n_layers, gguf.tensors.len());
@@ -202,7 +205,7 @@ impl GgufModel {
         };
         // Subtracting 1 is exact for values of at least 0.5, as all stored norm weights of trained models are.
         let add = if item.plus_one { -1.0 } else { 0.0 };
-        let target = RowTarget { form, matrices, rows: rows.len(), cols, add };
+        let target = RowTarget { form, matrices, rows: rows.len(), cols, add, columns: None };
         target.fill(&mut sources, find, put).tensor(&item.planned.name)
     }
 

@@ -1,9 +1,11 @@
-//! State of a mixer that adds products of keys and values to a matrix: the matrix at the last border, and the rows since.
+//! State of a mixer that adds products of keys and values to a matrix: the matrix at the last border, and the rows
+//! since.
 //!
-//! A border is a position divisible by [`CHUNK`]. The rows since the last border are folded into the matrix only when the
-//! next border is reached, so the state after any number of tokens is the same however they were fed, taking back tokens
-//! since the border drops rows, and a step of one token reads the matrix but does not write it.
+//! A border is a position divisible by [`CHUNK`]. The rows since the last border are folded into the matrix only when
+//! the next border is reached, so the state after any number of tokens is the same however they were fed, taking back
+//! tokens since the border drops rows, and a step of one token reads the matrix but does not write it.
 
+use crate::runtime::ops::LANES;
 use std::sync::Arc;
 
 /// Number of positions from one border to the next.
@@ -40,12 +42,12 @@ pub struct Folded {
 pub(super) struct Kept {
     /// Sums of products of keys and values at the border: `(groups, per_group, key, value)`.
     matrix: Arc<Vec<f32>>,
-    rows: Arc<Rows>,
+    rows: Arc<ChunkRows>,
 }
 
 /// Rows since the last border.
 #[derive(Debug, Clone)]
-struct Rows {
+struct ChunkRows {
     /// Keys, which become columns: `(groups, key, CHUNK)`.
     keys: Vec<f32>,
     /// Values that are added: `(groups, per_group, CHUNK, value)`.
@@ -76,6 +78,11 @@ pub enum GroupMatrix<'a> {
     Fixed(&'a [f32]),
     /// The step reaches the next border.
     Folding(&'a mut [f32]),
+}
+
+/// Returns the width of a head in whole vectors.
+pub fn padded(width: usize) -> usize {
+    width.next_multiple_of(LANES)
 }
 
 impl GroupMatrix<'_> {
@@ -119,7 +126,7 @@ impl Kept {
     fn new(sizes: &FoldedSizes) -> Kept {
         let FoldedSizes { groups, key, value, .. } = *sizes;
         let heads = sizes.heads();
-        let rows = Rows {
+        let rows = ChunkRows {
             keys: vec![0.0; groups * key * CHUNK],
             values: vec![0.0; heads * CHUNK * value],
             decays: vec![0.0; heads * CHUNK],
@@ -169,7 +176,7 @@ impl Folded {
         }
         self.end += tokens;
         let Kept { matrix, rows } = &mut self.kept;
-        let Rows { keys, values, decays } = Arc::make_mut(rows);
+        let ChunkRows { keys, values, decays } = Arc::make_mut(rows);
         let size = per_group * key * value;
         let matrices: Vec<GroupMatrix<'_>> = match folds {
             true => Arc::make_mut(matrix).chunks_exact_mut(size).map(GroupMatrix::Folding).collect(),

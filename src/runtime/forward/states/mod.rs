@@ -3,12 +3,11 @@
 pub mod folded;
 pub mod window;
 
-use super::delta::padded;
 use crate::error::Result;
 use crate::model_config::{ModelConfig, Recurrent};
 use crate::runtime::kv::{KvCache, Line, Page, PagePool};
 use crate::runtime::state::{Cache, PageCounts, PartCache, Piece, PieceMemory, StatePool};
-use folded::{Folded, FoldedSizes, Kept};
+use folded::{Folded, FoldedSizes, Kept, padded};
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
@@ -64,7 +63,7 @@ impl LayerSizes {
                 reach: net.width - 1,
                 folded: Some(FoldedSizes {
                     groups: net.key_heads,
-                    per_group: net.value_heads / net.key_heads,
+                    per_group: net.per_key(),
                     key: net.key_dim,
                     value: padded(net.value_dim),
                 }),

@@ -13,7 +13,8 @@ pub struct Window {
     reach: usize,
     /// Positions that were read.
     end: usize,
-    /// Inputs at the last positions, `(positions, channels)`: as many as can be taken back, and as were not dropped yet.
+    /// Inputs at the last positions, `(positions, channels)`: as many as can be taken back, and as were not dropped
+    /// yet.
     rows: Vec<f32>,
     /// Number of positions at the last mark, and the inputs that the next position needed.
     mark: (usize, Vec<f32>),
