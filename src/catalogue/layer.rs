@@ -2,8 +2,8 @@
 
 use super::{LayerInput, LayerTensor, Role, Target};
 use crate::model_config::{
-    GatedDeltaNet, Heads, Latent, LayerConfig, Mixer, Mlp, ModelConfig, PerLayerInput, QkNorm, Recurrent, Selection,
-    SharedExpert, ShortConv,
+    GatedDeltaNet, Heads, Latent, LayerConfig, Mamba2, Mixer, Mlp, ModelConfig, PerLayerInput, QkNorm, Recurrent,
+    Selection, SharedExpert, ShortConv,
 };
 
 type Shape = fn(&ModelConfig, &LayerConfig) -> Option<Vec<usize>>;
@@ -185,6 +185,39 @@ pub const LAYER: &[LayerTensor] = &[
         Some(LayerInput::AttentionOutput),
         |m, l| delta_net(l).map(|net| vec![m.hidden, net.values()]),
     ),
+    // Mamba-2; its convolution has the channels of x, B and C, in this order.
+    matrix("mamba.z_proj.weight", "", Role::Mixer, Target::OutputGate, ATTENTION, |m, l| {
+        mamba(l).map(|mamba| vec![mamba.values(), m.hidden])
+    }),
+    vector("mamba.z_proj.bias", "", Role::Bias, |_, l| biased(l).map(|mamba| vec![mamba.values()])),
+    matrix("mamba.x_proj.weight", "", Role::Mixer, Target::V, ATTENTION, |m, l| {
+        mamba(l).map(|mamba| vec![mamba.values(), m.hidden])
+    }),
+    vector("mamba.x_proj.bias", "", Role::Bias, |_, l| biased(l).map(|mamba| vec![mamba.values()])),
+    matrix("mamba.b_proj.weight", "", Role::Mixer, Target::K, ATTENTION, |m, l| {
+        mamba(l).map(|mamba| vec![mamba.keys(), m.hidden])
+    }),
+    vector("mamba.b_proj.bias", "", Role::Bias, |_, l| biased(l).map(|mamba| vec![mamba.keys()])),
+    matrix("mamba.c_proj.weight", "", Role::Mixer, Target::Q, ATTENTION, |m, l| {
+        mamba(l).map(|mamba| vec![mamba.keys(), m.hidden])
+    }),
+    vector("mamba.c_proj.bias", "", Role::Bias, |_, l| biased(l).map(|mamba| vec![mamba.keys()])),
+    matrix("mamba.dt_proj.weight", "", Role::Other, Target::MixerDecay, ATTENTION, |m, l| {
+        mamba(l).map(|mamba| vec![mamba.heads, m.hidden])
+    }),
+    vector("mamba.dt_proj.bias", "", Role::Bias, |_, l| biased(l).map(|mamba| vec![mamba.heads])),
+    vector("mamba.conv1d.weight", "", Role::Other, |_, l| mamba(l).map(|mamba| vec![mamba.channels(), 1, mamba.width])),
+    vector("mamba.conv1d.bias", "", Role::Bias, |_, l| {
+        mamba(l).filter(|mamba| mamba.conv_bias).map(|mamba| vec![mamba.channels()])
+    }),
+    vector("mamba.A_log", "", Role::Other, |_, l| mamba(l).map(|mamba| vec![mamba.heads])),
+    vector("mamba.dt_bias", "", Role::Bias, |_, l| mamba(l).map(|mamba| vec![mamba.heads])),
+    vector("mamba.D", "", Role::Other, |_, l| mamba(l).map(|mamba| vec![mamba.heads])),
+    vector("mamba.norm.weight", "", Role::Norm, |_, l| mamba(l).map(|mamba| vec![mamba.values()])),
+    matrix("mamba.out_proj.weight", "", Role::Mixer, Target::MixerOutput, Some(LayerInput::AttentionOutput), |m, l| {
+        mamba(l).map(|mamba| vec![m.hidden, mamba.values()])
+    }),
+    vector("mamba.out_proj.bias", "", Role::Bias, |m, l| biased(l).map(|_| vec![m.hidden])),
     // In models with post norms, this is the norm of attention's output; in others, that of the MLP's input.
     vector("post_attention_layernorm.weight", "", Role::Norm, |m, _| has(m.post_norms || has_mlp_norm(m), [m.hidden])),
     vector("pre_feedforward_layernorm.weight", "ffn_norm.weight", Role::Norm, |m, _| {
@@ -299,7 +332,7 @@ fn plain(layer: &LayerConfig) -> Option<&Heads> {
 fn conv(layer: &LayerConfig) -> Option<&ShortConv> {
     match layer.recurrent()? {
         Recurrent::ShortConv(conv) => Some(conv),
-        Recurrent::GatedDeltaNet(_) => None,
+        _ => None,
     }
 }
 
@@ -307,8 +340,21 @@ fn conv(layer: &LayerConfig) -> Option<&ShortConv> {
 fn delta_net(layer: &LayerConfig) -> Option<&GatedDeltaNet> {
     match layer.recurrent()? {
         Recurrent::GatedDeltaNet(net) => Some(net),
-        Recurrent::ShortConv(_) => None,
+        _ => None,
     }
+}
+
+/// Returns the sizes of Mamba-2.
+fn mamba(layer: &LayerConfig) -> Option<&Mamba2> {
+    match layer.recurrent()? {
+        Recurrent::Mamba2(mamba) => Some(mamba),
+        _ => None,
+    }
+}
+
+/// Returns the sizes of Mamba-2 whose projections have biases.
+fn biased(layer: &LayerConfig) -> Option<&Mamba2> {
+    mamba(layer).filter(|mamba| mamba.bias)
 }
 
 /// Returns the heads of plain attention with keys of its own.

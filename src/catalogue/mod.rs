@@ -22,6 +22,9 @@
 //! model.layers.N.linear_attn.{q,k,v,z,b,a,out}_proj.weight   gated delta net, see
 //! model.layers.N.linear_attn.conv1d.weight, .norm.weight     [`crate::model_config::GatedDeltaNet`]
 //! model.layers.N.linear_attn.{A_log or A,dt_bias}            (value_heads)
+//! model.layers.N.mamba.{z,x,b,c,dt,out}_proj.{weight,bias}   Mamba-2, see [`crate::model_config::Mamba2`]
+//! model.layers.N.mamba.conv1d.{weight,bias}, .norm.weight    (channels, 1, width), (values)
+//! model.layers.N.mamba.{A_log,dt_bias,D}                     (heads)
 //! model.layers.N.post_attention_layernorm.weight             (hidden); norm of the MLP's input; with post norms: of
 //!                                                            attention's output, and the next two exist, too:
 //! model.layers.N.{pre,post}_feedforward_layernorm.weight     (hidden); input and output of the MLP

@@ -21,7 +21,7 @@ pub enum Role {
 }
 
 /// Parts of the names of large matrices of recurrent mixers.
-const MIXERS: [&str; 10] = [
+const MIXERS: [&str; 16] = [
     ".conv.in_proj.",
     ".conv.out_proj.",
     ".linear_attn.q_proj.",
@@ -32,6 +32,12 @@ const MIXERS: [&str; 10] = [
     ".linear_attn.in_proj_qkvz.",
     ".linear_attn.in_proj_z.",
     ".linear_attn.out_proj.",
+    ".mamba.in_proj.",
+    ".mamba.z_proj.",
+    ".mamba.x_proj.",
+    ".mamba.b_proj.",
+    ".mamba.c_proj.",
+    ".mamba.out_proj.",
 ];
 
 impl Role {

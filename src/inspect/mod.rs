@@ -19,7 +19,9 @@ use crate::convert::source::gguf::Gguf;
 use crate::error::{Error, Result, printable};
 use crate::iebin::PublishedJson;
 use crate::manifest::Manifest;
-use crate::model_config::{GatedDeltaNet, Mlp, ModelConfig, Recurrent, RecurrentLayers, RopeScaling, ShortConv};
+use crate::model_config::{
+    GatedDeltaNet, Mamba2, Mlp, ModelConfig, Recurrent, RecurrentLayers, RopeScaling, ShortConv,
+};
 use crate::report::quality::{quality_lines, short_hash};
 use crate::report::table::{Column, Table};
 use crate::runtime::cpu::place::allowed_processors;
@@ -300,6 +302,9 @@ fn describe_model(model: &ModelConfig) -> String {
     let recurrent = model.recurrent.as_ref().map_or(String::new(), |RecurrentLayers { layers, mixer }| {
         let mixers = match mixer {
             Recurrent::ShortConv(ShortConv { width, .. }) => format!("convolutions of {width} positions"),
+            Recurrent::Mamba2(Mamba2 { heads, groups, state, head_dim, .. }) => {
+                format!("Mamba-2 of {heads} heads ({groups} groups) of {state} x {head_dim}")
+            }
             Recurrent::GatedDeltaNet(GatedDeltaNet { key_heads, value_heads, key_dim, value_dim, .. }) => {
                 format!("delta nets of {value_heads} heads ({key_heads} key) of {key_dim} x {value_dim}")
             }

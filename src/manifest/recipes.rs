@@ -107,15 +107,22 @@ mod tests {
         for recipe in &RECIPES[..7] {
             let has = |name: &str| bits(recipe, name);
             assert_eq!((has(ATTENTION), has(EXPERTS)), (Some(recipe.bits), Some(recipe.bits)), "{}", recipe.name);
-            let mixers = ["conv.in_proj", "conv.out_proj", "linear_attn.q_proj", "linear_attn.z_proj"];
+            let mixers = ["conv.in_proj", "conv.out_proj", "linear_attn.q_proj", "linear_attn.z_proj", "mamba.b_proj"];
             for matrix in mixers.map(|matrix| format!("model.layers.0.{matrix}.weight")) {
                 assert_eq!(has(&matrix), Some(recipe.bits), "{}: {matrix}", recipe.name);
             }
-            let output = has("model.layers.0.linear_attn.out_proj.weight");
-            assert_eq!(output, Some(if recipe.bits == 4 { 6 } else { recipe.bits }), "{}", recipe.name);
-            for part in
-                ["conv.conv.weight", "linear_attn.a_proj.weight", "linear_attn.conv1d.weight", "linear_attn.A_log"]
-            {
+            for mixer in ["linear_attn", "mamba"] {
+                let output = has(&format!("model.layers.0.{mixer}.out_proj.weight"));
+                let expected = if recipe.bits == 4 { 6 } else { recipe.bits };
+                assert_eq!(output, Some(expected), "{}: {mixer}", recipe.name);
+            }
+            for part in [
+                "conv.conv.weight",
+                "linear_attn.a_proj.weight",
+                "linear_attn.conv1d.weight",
+                "mamba.dt_proj.weight",
+                "mamba.D",
+            ] {
                 assert_eq!(has(&format!("model.layers.0.{part}")), None, "{}: {part}", recipe.name);
             }
             for name in

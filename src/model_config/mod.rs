@@ -12,7 +12,7 @@ mod rope;
 pub use attention::{Attention, Latent, PositionScale, QkNorm};
 pub use layers::{DenseLayers, Extras, Heads, LayerConfig, LayerException, Mixer};
 pub use mlp::{Activation, ExpertGroups, Mlp, RouterSoftmax, Selection, SharedExpert};
-pub use recurrent::{GatedDeltaNet, Recurrent, RecurrentLayers, ShortConv};
+pub use recurrent::{GatedDeltaNet, Mamba2, Recurrent, RecurrentLayers, ShortConv};
 pub use rope::{Rope, RopeScaling, RotaryPairs};
 
 use crate::error::{Error, Result};

@@ -11,7 +11,8 @@ const WIDTH_LIMIT: usize = 64;
 const HEAD_LIMIT: usize = 1024;
 const HEAD_DIM_LIMIT: usize = 1024;
 
-/// Largest number of values of the matrices of a text in all layers: 4 GiB. The largest published model has a twentieth.
+/// Largest number of values of the matrices of a text in all layers: 4 GiB. The largest published model has a twentieth
+/// of it.
 const STATE_LIMIT: usize = 1 << 30;
 
 /// Layers that have a recurrent mixer in place of attention.
@@ -32,6 +33,8 @@ pub enum Recurrent {
     ShortConv(ShortConv),
     /// Gated delta rule.
     GatedDeltaNet(GatedDeltaNet),
+    /// State space with a scalar decay for each head.
+    Mamba2(Mamba2),
 }
 
 /// Gated short convolution (LFM2): three projections B, C and x of the input, and the output projection of
@@ -96,24 +99,61 @@ impl GatedDeltaNet {
     pub fn channels(&self) -> usize {
         2 * self.keys() + self.values()
     }
+}
 
-    /// Checks the sizes, whose products are then far from overflow.
-    fn validate(&self) -> std::result::Result<(), (&'static str, String)> {
-        let GatedDeltaNet { key_heads, value_heads, key_dim, value_dim, .. } = *self;
-        for (field, size, most) in [
-            ("key_heads", key_heads, HEAD_LIMIT),
-            ("value_heads", value_heads, HEAD_LIMIT),
-            ("key_dim", key_dim, HEAD_DIM_LIMIT),
-            ("value_dim", value_dim, HEAD_DIM_LIMIT),
-        ] {
-            if !(1..=most).contains(&size) {
-                return Err((field, format!("found {size}, expected 1 to {most}")));
-            }
+/// Mamba-2 (arXiv 2405.21060). B, C and x are projections of the input after a causal convolution, channel by channel,
+/// and SiLU. A head has a matrix `S` of `state` rows and `head_dim` columns, which is zero at first, and gives
+/// `S' C + d x` after `S = exp(a t) S + B (t x)'`, with a step `t` of the token, and `a` and `d` of the head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mamba2 {
+    /// Number of pairs of B and C; divides `heads`.
+    pub groups: usize,
+    /// Number of heads.
+    pub heads: usize,
+    /// Width of B and C.
+    pub state: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Positions that the convolution reads, including the present one.
+    pub width: usize,
+    /// Whether the convolution has a bias.
+    #[serde(default)]
+    pub conv_bias: bool,
+    /// Whether the projections have biases.
+    #[serde(default)]
+    pub bias: bool,
+}
+
+impl Mamba2 {
+    /// Returns the width of all heads.
+    pub fn values(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Returns the width of all B, which is also that of all C.
+    pub fn keys(&self) -> usize {
+        self.groups * self.state
+    }
+
+    /// Returns the number of channels of the convolution: x, B and C, in this order.
+    pub fn channels(&self) -> usize {
+        self.values() + 2 * self.keys()
+    }
+}
+
+/// Checks numbers of heads and widths, whose products are then far from overflow. `fields` are their names: heads of
+/// keys, heads of values, width of keys, width of values.
+fn validate_heads(fields: [&'static str; 4], sizes: [usize; 4]) -> std::result::Result<(), (&'static str, String)> {
+    let limits = [HEAD_LIMIT, HEAD_LIMIT, HEAD_DIM_LIMIT, HEAD_DIM_LIMIT];
+    for ((field, size), most) in fields.into_iter().zip(sizes).zip(limits) {
+        if !(1..=most).contains(&size) {
+            return Err((field, format!("found {size}, expected 1 to {most}")));
         }
-        match value_heads.is_multiple_of(key_heads) {
-            true => Ok(()),
-            false => Err(("value_heads", format!("found {value_heads}, expected a multiple of {key_heads} key heads"))),
-        }
+    }
+    match sizes[1].is_multiple_of(sizes[0]) {
+        true => Ok(()),
+        false => Err((fields[1], format!("found {}, expected a multiple of {} {}", sizes[1], sizes[0], fields[0]))),
     }
 }
 
@@ -136,17 +176,27 @@ impl ModelConfig {
         }
         let width = match mixer {
             Recurrent::ShortConv(conv) => conv.width,
-            Recurrent::GatedDeltaNet(net) => {
-                net.validate().or_else(|(field, why)| bad(&format!("mixer.{field}"), why))?;
-                let values = layers.len() * net.value_heads * net.key_dim * net.value_dim;
-                if values > STATE_LIMIT {
-                    let found =
-                        format!("found a state of {values} numbers for each text, expected at most {STATE_LIMIT}");
-                    return bad("mixer", found);
-                }
-                net.width
+            Recurrent::GatedDeltaNet(net) => net.width,
+            Recurrent::Mamba2(mamba) => mamba.width,
+        };
+        let heads = match mixer {
+            Recurrent::ShortConv(_) => None,
+            Recurrent::GatedDeltaNet(GatedDeltaNet { key_heads, value_heads, key_dim, value_dim, .. }) => Some((
+                ["key_heads", "value_heads", "key_dim", "value_dim"],
+                [*key_heads, *value_heads, *key_dim, *value_dim],
+            )),
+            Recurrent::Mamba2(Mamba2 { groups, heads, state, head_dim, .. }) => {
+                Some((["groups", "heads", "state", "head_dim"], [*groups, *heads, *state, *head_dim]))
             }
         };
+        if let Some((fields, sizes)) = heads {
+            validate_heads(fields, sizes).or_else(|(field, why)| bad(&format!("mixer.{field}"), why))?;
+            let values = layers.len() * sizes[1] * sizes[2] * sizes[3];
+            if values > STATE_LIMIT {
+                let found = format!("found a state of {values} numbers for each text, expected at most {STATE_LIMIT}");
+                return bad("mixer", found);
+            }
+        }
         match (1..=WIDTH_LIMIT).contains(&width) {
             true => Ok(()),
             false => bad("mixer.width", format!("found {width}, expected 1 to {WIDTH_LIMIT}")),

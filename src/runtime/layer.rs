@@ -7,7 +7,9 @@
 pub mod transfer;
 
 use super::profile::Stage;
-use crate::model_config::{Activation, GatedDeltaNet, Latent, PositionScale, RotaryPairs, RouterSoftmax, Selection};
+use crate::model_config::{
+    Activation, GatedDeltaNet, Latent, Mamba2, PositionScale, RotaryPairs, RouterSoftmax, Selection,
+};
 use std::fmt::Debug;
 
 /// Storage of weights on a device.
@@ -73,6 +75,8 @@ pub enum Operation<S: Storage> {
     ShortConv(ShortConv<S>),
     /// Gated delta net.
     DeltaNet(DeltaNet<S>),
+    /// Mamba-2.
+    Mamba(Mamba<S>),
     /// A gated MLP.
     Mlp(Mlp<S>),
     /// A router and its experts.
@@ -85,9 +89,11 @@ impl<S: Storage> Operation<S> {
     /// Returns the stage of the last product of the operation.
     pub fn last_stage(&self) -> Stage {
         match self {
-            Operation::Attention(_) | Operation::Latent(_) | Operation::ShortConv(_) | Operation::DeltaNet(_) => {
-                Stage::Projections
-            }
+            Operation::Attention(_)
+            | Operation::Latent(_)
+            | Operation::ShortConv(_)
+            | Operation::DeltaNet(_)
+            | Operation::Mamba(_) => Stage::Projections,
             Operation::Mlp(_) | Operation::Moe(_) | Operation::Input(_) => Stage::Mlp,
         }
     }
@@ -179,6 +185,37 @@ pub struct DeltaNet<S: Storage> {
     /// Added to the projection to the decays, before the softplus: `(value_heads)`.
     pub decay_bias: S::Vector,
     /// Factors of the norm of each head of the output: `(value_dim)`.
+    pub norm: S::Vector,
+    /// Output projection: `(hidden, values)`.
+    pub output: S::Matrix,
+}
+
+/// Mamba-2, see [`Mamba2`].
+#[derive(Debug)]
+pub struct Mamba<S: Storage> {
+    /// Sizes.
+    pub sizes: Mamba2,
+    /// Projection to the gate of the output: `(values, hidden)`.
+    pub z: S::Matrix,
+    /// Projection to x: `(values, hidden)`.
+    pub x: S::Matrix,
+    /// Projection to B: `(keys, hidden)`.
+    pub b: S::Matrix,
+    /// Projection to C: `(keys, hidden)`.
+    pub c: S::Matrix,
+    /// Projection to the steps: `(heads, hidden)`.
+    pub dt: S::Matrix,
+    /// Factors of the convolution, the oldest position first: `(width, channels)`.
+    pub kernel: S::Vector,
+    /// Bias of the convolution, if any: `(channels)`.
+    pub bias: Option<S::Vector>,
+    /// Factors of the steps in the logarithms of the decays, `-exp(A_log)`: `(heads)`.
+    pub decay: S::Vector,
+    /// Added to the projection to the steps, before the softplus: `(heads)`.
+    pub decay_bias: S::Vector,
+    /// Share of x in the output: `(heads)`.
+    pub skip: S::Vector,
+    /// Factors of the norm of the output: `(values)`.
     pub norm: S::Vector,
     /// Output projection: `(hidden, values)`.
     pub output: S::Matrix,

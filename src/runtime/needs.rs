@@ -77,6 +77,7 @@ pub(super) fn scratch_bytes(c: &ModelConfig, rows: usize) -> u64 {
         Mixer::Recurrent(Recurrent::ShortConv(_)) => 5 * c.hidden,
         // Projections, and the output before and after its norm.
         Mixer::Recurrent(Recurrent::GatedDeltaNet(net)) => net.channels() + 3 * net.values() + 2 * net.value_heads,
+        Mixer::Recurrent(Recurrent::Mamba2(mamba)) => mamba.channels() + 3 * mamba.values() + mamba.heads,
         Mixer::Attention(heads) => (3 * heads.n_heads + 2 * heads.n_kv_heads) * heads.head_dim,
     };
     let attention = c.layers().map(widths).max().unwrap_or(0);

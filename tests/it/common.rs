@@ -26,7 +26,7 @@ pub const FIXTURES: [&str; 16] = [
 ];
 
 /// Checkpoints of further families, with two prompts each.
-pub const FAMILIES: [&str; 28] = [
+pub const FAMILIES: [&str; 29] = [
     "gemma3-vl",
     "qwen3vl",
     "qwen25vl",
@@ -55,10 +55,12 @@ pub const FAMILIES: [&str; 28] = [
     "qwen35-text",
     "qwen35moe",
     "qwen3next",
+    "granite4h",
 ];
 
 /// Further families with recurrent layers, which only the CPU computes.
-pub const RECURRENT: [&str; 7] = ["lfm2", "lfm2moe", "lfm3", "qwen35", "qwen35-text", "qwen35moe", "qwen3next"];
+pub const RECURRENT: [&str; 8] =
+    ["lfm2", "lfm2moe", "lfm3", "qwen35", "qwen35-text", "qwen35moe", "qwen3next", "granite4h"];
 
 /// Checkpoints in the formats of other quantizers, with the SHA-256 of their exact values.
 pub const PUBLISHED: [&str; 15] = [

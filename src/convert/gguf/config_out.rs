@@ -145,6 +145,7 @@ fn mixers(model: &ModelConfig, RecurrentLayers { layers, mixer }: &RecurrentLaye
     let net = match mixer {
         Recurrent::ShortConv(conv) => return put("shortconv.l_cache", count(conv.width)),
         Recurrent::GatedDeltaNet(net) => net,
+        Recurrent::Mamba2(_) => unreachable!("no family of the table has Mamba-2"),
     };
     put("ssm.conv_kernel", count(net.width));
     put("ssm.state_size", count(net.key_dim));

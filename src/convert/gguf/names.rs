@@ -230,7 +230,7 @@ pub fn map(
 ) -> Result<Vec<MappedTensor>> {
     let net = model.layers().find_map(|layer| match layer.recurrent()? {
         Recurrent::GatedDeltaNet(net) => Some(*net),
-        Recurrent::ShortConv(_) => None,
+        Recurrent::ShortConv(_) | Recurrent::Mamba2(_) => None,
     });
     let mapper = Mapper { family, model, expected, fused: &fused, net };
     let mut all = Vec::new();

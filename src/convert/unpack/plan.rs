@@ -252,7 +252,7 @@ fn refuse_gguf_layout(reader: &IebinReader) -> Result<()> {
     let recurrent = reader.description.model.as_ref().and_then(|model| model.recurrent.as_ref());
     let differs = |recurrent: &RecurrentLayers| match recurrent.mixer {
         Recurrent::GatedDeltaNet(net) => net.tiled || net.decay_factors,
-        Recurrent::ShortConv(_) => false,
+        Recurrent::ShortConv(_) | Recurrent::Mamba2(_) => false,
     };
     if !recurrent.is_some_and(differs) {
         return Ok(());

@@ -35,7 +35,7 @@ impl CudaPart {
                 let output = match &block.operation {
                     Operation::Attention(op) => self.attention(plan, index, op)?,
                     Operation::Latent(op) => self.latent_attention(plan, index, op)?,
-                    Operation::ShortConv(_) | Operation::DeltaNet(_) => {
+                    Operation::ShortConv(_) | Operation::DeltaNet(_) | Operation::Mamba(_) => {
                         unreachable!("`ops::check` refuses recurrent layers")
                     }
                     Operation::Mlp(op) => Branch::of(self.mlp(plan, op, &self.scratch.branch)?),

@@ -272,7 +272,9 @@ impl Sizes {
                 self.output_gate = self.output_gate.max(op.gate.as_ref().map_or(0, |gate| gate.matrix.rows()));
             }
             Operation::Latent(op) => self.include_latent(op, rows),
-            Operation::ShortConv(_) | Operation::DeltaNet(_) => unreachable!("`ops::check` refuses recurrent layers"),
+            Operation::ShortConv(_) | Operation::DeltaNet(_) | Operation::Mamba(_) => {
+                unreachable!("`ops::check` refuses recurrent layers")
+            }
             Operation::Mlp(op) => self.include_mlp(op, rows),
             Operation::Input(op) => {
                 include(&mut self.normed, &op.gate);

@@ -1,6 +1,5 @@
 //! Arithmetic of recurrent mixers on the rows of a chunk: convolution, norms, decays, and sums over rows.
 
-use crate::model_config::GatedDeltaNet;
 use crate::runtime::ops::{exp, inverse_root, sigmoid, sum_of_squares};
 use crate::simd::Kernel;
 
@@ -10,8 +9,10 @@ pub(super) const CHUNK: usize = super::states::folded::CHUNK;
 /// Convolution over the positions of a text, channel by channel, and SiLU. Products are added from the oldest position
 /// on.
 pub(super) struct Convolve<'a> {
-    /// Sizes; all channels of the net are in each row of `history` and `kernel`.
-    pub net: &'a GatedDeltaNet,
+    /// Positions that are read, including the present one.
+    pub taps: usize,
+    /// Number of all channels, which are in each row of `history` and `kernel`.
+    pub channels: usize,
     /// Inputs at the positions before the text's first row, from the first channel on.
     pub history: &'a [f32],
     /// Inputs of the rows, `stride` apart, from the first channel on.
@@ -19,6 +20,7 @@ pub(super) struct Convolve<'a> {
     pub stride: usize,
     /// Factors of the positions, from the first channel on.
     pub kernel: &'a [f32],
+    pub bias: Option<&'a [f32]>,
     /// First row that is computed.
     pub first: usize,
     /// Number of channels that are computed.
@@ -30,7 +32,7 @@ pub(super) struct Convolve<'a> {
 impl Kernel for Convolve<'_> {
     #[inline(always)]
     fn run(self) {
-        let (channels, reach, width) = (self.net.channels(), self.net.width - 1, self.width);
+        let (channels, reach, width) = (self.channels, self.taps - 1, self.width);
         for (row, out) in self.out.chunks_exact_mut(width).enumerate() {
             out.fill(0.0);
             for tap in 0..=reach {
@@ -44,8 +46,9 @@ impl Kernel for Convolve<'_> {
                     out[i] += inputs[i] * factors[i];
                 }
             }
-            for x in out {
-                *x *= sigmoid(*x);
+            for i in 0..width {
+                let x = out[i] + self.bias.map_or(0.0, |bias| bias[i]);
+                out[i] = x * sigmoid(x);
             }
         }
     }
@@ -128,7 +131,24 @@ impl Kernel for Correct<'_> {
     }
 }
 
-/// Output of a head: `decay * recalled + sum`, where the sum over rows is completed by the last of them.
+/// Row that Mamba-2 adds: `factor * values`.
+pub(super) struct ScaleRow<'a> {
+    pub values: &'a [f32],
+    pub factor: f32,
+    pub out: &'a mut [f32],
+}
+
+impl Kernel for ScaleRow<'_> {
+    #[inline(always)]
+    fn run(self) {
+        for i in 0..self.values.len() {
+            self.out[i] = self.factor * self.values[i];
+        }
+    }
+}
+
+/// Output of a head: `decay * recalled + sum`, where the sum over rows is completed by the last of them, and perhaps a
+/// share of the values.
 pub(super) struct HeadAnswer<'a> {
     /// Product of the query with the matrix at the border.
     pub recalled: &'a [f32],
@@ -138,6 +158,9 @@ pub(super) struct HeadAnswer<'a> {
     pub factors: &'a [f32],
     pub rows: &'a [f32],
     pub sum: &'a mut [f32],
+    /// Share of the values, if there is one.
+    pub skip: Option<f32>,
+    pub values: &'a [f32],
     pub out: &'a mut [f32],
 }
 
@@ -148,6 +171,11 @@ impl Kernel for HeadAnswer<'_> {
         let decay = exp(self.decay);
         for i in 0..self.out.len() {
             self.out[i] = decay.mul_add(self.recalled[i], self.sum[i]);
+        }
+        if let Some(skip) = self.skip {
+            for i in 0..self.out.len() {
+                self.out[i] = skip.mul_add(self.values[i], self.out[i]);
+            }
         }
     }
 }
@@ -210,6 +238,29 @@ impl Kernel for GatedNorm<'_> {
         let scale = inverse_root(self.x, self.eps);
         for i in 0..self.out.len() {
             self.out[i] = self.x[i] * scale * self.weight[i] * (self.gate[i] * sigmoid(self.gate[i]));
+        }
+    }
+}
+
+/// Norm of `x * silu(gate)`.
+pub(super) struct NormGated<'a> {
+    pub x: &'a [f32],
+    pub gate: &'a [f32],
+    /// Factors of the norm.
+    pub weight: &'a [f32],
+    pub eps: f32,
+    pub out: &'a mut [f32],
+}
+
+impl Kernel for NormGated<'_> {
+    #[inline(always)]
+    fn run(self) {
+        for i in 0..self.out.len() {
+            self.out[i] = self.x[i] * (self.gate[i] * sigmoid(self.gate[i]));
+        }
+        let scale = inverse_root(self.out, self.eps);
+        for i in 0..self.out.len() {
+            self.out[i] = self.out[i] * scale * self.weight[i];
         }
     }
 }

@@ -1,11 +1,13 @@
-//! Gated delta net: convolution of the projections, the delta rule in each head, and the gated norm of the output.
+//! Linear attention, gated delta nets and Mamba-2: convolution of the projections, a rule in each head, and the gated
+//! norm of the output.
 //!
-//! With `g_t` the sum of the logarithms of the decays since the last border, and `S` the matrix at the border, the rule
-//! of [`crate::model_config::GatedDeltaNet`] becomes sums over the rows since the border (the chunkwise form of
-//! arXiv 2412.06464):
+//! With `g_t` the sum of the logarithms of the decays since the last border, and `S` the matrix at the border, the
+//! rules of [`GatedDeltaNet`] and [`Mamba2`] become sums over the rows since the border (the chunkwise forms of arXiv
+//! 2412.06464 and 2405.21060):
 //!
 //! ```text
-//! u_t = b_t (v_t - exp(g_t) S' k_t - sum over s < t of exp(g_t - g_s) (k_t . k_s) u_s)
+//! u_t = b_t (v_t - exp(g_t) S' k_t - sum over s < t of exp(g_t - g_s) (k_t . k_s) u_s)      delta rule
+//! u_t = b_t v_t                                                                            Mamba-2
 //! o_t =            exp(g_t) S' q_t + sum over s <= t of exp(g_t - g_s) (k_s . q_t) u_s
 //! S   = exp(g_t) S + sum over s of exp(g_t - g_s) k_s u_s'    where t + 1 is a border
 //! ```
@@ -13,29 +15,35 @@
 //! All sums run from the first term to the last, whether one row is computed at a time or many, so a row has the same
 //! bits however it was fed. Differences of logarithms are never positive, so no factor overflows.
 
-use super::chunk::{CHUNK, Convolve, Correct, DecayKeys, Decayed, Fold, GatedNorm, HeadAnswer, L2Norms, softplus};
+use super::chunk::{
+    CHUNK, Convolve, Correct, DecayKeys, Decayed, Fold, GatedNorm, HeadAnswer, L2Norms, NormGated, ScaleRow, softplus,
+};
 use super::states::folded::{GroupState, padded};
 use super::{Model, Walk, product};
 use crate::error::Result;
+use crate::model_config::{GatedDeltaNet, Mamba2};
 use crate::runtime::cpu::{Cpu, SumType, WeightedSum};
-use crate::runtime::layer::DeltaNet;
+use crate::runtime::layer::{DeltaNet, Mamba};
 use crate::runtime::ops::LANES;
-use crate::runtime::weights::Host;
+use crate::runtime::weights::{Host, Linear};
 use std::sync::Mutex;
 
 /// Rows of a chunk that are computed together before those that depend on them.
 const TILE: usize = 4;
 
-/// Buffers of gated delta nets.
+/// Places of the projections in [`LinearScratch::projected`].
+const QUERIES: usize = 0;
+const KEYS: usize = 1;
+const VALUES: usize = 2;
+const GATES: usize = 3;
+const DECAYS: usize = 4;
+const RATES: usize = 5;
+
+/// Buffers of linear attention.
 #[derive(Debug, Default)]
-pub(super) struct DeltaScratch {
-    /// Projections of each row: `(n, keys)`, `(n, values)` and `(n, value_heads)`.
-    q: Vec<f32>,
-    k: Vec<f32>,
-    v: Vec<f32>,
-    z: Vec<f32>,
-    b: Vec<f32>,
-    a: Vec<f32>,
+pub(super) struct LinearScratch {
+    /// Projections of each row.
+    projected: [Vec<f32>; 6],
     /// For each run of rows, the inputs of the convolution before it: `(width - 1, channels)`.
     history: Vec<f32>,
     /// Inputs of the convolution at the last positions of a run: `(positions, channels)`.
@@ -50,7 +58,7 @@ pub(super) struct DeltaScratch {
 struct Buffers {
     /// Keys, then queries, after convolution and norm: `(2 * rows, key_dim)`.
     keys_queries: Vec<f32>,
-    /// Values after the convolution: `(per_group, rows, value_dim)`.
+    /// Values after the convolution: `(per_key, rows, value_dim)`.
     values: Vec<f32>,
     /// Products of keys, then of queries, with all keys of the chunk: `(2 * rows, CHUNK)`.
     products: Vec<f32>,
@@ -66,41 +74,161 @@ struct Buffers {
     added: Vec<f32>,
 }
 
+/// Sizes and weights of a mixer, apart from its projections.
+#[derive(Clone, Copy)]
+struct LinearMixer<'a> {
+    sizes: HeadSizes,
+    /// First channel of queries, keys and values in the convolution.
+    channels: [usize; 3],
+    /// Factors of the convolution: `(width, channels)`.
+    kernel: &'a [f32],
+    /// Bias of the convolution, if any: `(channels)`.
+    bias: Option<&'a [f32]>,
+    /// Factors of the logarithms of the decays: `(value heads)`.
+    decay: &'a [f32],
+    /// Added to the projection to the decays, before the softplus: `(value heads)`.
+    decay_bias: &'a [f32],
+    rule: Rule<'a>,
+    /// Factors of the norm of the output.
+    norm: &'a [f32],
+}
+
+/// Numbers and widths of heads.
+#[derive(Clone, Copy)]
+struct HeadSizes {
+    key_heads: usize,
+    /// Value heads that read one key head.
+    per_key: usize,
+    key_dim: usize,
+    value_dim: usize,
+    /// Whether value heads that read one key head are `key_heads` apart.
+    tiled: bool,
+    /// Positions that the convolution reads, including the present one.
+    width: usize,
+}
+
+/// Rule by which a row is added to the state.
+#[derive(Clone, Copy)]
+enum Rule<'a> {
+    /// The delta rule, with queries and keys of length 1.
+    Delta,
+    /// The row is the value times its step; the output has a share of the value for each head.
+    Add { skip: &'a [f32] },
+}
+
+impl HeadSizes {
+    fn of_delta_net(net: &GatedDeltaNet) -> HeadSizes {
+        let GatedDeltaNet { key_heads, key_dim, value_dim, tiled, width, .. } = *net;
+        HeadSizes { key_heads, per_key: net.per_key(), key_dim, value_dim, tiled, width }
+    }
+
+    fn of_mamba(mamba: &Mamba2) -> HeadSizes {
+        let Mamba2 { groups, state, head_dim, width, .. } = *mamba;
+        HeadSizes {
+            key_heads: groups,
+            per_key: mamba.heads / groups,
+            key_dim: state,
+            value_dim: head_dim,
+            tiled: false,
+            width,
+        }
+    }
+
+    fn keys(&self) -> usize {
+        self.key_heads * self.key_dim
+    }
+
+    fn value_heads(&self) -> usize {
+        self.key_heads * self.per_key
+    }
+
+    fn values(&self) -> usize {
+        self.value_heads() * self.value_dim
+    }
+
+    fn channels(&self) -> usize {
+        2 * self.keys() + self.values()
+    }
+
+    /// Returns the width of the value heads that read one key head.
+    fn values_of_key(&self) -> usize {
+        self.per_key * self.value_dim
+    }
+
+    /// Returns the value head number `index` of those that read a key head.
+    fn value_head(&self, key_head: usize, index: usize) -> usize {
+        if self.tiled { index * self.key_heads + key_head } else { key_head * self.per_key + index }
+    }
+}
+
 impl Model {
-    /// Projects all rows, and writes the normalized outputs of the heads to the input of the output projection.
+    /// Writes the normalized outputs of the heads of a gated delta net to the input of its output projection.
     pub(super) fn delta_net(&self, index: usize, op: &DeltaNet<Host>, w: &mut Walk<'_>) -> Result<()> {
-        let (s, net) = (&mut *w.scratch, op.sizes);
-        let (n, d) = (s.normed.n(), &mut s.delta);
-        let outputs = [&mut d.q, &mut d.k, &mut d.v, &mut d.z, &mut d.b, &mut d.a];
-        let products = [&op.q, &op.k, &op.v, &op.z, &op.b, &op.a].into_iter().zip(outputs).map(|(linear, y)| {
-            y.resize(n * linear.matrix.rows(), 0.0);
+        self.project_inputs(&[&op.q, &op.k, &op.v, &op.z, &op.a, &op.b], w)?;
+        let sizes = HeadSizes::of_delta_net(&op.sizes);
+        let plan = LinearMixer {
+            sizes,
+            channels: [0, sizes.keys(), 2 * sizes.keys()],
+            kernel: &op.kernel,
+            bias: None,
+            decay: &op.decay,
+            decay_bias: &op.decay_bias,
+            rule: Rule::Delta,
+            norm: &op.norm,
+        };
+        self.mix(index, &plan, w);
+        Ok(())
+    }
+
+    /// Writes the normalized outputs of the heads of Mamba-2 to the input of its output projection.
+    pub(super) fn mamba(&self, index: usize, op: &Mamba<Host>, w: &mut Walk<'_>) -> Result<()> {
+        self.project_inputs(&[&op.c, &op.b, &op.x, &op.z, &op.dt], w)?;
+        let sizes = HeadSizes::of_mamba(&op.sizes);
+        let plan = LinearMixer {
+            sizes,
+            channels: [sizes.values() + sizes.keys(), sizes.values(), 0],
+            kernel: &op.kernel,
+            bias: op.bias.as_deref(),
+            decay: &op.decay,
+            decay_bias: &op.decay_bias,
+            rule: Rule::Add { skip: &op.skip },
+            norm: &op.norm,
+        };
+        self.mix(index, &plan, w);
+        Ok(())
+    }
+
+    /// Projects all rows to queries, keys, values, gates, decays, and perhaps rates.
+    fn project_inputs(&self, linears: &[&Linear], w: &mut Walk<'_>) -> Result<()> {
+        let s = &mut *w.scratch;
+        let products = linears.iter().zip(&mut s.linear.projected).map(|(linear, y)| {
+            y.resize(s.normed.n() * linear.matrix.rows(), 0.0);
             product(linear, &s.normed, y, &s.groups)
         });
-        self.compute(products.collect(), &mut w.step)?;
-        let layer = index - self.layers.start;
-        let history = (net.width - 1) * net.channels();
+        self.compute(products.collect(), &mut w.step)
+    }
+
+    /// Computes the heads of all rows from their projections, and changes the states of the texts.
+    fn mix(&self, index: usize, plan: &LinearMixer<'_>, w: &mut Walk<'_>) {
+        let (s, sizes, layer) = (&mut *w.scratch, plan.sizes, index - self.layers.start);
+        let d = &mut s.linear;
+        let history = (sizes.width - 1) * sizes.channels();
         d.history.clear();
         s.runs.iter().for_each(|run| w.states[run.sequence].layer(layer).window.read(&mut d.history));
-        d.mixed.resize(n * net.values(), 0.0);
-        let projected = [&d.q, &d.k, &d.v, &d.b, &d.a].map(|x| &x[..]);
+        d.mixed.resize(s.normed.n() * sizes.values(), 0.0);
         let mut mixed = &mut d.mixed[..];
-        let mut tasks = Vec::with_capacity(s.runs.len() * net.key_heads);
+        let mut tasks = Vec::with_capacity(s.runs.len() * sizes.key_heads);
         // Each text has one run, so its state is lent once.
         let mut states: Vec<_> = w.states.iter_mut().map(|states| Some(&mut **states)).collect();
         for (i, run) in s.runs.iter().enumerate() {
             let state = states[run.sequence].take().expect("one run for each text").layer(layer);
             let folded = state.folded.as_mut().expect("a state with a matrix");
-            let width = net.values() / net.key_heads * run.tokens;
-            let (own, rest) = mixed.split_at_mut(net.key_heads * width);
+            let (own, rest) = mixed.split_at_mut(sizes.values() * run.tokens);
             mixed = rest;
-            let rows = TextRows {
-                op,
-                projected,
-                history: &d.history[i * history..][..history],
-                first: run.first,
-                count: run.tokens,
-            };
-            let groups = folded.read(run.tokens).zip(own.chunks_exact_mut(width)).enumerate();
+            let history = &d.history[i * history..][..history];
+            let rows = TextRows { plan, projected: &d.projected, history, first: run.first, count: run.tokens };
+            let outputs = own.chunks_exact_mut(sizes.values_of_key() * run.tokens);
+            let groups = folded.read(run.tokens).zip(outputs).enumerate();
             tasks.extend(groups.map(|(group, (state, out))| KeyHead { rows, group, state, out }));
         }
         let (cpu, buffers) = (&*self.cpu, &d.buffers);
@@ -111,37 +239,46 @@ impl Model {
             buffers.lock().iter_mut().for_each(|free| free.push(std::mem::take(&mut own)));
         });
         drop(tasks);
+        let mut parts = [QUERIES, KEYS, VALUES];
+        parts.sort_by_key(|part| plan.channels[*part]);
         for run in &s.runs {
             let window = &mut w.states[run.sequence].layer(layer).window;
             d.last.clear();
             for row in run.first + run.tokens - window.needed_of(run.tokens)..run.first + run.tokens {
-                for (x, width) in [(&d.q, net.keys()), (&d.k, net.keys()), (&d.v, net.values())] {
-                    d.last.extend_from_slice(&x[row * width..][..width]);
+                for part in parts {
+                    let width = if part == VALUES { sizes.values() } else { sizes.keys() };
+                    d.last.extend_from_slice(&d.projected[part][row * width..][..width]);
                 }
             }
             window.push(run.tokens, &d.last);
         }
-        self.norm_mixed(op, w);
-        Ok(())
+        self.norm_mixed(plan, w);
     }
 
-    /// Normalizes the output of each head and multiplies it by its gate.
-    fn norm_mixed(&self, op: &DeltaNet<Host>, w: &mut Walk<'_>) {
-        let (s, net) = (&mut *w.scratch, &op.sizes);
-        s.attention.attended.reset(s.normed.n(), net.values());
+    /// Normalizes the output of heads and multiplies it by its gate, in the order of the rule.
+    fn norm_mixed(&self, plan: &LinearMixer<'_>, w: &mut Walk<'_>) {
+        let (s, sizes, level) = (&mut *w.scratch, plan.sizes, self.cpu.level());
+        s.attention.attended.reset(s.normed.n(), sizes.values());
         let (out, stride) = s.attention.attended.rows_mut();
-        let (mixed, gates, runs, eps) = (&s.delta.mixed, &s.delta.z, &s.runs, self.config.norm_eps);
+        let (mixed, gates, runs, eps) = (&s.linear.mixed, &s.linear.projected[GATES], &s.runs, self.config.norm_eps);
         self.cpu.for_rows(out, stride, |i, out| {
             let run = &runs[runs.partition_point(|run| run.first + run.tokens <= i)];
-            let width = net.values() / net.key_heads;
-            let of_run = &mixed[run.first * net.values()..][..run.tokens * net.values()];
-            for group in 0..net.key_heads {
-                let of_group = &of_run[(group * run.tokens + i - run.first) * width..][..width];
-                for (head, x) in of_group.chunks_exact(net.value_dim).enumerate() {
-                    let at = net.value_head(group, head) * net.value_dim;
-                    let gate = &gates[i * net.values() + at..][..net.value_dim];
-                    let out = &mut out[at..][..net.value_dim];
-                    self.cpu.level().run(GatedNorm { x, gate, weight: &op.norm, eps, out });
+            let width = sizes.values_of_key();
+            let of_run = &mixed[run.first * sizes.values()..][..run.tokens * sizes.values()];
+            let gates = &gates[i * sizes.values()..][..sizes.values()];
+            for group in 0..sizes.key_heads {
+                let x = &of_run[(group * run.tokens + i - run.first) * width..][..width];
+                if let Rule::Add { .. } = plan.rule {
+                    let at = group * width;
+                    let (gate, weight, out) =
+                        (&gates[at..][..width], &plan.norm[at..][..width], &mut out[at..][..width]);
+                    level.run(NormGated { x, gate, weight, eps, out });
+                    continue;
+                }
+                for (head, x) in x.chunks_exact(sizes.value_dim).enumerate() {
+                    let at = sizes.value_head(group, head) * sizes.value_dim;
+                    let (gate, out) = (&gates[at..][..sizes.value_dim], &mut out[at..][..sizes.value_dim]);
+                    level.run(GatedNorm { x, gate, weight: plan.norm, eps, out });
                 }
             }
         });
@@ -151,9 +288,9 @@ impl Model {
 /// Projections of the rows of one text.
 #[derive(Clone, Copy)]
 struct TextRows<'a> {
-    op: &'a DeltaNet<Host>,
-    /// Queries, keys, values, rates and decays of all rows of the step.
-    projected: [&'a [f32]; 5],
+    plan: &'a LinearMixer<'a>,
+    /// Projections of all rows of the step.
+    projected: &'a [Vec<f32>; 6],
     /// Inputs of the convolution before the first row: `(width - 1, channels)`.
     history: &'a [f32],
     /// First row of the text in the step.
@@ -162,12 +299,24 @@ struct TextRows<'a> {
     count: usize,
 }
 
+impl TextRows<'_> {
+    /// Returns the place of a value head of a row of the text in projections to numbers of heads.
+    fn place(&self, row: usize, head: usize) -> usize {
+        (self.first + row) * self.plan.sizes.value_heads() + head
+    }
+
+    /// Returns the step of a value head in a row of the text, by which its memory decays.
+    fn step(&self, row: usize, head: usize) -> f32 {
+        softplus(self.projected[DECAYS][self.place(row, head)] + self.plan.decay_bias[head])
+    }
+}
+
 /// One key head of a text, with the value heads that read it.
 struct KeyHead<'a> {
     rows: TextRows<'a>,
     group: usize,
     state: GroupState<'a>,
-    /// Output of the heads: `(rows, per_group * value_dim)`.
+    /// Output of the heads: `(rows, per_key * value_dim)`.
     out: &'a mut [f32],
 }
 
@@ -187,80 +336,105 @@ impl KeyHead<'_> {
         }
     }
 
+    /// Returns the first row of the buffers of keys and queries that is used: that of keys, or of queries.
+    fn first_used(&self, count: usize) -> usize {
+        match self.rows.plan.rule {
+            Rule::Delta => 0,
+            Rule::Add { .. } => count,
+        }
+    }
+
     /// Computes `count` rows of one chunk from row `done` of the text on.
     fn chunk(&mut self, cpu: &Cpu, done: usize, count: usize, buffers: &mut Buffers) {
-        let net = self.rows.op.sizes;
-        let per_group = net.per_key();
+        let HeadSizes { key_dim, value_dim, per_key, .. } = self.rows.plan.sizes;
         self.project(cpu, done, count, buffers);
         let first = self.state.offset;
         for row in 0..count {
-            for (column, x) in buffers.keys_queries[row * net.key_dim..][..net.key_dim].iter().enumerate() {
+            for (column, x) in buffers.keys_queries[row * key_dim..][..key_dim].iter().enumerate() {
                 self.state.keys[column * CHUNK + first + row] = *x;
             }
         }
         buffers.products.resize(2 * count * CHUNK, 0.0);
         buffers.factors.resize(2 * count * CHUNK, 0.0);
-        buffers.recalled.resize(2 * count * padded(net.value_dim), 0.0);
-        buffers.sums.resize(TILE * padded(net.value_dim), 0.0);
+        buffers.recalled.resize(2 * count * padded(value_dim), 0.0);
+        buffers.sums.resize(TILE * padded(value_dim), 0.0);
         let columns = (first + count).next_multiple_of(LANES);
-        let keys = Matrix { values: self.state.keys, stride: CHUNK, depth: net.key_dim, columns };
-        keys.multiply(cpu, &buffers.keys_queries, net.key_dim, &mut buffers.products);
-        for head in 0..per_group {
+        let keys = Matrix { values: self.state.keys, stride: CHUNK, depth: key_dim, columns };
+        let used = self.first_used(count);
+        let products = &mut buffers.products[used * CHUNK..];
+        keys.multiply(cpu, &buffers.keys_queries[used * key_dim..], key_dim, products);
+        for head in 0..per_key {
             self.head(cpu, head, done, count, buffers);
         }
     }
 
     /// Computes queries, keys and values: convolution, SiLU, and the norms of queries and keys.
     fn project(&self, cpu: &Cpu, done: usize, count: usize, buffers: &mut Buffers) {
-        let (net, rows) = (self.rows.op.sizes, &self.rows);
-        let (key, value) = (net.key_dim, net.value_dim);
+        let (rows, plan) = (&self.rows, self.rows.plan);
+        let sizes = plan.sizes;
+        let (key, value) = (sizes.key_dim, sizes.value_dim);
         buffers.keys_queries.resize(2 * count * key, 0.0);
-        buffers.values.resize(count * net.per_key() * value, 0.0);
+        buffers.values.resize(count * sizes.values_of_key(), 0.0);
         let (keys, queries) = buffers.keys_queries.split_at_mut(count * key);
         let values = buffers.values.chunks_exact_mut(count * value).enumerate();
-        let values = values.map(|(head, out)| (2, 2 * net.keys(), net.value_head(self.group, head), value, out));
-        let heads = [(0, 0, self.group, key, &mut *queries), (1, net.keys(), self.group, key, &mut *keys)];
-        for (part, channel, head, width, out) in heads.into_iter().chain(values) {
-            let (column, stride) = (head * width, if part == 2 { net.values() } else { net.keys() });
+        let values = values.map(|(head, out)| (VALUES, sizes.value_head(self.group, head), value, out));
+        let heads = [(QUERIES, self.group, key, &mut *queries), (KEYS, self.group, key, &mut *keys)];
+        for (part, head, width, out) in heads.into_iter().chain(values) {
+            let stride = if part == VALUES { sizes.values() } else { sizes.keys() };
+            let (column, channel) = (head * width, plan.channels[part] + head * width);
             cpu.level().run(Convolve {
-                net: &net,
-                history: rows.history.get(channel + column..).unwrap_or_default(),
+                taps: sizes.width,
+                channels: sizes.channels(),
+                history: rows.history.get(channel..).unwrap_or_default(),
                 projected: &rows.projected[part][rows.first * stride + column..],
                 stride,
-                kernel: &rows.op.kernel[channel + column..],
+                kernel: &plan.kernel[channel..],
+                bias: plan.bias.map(|bias| &bias[channel..][..width]),
                 first: done,
                 width,
                 out,
             });
         }
-        cpu.level().run(L2Norms { heads: keys, width: key, factor: 1.0 });
-        cpu.level().run(L2Norms { heads: queries, width: key, factor: 1.0 / (key as f32).sqrt() });
+        if let Rule::Delta = plan.rule {
+            cpu.level().run(L2Norms { heads: keys, width: key, factor: 1.0 });
+            cpu.level().run(L2Norms { heads: queries, width: key, factor: 1.0 / (key as f32).sqrt() });
+        }
     }
 
     /// Computes the rows of one value head of the group.
     fn head(&mut self, cpu: &Cpu, head: usize, done: usize, count: usize, buffers: &mut Buffers) {
-        let (net, first) = (self.rows.op.sizes, self.state.offset);
-        let (key, value, per_group) = (net.key_dim, net.value_dim, net.per_key());
-        let wide = padded(value);
-        let number = net.value_head(self.group, head);
+        let (plan, first) = (self.rows.plan, self.state.offset);
+        let sizes = plan.sizes;
+        let (key, wide) = (sizes.key_dim, padded(sizes.value_dim));
+        let number = sizes.value_head(self.group, head);
+        let used = self.first_used(count);
         let values = &self.state.matrix.get()[head * key * wide..][..key * wide];
         let matrix = Matrix { values, stride: wide, depth: key, columns: wide };
-        matrix.multiply(cpu, &buffers.keys_queries, key, &mut buffers.recalled);
+        matrix.multiply(cpu, &buffers.keys_queries[used * key..], key, &mut buffers.recalled[used * wide..]);
         let decays = &mut self.state.decays[head * CHUNK..][..CHUNK];
-        let rows = &mut self.state.values[head * CHUNK * wide..][..CHUNK * wide];
-        let [.., rates, logs] = self.rows.projected;
-        let op = self.rows.op;
-        for row in first..first + count {
-            let at = (self.rows.first + done + row - first) * net.value_heads + number;
-            let log = op.decay[number] * softplus(logs[at] + op.decay_bias[number]);
-            decays[row] = log + if row == 0 { 0.0 } else { decays[row - 1] };
+        for row in 0..count {
+            let before = if first + row == 0 { 0.0 } else { decays[first + row - 1] };
+            decays[first + row] = plan.decay[number] * self.rows.step(done + row, number) + before;
         }
-        for row in 0..2 * count {
+        for row in used..2 * count {
             let own = first + row % count;
             let products = &buffers.products[row * CHUNK..][..=own];
             let out = &mut buffers.factors[row * CHUNK..][..=own];
             cpu.level().run(Decayed { products, decays: &decays[..=own], own: decays[own], out });
         }
+        self.rows_of_head(cpu, head, done, count, buffers);
+    }
+
+    /// Computes the rows of one value head that are added to the state, and its output, from the products with the
+    /// matrix and the factors of the rows of the chunk.
+    fn rows_of_head(&mut self, cpu: &Cpu, head: usize, done: usize, count: usize, buffers: &mut Buffers) {
+        let (plan, first) = (self.rows.plan, self.state.offset);
+        let sizes = plan.sizes;
+        let (value, wide) = (sizes.value_dim, padded(sizes.value_dim));
+        let number = sizes.value_head(self.group, head);
+        let decays = &self.state.decays[head * CHUNK..][..CHUNK];
+        let rows = &mut self.state.values[head * CHUNK * wide..][..CHUNK * wide];
+        let texts = &self.rows;
         let (key_factors, query_factors) = buffers.factors.split_at(count * CHUNK);
         let (by_key, by_query) = buffers.recalled.split_at(count * wide);
         for tile in (0..count).step_by(TILE) {
@@ -270,30 +444,45 @@ impl KeyHead<'_> {
                 let matrix = Matrix { values: rows, stride: wide, depth: known, columns: wide };
                 matrix.multiply(cpu, &factors[tile * CHUNK..][..tile_rows * CHUNK], CHUNK, sums);
             };
-            sum(key_factors, sums, rows);
+            if let Rule::Delta = plan.rule {
+                sum(key_factors, sums, rows);
+            }
             for row in tile..tile + tile_rows {
-                let at = (self.rows.first + done + row) * net.value_heads + number;
                 let (earlier, own) = rows.split_at_mut((first + row) * wide);
-                cpu.level().run(Correct {
-                    values: &buffers.values[(head * count + row) * value..][..value],
-                    recalled: &by_key[row * wide..][..value],
-                    decay: decays[first + row],
-                    rate: rates[at],
-                    factors: &key_factors[row * CHUNK + known..row * CHUNK + first + row],
-                    rows: &earlier[known * wide..],
-                    sum: &mut sums[(row - tile) * wide..][..wide],
-                    out: &mut own[..value],
-                });
+                let values = &buffers.values[(head * count + row) * value..][..value];
+                match plan.rule {
+                    Rule::Add { .. } => cpu.level().run(ScaleRow {
+                        values,
+                        factor: texts.step(done + row, number),
+                        out: &mut own[..value],
+                    }),
+                    Rule::Delta => cpu.level().run(Correct {
+                        values,
+                        recalled: &by_key[row * wide..][..value],
+                        decay: decays[first + row],
+                        rate: texts.projected[RATES][texts.place(done + row, number)],
+                        factors: &key_factors[row * CHUNK + known..row * CHUNK + first + row],
+                        rows: &earlier[known * wide..],
+                        sum: &mut sums[(row - tile) * wide..][..wide],
+                        out: &mut own[..value],
+                    }),
+                }
             }
             sum(query_factors, sums, rows);
             for row in tile..tile + tile_rows {
+                let skip = match plan.rule {
+                    Rule::Delta => None,
+                    Rule::Add { skip } => Some(skip[number]),
+                };
                 cpu.level().run(HeadAnswer {
                     recalled: &by_query[row * wide..][..value],
                     decay: decays[first + row],
                     factors: &query_factors[row * CHUNK + known..][..first + row + 1 - known],
                     rows: &rows[known * wide..],
                     sum: &mut sums[(row - tile) * wide..][..wide],
-                    out: &mut self.out[((done + row) * per_group + head) * value..][..value],
+                    skip,
+                    values: &buffers.values[(head * count + row) * value..][..value],
+                    out: &mut self.out[((done + row) * sizes.per_key + head) * value..][..value],
                 });
             }
         }
@@ -301,8 +490,8 @@ impl KeyHead<'_> {
 
     /// Folds the rows of the chunk, which is full, into the matrices.
     fn fold(&mut self, cpu: &Cpu, buffers: &mut Buffers) {
-        let net = self.rows.op.sizes;
-        let (key, wide) = (net.key_dim, padded(net.value_dim));
+        let HeadSizes { key_dim: key, value_dim, .. } = self.rows.plan.sizes;
+        let wide = padded(value_dim);
         buffers.decayed.resize(key * CHUNK, 0.0);
         buffers.added.resize(key * wide, 0.0);
         let matrices = self.state.matrix.get_mut().chunks_exact_mut(key * wide);

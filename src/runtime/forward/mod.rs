@@ -5,9 +5,9 @@
 
 mod chunk;
 mod conv;
-mod delta;
 mod feed;
 mod latent;
+mod linear_attention;
 mod rows;
 pub mod states;
 
@@ -30,9 +30,9 @@ use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::model_config::ModelConfig;
 use conv::ConvScratch;
-use delta::DeltaScratch;
 use feed::{GatedScratch, MlpOutput};
 use latent::LatentScratch;
+use linear_attention::LinearScratch;
 use rows::{Heads, queries};
 use states::{CpuCache, CpuPool, States};
 use std::f32::consts::LOG2_E;
@@ -86,7 +86,7 @@ struct Scratch {
     attention: AttentionScratch,
     latent: LatentScratch,
     conv: ConvScratch,
-    delta: DeltaScratch,
+    linear: LinearScratch,
     gated: GatedScratch,
     experts: Experts,
     /// Further inputs of all layers, in models that have them: `(n, layers * width)`.
@@ -250,7 +250,7 @@ impl Model {
                     self.read_values(index, op, w)?;
                     self.project(&op.o, w)?;
                 }
-                Operation::ShortConv(_) | Operation::DeltaNet(_) => {
+                Operation::ShortConv(_) | Operation::DeltaNet(_) | Operation::Mamba(_) => {
                     if !self.recur(index, &block.operation, w)? {
                         return Ok(());
                     }

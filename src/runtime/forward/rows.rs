@@ -130,6 +130,10 @@ impl Model {
                 self.delta_net(index, op, w)?;
                 &op.output
             }
+            Operation::Mamba(op) => {
+                self.mamba(index, op, w)?;
+                &op.output
+            }
             _ => unreachable!("only recurrent mixers are passed"),
         };
         if index + 1 == self.config.n_layers {

@@ -1,8 +1,8 @@
 //! Lists the weights of layers once: for a copy to the storage of a device, and for whatever else visits all of them.
 
 use super::{
-    Attention, Block, BlockInput, DeltaNet, LatentAttention, Layer, MixtureNorms, Mlp, Moe, Operation, ShortConv,
-    Storage, TokenInput,
+    Attention, Block, BlockInput, DeltaNet, LatentAttention, Layer, Mamba, MixtureNorms, Mlp, Moe, Operation,
+    ShortConv, Storage, TokenInput,
 };
 use crate::error::Result;
 
@@ -78,6 +78,7 @@ impl<S: Storage> Operation<S> {
                 output: to.matrix(&op.output)?,
             }),
             Operation::DeltaNet(op) => Operation::DeltaNet(op.transfer(to)?),
+            Operation::Mamba(op) => Operation::Mamba(op.transfer(to)?),
             Operation::Mlp(op) => Operation::Mlp(op.transfer(to)?),
             Operation::Moe(op) => Operation::Moe(op.transfer(to)?),
             Operation::Input(op) => {
@@ -131,6 +132,26 @@ impl<S: Storage> DeltaNet<S> {
             kernel: to.vector(&self.kernel)?,
             decay: to.vector(&self.decay)?,
             decay_bias: to.vector(&self.decay_bias)?,
+            norm: to.vector(&self.norm)?,
+            output: to.matrix(&self.output)?,
+        })
+    }
+}
+
+impl<S: Storage> Mamba<S> {
+    fn transfer<'a, T: Storage>(&'a self, to: &mut impl Transfer<'a, S, T>) -> Result<Mamba<T>> {
+        Ok(Mamba {
+            sizes: self.sizes,
+            z: to.matrix(&self.z)?,
+            x: to.matrix(&self.x)?,
+            b: to.matrix(&self.b)?,
+            c: to.matrix(&self.c)?,
+            dt: to.matrix(&self.dt)?,
+            kernel: to.vector(&self.kernel)?,
+            bias: optional(self.bias.as_ref(), |bias| to.vector(bias))?,
+            decay: to.vector(&self.decay)?,
+            decay_bias: to.vector(&self.decay_bias)?,
+            skip: to.vector(&self.skip)?,
             norm: to.vector(&self.norm)?,
             output: to.matrix(&self.output)?,
         })

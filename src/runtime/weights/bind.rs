@@ -14,8 +14,8 @@ use crate::interrupt;
 use crate::model_config::{self as config, Heads, Latent, LayerConfig, Mixer, ModelConfig, QkNorm, Recurrent};
 use crate::runtime::cpu::{Matrix, MatrixStore};
 use crate::runtime::layer::{
-    Attention, AttentionShape, Block, BlockInput, DeltaNet, LatentAttention, Layer, MixtureNorms, Mlp, Moe, Operation,
-    ShortConv, TokenInput,
+    Attention, AttentionShape, Block, BlockInput, DeltaNet, LatentAttention, Layer, Mamba, MixtureNorms, Mlp, Moe,
+    Operation, ShortConv, TokenInput,
 };
 use crate::windowed::Windowed;
 use std::cell::{Cell, RefCell};
@@ -205,6 +205,7 @@ impl<'b, 'a> LayerBinder<'b, 'a> {
                 Mixer::Latent(heads, latent) => Operation::Latent(self.latent_attention(&heads, latent)?),
                 Mixer::Recurrent(Recurrent::ShortConv(conv)) => Operation::ShortConv(self.short_conv(conv)?),
                 Mixer::Recurrent(Recurrent::GatedDeltaNet(sizes)) => Operation::DeltaNet(self.delta_net(sizes)?),
+                Mixer::Recurrent(Recurrent::Mamba2(sizes)) => Operation::Mamba(self.mamba(sizes)?),
             },
             post_norm: post_norm("post_attention_layernorm.weight")?,
         };
@@ -290,6 +291,25 @@ impl<'b, 'a> LayerBinder<'b, 'a> {
             },
             decay_bias: self.vector("linear_attn.dt_bias")?,
             norm: self.vector("linear_attn.norm.weight")?,
+            output: linear("out")?,
+        })
+    }
+
+    fn mamba(&self, sizes: config::Mamba2) -> Result<Mamba<Host>> {
+        let linear = |leaf: &str| self.linear(&format!("mamba.{leaf}_proj"));
+        Ok(Mamba {
+            sizes,
+            z: linear("z")?,
+            x: linear("x")?,
+            b: linear("b")?,
+            c: linear("c")?,
+            dt: linear("dt")?,
+            kernel: self.convolution("mamba.conv1d.weight", sizes.width)?,
+            bias: self.vector_if("mamba.conv1d.bias")?,
+            decay: self.vector("mamba.A_log")?.into_iter().map(|log| -log.exp()).collect(),
+            decay_bias: self.vector("mamba.dt_bias")?,
+            skip: self.vector("mamba.D")?,
+            norm: self.vector("mamba.norm.weight")?,
             output: linear("out")?,
         })
     }

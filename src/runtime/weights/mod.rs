@@ -158,7 +158,7 @@ impl Linear {
 
     /// Returns the stage that counts the time of its products.
     pub(super) fn stage(&self) -> Stage {
-        const MIXERS: [&str; 3] = ["self_attn.", "conv.", "linear_attn."];
+        const MIXERS: [&str; 4] = ["self_attn.", "conv.", "linear_attn.", "mamba."];
         let name = self.identity.map_or("", |(_, tensor)| tensor.name);
         if MIXERS.iter().any(|mixer| name.starts_with(mixer)) { Stage::Projections } else { Stage::Mlp }
     }

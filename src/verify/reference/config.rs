@@ -3,7 +3,9 @@
 //! The fields of the language model inside a wrapper are those of `text_config`, if there is one.
 
 use super::family::Family;
-use super::family::Family::{Cohere2, Gemma2, Gemma4, Glm4Moe, Granite, Lfm3, Ministral3, Mistral4, MuseGlimmer};
+use super::family::Family::{
+    Cohere2, Gemma2, Gemma4, Glm4Moe, Granite, GraniteHybrid, Lfm3, Ministral3, Mistral4, MuseGlimmer,
+};
 use super::fields::Fields;
 use super::rope::{Pairs, Rope, Ropes, yarn_magnitude};
 use super::routing::Routing;
@@ -65,6 +67,17 @@ pub enum Recurrent {
     ShortConv(usize),
     /// Gated delta net.
     DeltaNet(DeltaSizes),
+    /// Mamba-2.
+    Mamba(MambaSizes),
+}
+
+/// Sizes of Mamba-2.
+#[derive(Debug, Clone, Copy)]
+pub struct MambaSizes {
+    pub groups: usize,
+    pub heads: usize,
+    pub state: usize,
+    pub head_dim: usize,
 }
 
 /// Sizes of a gated delta net.
@@ -378,7 +391,7 @@ impl Factors {
                 score: number("query_pre_attn_scalar", 256.0)?.powf(-0.5),
                 ..plain
             },
-            Granite => Factors {
+            Granite | GraniteHybrid => Factors {
                 embedding: number("embedding_multiplier", 1.0)?,
                 branch: number("residual_multiplier", 1.0)?,
                 score: number("attention_multiplier", 1.0)?,

@@ -38,6 +38,9 @@ enum Layout {
     Separate,
     /// Stacks `(experts, out, in)` with the rows of gate before those of up.
     Fused,
+    /// Stacks `(experts, out, in)` called `input_linear`, with the rows of gate before those of up, and
+    /// `output_linear`.
+    Granite,
     /// Stacks `(experts, in, out)` with gate and up interleaved.
     Stacked,
     /// Stacks `(experts, out, in)` with gate and up interleaved, in blocks of 32 four-bit floats with a scale.
@@ -48,6 +51,8 @@ impl<'a> Experts<'a> {
     pub fn load(source: WeightSource<'a>) -> Result<Experts<'a>> {
         let (layer, router, layout) = if source.has("block_sparse_moe.gate.weight") {
             ("block_sparse_moe.", "block_sparse_moe.gate", Layout::Mixtral)
+        } else if source.has("block_sparse_moe.router.layer.weight") {
+            ("block_sparse_moe.", "block_sparse_moe.router.layer", Layout::Granite)
         } else if source.has("feed_forward.gate.weight") {
             ("feed_forward.", "feed_forward.gate", Layout::Mixtral)
         } else if source.has("mlp.gate.weight") {
@@ -78,6 +83,7 @@ impl<'a> Experts<'a> {
         let module = if source.config.family.has_delta_nets() { "mlp.shared_expert" } else { "mlp.shared_experts" };
         let matrix = |leaf: &str| source.linear_as(&format!("{module}.{leaf}"), &format!("mlp.shared_experts.{leaf}"));
         let shared = match routing.shared {
+            true if layout == Layout::Granite => Some(Dense::load(source, "mlp.shared_experts")?),
             true => {
                 Some(Dense { source, gate: matrix("gate_proj")?, up: matrix("up_proj")?, down: matrix("down_proj")? })
             }
@@ -148,6 +154,15 @@ impl<'a> Experts<'a> {
         let (gate, up, down) = match self.layout {
             Layout::Mixtral => (linear("w1")?, linear("w3")?, linear("w2")?),
             Layout::Separate => (linear("gate_proj")?, linear("up_proj")?, linear("down_proj")?),
+            Layout::Granite => {
+                let stack = |name: &str| {
+                    let name = self.source.name(&format!("block_sparse_moe.{name}.weight"));
+                    Ok::<_, Error>(Linear::new(weights.row(&name, index, dtype)?, None))
+                };
+                let both = stack("input_linear")?;
+                let half = both.weight.dim(0)? / 2;
+                (both.rows(0, half)?, both.rows(half, half)?, stack("output_linear")?)
+            }
             Layout::Fused | Layout::Stacked | Layout::Mxfp4 => {
                 let both = Linear::new(self.matrix("gate_up_proj", index)?, bias("gate_up_proj")?);
                 let down = Linear::new(self.matrix("down_proj", index)?, bias("down_proj")?);

@@ -39,7 +39,7 @@ pub(super) struct Row {
 }
 
 /// All families.
-pub(super) const FAMILIES: [Row; 31] = [
+pub(super) const FAMILIES: [Row; 32] = [
     Row {
         names: &["LlamaForCausalLM", "llama"],
         family: Family::Llama,
@@ -455,4 +455,5 @@ pub(super) const FAMILIES: [Row; 31] = [
     hybrids::QWEN3_5,
     hybrids::QWEN3_5_MOE,
     hybrids::QWEN3_NEXT,
+    hybrids::GRANITE_HYBRID,
 ];

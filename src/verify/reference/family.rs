@@ -1,6 +1,6 @@
 //! Model families of transformers: what follows from the row of a family and a configuration.
 
-use super::config::{Activation, DeltaSizes, Places, Recurrent};
+use super::config::{Activation, DeltaSizes, MambaSizes, Places, Recurrent};
 use super::families::{FAMILIES, Row};
 use super::fields::Fields;
 use super::rules::{Dense, Rotates, Slides};
@@ -40,6 +40,7 @@ pub enum Family {
     Qwen3_5,
     Qwen3_5Moe,
     Qwen3Next,
+    GraniteHybrid,
 }
 
 impl Family {
@@ -83,6 +84,9 @@ impl Family {
 
     /// Returns, for each layer, what it has in place of attention.
     pub(super) fn recurrent_layers(self, json: Fields<'_>, layers: usize) -> Result<Vec<Option<Recurrent>>> {
+        if self == Family::GraniteHybrid {
+            return mamba_layers(json, layers);
+        }
         if self.has_delta_nets() {
             let size = |key: &str, usual: usize| Ok::<_, Error>(json.size(key)?.unwrap_or(usual));
             let sizes = DeltaSizes {
@@ -211,6 +215,7 @@ impl Family {
         Ok(match self.row().rotates {
             Rotates::Everywhere => vec![true; layers],
             Rotates::WhereItSlides => sliding.to_vec(),
+            Rotates::IfSaid => vec![json.word("position_embedding_type") == Some("rope"); layers],
             Rotates::ListedOrByInterval => {
                 let interval = json.size("no_rope_layer_interval")?.unwrap_or(4).max(1);
                 listed("no_rope_layers")?
@@ -278,6 +283,22 @@ impl Family {
             false => Ok(()),
         }
     }
+}
+
+/// Returns the layers of Granite 4 with Mamba-2.
+fn mamba_layers(json: Fields<'_>, layers: usize) -> Result<Vec<Option<Recurrent>>> {
+    let size = |key: &str, usual: usize| Ok::<_, Error>(json.size(key)?.unwrap_or(usual));
+    let heads = size("mamba_n_heads", 128)?.max(1);
+    let head_dim = match json.0["mamba_d_head"].as_u64() {
+        Some(width) => width as usize,
+        None => size("mamba_expand", 2)? * json.required("hidden_size")? / heads,
+    };
+    let sizes = MambaSizes { groups: size("mamba_n_groups", 1)?, heads, state: size("mamba_d_state", 256)?, head_dim };
+    let has_attention = |layer: usize| {
+        let kind = json.0["layer_types"][layer].as_str().unwrap_or("mamba");
+        kind == "attention" || kind == "full_attention"
+    };
+    Ok((0..layers).map(|layer| (!has_attention(layer)).then_some(Recurrent::Mamba(sizes))).collect())
 }
 
 /// Returns true for Gemma 4 with one decoder for all modalities, whose defaults differ.

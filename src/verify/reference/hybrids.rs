@@ -106,3 +106,20 @@ pub(super) const QWEN3_NEXT: Row = Row {
     dense: Dense::ListedOrByStep,
     activation: ("hidden_act", "silu"),
 };
+
+pub(super) const GRANITE_HYBRID: Row = Row {
+    names: &["GraniteMoeHybridForCausalLM", "granitemoehybrid"],
+    family: Family::GraniteHybrid,
+    norms: (NormKind::Rms, Places::Before, QkNorm::None),
+    rotation: (Share::Whole, PairRule::Halves),
+    is_latent: false,
+    is_tied: false,
+    theta: 10_000.0,
+    eps: 1e-6,
+    heads: (None, None),
+    window: None,
+    slides: Slides::Nowhere,
+    rotates: Rotates::IfSaid,
+    dense: Dense::Nowhere,
+    activation: ("hidden_act", "silu"),
+};

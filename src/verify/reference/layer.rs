@@ -5,6 +5,7 @@ use super::config::{Places, Recurrent};
 use super::conv::ShortConv;
 use super::delta::DeltaNet;
 use super::linear::WeightSource;
+use super::mamba::Mamba;
 use super::mlp::Mlp;
 use super::norm::Norm;
 use super::per_layer::PerLayer;
@@ -40,6 +41,7 @@ enum Mixer<'a> {
     Attention(Attention<'a>),
     ShortConv(ShortConv<'a>),
     DeltaNet(Box<DeltaNet<'a>>),
+    Mamba(Box<Mamba<'a>>),
 }
 
 /// Norms of a layer, as far as the family has them.
@@ -78,6 +80,7 @@ impl<'a> Layer<'a> {
             norms: Norms::load(source)?,
             mixer: match source.config.layers[source.index].recurrent {
                 Some(Recurrent::ShortConv(width)) => Mixer::ShortConv(ShortConv::load(source, width)?),
+                Some(Recurrent::Mamba(sizes)) => Mixer::Mamba(Box::new(Mamba::load(source, sizes)?)),
                 Some(Recurrent::DeltaNet(sizes)) => Mixer::DeltaNet(Box::new(DeltaNet::load(source, sizes)?)),
                 None => Mixer::Attention(Attention::load(source)?),
             },
@@ -94,6 +97,7 @@ impl<'a> Layer<'a> {
             Mixer::Attention(attention) => attention.forward(&normed, state)?,
             Mixer::ShortConv(conv) => conv.forward(&normed)?,
             Mixer::DeltaNet(net) => net.forward(&normed)?,
+            Mixer::Mamba(mamba) => mamba.forward(&normed)?,
         };
         let y = self.normed(&mixed, &self.norms.after_attention)?;
         let x = self.sum(&state.x, y)?;

@@ -61,8 +61,12 @@ impl<'a> Dense<'a> {
     /// Reads `mlp`, which adapters know by the name `canonical`.
     pub fn load(source: WeightSource<'a>, canonical: &str) -> Result<Dense<'a>> {
         let changed = |linear, name: &str| source.changed(linear, &format!("{canonical}.{name}"));
-        let (gate, up) = if source.has("mlp.gate_up_proj.weight") {
-            let both = source.plain("mlp.gate_up_proj")?;
+        // Granite 4 has other names, also where every token passes this MLP beside experts.
+        let of_granite = source.has("shared_mlp.input_linear.weight");
+        let fused = if of_granite { "shared_mlp.input_linear" } else { "mlp.gate_up_proj" };
+        let down = if of_granite { "shared_mlp.output_linear" } else { "mlp.down_proj" };
+        let (gate, up) = if source.has(&format!("{fused}.weight")) {
+            let both = source.plain(fused)?;
             let half = both.weight.dim(0)? / 2;
             (both.rows(0, half)?, both.rows(half, half)?)
         } else {
@@ -72,7 +76,7 @@ impl<'a> Dense<'a> {
             source,
             gate: changed(gate, "gate_proj")?,
             up: changed(up, "up_proj")?,
-            down: changed(source.plain("mlp.down_proj")?, "down_proj")?,
+            down: changed(source.plain(down)?, "down_proj")?,
         })
     }
 

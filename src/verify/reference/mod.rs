@@ -24,6 +24,7 @@ mod latent;
 mod layer;
 mod legacy_torch;
 mod linear;
+mod mamba;
 mod mlp;
 mod norm;
 mod per_layer;

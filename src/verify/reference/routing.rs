@@ -2,8 +2,8 @@
 
 use super::family::Family;
 use super::family::Family::{
-    DeepseekV2, DeepseekV3, Gemma4, Glm4Moe, Glm4MoeLite, GptOss, Lfm2Moe, MiniMaxM2, Mistral4, Mixtral, Qwen3_5Moe,
-    Qwen3Moe, Qwen3Next, Qwen3VlMoe,
+    DeepseekV2, DeepseekV3, Gemma4, Glm4Moe, Glm4MoeLite, GptOss, GraniteHybrid, Lfm2Moe, MiniMaxM2, Mistral4, Mixtral,
+    Qwen3_5Moe, Qwen3Moe, Qwen3Next, Qwen3VlMoe,
 };
 use super::fields::Fields;
 use super::norm::{sigmoid, softmax};
@@ -91,6 +91,7 @@ impl Routing {
                 factor: json.number("routed_scaling_factor")?.unwrap_or(1.0),
                 ..NONE
             },
+            GraniteHybrid => Routing { shared: true, ..of_granite(json)? },
             Qwen3_5Moe => beside_gated(json, 256, 8)?,
             Qwen3Next => Routing { normalized: json.flag("norm_topk_prob", true)?, ..beside_gated(json, 512, 10)? },
             GptOss => {
@@ -189,6 +190,11 @@ impl Groups {
             ranks[group * size..(group + 1) * size].fill(f64::NEG_INFINITY);
         }
     }
+}
+
+/// Reads the fields of the experts of Granite 4.
+fn of_granite(json: Fields<'_>) -> Result<Routing> {
+    Ok(Routing { count: json.size("num_local_experts")?.unwrap_or(8), chosen: 2, ..NONE })
 }
 
 /// Reads the fields of experts beside an MLP with a gate.

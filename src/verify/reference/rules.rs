@@ -47,6 +47,8 @@ pub(super) enum Rotates {
     Everywhere,
     /// Layers with sliding-window attention.
     WhereItSlides,
+    /// All, if `position_embedding_type` is `rope`.
+    IfSaid,
     /// Layers of `no_rope_layers`, or all but every n-th, where n is `no_rope_layer_interval`.
     ListedOrByInterval,
     /// Layers with a base in `layer_rope_theta`, or all but every n-th, counted from the last one.

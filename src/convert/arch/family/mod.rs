@@ -4,6 +4,7 @@ pub mod routed;
 
 use super::expected::ExpectedTensor;
 use super::fields::Fields;
+use super::granite;
 use super::lfm;
 use super::qwen_next;
 use super::rope::{self, AXES, GROWTH, LOCAL_BASE, PARTIAL};
@@ -99,6 +100,7 @@ pub const FOREIGN: &[(&str, Neutral)] = &[
     (lfm::SANDWICH, Neutral::Off),
     (lfm::GATE, Neutral::Off),
     (qwen_next::VALUE_HEADS, Neutral::Absent),
+    (granite::MAMBA_HEADS, Neutral::Absent),
     (qwen_next::INTERVAL, Neutral::One),
     (qwen_next::OUTPUT_GATE, Neutral::Off),
 ];

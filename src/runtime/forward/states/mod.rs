@@ -56,17 +56,18 @@ pub struct StateLayout {
 
 impl LayerSizes {
     fn of(mixer: &Recurrent, hidden: usize) -> LayerSizes {
+        let folded = |groups, per_group, key, value| Some(FoldedSizes { groups, per_group, key, value: padded(value) });
         match mixer {
             Recurrent::ShortConv(conv) => LayerSizes { channels: hidden, reach: conv.width - 1, folded: None },
             Recurrent::GatedDeltaNet(net) => LayerSizes {
                 channels: net.channels(),
                 reach: net.width - 1,
-                folded: Some(FoldedSizes {
-                    groups: net.key_heads,
-                    per_group: net.per_key(),
-                    key: net.key_dim,
-                    value: padded(net.value_dim),
-                }),
+                folded: folded(net.key_heads, net.per_key(), net.key_dim, net.value_dim),
+            },
+            Recurrent::Mamba2(mamba) => LayerSizes {
+                channels: mamba.channels(),
+                reach: mamba.width - 1,
+                folded: folded(mamba.groups, mamba.heads / mamba.groups, mamba.state, mamba.head_dim),
             },
         }
     }
