@@ -206,17 +206,29 @@ pub const LAYER: &[LayerTensor] = &[
         mamba(l).map(|mamba| vec![mamba.heads, m.hidden])
     }),
     vector("mamba.dt_proj.bias", "", Role::Bias, |_, l| biased(l).map(|mamba| vec![mamba.heads])),
-    vector("mamba.conv1d.weight", "", Role::Other, |_, l| mamba(l).map(|mamba| vec![mamba.channels(), 1, mamba.width])),
-    vector("mamba.conv1d.bias", "", Role::Bias, |_, l| {
+    vector("mamba.conv1d.weight", "ssm_conv1d.weight", Role::Other, |_, l| {
+        mamba(l).map(|mamba| vec![mamba.channels(), 1, mamba.width])
+    }),
+    vector("mamba.conv1d.bias", "ssm_conv1d.bias", Role::Bias, |_, l| {
         mamba(l).filter(|mamba| mamba.conv_bias).map(|mamba| vec![mamba.channels()])
     }),
-    vector("mamba.A_log", "", Role::Other, |_, l| mamba(l).map(|mamba| vec![mamba.heads])),
-    vector("mamba.dt_bias", "", Role::Bias, |_, l| mamba(l).map(|mamba| vec![mamba.heads])),
-    vector("mamba.D", "", Role::Other, |_, l| mamba(l).map(|mamba| vec![mamba.heads])),
-    vector("mamba.norm.weight", "", Role::Norm, |_, l| mamba(l).map(|mamba| vec![mamba.values()])),
-    matrix("mamba.out_proj.weight", "", Role::Mixer, Target::MixerOutput, Some(LayerInput::AttentionOutput), |m, l| {
-        mamba(l).map(|mamba| vec![m.hidden, mamba.values()])
+    vector("mamba.A_log", "ssm_a", Role::Other, |_, l| {
+        mamba(l).filter(|mamba| !mamba.decay_factors).map(|mamba| vec![mamba.heads])
     }),
+    vector("mamba.A", "ssm_a", Role::Other, |_, l| {
+        mamba(l).filter(|mamba| mamba.decay_factors).map(|mamba| vec![mamba.heads])
+    }),
+    vector("mamba.dt_bias", "ssm_dt.bias", Role::Bias, |_, l| mamba(l).map(|mamba| vec![mamba.heads])),
+    vector("mamba.D", "ssm_d", Role::Other, |_, l| mamba(l).map(|mamba| vec![mamba.heads])),
+    vector("mamba.norm.weight", "ssm_norm.weight", Role::Norm, |_, l| mamba(l).map(|mamba| vec![mamba.values()])),
+    matrix(
+        "mamba.out_proj.weight",
+        "ssm_out.weight",
+        Role::Mixer,
+        Target::MixerOutput,
+        Some(LayerInput::AttentionOutput),
+        |m, l| mamba(l).map(|mamba| vec![m.hidden, mamba.values()]),
+    ),
     vector("mamba.out_proj.bias", "", Role::Bias, |m, l| biased(l).map(|_| vec![m.hidden])),
     // In models with post norms, this is the norm of attention's output; in others, that of the MLP's input.
     vector("post_attention_layernorm.weight", "", Role::Norm, |m, _| has(m.post_norms || has_mlp_norm(m), [m.hidden])),

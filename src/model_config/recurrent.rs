@@ -123,6 +123,9 @@ pub struct Mamba2 {
     /// Whether the projections have biases.
     #[serde(default)]
     pub bias: bool,
+    /// The model has the factors `-exp(A_log)` in place of `A_log` (GGUF files).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub decay_factors: bool,
 }
 
 impl Mamba2 {

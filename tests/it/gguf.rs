@@ -188,8 +188,8 @@ fn ids_of(trace: &str) -> Vec<serde_json::Value> {
 }
 
 #[test]
-fn delta_nets_come_back_in_the_layout_of_gguf_and_leave_as_the_same_file() {
-    for name in &DELTA_NETS[..3] {
+fn linear_attention_comes_back_in_the_layout_of_gguf_and_leaves_as_the_same_file() {
+    for name in DELTA_NETS[..3].iter().chain(&["granite4h"]) {
         for rules in [None, Some(r#""scheme":"q4_0""#)] {
             let dir = TempDir::new().unwrap();
             let (checkpoint, map, pack) = (fixture(name), dir.path().join("rules.json"), dir.path().join("pack"));
@@ -197,13 +197,15 @@ fn delta_nets_come_back_in_the_layout_of_gguf_and_leave_as_the_same_file() {
             if let Some(scheme) = rules {
                 // The columns of the output projection are moved with their scales if heads are as wide as blocks;
                 // those of the fixtures are narrower.
-                let rule = format!(r#"{{"include":"(q|k|v|z|o|gate|up|down)_proj.weight$",{scheme},"method":"rtn"}}"#);
+                let rule =
+                    format!(r#"{{"include":"attn.(q|k|v|z|o|gate|up|down)_proj.weight$",{scheme},"method":"rtn"}}"#);
                 std::fs::write(&map, format!(r#"{{"version":1,"rules":[{rule}]}}"#)).unwrap();
                 args.extend(["--q4-map", text(&map)]);
             }
             succeed(&args);
             let there = There::and_back(&pack, &[], &[]);
-            assert_eq!(ids_of(&trace(&pack, "fp32")), ids_of(&trace(&there.back(), "fp32")), "{name}");
+            let precision = if rules.is_some() { "int4w" } else { "fp32" };
+            assert_eq!(ids_of(&trace(&pack, precision)), ids_of(&trace(&there.back(), precision)), "{name}");
             let again = There::and_back(&there.back(), &[], &[]);
             assert!(std::fs::read(there.file()).unwrap() == std::fs::read(again.file()).unwrap(), "{name}");
             assert_same_tensors(name, &there.back(), &again.back());
@@ -214,7 +216,7 @@ fn delta_nets_come_back_in_the_layout_of_gguf_and_leave_as_the_same_file() {
     }
     let narrow = packed(DELTA_NETS[3]);
     let file = narrow.path().join("out.gguf");
-    let words = ["recurrent.mixer", "heads of two widths"];
+    let words = ["recurrent.mixer", "heads of other widths"];
     fails(1, &["export-gguf", "--model-dir", text(narrow.path()), "--out", text(&file)], &words);
 }
 

@@ -123,6 +123,7 @@ fn set_mixers(config: &Fields, model: &mut ModelConfig) -> Result<()> {
         width: size("mamba_d_conv", 4)?,
         conv_bias: config.flag("mamba_conv_bias", true)?,
         bias: config.flag("mamba_proj_bias", false)?,
+        decay_factors: false,
     });
     model.recurrent = (!layers.is_empty()).then_some(RecurrentLayers { layers, mixer });
     Ok(())

@@ -50,6 +50,9 @@ fn mlp_checks(model: &ModelConfig, family: &Family) -> Vec<Check> {
         Mlp::Moe { selection, .. } if family.has_sigmoid_experts() => {
             (selection == Selection { sigmoid: true, bias: true, ..Selection::default() }, true)
         }
+        Mlp::Moe { selection, shared, .. } if family.has_mamba() => {
+            (selection == Selection::default(), shared.is_some_and(|shared| !shared.gate && !shared.norms))
+        }
         Mlp::Moe { selection, shared, .. } if family.has_delta_nets() => {
             (selection == Selection::default(), shared.is_some_and(|shared| shared.gate && !shared.norms))
         }
@@ -168,6 +171,7 @@ fn layer_checks(model: &ModelConfig, family: &Family) -> Vec<Check> {
         Unrotated::None => true,
         Unrotated::EveryFourth => !(layer + 1).is_multiple_of(4),
         Unrotated::WithoutWindow => model.layer(layer).window().is_some(),
+        Unrotated::Everywhere => model.heads().all(|heads| heads.rotary.is_some()),
     };
     let heads = |layer: usize| model.layer(layer).heads().copied();
     let rotated = (0..model.n_layers).all(|n| heads(n).is_none_or(|heads| heads.rotary.is_some() == is_rotated(n)));
@@ -195,14 +199,15 @@ fn layer_checks(model: &ModelConfig, family: &Family) -> Vec<Check> {
     let plain_convolution = model.recurrent.as_ref().is_none_or(|recurrent| match recurrent.mixer {
         Recurrent::ShortConv(ShortConv { width, bias }) => width > 1 && !bias,
         // llama.cpp has one width for keys and values, and a window of at least two positions.
-        Recurrent::Mamba2(_) => false,
+        // llama.cpp supports heads that together are twice as wide as the residual stream.
+        Recurrent::Mamba2(mamba) => mamba.values() == 2 * model.hidden && !mamba.bias && mamba.width > 1,
         Recurrent::GatedDeltaNet(net) => net.key_dim == net.value_dim && net.width > 1,
     });
     vec![
         (
             "recurrent.mixer",
             plain_convolution,
-            "convolutions with biases or of one position, or heads of two widths".into(),
+            "convolutions with biases or of one position, or heads of other widths".into(),
         ),
         ("exceptions.unrotated", rotated, "other layers without rotation".into()),
         ("exceptions", differs || layers().all(plain), "layers of different sizes".into()),

@@ -156,6 +156,8 @@ impl<'a> Writer<'a> {
         self.put("num_attention_heads", heads);
         if self.family.has_convolutions() {
             self.convolutions(layers)?;
+        } else if self.family.has_mamba() {
+            self.mamba(layers)?;
         } else if !self.family.has_layer_sizes() {
             let of_keys = if self.family.is_latent() { None } else { self.count_opt("attention.head_count_kv")? };
             self.put("num_key_value_heads", of_keys.unwrap_or(heads));
@@ -275,6 +277,11 @@ impl<'a> Writer<'a> {
             return self.deep_mlp(model);
         }
         if model.experts == 0 {
+            if self.family.has_mamba() {
+                self.put("num_local_experts", 0);
+                self.put("shared_intermediate_size", self.count("feed_forward_length")?);
+                return Ok(());
+            }
             self.put("intermediate_size", self.count("feed_forward_length")?);
             self.put("mlp_bias", ["ffn_gate", "ffn_up", "ffn_down"].iter().any(|name| self.has_bias(name)));
             return Ok(());
@@ -297,6 +304,9 @@ impl<'a> Writer<'a> {
             self.put("num_experts", model.experts);
             self.put("moe_intermediate_size", width);
             self.put("num_dense_layers", self.count_opt("leading_dense_block_count")?.unwrap_or(0));
+        } else if self.family.has_mamba() {
+            self.put("num_local_experts", model.experts);
+            self.put("shared_intermediate_size", self.count("expert_shared_feed_forward_length")?);
         } else if self.family.has_delta_nets() {
             self.put("num_experts", model.experts);
             self.put("moe_intermediate_size", width);

@@ -68,19 +68,44 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Writes the layers with gated short convolutions, which have no key/value heads, and the sizes that other fields
-    /// of the family hold.
-    pub(super) fn convolutions(&mut self, layers: usize) -> Result<()> {
+    /// Writes the layers with a recurrent mixer of this kind, which have no key/value heads, and those of the others.
+    fn recurrent_layers(&mut self, layers: usize, mixer: &str) -> Result<()> {
         let heads = self.counts("attention.head_count_kv", layers)?;
         let mut others = heads.iter().filter(|heads| **heads > 0);
         let usual = others.next().copied().unwrap_or(1);
         if others.any(|heads| *heads != usual) {
-            let found = format!("found {heads:?}, expected 0 for convolutions and one number for the other layers");
+            let found = format!("found {heads:?}, expected 0 for recurrent layers and one number for the others");
             return Err(Error::unsupported(found).tensor(self.key("attention.head_count_kv")));
         }
-        let kind = |heads: &usize| if *heads > 0 { "full_attention" } else { "conv" };
+        let kind = |heads: &usize| if *heads > 0 { "full_attention" } else { mixer };
         self.put("layer_types", heads.iter().map(kind).collect::<Vec<_>>());
         self.put("num_key_value_heads", usual);
+        Ok(())
+    }
+
+    /// Writes the layers with Mamba-2, and their sizes.
+    pub(super) fn mamba(&mut self, layers: usize) -> Result<()> {
+        self.recurrent_layers(layers, "mamba")?;
+        let (heads, values) = (self.count("ssm.time_step_rank")?, self.count("ssm.inner_size")?);
+        if heads == 0 || !values.is_multiple_of(heads) {
+            let found = format!("found {values}, expected a multiple of {heads} heads");
+            return Err(Error::corrupt(found).tensor(self.key("ssm.inner_size")));
+        }
+        self.put("mamba_n_heads", heads);
+        self.put("mamba_d_head", values / heads);
+        self.put("mamba_n_groups", self.count("ssm.group_count")?);
+        self.put("mamba_d_state", self.count("ssm.state_size")?);
+        self.put("mamba_d_conv", self.count("ssm.conv_kernel")?);
+        self.put("mamba_conv_bias", self.gguf.tensors.iter().any(|tensor| tensor.name.ends_with(".ssm_conv1d.bias")));
+        // As in llama.cpp, an absent key means that attention rotates.
+        let rotates = self.gguf.metadata.flag_opt(&self.key("rope.scaling.finetuned"))?.unwrap_or(true);
+        self.put("position_embedding_type", if rotates { "rope" } else { "nope" });
+        Ok(())
+    }
+
+    /// Writes the layers with gated short convolutions, and the sizes that other fields of the family hold.
+    pub(super) fn convolutions(&mut self, layers: usize) -> Result<()> {
+        self.recurrent_layers(layers, "conv")?;
         self.put("conv_L_cache", self.count("shortconv.l_cache")?);
         self.put("block_auto_adjust_ff_dim", false);
         let eps = "attention.layer_norm_rms_epsilon";

@@ -93,7 +93,7 @@ fn mlp(model: &ModelConfig, family: &Family, put: &mut impl FnMut(&str, Meta)) {
     }
     put("expert_count", count(experts));
     put("expert_used_count", count(top_k));
-    if let Some(shared) = shared.filter(|shared| shared.gate) {
+    if let Some(shared) = shared.filter(|shared| shared.gate || family.has_mamba()) {
         put("expert_shared_feed_forward_length", count(shared.intermediate));
     }
     if family.routed_experts || family.has_sigmoid_experts() {
@@ -119,8 +119,8 @@ fn attention(model: &ModelConfig, family: &Family, put: &mut impl FnMut(&str, Me
     put("attention.head_count", count(model.n_heads));
     let Some(Latent { q_rank, kv_rank, nope, rope, value, .. }) = model.attention.latent else {
         let head_dim = model.rotated_head_dim(0);
-        // llama.cpp takes layers of LFM2 without key/value heads for those with convolutions.
-        let of_others = if family.has_convolutions() { 0 } else { model.n_kv_heads };
+        // llama.cpp takes layers of LFM2 and Granite 4 without key/value heads for the recurrent ones.
+        let of_others = if family.has_delta_nets() { model.n_kv_heads } else { 0 };
         let of_layer = |layer: LayerConfig| layer.heads().map_or(of_others, |heads| heads.n_kv_heads);
         put("attention.head_count_kv", count_of_layers(model.layers().map(of_layer).collect()));
         put("attention.key_length", count(head_dim));
@@ -145,7 +145,14 @@ fn mixers(model: &ModelConfig, RecurrentLayers { layers, mixer }: &RecurrentLaye
     let net = match mixer {
         Recurrent::ShortConv(conv) => return put("shortconv.l_cache", count(conv.width)),
         Recurrent::GatedDeltaNet(net) => net,
-        Recurrent::Mamba2(_) => unreachable!("no family of the table has Mamba-2"),
+        Recurrent::Mamba2(mamba) => {
+            put("ssm.conv_kernel", count(mamba.width));
+            put("ssm.state_size", count(mamba.state));
+            put("ssm.group_count", count(mamba.groups));
+            put("ssm.time_step_rank", count(mamba.heads));
+            put("ssm.inner_size", count(mamba.values()));
+            return put("rope.scaling.finetuned", Meta::bool(model.heads().any(|heads| heads.rotary.is_some())));
+        }
     };
     put("ssm.conv_kernel", count(net.width));
     put("ssm.state_size", count(net.key_dim));

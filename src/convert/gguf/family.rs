@@ -99,6 +99,8 @@ pub enum Unrotated {
     EveryFourth,
     /// Layers without a window.
     WithoutWindow,
+    /// All, or none: a key says which.
+    Everywhere,
 }
 
 /// Meaning of the key `logit_scale`.
@@ -304,6 +306,17 @@ pub const FAMILIES: &[Family] = &[
         full_width: true,
         ..named("lfm2moe")
     },
+    Family {
+        dense: Some("GraniteMoeHybridForCausalLM"),
+        moe: Some("GraniteMoeHybridForCausalLM"),
+        neighbour_pairs: true,
+        always: &["recurrent"],
+        may: &["residual_scale", "logit_scale", "exceptions", "mlp.shared"],
+        logit_scale: LogitScale::Divisor,
+        factor_keys: true,
+        unrotated: Unrotated::Everywhere,
+        ..named("granitehybrid")
+    },
     Family { dense: Some("Qwen3_5ForCausalLM"), ..delta("qwen35") },
     Family { moe: Some("Qwen3_5MoeForCausalLM"), may: &["mlp.shared", "mlp.shared.gate"], ..delta("qwen35moe") },
     Family { moe: Some("Qwen3NextForCausalLM"), may: &["mlp.shared", "mlp.shared.gate"], ..delta("qwen3next") },
@@ -415,7 +428,12 @@ impl Family {
 
     /// Returns true for families with gated short convolutions (LFM2).
     pub fn has_convolutions(&self) -> bool {
-        self.always_has("recurrent") && !self.has_delta_nets()
+        self.always_has("recurrent") && !self.has_delta_nets() && !self.has_mamba()
+    }
+
+    /// Returns true for families with Mamba-2 (Granite 4).
+    pub fn has_mamba(&self) -> bool {
+        self.always_has("recurrent") && self.factor_keys
     }
 
     /// Returns true for families with gated delta nets (Qwen3.5, Qwen3-Next).

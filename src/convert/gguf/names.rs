@@ -56,6 +56,8 @@ pub enum RowOrder {
     TiledColumns(TiledHeads),
     /// One row as a vector.
     Row,
+    /// A vector as a matrix of one column.
+    Column,
     /// Two halves whose rows alternate in the canonical tensor: GGUF rows 0 to n - 1 are its even rows, rows n to
     /// 2n - 1 its odd ones. The field is n.
     Halves(usize),
@@ -134,7 +136,9 @@ impl RowOrder {
     /// row `row` corresponds to.
     pub fn canonical_row(&self, row: usize) -> (usize, usize) {
         match self {
-            RowOrder::Same | RowOrder::Squeezed | RowOrder::TiledColumns(_) | RowOrder::Row => (0, row),
+            RowOrder::Same | RowOrder::Squeezed | RowOrder::TiledColumns(_) | RowOrder::Row | RowOrder::Column => {
+                (0, row)
+            }
             RowOrder::Neighbours(head) => {
                 let (start, within) = (row / head * head, row % head);
                 (0, start + within % 2 * (head / 2) + within / 2)
@@ -156,7 +160,9 @@ impl RowOrder {
     /// GGUF tensor holds that row.
     pub fn gguf_row(&self, part: usize, row: usize) -> Option<usize> {
         match self {
-            RowOrder::Same | RowOrder::Squeezed | RowOrder::TiledColumns(_) | RowOrder::Row => Some(row),
+            RowOrder::Same | RowOrder::Squeezed | RowOrder::TiledColumns(_) | RowOrder::Row | RowOrder::Column => {
+                Some(row)
+            }
             RowOrder::Paired(head) => Some((2 * (row / head) + part) * head + row % head),
             RowOrder::Tiled { parts, first, heads } => {
                 let row = parts[..part].iter().sum::<usize>() + row;
@@ -191,6 +197,7 @@ impl RowOrder {
                 RowStack { count: 1, rows: stack.count * stack.rows, cols: stack.cols }
             }
             RowOrder::Squeezed => RowStack { count: stack.rows, rows: 1, cols: stack.cols },
+            RowOrder::Column => RowStack { count: 1, rows: stack.count * stack.rows, cols: 1 },
             RowOrder::Row => RowStack { count: 1, rows: 1, cols: stack.rows * stack.cols },
             _ => stack,
         }
@@ -279,6 +286,8 @@ impl Mapper<'_> {
             }
         } else if tensor_name == "conv.conv.weight" {
             all.push(self.squeezed(position, name("shortconv.conv"), RowOrder::Squeezed));
+        } else if part.starts_with("mamba.") {
+            self.append_of_mamba(position, (layer, tensor_name), name, all)?;
         } else if let Some(net) = self.net.filter(|_| part.starts_with("linear_attn.")) {
             self.append_of_net(position, net, (tensor_name, name), all)?;
         } else if self.net.is_some() && ["self_attn.q_proj", "self_attn.gate_proj"].contains(&part) {
@@ -319,6 +328,44 @@ impl Mapper<'_> {
         let mut mapped = self.mapped(position, name, order);
         mapped.shape.remove(1);
         mapped
+    }
+
+    /// Appends a tensor of Mamba-2.
+    fn append_of_mamba(
+        &self,
+        position: usize,
+        (layer, part): (&str, &str),
+        name: impl Fn(&str) -> String,
+        all: &mut Vec<MappedTensor>,
+    ) -> Result<()> {
+        let own = || {
+            let unknown =
+                || Error::unsupported("this tensor has no name in GGUF").tensor(&self.expected[position].name);
+            Ok::<_, Error>(format!("blk.{layer}.{}", self.own_name(part).ok_or_else(unknown)?))
+        };
+        let mapped = match part {
+            "mamba.z_proj.weight" => {
+                let member = |matrix: &str| format!("model.layers.{layer}.mamba.{matrix}_proj.weight");
+                let first = self.mapped(position, name("ssm_in"), RowOrder::Same);
+                stacked(first, ["z", "x", "b", "c", "dt"].map(member).into_iter(), self.expected)?
+            }
+            // These are in the stack.
+            _ if part.ends_with("_proj.weight") && part != "mamba.out_proj.weight" => return Ok(()),
+            "mamba.conv1d.weight" => self.squeezed(position, own()?, RowOrder::Squeezed),
+            "mamba.A_log" | "mamba.A" | "mamba.D" => {
+                let mut mapped = self.mapped(position, own()?, RowOrder::Column);
+                mapped.shape.push(1);
+                mapped
+            }
+            "mamba.norm.weight" => {
+                let mut mapped = self.mapped(position, own()?, RowOrder::Same);
+                mapped.shape.insert(0, 1);
+                mapped
+            }
+            _ => self.mapped(position, own()?, RowOrder::Same),
+        };
+        all.push(mapped);
+        Ok(())
     }
 
     /// Appends a tensor of a gated delta net.
@@ -385,7 +432,7 @@ impl Mapper<'_> {
             return Some(format!("{}.weight", self.family.post_attention));
         }
         // Where every layer has a dense MLP beside experts, GGUF names it like an MLP without experts.
-        let is_dense = self.family.dense.is_some() && !name.ends_with("norm.weight");
+        let is_dense = self.family.dense.is_some() && !self.family.has_mamba() && !name.ends_with("norm.weight");
         let dense = name.strip_prefix(SHARED).filter(|_| is_dense).map(|part| format!("mlp.{part}"));
         let tensor = LayerTensor::of(dense.as_deref().unwrap_or(name))?;
         (!tensor.gguf.is_empty()).then(|| tensor.gguf.to_string())

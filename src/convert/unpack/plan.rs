@@ -252,12 +252,13 @@ fn refuse_gguf_layout(reader: &IebinReader) -> Result<()> {
     let recurrent = reader.description.model.as_ref().and_then(|model| model.recurrent.as_ref());
     let differs = |recurrent: &RecurrentLayers| match recurrent.mixer {
         Recurrent::GatedDeltaNet(net) => net.tiled || net.decay_factors,
-        Recurrent::ShortConv(_) | Recurrent::Mamba2(_) => false,
+        Recurrent::Mamba2(mamba) => mamba.decay_factors,
+        Recurrent::ShortConv(_) => false,
     };
     if !recurrent.is_some_and(differs) {
         return Ok(());
     }
-    Err(Error::unsupported("found heads and decays of gated delta nets in the form of GGUF files")
+    Err(Error::unsupported("found heads or decays of recurrent layers in the form of GGUF files")
         .tensor("model.recurrent.mixer")
         .help("`iec export-gguf` writes this pack as a GGUF file; or unpack a pack of the original checkpoint"))
 }

@@ -285,10 +285,7 @@ impl<'b, 'a> LayerBinder<'b, 'a> {
             b: linear("b")?,
             a: linear("a")?,
             kernel: self.convolution("linear_attn.conv1d.weight", sizes.width)?,
-            decay: match self.vector_if("linear_attn.A")? {
-                Some(factors) => factors,
-                None => self.vector("linear_attn.A_log")?.into_iter().map(|log| -log.exp()).collect(),
-            },
+            decay: self.decay("linear_attn")?,
             decay_bias: self.vector("linear_attn.dt_bias")?,
             norm: self.vector("linear_attn.norm.weight")?,
             output: linear("out")?,
@@ -306,12 +303,20 @@ impl<'b, 'a> LayerBinder<'b, 'a> {
             dt: linear("dt")?,
             kernel: self.convolution("mamba.conv1d.weight", sizes.width)?,
             bias: self.vector_if("mamba.conv1d.bias")?,
-            decay: self.vector("mamba.A_log")?.into_iter().map(|log| -log.exp()).collect(),
+            decay: self.decay("mamba")?,
             decay_bias: self.vector("mamba.dt_bias")?,
             skip: self.vector("mamba.D")?,
             norm: self.vector("mamba.norm.weight")?,
             output: linear("out")?,
         })
+    }
+
+    /// Returns the factors of the logarithms of the decays of a mixer, which some packs have as logarithms.
+    fn decay(&self, mixer: &str) -> Result<Vec<f32>> {
+        match self.vector_if(&format!("{mixer}.A"))? {
+            Some(factors) => Ok(factors),
+            None => Ok(self.vector(&format!("{mixer}.A_log"))?.into_iter().map(|log| -log.exp()).collect()),
+        }
     }
 
     /// Returns the factors of a convolution, which the pack has channel by channel, as `(width, channels)`.

@@ -87,7 +87,9 @@ impl<'a> ExportSource<'a> {
         }
         for mapped in &self.mapped {
             if let Some(factors) = self.decay_factors(&positions, mapped)? {
-                all.push(ExportedTensor::of_values(mapped.name.clone(), factors));
+                let mut planned = ExportedTensor::of_values(mapped.name.clone(), factors);
+                planned.tensor.shape.clone_from(&mapped.shape);
+                all.push(planned);
                 continue;
             }
             let entries = mapped.canonical.iter().map(|c| self.entry(&positions, &self.expected[*c]));
@@ -138,8 +140,8 @@ impl<'a> ExportSource<'a> {
         let vector = is_vector(&first.name, &first.shape);
         let rows = mapped.order.stack(&mapped.shape, vector);
         // llama.cpp computes with f32 vectors and convolutions, and its own converter keeps routers in f32.
-        let is_convolution = mapped.name.contains("conv");
-        let small = vector || is_convolution || first.name.contains(".mlp.router.");
+        let is_state = ["conv", "ssm_a", "ssm_d"].iter().any(|part| mapped.name.contains(part));
+        let small = vector || is_state || first.name.contains(".mlp.router.");
         let kinds = entries
             .iter()
             .map(|i| {

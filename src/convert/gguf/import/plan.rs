@@ -17,7 +17,7 @@ use crate::convert::source::gguf::types::GgmlType;
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::iebin::{PlannedTensor, Store};
-use crate::model_config::{ModelConfig, QkNorm, Recurrent, RecurrentLayers};
+use crate::model_config::{ModelConfig, QkNorm, Recurrent};
 use serde_json::{Map, Value};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -61,8 +61,12 @@ impl GgufModel {
         let config_json = config_json(&gguf)?;
         let fields = Fields::new(&config_json);
         let mut config = Arch::of(&fields)?.model_config(&fields, None)?;
-        if let Some(RecurrentLayers { mixer: Recurrent::GatedDeltaNet(net), .. }) = &mut config.recurrent {
-            (net.tiled, net.decay_factors) = (family.has_tiled_heads() && net.per_key() > 1, true);
+        match config.recurrent.as_mut().map(|recurrent| &mut recurrent.mixer) {
+            Some(Recurrent::GatedDeltaNet(net)) => {
+                (net.tiled, net.decay_factors) = (family.has_tiled_heads() && net.per_key() > 1, true);
+            }
+            Some(Recurrent::Mamba2(mamba)) => mamba.decay_factors = true,
+            Some(Recurrent::ShortConv(_)) | None => {}
         }
         if config.n_layers > gguf.tensors.len() {
             let found =
