@@ -238,15 +238,28 @@ mod reference {
     }
 
     /// Families whose tokens another expert may compute after rounding.
-    const WITH_EXPERTS: [&str; 8] =
-        ["glm4moe", "deepseek2", "deepseek3", "glm4flash", "mistral4", "gemma4-moe", "minimaxm2", "qwen3vlmoe"];
+    const WITH_EXPERTS: [&str; 11] = [
+        "glm4moe",
+        "deepseek2",
+        "deepseek3",
+        "glm4flash",
+        "mistral4",
+        "gemma4-moe",
+        "minimaxm2",
+        "qwen3vlmoe",
+        "qwen35moe",
+        "qwen3next",
+        "granite4h",
+    ];
 
     #[test]
     fn rounded_references_of_the_further_families_stay_near_the_logits_of_hugging_face() {
         for name in FAMILIES.iter().filter(|name| !WITH_EXPERTS.contains(name)) {
             let Compared { apart, other } = compared(&fixture(name), RefDtype::Bf16);
-            // Observed: 0.05 to 0.7, and up to 6 of 64 tokens.
-            assert!(apart > 1e-2 && apart < 1.0 && other.len() < 10, "{name}: {apart}, {other:?}");
+            // Observed: 0.05 to 0.7, and 3 for delta nets, which carry errors from position to position; up to 6 of 64
+            // tokens.
+            let most = if name.starts_with("qwen35") { 4.0 } else { 1.0 };
+            assert!(apart > 1e-2 && apart < most && other.len() < 10, "{name}: {apart}, {other:?}");
         }
     }
 
