@@ -195,6 +195,7 @@ fn impossible_recurrent_layers_are_refused_by_name() {
         (with(&[], Recurrent::GatedDeltaNet(net)), "layers", "at least one layer"),
         (with(&[2, 1], Recurrent::GatedDeltaNet(net)), "layers", "ascending order"),
         (with(&[4], Recurrent::GatedDeltaNet(net)), "layers", "layer 4"),
+        (with(&[0, 1, 2, 3], Recurrent::GatedDeltaNet(net)), "layers", "at least one with attention"),
     ] {
         let error = result.unwrap_err();
         assert_eq!(error.tensor_name(), Some(&*format!("recurrent.{field}")), "{error}");
