@@ -81,7 +81,9 @@ pub(super) const AHEAD: usize = 8192;
 /// Rectangle of a product whose items are tiles.
 #[derive(Clone, Copy)]
 pub(super) struct Tiles<'a> {
-    pub part: Rectangle<'a>,
+    /// The part itself, because a copy of values that were stored just before would wait for these stores, which wait for
+    /// the results of the part before.
+    pub part: &'a Rectangle<'a>,
     pub layout: &'a TileLayout,
     /// Bytes of `part.items` tiles.
     data: &'a [u8],
@@ -89,11 +91,11 @@ pub(super) struct Tiles<'a> {
 
 impl<'a> Tiles<'a> {
     /// Views the part as tiles.
-    #[inline]
-    pub fn of(part: &Rectangle<'a>) -> Tiles<'a> {
+    #[inline(always)]
+    pub fn of(part: &'a Rectangle<'a>) -> Tiles<'a> {
         let layout = part.layout();
         let data = &part.matrix.data[part.item * layout.tile_bytes..][..part.items * layout.tile_bytes];
-        Tiles { part: *part, layout, data }
+        Tiles { part, layout, data }
     }
 
     /// Returns the blocks that share the scales of `group`.

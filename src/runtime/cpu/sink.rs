@@ -49,7 +49,7 @@ impl<'a> Sink<'a> {
             (None, None) => {
                 let ((y, last), (sums, rest)) = (y.as_chunks_mut::<TILE_ROWS>(), sums.as_chunks::<TILE_ROWS>());
                 for i in 0..sums.len() {
-                    y[i].copy_from_slice(&sums[i]);
+                    y[i] = sums[i];
                 }
                 if !rest.is_empty() {
                     last.copy_from_slice(rest);
