@@ -76,7 +76,8 @@ unsafe impl<const VNNI: bool> Isa for Avx2<VNNI> {
     fn offset(kind: u8) -> i32 {
         match kind {
             kind::SYMMETRIC4 => 8,
-            kind::INT8 | kind::NL4 => 128 * i32::from(VNNI),
+            _ if VNNI => 128,
+            kind::INT8 | kind::NL4 => 0,
             _ => 16,
         }
     }

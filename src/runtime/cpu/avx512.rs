@@ -87,8 +87,7 @@ unsafe impl<const BF16: bool> Isa for Avx512<BF16> {
     fn offset(kind: u8) -> i32 {
         match kind {
             kind::SYMMETRIC4 => 8,
-            kind::INT8 | kind::NL4 => 128,
-            _ => 16,
+            _ => 128,
         }
     }
 

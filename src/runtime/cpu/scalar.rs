@@ -283,10 +283,13 @@ pub fn quantize_group(values: &[f32; GROUP]) -> Q8Group {
             starts[i / 2 % 2] -= 8 * i16::from(*code);
         }
     }
-    let mut half_starts = [[0; 2]; GROUP_BLOCKS];
+    let mut half_starts = [0; GROUP_BLOCKS];
     for (half, codes) in codes.as_chunks::<16>().0.iter().enumerate() {
-        half_starts[half / 2][half % 2] = codes.iter().map(|code| -8 * i16::from(*code)).sum();
+        if half % 2 == 0 {
+            half_starts[half / 2] = codes.iter().map(|code| -8 * i16::from(*code)).sum();
+        }
     }
     let starts = pair_starts.map(|[first, last]| i32::from(first) + i32::from(last));
-    Q8Group { codes, starts, start: starts.iter().sum(), scale, pair_starts, half_starts }
+    let wide_starts = starts.map(|start| 16 * start);
+    Q8Group { codes, starts, wide_starts, start: starts.iter().sum(), scale, pair_starts, half_starts }
 }

@@ -230,7 +230,7 @@ impl Width for Int8 {
 
     #[inline(always)]
     fn sum(group: &Q8Group, block: usize, part: Option<usize>) -> i32 {
-        part.map_or(group.starts[block], |part| i32::from(group.half_starts[block][part]))
+        part.map_or(group.starts[block], |part| group.half_start(block, part))
     }
 
     #[inline(always)]
@@ -258,18 +258,14 @@ impl Width for Int8 {
         if narrow4::<I>(KIND) {
             return sum;
         }
-        // This is the correction for an offset of 8. Blocks beyond the end of a row have zeros.
-        let start = isa.splat(match BLOCKS {
-            1 => group.starts[block],
-            2 => group.starts[block] + group.starts[block | 1],
-            _ => group.start,
-        });
-        match offset::<I>(KIND) {
-            0 => sum,
-            8 => isa.add4(sum, start),
-            32 => isa.add4(sum, isa.shl::<2>(start)),
-            16 => isa.add4(sum, isa.shl::<1>(start)),
-            _ => isa.add4(sum, isa.shl::<4>(start)),
+        // Blocks beyond the end of a row have zeros.
+        let starts = |of: &[i32; GROUP_BLOCKS]| if BLOCKS == 1 { of[block] } else { of[block] + of[block | 1] };
+        match (offset::<I>(KIND), BLOCKS) {
+            (0, _) => sum,
+            (8, 1 | 2) => isa.add4(sum, isa.splat(starts(&group.starts))),
+            (8, _) => isa.add4(sum, isa.splat(group.start)),
+            (_, 1 | 2) => isa.add4(sum, isa.splat(starts(&group.wide_starts))),
+            _ => isa.add4(sum, isa.shl::<4>(isa.splat(group.start))),
         }
     }
 
@@ -282,7 +278,7 @@ impl Width for Int8 {
     ) -> I::Sum4 {
         match offset::<I>(KIND) {
             0 => sum,
-            _ => isa.add4(sum, isa.splat(i32::from(group.half_starts[block][half]) << 2)),
+            _ => isa.add4(sum, isa.splat(group.half_start(block, half) << 2)),
         }
     }
 
@@ -438,33 +434,57 @@ pub(super) const fn shape<I: Isa, W: Width>() -> IntegerShape {
     if W::BITS == 8 { I::INT8 } else { I::INT16 }
 }
 
-/// Integer sums of a run, or of the halves of a block where these have their own scales, for `N` vectors of rows and
-/// `C` columns, and the numbers by which they become products.
-pub(super) struct RunSums<I: Isa, const N: usize, const C: usize> {
-    pub whole: [[[I::Int; C]; N]; 2],
-    pub scales: [[I::Float; N]; 2],
-    /// Minimums times [`Width::SUM_UNIT`], for kinds that have them.
-    pub minimums: [[I::Float; N]; 2],
-}
-
-impl<I: Isa, const N: usize, const C: usize> RunSums<I, N, C> {
-    #[inline(always)]
-    pub fn zero(isa: I) -> RunSums<I, N, C> {
-        let zero = isa.splat_f32(0.0);
-        RunSums { whole: [[[isa.splat(0); C]; N]; 2], scales: [[zero; N]; 2], minimums: [[zero; N]; 2] }
-    }
-}
-
-/// Source of the integer sums of `N` vectors of rows and `C` columns.
+/// Source of the products of runs, for `N` vectors of rows and `C` columns.
 pub(super) trait Runs<I: Isa, W: Width, const N: usize, const C: usize> {
-    /// Kind of the codes, which decides whether there are halves and minimums.
+    /// Kind of the codes, which decides whether there are halves.
     const KIND: u8;
-    /// Returns the sums of the next run, and the scales of its weights. `blocks` share the groups of scales from
-    /// `scale` on and lie in the groups of activations `x`.
+    /// Adds the products of the next run to `totals`, by [`add_sums`] and, if there are minimums, [`add_minimums`], first
+    /// for the first half of a block and then for the second if these have their own scales. `blocks` share the groups
+    /// of scales from `scale` on and lie in the groups of activations `x`.
     ///
     /// # Safety
     /// The tiles have the blocks.
-    unsafe fn next(&mut self, isa: I, x: &[&W::Group; C], blocks: Range<usize>, scale: usize) -> RunSums<I, N, C>;
+    unsafe fn add(
+        &mut self,
+        isa: I,
+        x: &[&W::Group; C],
+        blocks: Range<usize>,
+        scale: usize,
+        totals: &mut [[I::Float; C]; N],
+    );
+}
+
+/// Adds integer sums times the scales of the weights.
+#[inline(always)]
+pub(super) fn add_sums<I: Isa, const N: usize, const C: usize>(
+    isa: I,
+    totals: &mut [[I::Float; C]; N],
+    sums: &[[I::Int; C]; N],
+    scales: &[I::Float; N],
+) {
+    for n in 0..N {
+        for c in 0..C {
+            totals[n][c] = isa.fma(isa.to_f32(sums[n][c]), scales[n], totals[n][c]);
+        }
+    }
+}
+
+/// Adds the sums of the activations of a block, or of a half of it, times minimums. These are those of the weights times
+/// [`Width::SUM_UNIT`].
+#[inline(always)]
+pub(super) fn add_minimums<I: Isa, W: Width, const N: usize, const C: usize>(
+    isa: I,
+    totals: &mut [[I::Float; C]; N],
+    x: &[&W::Group; C],
+    (block, half): (usize, Option<usize>),
+    minimums: &[I::Float; N],
+) {
+    for c in 0..C {
+        let sum = isa.to_f32(isa.splat(W::sum(x[c], block % GROUP_BLOCKS, half)));
+        for n in 0..N {
+            totals[n][c] = isa.fma(sum, minimums[n], totals[n][c]);
+        }
+    }
 }
 
 /// Computes the products of some vectors of rows with the columns of a part. Runs are `RUN` blocks long, the last one
@@ -498,24 +518,7 @@ pub(super) fn product<I: Isa, W: Width, R: Runs<I, W, N, C>, const RUN: usize, c
                 _ => ((from + run).min(until), from / tiles.layout.group_blocks),
             };
             // SAFETY: the tiles have these blocks.
-            let sums = unsafe { runs.next(isa, &groups, from..end, scale * parts) };
-            for part in 0..parts {
-                for n in 0..N {
-                    for c in 0..C {
-                        let sum = isa.to_f32(sums.whole[part][n][c]);
-                        totals[n][c] = isa.fma(sum, sums.scales[part][n], totals[n][c]);
-                    }
-                }
-                if const { kind::has_minimum(R::KIND) } {
-                    for c in 0..C {
-                        let half = if parts > 1 { Some(part) } else { None };
-                        let sum = isa.to_f32(isa.splat(W::sum(groups[c], from % GROUP_BLOCKS, half)));
-                        for n in 0..N {
-                            totals[n][c] = isa.fma(sum, sums.minimums[part][n], totals[n][c]);
-                        }
-                    }
-                }
-            }
+            unsafe { runs.add(isa, &groups, from..end, scale * parts, &mut totals) };
             from = end;
         }
         for c in 0..C {

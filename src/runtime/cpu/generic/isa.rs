@@ -204,7 +204,7 @@ pub(in super::super) unsafe trait Isa: Copy {
     fn first(self, n: isize, a: Self::Float, b: Self::Float) -> Self::Float;
 
     /// Returns the offset that must be added to the weights of a kind, none of the rare ones, before [`Isa::dot4`]: 0,
-    /// 8, 16 or 128.
+    /// 8 or 128, and 16 where [`Isa::narrow4`] is true.
     fn offset(kind: u8) -> i32;
     /// Returns sums of zero.
     fn zero4(self) -> Self::Sum4;

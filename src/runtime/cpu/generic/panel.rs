@@ -7,7 +7,7 @@
 use super::super::acts::{GROUP_BLOCKS, Line};
 use super::super::kernels::{Rectangle, Tiles, kind, with_const, with_kind, with_rare_kind};
 use super::super::panel::{Panel, PanelKernel, Turn};
-use super::integer::{Codes, RunSums, Runs, Width, broadcast, product, shape};
+use super::integer::{Codes, Runs, Width, add_minimums, add_sums, broadcast, product, shape};
 use super::isa::{Isa, PanelShape, Piece, Routine};
 use crate::scheme::TILE_ROWS;
 use std::marker::PhantomData;
@@ -200,7 +200,14 @@ impl<I: Isa, W: Width, const KIND: u8, const FUSED: bool, const RUN: usize, cons
     const KIND: u8 = KIND;
 
     #[inline(always)]
-    unsafe fn next(&mut self, isa: I, x: &[&W::Group; C], blocks: Range<usize>, scale: usize) -> RunSums<I, N, C> {
+    unsafe fn add(
+        &mut self,
+        isa: I,
+        x: &[&W::Group; C],
+        blocks: Range<usize>,
+        scale: usize,
+        totals: &mut [[I::Float; C]; N],
+    ) {
         let (lines, first) = (N * I::LANES / TILE_ROWS, blocks.start % GROUP_BLOCKS);
         let scales = &mut self.panel.scales[self.run * factors(KIND) * lines..][..factors(KIND) * lines];
         self.run += 1;
@@ -213,7 +220,7 @@ impl<I: Isa, W: Width, const KIND: u8, const FUSED: bool, const RUN: usize, cons
             let codes = &self.panel.codes[blocks.start * W::VECTORS * lines..][..W::VECTORS * lines];
             self.next.ask(isa);
             // SAFETY: the lines are those of the block, and the activations those of its group.
-            return unsafe { halves::<I, W, KIND, N, C>(isa, x, first, codes, scales) };
+            return unsafe { add_halves::<I, W, KIND, N, C>(isa, x, first, codes, scales, totals) };
         }
         let mut sums = [[W::zero(isa); C]; N];
         for c in 0..C {
@@ -243,18 +250,23 @@ impl<I: Isa, W: Width, const KIND: u8, const FUSED: bool, const RUN: usize, cons
                 }
             }
         }
-        let mut run = RunSums::zero(isa);
-        for n in 0..N {
-            for c in 0..C {
-                run.whole[0][n][c] = W::finish(isa, sums[n][c]);
-            }
-        }
-        run.scales[0] = vectors(isa, scales, 0);
+        add_sums(isa, totals, &finished::<I, W, N, C>(isa, &sums), &vectors(isa, scales, 0));
         if const { kind::has_minimum(KIND) } {
-            run.minimums[0] = vectors(isa, scales, 1);
+            add_minimums::<I, W, N, C>(isa, totals, x, (first, None), &vectors(isa, scales, 1));
         }
-        run
     }
+}
+
+/// Returns the finished sums of all vectors and columns.
+#[inline(always)]
+fn finished<I: Isa, W: Width, const N: usize, const C: usize>(isa: I, sums: &[[W::Sum<I>; C]; N]) -> [[I::Int; C]; N] {
+    let mut finished = [[isa.splat(0); C]; N];
+    for n in 0..N {
+        for c in 0..C {
+            finished[n][c] = W::finish(isa, sums[n][c]);
+        }
+    }
+    finished
 }
 
 /// Returns set `index` of the factors of a run: those of all pieces.
@@ -269,19 +281,20 @@ fn vectors<I: Isa, const N: usize>(isa: I, lines: &[Line], index: usize) -> [I::
     all
 }
 
-/// Computes the sums of both halves of a block that was unpacked before.
+/// Adds the products of both halves of a block that was unpacked before, one after the other, because the registers
+/// hold the sums of one half only.
 ///
 /// # Safety
 /// The lines are those of the block and of its factors, and the activations are those of its group.
 #[inline(always)]
-unsafe fn halves<I: Isa, W: Width, const KIND: u8, const N: usize, const C: usize>(
+unsafe fn add_halves<I: Isa, W: Width, const KIND: u8, const N: usize, const C: usize>(
     isa: I,
     x: &[&W::Group; C],
     block: usize,
     codes: &[Line],
     factors: &[Line],
-) -> RunSums<I, N, C> {
-    let mut run = RunSums::zero(isa);
+    totals: &mut [[I::Float; C]; N],
+) {
     for half in 0..2 {
         let mut sums = [[W::zero(isa); C]; N];
         for c in 0..C {
@@ -300,17 +313,11 @@ unsafe fn halves<I: Isa, W: Width, const KIND: u8, const N: usize, const C: usiz
             // SAFETY: the caller guarantees that the activations are those of the block's group.
             unsafe { add_word::<I, W, KIND, N, C>(isa, &mut sums, x, block * W::VECTORS + word, w) };
         }
-        for n in 0..N {
-            for c in 0..C {
-                run.whole[half][n][c] = W::finish(isa, sums[n][c]);
-            }
-        }
-        run.scales[half] = vectors(isa, factors, half);
+        add_sums(isa, totals, &finished::<I, W, N, C>(isa, &sums), &vectors(isa, factors, half));
         if const { kind::has_minimum(KIND) } {
-            run.minimums[half] = vectors(isa, factors, 2 + half);
+            add_minimums::<I, W, N, C>(isa, totals, x, (block, Some(half)), &vectors(isa, factors, 2 + half));
         }
     }
-    run
 }
 
 /// Adds the products of a block that was unpacked before. This is one loop over all words: if it is divided into

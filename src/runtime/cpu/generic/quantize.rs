@@ -49,11 +49,12 @@ impl Routine for Quantize<'_> {
                 let [first, last] = totals(isa, first, isa.xor(sums, first));
                 group.pair_starts[block] = [-8 * first as i16, -8 * last as i16];
                 group.starts[block] = -8 * (first + last);
+                group.wide_starts[block] = -128 * (first + last);
             }
             for block in (0..GROUP_BLOCKS).step_by(2) {
                 let second = totals(isa, seconds[block], seconds[block + 1]).map(|total| -8 * total);
                 for i in 0..2 {
-                    group.half_starts[block + i] = [(group.starts[block + i] - second[i]) as i16, second[i] as i16];
+                    group.half_starts[block + i] = (group.starts[block + i] - second[i]) as i16;
                 }
             }
             let [a, b, c, d] = group.starts;

@@ -2,7 +2,7 @@
 
 use super::super::acts::GROUP_BLOCKS;
 use super::super::kernels::{Kernel, MAX_OUT, Rectangle, Tiles, kind, with_const, with_kind, with_rare_kind};
-use super::integer::{RunSums, Runs, Width, broadcast, product, shape};
+use super::integer::{Runs, Width, add_minimums, add_sums, broadcast, product, shape};
 use super::isa::{Isa, Piece, Routine};
 use super::panel;
 use crate::scheme::TILE_ROWS;
@@ -196,7 +196,15 @@ impl<I: Isa, W: Width, const KIND: u8, const COMMON: bool, const N: usize, const
     const KIND: u8 = KIND;
 
     #[inline(always)]
-    unsafe fn next(&mut self, isa: I, x: &[&W::Group; C], blocks: Range<usize>, scale: usize) -> RunSums<I, N, C> {
+    unsafe fn add(
+        &mut self,
+        isa: I,
+        x: &[&W::Group; C],
+        blocks: Range<usize>,
+        scale: usize,
+        totals: &mut [[I::Float; C]; N],
+    ) {
+        let first = blocks.start;
         let pieces = &self.pieces;
         let mut zeros = [isa.splat(0); N];
         for n in 0..N {
@@ -226,29 +234,30 @@ impl<I: Isa, W: Width, const KIND: u8, const COMMON: bool, const N: usize, const
                 self.quarter::<I, W, C>(isa, x, (block, 3), &zeros, &mut sums);
             }
         }
-        let mut run = RunSums::zero(isa);
-        for n in 0..N {
-            for c in 0..C {
-                let [first, rest @ ..] = sums[n][c];
-                run.whole[0][n][c] = W::finish(isa, first);
-                if const { kind::halves(KIND) > 1 } {
-                    run.whole[1][n][c] = W::finish(isa, sums[n][c][1]);
-                } else if Self::chains::<W, C>() > 1 {
-                    for sum in rest {
-                        run.whole[0][n][c] = isa.add(run.whole[0][n][c], W::finish(isa, sum));
+        for half in 0..kind::halves(KIND) {
+            let (mut whole, mut scales) = ([[isa.splat(0); C]; N], [isa.splat_f32(0.0); N]);
+            for n in 0..N {
+                for c in 0..C {
+                    whole[n][c] = W::finish(isa, sums[n][c][half]);
+                    if const { kind::halves(KIND) == 1 } && Self::chains::<W, C>() > 1 {
+                        for chain in 1..4 {
+                            whole[n][c] = isa.add(whole[n][c], W::finish(isa, sums[n][c][chain]));
+                        }
                     }
                 }
-            }
-            for half in 0..kind::halves(KIND) {
                 // SAFETY: the caller guarantees the blocks, and with them their groups of scales.
-                unsafe {
-                    run.scales[half][n] = pieces[n].scales::<I, KIND, COMMON>(isa, scale + half);
-                    if const { kind::has_minimum(KIND) } {
-                        run.minimums[half][n] = pieces[n].minimums::<I, KIND>(isa, scale + half, W::SUM_UNIT);
-                    }
+                scales[n] = unsafe { pieces[n].scales::<I, KIND, COMMON>(isa, scale + half) };
+            }
+            add_sums(isa, totals, &whole, &scales);
+            if const { kind::has_minimum(KIND) } {
+                let mut minimums = scales;
+                for n in 0..N {
+                    // SAFETY: the caller guarantees the blocks, and with them their groups of scales.
+                    minimums[n] = unsafe { pieces[n].minimums::<I, KIND>(isa, scale + half, W::SUM_UNIT) };
                 }
+                let part = if const { kind::halves(KIND) > 1 } { Some(half) } else { None };
+                add_minimums::<I, W, N, C>(isa, totals, x, (first, part), &minimums);
             }
         }
-        run
     }
 }
