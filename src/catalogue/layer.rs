@@ -41,11 +41,13 @@ const MIDDLE: Option<LayerInput> = Some(LayerInput::MlpMiddle);
 
 /// Tensors that layers may have, in the order in which a forward pass needs them.
 pub const LAYER: &[LayerTensor] = &[
-    vector("input_layernorm.weight", "attn_norm.weight", Role::Norm, |m, _| has(m.pre_norms, [m.hidden])),
+    vector("input_layernorm.weight", "attn_norm.weight", Role::Norm, |m, l| {
+        has(m.pre_norms && l.mixer.is_some(), [m.hidden])
+    }),
     // Attention, and what latent attention has in place of queries, keys and values.
     matrix("self_attn.q_proj.weight", "attn_q.weight", Role::Attention, Target::Q, ATTENTION, |m, l| match l.mixer {
-        Mixer::Latent(_, Latent { q_rank: Some(_), .. }) | Mixer::Recurrent(_) => None,
-        Mixer::Attention(heads) | Mixer::Latent(heads, _) => Some(vec![queries(&heads), m.hidden]),
+        None | Some(Mixer::Latent(_, Latent { q_rank: Some(_), .. }) | Mixer::Recurrent(_)) => None,
+        Some(Mixer::Attention(heads) | Mixer::Latent(heads, _)) => Some(vec![queries(&heads), m.hidden]),
     }),
     vector("self_attn.q_proj.bias", "attn_q.bias", Role::Bias, |m, l| {
         plain(l).filter(|_| m.attention.qkv_bias).map(|heads| vec![queries(heads)])
@@ -103,7 +105,7 @@ pub const LAYER: &[LayerTensor] = &[
         l.latent().map(|latent| vec![latent.kv_rank])
     }),
     matrix("self_attn.kv_b_proj.weight", "attn_kv_b.weight", Role::Attention, Target::KvHeads, None, |_, l| {
-        match l.mixer {
+        match l.mixer? {
             Mixer::Attention(_) | Mixer::Recurrent(_) => None,
             Mixer::Latent(Heads { n_heads, .. }, Latent { kv_rank, nope, value, .. }) => {
                 Some(vec![n_heads * (nope + value), kv_rank])
@@ -231,16 +233,19 @@ pub const LAYER: &[LayerTensor] = &[
     ),
     vector("mamba.out_proj.bias", "", Role::Bias, |m, l| biased(l).map(|_| vec![m.hidden])),
     // In models with post norms, this is the norm of attention's output; in others, that of the MLP's input.
-    vector("post_attention_layernorm.weight", "", Role::Norm, |m, _| has(m.post_norms || has_mlp_norm(m), [m.hidden])),
+    vector("post_attention_layernorm.weight", "", Role::Norm, |m, l| {
+        has(m.post_norms || has_mlp_norm(m) && l.mlp.is_some(), [m.hidden])
+    }),
     vector("pre_feedforward_layernorm.weight", "ffn_norm.weight", Role::Norm, |m, _| {
         has(m.post_norms && has_mlp_norm(m), [m.hidden])
     }),
-    // The MLP, or a router and its experts: in `gate_up_proj`, rows of gate and up alternate.
+    // The MLP, or a router and its experts: in `gate_up_proj`, rows of gate and up alternate. Without a gate, there is
+    // `up_proj` alone.
     matrix("mlp.gate_proj.weight", "ffn_gate.weight", Role::Mlp, Target::Gate, MLP, |m, l| {
-        dense(l).map(|(width, _)| vec![width, m.hidden])
+        dense(l).filter(|_| is_gated(l)).map(|(width, _)| vec![width, m.hidden])
     }),
     vector("mlp.gate_proj.bias", "ffn_gate.bias", Role::Bias, |_, l| {
-        dense(l).filter(|(_, bias)| *bias).map(|(width, _)| vec![width])
+        dense(l).filter(|(_, bias)| *bias && is_gated(l)).map(|(width, _)| vec![width])
     }),
     matrix("mlp.up_proj.weight", "ffn_up.weight", Role::Mlp, Target::Up, MLP, |m, l| {
         dense(l).map(|(width, _)| vec![width, m.hidden])
@@ -264,10 +269,16 @@ pub const LAYER: &[LayerTensor] = &[
         moe(l).filter(|moe| moe.selection.bias).map(|moe| vec![moe.experts])
     }),
     experts("mlp.experts.gate_up_proj", "", LayerInput::Experts, |m, l| {
-        moe(l).map(|moe| vec![moe.experts, 2 * moe.width, m.hidden])
+        moe(l).filter(|_| is_gated(l)).map(|moe| vec![moe.experts, 2 * moe.width, m.hidden])
     }),
     vector("mlp.experts.gate_up_proj_bias", "", Role::Bias, |_, l| {
-        moe(l).filter(|moe| moe.bias).map(|moe| vec![moe.experts, 2 * moe.width])
+        moe(l).filter(|moe| moe.bias && is_gated(l)).map(|moe| vec![moe.experts, 2 * moe.width])
+    }),
+    experts("mlp.experts.up_proj", "ffn_up_exps.weight", LayerInput::Experts, |m, l| {
+        moe(l).filter(|_| !is_gated(l)).map(|moe| vec![moe.experts, moe.width, m.hidden])
+    }),
+    vector("mlp.experts.up_proj_bias", "ffn_up_exps.bias", Role::Bias, |_, l| {
+        moe(l).filter(|moe| moe.bias && !is_gated(l)).map(|moe| vec![moe.experts, moe.width])
     }),
     experts("mlp.experts.down_proj", "ffn_down_exps.weight", LayerInput::ExpertsMiddle, |m, l| {
         moe(l).map(|moe| vec![moe.experts, m.hidden, moe.width])
@@ -282,7 +293,7 @@ pub const LAYER: &[LayerTensor] = &[
         Role::Mlp,
         Target::SharedGate,
         MLP,
-        |m, l| shared(l).map(|shared| vec![shared.intermediate, m.hidden]),
+        |m, l| shared(l).filter(|_| is_gated(l)).map(|shared| vec![shared.intermediate, m.hidden]),
     ),
     matrix("mlp.shared_experts.up_proj.weight", "ffn_up_shexp.weight", Role::Mlp, Target::SharedUp, MLP, |m, l| {
         shared(l).map(|shared| vec![shared.intermediate, m.hidden])
@@ -334,7 +345,7 @@ pub const LAYER: &[LayerTensor] = &[
 
 /// Returns the heads of plain attention.
 fn plain(layer: &LayerConfig) -> Option<&Heads> {
-    match &layer.mixer {
+    match layer.mixer.as_ref()? {
         Mixer::Attention(heads) => Some(heads),
         Mixer::Latent(..) | Mixer::Recurrent(_) => None,
     }
@@ -407,10 +418,15 @@ fn has_mlp_norm(model: &ModelConfig) -> bool {
 
 /// Returns the width of a dense MLP, and whether it has biases.
 fn dense(layer: &LayerConfig) -> Option<(usize, bool)> {
-    match layer.mlp {
+    match layer.mlp? {
         Mlp::Dense { intermediate, bias, .. } => Some((intermediate, bias)),
         Mlp::Moe { .. } => None,
     }
+}
+
+/// Returns true if the MLP or the experts have gates.
+fn is_gated(layer: &LayerConfig) -> bool {
+    layer.mlp.is_some_and(|mlp| mlp.activation().is_gated())
 }
 
 /// Sizes of a mixture of experts.
@@ -423,7 +439,7 @@ struct Mixture {
 }
 
 fn moe(layer: &LayerConfig) -> Option<Mixture> {
-    match layer.mlp {
+    match layer.mlp? {
         Mlp::Dense { .. } => None,
         Mlp::Moe { experts, intermediate: width, bias, router_bias, selection, .. } => {
             Some(Mixture { experts, width, bias, router_bias, selection })
@@ -432,7 +448,7 @@ fn moe(layer: &LayerConfig) -> Option<Mixture> {
 }
 
 fn shared(layer: &LayerConfig) -> Option<SharedExpert> {
-    match layer.mlp {
+    match layer.mlp? {
         Mlp::Dense { .. } => None,
         Mlp::Moe { shared, .. } => shared,
     }

@@ -32,8 +32,8 @@
 //! model.layers.N.mlp.router.{weight,bias}                    (experts, hidden) / (experts)
 //! model.layers.N.mlp.router.selection_bias                   (experts); added to scores for the choice of experts
 //! model.layers.N.mlp.shared_experts.{gate,up,down}_proj.weight   (out, in); an MLP beside the experts
-//! model.layers.N.mlp.experts.{gate_up,down}_proj             (experts, out, in); gate and up rows alternate
-//! model.layers.N.mlp.experts.{gate_up,down}_proj_bias        (experts, out)
+//! model.layers.N.mlp.experts.{gate_up,down}_proj             (experts, out, in); gate and up rows alternate; `up_proj`
+//! model.layers.N.mlp.experts.{gate_up,down}_proj_bias        (experts, out)      where there are no gates
 //! model.layers.N.mlp.{experts.pre,experts.post,shared_experts.post}_layernorm.weight   (hidden)
 //! model.layers.N.mlp.router.{input_scale,expert_scale}       (hidden) / (experts)
 //! model.layers.N.{per_layer_input_gate,per_layer_projection}.weight, .post_per_layer_input_norm.weight,

@@ -40,10 +40,10 @@ pub struct LayerException {
 /// feed-forward part, then what few families add.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerConfig {
-    /// Part that reads other positions.
-    pub mixer: Mixer,
-    /// The feed-forward part.
-    pub mlp: Mlp,
+    /// Part that reads other positions, if the layer has one.
+    pub mixer: Option<Mixer>,
+    /// The feed-forward part, if the layer has one.
+    pub mlp: Option<Mlp>,
     /// Further parts.
     pub extras: Extras,
 }
@@ -92,7 +92,7 @@ pub struct Extras {
 impl LayerConfig {
     /// Returns the heads of attention, if the layer has it.
     pub fn heads(&self) -> Option<&Heads> {
-        match &self.mixer {
+        match self.mixer.as_ref()? {
             Mixer::Attention(heads) | Mixer::Latent(heads, _) => Some(heads),
             Mixer::Recurrent(_) => None,
         }
@@ -110,7 +110,7 @@ impl LayerConfig {
 
     /// Returns the recurrent mixer, if the layer has one.
     pub fn recurrent(&self) -> Option<&Recurrent> {
-        match &self.mixer {
+        match self.mixer.as_ref()? {
             Mixer::Attention(_) | Mixer::Latent(..) => None,
             Mixer::Recurrent(mixer) => Some(mixer),
         }
@@ -118,7 +118,7 @@ impl LayerConfig {
 
     /// Returns the vectors of latent attention, if the layer has it.
     pub fn latent(&self) -> Option<&Latent> {
-        match &self.mixer {
+        match self.mixer.as_ref()? {
             Mixer::Attention(_) | Mixer::Recurrent(_) => None,
             Mixer::Latent(_, latent) => Some(latent),
         }
@@ -158,18 +158,19 @@ impl ModelConfig {
             rotary: (!exception.is_some_and(|exception| exception.unrotated)).then_some(rotary),
         };
         let recurrent = self.recurrent.as_ref().filter(|recurrent| recurrent.layers.binary_search(&layer).is_ok());
+        let mixer = match (recurrent, self.attention.latent) {
+            (Some(recurrent), _) => Mixer::Recurrent(recurrent.mixer),
+            (None, Some(latent)) => Mixer::Latent(heads, latent),
+            (None, None) => Mixer::Attention(heads),
+        };
+        let mlp = match (self.mlp_of(layer), exception.and_then(|exception| exception.intermediate)) {
+            (Mlp::Dense { activation, bias, .. }, Some(intermediate)) => Mlp::Dense { intermediate, activation, bias },
+            (mlp, _) => mlp,
+        };
+        let is_mlp = self.mlp_layers.as_ref().map(|layers| layers.binary_search(&layer).is_ok());
         LayerConfig {
-            mixer: match (recurrent, self.attention.latent) {
-                (Some(recurrent), _) => Mixer::Recurrent(recurrent.mixer),
-                (None, Some(latent)) => Mixer::Latent(heads, latent),
-                (None, None) => Mixer::Attention(heads),
-            },
-            mlp: match (self.mlp_of(layer), exception.and_then(|exception| exception.intermediate)) {
-                (Mlp::Dense { activation, bias, .. }, Some(intermediate)) => {
-                    Mlp::Dense { intermediate, activation, bias }
-                }
-                (mlp, _) => mlp,
-            },
+            mixer: (is_mlp != Some(true)).then_some(mixer),
+            mlp: (is_mlp != Some(false)).then_some(mlp),
             extras: Extras { input: self.per_layer_input, scalar: self.layer_scalars },
         }
     }
@@ -210,6 +211,7 @@ impl ModelConfig {
             ("attention.value_norm", self.attention.value_norm),
             ("rope.turning_pairs", self.ropes().any(|rope| rope.turning_pairs.is_some())),
             ("recurrent", self.recurrent.is_some()),
+            ("mlp_layers", self.mlp_layers.is_some()),
             ("exceptions", !self.exceptions.is_empty()),
             ("attention.qk_norm", matches!(self.attention.qk_norm, QkNorm::All | QkNorm::Unit)),
             ("attention.gate", self.attention.gate),
@@ -238,15 +240,14 @@ impl ModelConfig {
     /// Returns the kinds of feed-forward parts that layers have: one, or experts and a dense MLP.
     pub fn mlps(&self) -> impl Iterator<Item = Mlp> {
         let wide = self.exceptions.iter().filter(|exception| exception.intermediate.is_some());
-        let wide = wide.filter_map(|exception| Some(self.layer(*exception.layers.first()?).mlp));
+        let wide = wide.filter_map(|exception| self.layer(*exception.layers.first()?).mlp);
         [Some(self.mlp), self.dense_mlp()].into_iter().flatten().chain(wide)
     }
 
     /// Returns the MLP of the layers that `dense_layers` lists. It has the activation of the experts.
     fn dense_mlp(&self) -> Option<Mlp> {
         let intermediate = self.dense_layers.as_ref()?.intermediate;
-        let (Mlp::Dense { activation, .. } | Mlp::Moe { activation, .. }) = self.mlp;
-        Some(Mlp::Dense { intermediate, activation, bias: false })
+        Some(Mlp::Dense { intermediate, activation: self.mlp.activation(), bias: false })
     }
 
     /// Checks that the exceptions list layers of the model, each at most once.
@@ -286,8 +287,11 @@ impl ModelConfig {
     /// Checks the sizes of a layer, and the layer whose keys and values it reads.
     pub(super) fn validate_layer(&self, number: usize, layer: &LayerConfig) -> Result<()> {
         let bad = |field: &str, why: String| Err(Error::corrupt(why).tensor(format!("exceptions.{field}")));
+        if let Some(mlp) = layer.mlp {
+            mlp.validate("exceptions.intermediate")?;
+        }
         let Some(Heads { n_heads, n_kv_heads, head_dim, keys_are_values, kv_from, .. }) = layer.heads().copied() else {
-            return layer.mlp.validate("exceptions.intermediate");
+            return Ok(());
         };
         if n_kv_heads == 0 || !n_heads.is_multiple_of(n_kv_heads) {
             let found = format!("{n_heads} query heads do not divide into {n_kv_heads} key/value heads");
@@ -310,7 +314,31 @@ impl ModelConfig {
                 return bad("kv_from", found);
             }
         }
-        layer.mlp.validate("exceptions.intermediate")
+        Ok(())
+    }
+
+    /// Checks the list of layers that are an MLP alone.
+    pub(super) fn validate_mlp_layers(&self) -> Result<()> {
+        let Some(layers) = &self.mlp_layers else { return Ok(()) };
+        let bad = |why: String| Err(Error::corrupt(why).tensor("mlp_layers"));
+        if !layers.is_sorted_by(|a, b| a < b) {
+            return bad("expected layers in ascending order".into());
+        }
+        if let Some(last) = layers.last().filter(|last| **last >= self.n_layers) {
+            return bad(format!("found layer {last}, expected numbers below {}", self.n_layers));
+        }
+        let recurrent = self.recurrent.as_ref().map_or(&[][..], |recurrent| &recurrent.layers);
+        if let Some(layer) = layers.iter().find(|layer| recurrent.contains(layer)) {
+            return bad(format!("found layer {layer}, which has a recurrent mixer"));
+        }
+        if self.heads().next().is_none() {
+            return bad("no layer has attention, expected at least one with attention".into());
+        }
+        let differs = self.parallel || self.post_norms || self.per_layer_input.is_some();
+        match differs || self.attention.latent.is_some() {
+            true => bad("found in a model with parallel blocks, post norms, further inputs or latent attention".into()),
+            false => Ok(()),
+        }
     }
 
     pub(super) fn validate_dense_layers(&self) -> Result<()> {

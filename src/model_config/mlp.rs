@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Mlp {
-    /// `down(act(gate(x)) * up(x))`.
+    /// `down(act(gate(x)) * up(x))`, or `down(act(up(x)))` with an activation without a gate.
     Dense {
         intermediate: usize,
         activation: Activation,
@@ -117,9 +117,24 @@ pub enum Activation {
     GeluTanh,
     /// gpt-oss: gate clamped from above, up clamped on both sides, `(up + 1) * gate * sigmoid(alpha * gate)`.
     SwigluOai { alpha: f32, limit: f32 },
+    /// `relu(up)^2`, without a gate matrix (Nemotron-H).
+    Relu2,
+}
+
+impl Activation {
+    /// Returns true if MLPs with this activation have a gate matrix.
+    pub fn is_gated(self) -> bool {
+        self != Activation::Relu2
+    }
 }
 
 impl Mlp {
+    /// Returns the activation.
+    pub fn activation(&self) -> Activation {
+        let (Mlp::Dense { activation, .. } | Mlp::Moe { activation, .. }) = *self;
+        activation
+    }
+
     /// Checks sizes and activation; `name` is the field they were read from.
     pub(super) fn validate(&self, name: &str) -> Result<()> {
         let (intermediate, activation) = match *self {

@@ -98,6 +98,10 @@ pub struct ModelConfig {
     /// The layers that have a recurrent mixer in place of attention.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recurrent: Option<RecurrentLayers>,
+    /// The layers that are a feed-forward part alone, in ascending order, while the others are attention or a recurrent
+    /// mixer alone (Nemotron-H). Without this field, each layer has both.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mlp_layers: Option<Vec<usize>>,
     /// Layers that differ from the others in other ways.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exceptions: Vec<LayerException>,
@@ -206,6 +210,7 @@ impl ModelConfig {
         self.mlp.validate("mlp")?;
         self.validate_dense_layers()?;
         self.validate_recurrent()?;
+        self.validate_mlp_layers()?;
         self.validate_exceptions()?;
         match self.eos.iter().chain(&self.bos).find(|id| **id as usize >= self.vocab) {
             Some(id) => bad("eos", format!("bos or eos token {id} is outside the vocabulary of {}", self.vocab)),

@@ -172,8 +172,8 @@ impl ModelConfig {
             return bad("layers", format!("found layer {last}, expected numbers below {}", self.n_layers));
         }
         // Memory is counted in pages of keys and values.
-        if layers.len() == self.n_layers {
-            return bad("layers", "all layers are listed, expected at least one with attention".into());
+        if self.heads().next().is_none() {
+            return bad("layers", "no other layer has attention, expected at least one with attention".into());
         }
         if self.attention.latent.is_some() || self.parallel {
             return bad("layers", "found in a model with latent attention or parallel blocks".into());

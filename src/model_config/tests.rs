@@ -121,7 +121,7 @@ fn layers_are_dense_as_listed_and_a_wrong_list_is_refused() {
     model.dense_layers = dense(&[1]);
     model.validate().unwrap();
     let expected = Mlp::Dense { intermediate: 96, activation: Activation::Silu, bias: false };
-    assert_eq!([0, 1, 2].map(|layer| model.layer(layer).mlp), [model.mlp, expected, model.mlp]);
+    assert_eq!([0, 1, 2].map(|layer| model.layer(layer).mlp), [model.mlp, expected, model.mlp].map(Some));
     assert_eq!(model.mlps().collect::<Vec<_>>(), [model.mlp, expected]);
     let text = serde_json::to_string(&model).unwrap();
     assert_eq!(serde_json::from_str::<ModelConfig>(&text).unwrap(), model);
@@ -199,6 +199,30 @@ fn impossible_recurrent_layers_are_refused_by_name() {
     ] {
         let error = result.unwrap_err();
         assert_eq!(error.tensor_name(), Some(&*format!("recurrent.{field}")), "{error}");
+        assert!(error.to_string().contains(why), "{error}");
+    }
+}
+
+#[test]
+fn impossible_lists_of_layers_without_mixers_are_refused_by_name() {
+    let with = |layers: &[usize]| ModelConfig { mlp_layers: Some(layers.to_vec()), ..model() };
+    let conv = Recurrent::ShortConv(ShortConv { width: 3, bias: false });
+    let recurrent = |layers: &[usize]| Some(RecurrentLayers { layers: layers.to_vec(), mixer: conv });
+    let one = ModelConfig { recurrent: recurrent(&[2]), ..with(&[0, 1]) };
+    one.validate().unwrap();
+    let text = serde_json::to_string(&one).unwrap();
+    assert_eq!(serde_json::from_str::<ModelConfig>(&text).unwrap(), one);
+    for (model, why) in [
+        (with(&[1, 0]), "ascending order"),
+        (with(&[1, 1]), "ascending order"),
+        (with(&[4]), "layer 4"),
+        (with(&[0, 1, 2, 3]), "at least one"),
+        (ModelConfig { recurrent: recurrent(&[1]), ..with(&[0, 1]) }, "has a recurrent mixer"),
+        (ModelConfig { parallel: true, ..with(&[0]) }, "parallel blocks"),
+        (ModelConfig { post_norms: true, ..with(&[0]) }, "post norms"),
+    ] {
+        let error = model.validate().unwrap_err();
+        assert_eq!(error.tensor_name(), Some("mlp_layers"), "{error}");
         assert!(error.to_string().contains(why), "{error}");
     }
 }

@@ -10,7 +10,7 @@ use super::forward::{Model, Product, product};
 use super::layer::Moe;
 use super::moe::select;
 use super::observe::{ObserverRef, see_experts};
-use super::ops::{AddScaled, GatedPairs};
+use super::ops::{AddScaled, Gated, GatedPairs};
 use super::weights::{Host, Linear};
 use crate::calibration::Site;
 use crate::catalogue::LayerInput;
@@ -39,7 +39,7 @@ pub struct Experts {
     tokens: Vec<u32>,
     /// Inputs sorted by expert: `(n * top_k, hidden)`.
     inputs: Acts,
-    /// Outputs of the first product for a few experts: `(rows, 2 * intermediate)`.
+    /// Outputs of the first product for a few experts: `(rows, 2 * intermediate)`, or half of it without gates.
     gate_up: Vec<f32>,
     /// Inputs of the second product for a few experts: `(rows, intermediate)`.
     middle: Acts,
@@ -141,15 +141,19 @@ impl Experts {
         let Moe { intermediate, activation, .. } = *op;
         let starts = &self.starts[experts.start..=experts.end];
         let (first, until) = (starts[0], starts[experts.len()]);
-        self.gate_up.resize((until - first) * 2 * intermediate, 0.0);
+        let width = if activation.is_gated() { 2 * intermediate } else { intermediate };
+        self.gate_up.resize((until - first) * width, 0.0);
         let rows = ExpertRows { starts, tokens: &self.tokens, experts: experts.clone(), layer, groups };
         products(model, &op.gate_up[experts.clone()], &self.inputs, &rows, (0, 0), &mut self.gate_up)?;
         self.middle.reset(until - first, intermediate);
         let (out, stride) = self.middle.rows_mut();
         let gate_up = &self.gate_up;
         model.cpu.for_rows(out, stride, |i, out| {
-            let gate_up = &gate_up[i * 2 * intermediate..][..2 * intermediate];
-            model.cpu.level().run(GatedPairs { activation, gate_up, out: &mut out[..intermediate] });
+            let (gate_up, out) = (&gate_up[i * width..][..width], &mut out[..intermediate]);
+            match activation.is_gated() {
+                true => model.cpu.level().run(GatedPairs { activation, gate_up, out }),
+                false => model.cpu.level().run(Gated { activation, gate: gate_up, up: gate_up, out }),
+            }
         });
         let site = Site { layer, part: LayerInput::ExpertsMiddle };
         see_experts(observer, site, experts.start, starts, |i| &self.middle.row(i - first)[..intermediate]);

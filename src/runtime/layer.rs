@@ -77,7 +77,7 @@ pub enum Operation<S: Storage> {
     DeltaNet(DeltaNet<S>),
     /// Mamba-2.
     Mamba(Mamba<S>),
-    /// A gated MLP.
+    /// An MLP.
     Mlp(Mlp<S>),
     /// A router and its experts.
     Moe(Moe<S>),
@@ -248,25 +248,25 @@ pub struct AttentionShape {
     pub softcap: Option<f32>,
 }
 
-/// A gated MLP: `down(activation(gate(x)) * up(x))`.
+/// An MLP: `down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))`.
 #[derive(Debug)]
 pub struct Mlp<S: Storage> {
-    /// Activation of the gate.
+    /// Activation.
     pub activation: Activation,
     /// Number of rows of gate and of up.
     pub intermediate: usize,
-    /// Gate projection: `(intermediate, hidden)`.
-    pub gate: S::Matrix,
+    /// Gate projection, if the activation has one: `(intermediate, hidden)`.
+    pub gate: Option<S::Matrix>,
     /// Up projection: `(intermediate, hidden)`.
     pub up: S::Matrix,
     /// Down projection: `(hidden, intermediate)`.
     pub down: S::Matrix,
 }
 
-/// A mixture of experts, each a gated MLP.
+/// A mixture of experts, each an MLP.
 #[derive(Debug)]
 pub struct Moe<S: Storage> {
-    /// Activation of the gates.
+    /// Activation of the experts.
     pub activation: Activation,
     /// Number of rows of gate and of up of each expert.
     pub intermediate: usize,
@@ -290,7 +290,8 @@ pub struct Moe<S: Storage> {
     pub norms: Option<MixtureNorms<S::Vector>>,
     /// Router: `(experts, hidden)`.
     pub router: S::Matrix,
-    /// One matrix `(2 * intermediate, hidden)` per expert, with alternating rows of gate and up.
+    /// One matrix per expert: `(2 * intermediate, hidden)` with alternating rows of gate and up, or `(intermediate,
+    /// hidden)` with up alone if the activation has no gate.
     pub gate_up: S::Stack,
     /// One matrix `(hidden, intermediate)` per expert.
     pub down: S::Stack,

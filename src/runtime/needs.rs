@@ -7,7 +7,7 @@ use super::precision::Precision;
 use super::weights::HeldBytes;
 use crate::error::Result;
 use crate::iebin::IebinReader;
-use crate::model_config::{LayerConfig, Mixer, Mlp, ModelConfig, Recurrent};
+use crate::model_config::{Mixer, Mlp, ModelConfig, Recurrent};
 
 /// Memory of a model with given options.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ impl Needs {
 /// Returns the bytes of the buffers for `rows` rows of a step: the residual stream, normalized inputs, queries, keys,
 /// values and the results of attention and MLP.
 pub(super) fn scratch_bytes(c: &ModelConfig, rows: usize) -> u64 {
-    let widths = |layer: LayerConfig| match layer.mixer {
+    let widths = |mixer: Mixer| match mixer {
         // Queries and results of all heads as wide as the vector that is kept, and the same by heads.
         Mixer::Latent(heads, latent) => (5 * heads.n_heads + 3) * (latent.kv_rank + latent.rope),
         // Projections and inputs of the convolution, and its output.
@@ -80,7 +80,7 @@ pub(super) fn scratch_bytes(c: &ModelConfig, rows: usize) -> u64 {
         Mixer::Recurrent(Recurrent::Mamba2(mamba)) => mamba.channels() + 3 * mamba.values() + mamba.heads,
         Mixer::Attention(heads) => (3 * heads.n_heads + 2 * heads.n_kv_heads) * heads.head_dim,
     };
-    let attention = c.layers().map(widths).max().unwrap_or(0);
+    let attention = c.layers().filter_map(|layer| layer.mixer).map(widths).max().unwrap_or(0);
     let further = c.per_layer_input.map_or(0, |input| 2 * input.width * c.n_layers);
     let mlp = |mlp: Mlp| match mlp {
         Mlp::Dense { intermediate, .. } => 4 * intermediate,

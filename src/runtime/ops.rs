@@ -352,6 +352,10 @@ fn gated(activation: Activation, gate: f32, up: f32) -> f32 {
             let up = up.clamp(-limit, limit);
             (up + 1.0) * (gate * sigmoid(alpha * gate))
         }
+        Activation::Relu2 => {
+            let x = up.max(0.0);
+            x * x
+        }
     }
 }
 
@@ -360,7 +364,7 @@ fn gated(activation: Activation, gate: f32, up: f32) -> f32 {
 pub struct Gated<'a> {
     /// Activation function.
     pub activation: Activation,
-    /// Gate: `(intermediate)`.
+    /// Gate, `(intermediate)`; any vector if the activation has no gate.
     pub gate: &'a [f32],
     /// Up: `(intermediate)`.
     pub up: &'a [f32],

@@ -335,6 +335,7 @@ pub fn activated(activation: Activation, gate: f64, up: f64) -> Expected {
             let up = up.clamp(-limit, limit);
             ((up + 1.0) * gate * sigmoid(alpha * gate), alpha * gate)
         }
+        Activation::Relu2 => (up.max(0.0).powi(2), 0.0),
     };
     // The rounding error of an exponent is multiplied by the exponent; e^-87 is near the smallest f32.
     let relative = 8.0 + 4.0 * exponent.abs().min(100.0);

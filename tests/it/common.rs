@@ -26,7 +26,7 @@ pub const FIXTURES: [&str; 16] = [
 ];
 
 /// Checkpoints of further families, with two prompts each.
-pub const FAMILIES: [&str; 29] = [
+pub const FAMILIES: [&str; 30] = [
     "gemma3-vl",
     "qwen3vl",
     "qwen25vl",
@@ -56,11 +56,12 @@ pub const FAMILIES: [&str; 29] = [
     "qwen35moe",
     "qwen3next",
     "granite4h",
+    "nemotronh",
 ];
 
 /// Further families with recurrent layers, which only the CPU computes.
-pub const RECURRENT: [&str; 8] =
-    ["lfm2", "lfm2moe", "lfm3", "qwen35", "qwen35-text", "qwen35moe", "qwen3next", "granite4h"];
+pub const RECURRENT: [&str; 9] =
+    ["lfm2", "lfm2moe", "lfm3", "qwen35", "qwen35-text", "qwen35moe", "qwen3next", "granite4h", "nemotronh"];
 
 /// Checkpoints in the formats of other quantizers, with the SHA-256 of their exact values.
 pub const PUBLISHED: [&str; 15] = [

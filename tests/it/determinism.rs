@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 /// Fixtures with precision and type of KV cache: every precision, every cache type, dense models and mixtures of
 /// experts, every kind of tile, and every feature that some family adds.
-const COMPANY: [(&str, Precision, KvType); 42] = [
+const COMPANY: [(&str, Precision, KvType); 44] = [
     ("llama-gqa", Precision::Fp32, KvType::F32),
     ("llama-gqa", Precision::Fp32, KvType::Int8),
     ("llama-gqa", Precision::Int4w, KvType::Int4),
@@ -57,6 +57,8 @@ const COMPANY: [(&str, Precision, KvType); 42] = [
     ("qwen3next", Precision::Bf16, KvType::F16),
     ("granite4h", Precision::Fp32, KvType::F16),
     ("granite4h", Precision::Int8, KvType::F16),
+    ("nemotronh", Precision::Fp32, KvType::F16),
+    ("nemotronh", Precision::Int4, KvType::Int8),
 ];
 
 /// Packs the fixture so that it can run in the precision and returns the directory.

@@ -156,6 +156,19 @@ fn cases() -> Vec<(&'static str, Value)> {
                     "position_embedding_type": "rope", "mamba_proj_bias": false}),
             ]),
         ),
+        (
+            "nemotronh",
+            json!({"hybrid_override_pattern": "*M-EM", "num_attention_heads": 3, "num_key_value_heads": 1,
+                "head_dim": 20, "mamba_num_heads": 6, "mamba_head_dim": 20, "n_groups": 3, "ssm_state_size": 24,
+                "conv_kernel": 3, "use_conv_bias": false, "intermediate_size": 45, "n_routed_experts": 7,
+                "num_experts_per_tok": 2, "moe_intermediate_size": 33, "moe_shared_expert_intermediate_size": 19}),
+        ),
+        (
+            "nemotronh",
+            json!({"hybrid_override_pattern": "M*-M-", "mamba_num_heads": 3, "mamba_head_dim": 44, "n_groups": 1,
+                "ssm_state_size": 7, "conv_kernel": 1, "use_bias": true, "intermediate_size": 33,
+                "n_routed_experts": 0, "n_shared_experts": 0}),
+        ),
     ]
 }
 
@@ -173,7 +186,7 @@ fn sensitivity(name: &str) -> f32 {
     match name {
         _ if name.starts_with("gemma4") => 10.0,
         "qwen35-text" | "qwen35moe" | "qwen3next" => 10.0,
-        "granite4h" => 3.0,
+        "granite4h" | "nemotronh" => 3.0,
         _ => 1.0,
     }
 }

@@ -376,6 +376,11 @@ fn texts_of_mamba_have_the_bits_that_they_have_alone() {
 }
 
 #[test]
+fn texts_of_layers_of_one_block_have_the_bits_that_they_have_alone() {
+    check("nemotronh", KvType::F16, State::Recurrent, &[]);
+}
+
+#[test]
 fn a_request_that_cannot_be_computed_fails_alone_and_one_past_its_deadline_keeps_its_text() {
     let pack = packed_as("llama-gqa", &fixture("llama-gqa"), &[]);
     let mut engine = open(Model { pack: &pack, kv: KvType::F16, state: State::Pages }, 1, 512, 8, 270);

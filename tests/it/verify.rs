@@ -238,7 +238,7 @@ mod reference {
     }
 
     /// Families whose tokens another expert may compute after rounding.
-    const WITH_EXPERTS: [&str; 11] = [
+    const WITH_EXPERTS: [&str; 12] = [
         "glm4moe",
         "deepseek2",
         "deepseek3",
@@ -250,6 +250,7 @@ mod reference {
         "qwen35moe",
         "qwen3next",
         "granite4h",
+        "nemotronh",
     ];
 
     #[test]

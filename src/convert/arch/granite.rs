@@ -99,11 +99,7 @@ fn set_mixers(config: &Fields, model: &mut ModelConfig) -> Result<()> {
     if config.word_opt("position_embedding_type")? != Some("rope") {
         model.except(LayerException { layers: others, unrotated: true, ..LayerException::default() });
     }
-    if let Some(limits) = config.get("time_step_limit").and_then(|limits| limits.as_array())
-        && limits.first().is_some_and(|least| least.as_f64() != Some(0.0))
-    {
-        return Err(config.unsupported("time_step_limit", "expected limits that change nothing, from 0 on"));
-    }
+    refuse_step_limits(config)?;
     let size = |field: &str, usual: usize| Ok::<_, Error>(config.count_opt(field)?.unwrap_or(usual));
     // The norm of this family covers all heads, and that of others a group of them.
     if size("mamba_n_groups", 1)? != 1 {
@@ -129,6 +125,16 @@ fn set_mixers(config: &Fields, model: &mut ModelConfig) -> Result<()> {
     Ok(())
 }
 
+/// Refuses limits of the steps of Mamba-2, which `transformers` does not apply where it decodes.
+pub(super) fn refuse_step_limits(config: &Fields) -> Result<()> {
+    const LIMITS: &str = "time_step_limit";
+    let limits = config.get(LIMITS).and_then(|limits| limits.as_array());
+    match limits.and_then(|limits| limits.first()).is_some_and(|least| least.as_f64() != Some(0.0)) {
+        true => Err(config.unsupported(LIMITS, "expected limits that change nothing, from 0 on")),
+        false => Ok(()),
+    }
+}
+
 /// Returns the views of tensors of Granite 4: one projection for all inputs of Mamba-2, and gate and up matrices in
 /// halves of one tensor.
 fn views_of_hybrid(model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
@@ -136,9 +142,9 @@ fn views_of_hybrid(model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
     let rows = tensor.shape[0];
     let source = |leaf: &str| format!("model.layers.{layer}.{leaf}");
     let range = |leaf: &str, first: usize, of: usize| vec![View::Rows { source: source(leaf), first, of }];
-    if let (Some(leaf), Some(first)) = (part.strip_prefix("mamba."), first_row(model, part)) {
-        let end = leaf.rsplit_once('.').map_or("", |(_, end)| end);
-        return range(&format!("mamba.in_proj.{end}"), first.0, first.1);
+    if let Some((first, of)) = mamba_rows(model, part) {
+        let end = part.rsplit_once('.').map_or("", |(_, end)| end);
+        return range(&format!("mamba.in_proj.{end}"), first, of);
     }
     match part {
         "mlp.gate_proj.weight" | "mlp.shared_experts.gate_proj.weight" => {
@@ -163,7 +169,7 @@ fn views_of_hybrid(model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
 }
 
 /// Returns the first row of a projection of Mamba-2 in the tensor of all of them, and the rows of this tensor.
-fn first_row(model: &ModelConfig, part: &str) -> Option<(usize, usize)> {
+pub(super) fn mamba_rows(model: &ModelConfig, part: &str) -> Option<(usize, usize)> {
     let Recurrent::Mamba2(mamba) = model.recurrent.as_ref()?.mixer else { return None };
     let (values, keys) = (mamba.values(), mamba.keys());
     let (matrix, _) = part.strip_prefix("mamba.")?.split_once("_proj.")?;

@@ -19,6 +19,7 @@ mod lfm;
 mod llama;
 mod minimax;
 mod muse;
+mod nemotron;
 mod olmo;
 mod phi3;
 mod qwen;
@@ -74,6 +75,7 @@ pub const ARCHS: &[Arch] = &[
     qwen_next::QWEN3_5_MOE,
     qwen_next::QWEN3_NEXT,
     granite::GRANITE_HYBRID,
+    nemotron::NEMOTRON_H,
 ];
 
 impl Arch {

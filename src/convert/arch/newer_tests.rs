@@ -155,3 +155,35 @@ fn fields_that_are_left_out_mean_what_transformers_takes_them_for() {
     let rotated = |share| newer("glm4moe", "/partial_rotary_factor", share).unwrap().rope.rotary_dim;
     assert_eq!((rotated(json!(0.5)), rotated(json!(1.0))), (rotated(Value::Null), None));
 }
+
+#[test]
+fn layers_of_one_block_follow_the_pattern_and_a_wrong_one_is_refused_by_name() {
+    let model = newer("nemotronh", "", Value::Null).unwrap();
+    assert_eq!(model.mlp_layers, Some(vec![1, 4]));
+    let parts: Vec<_> = model.layers().map(|layer| (layer.mixer.is_some(), layer.mlp.is_some())).collect();
+    assert_eq!(parts, [(true, false), (false, true), (true, false), (true, false), (false, true)]);
+    assert_eq!(model.heads().map(|heads| heads.rotary).collect::<Vec<_>>(), [None]);
+    let mut words = config_of("nemotronh");
+    words["layers_block_type"] = json!(["mamba", "moe", "mamba", "attention", "moe"]);
+    words.as_object_mut().unwrap().remove("hybrid_override_pattern");
+    assert_eq!(read(&words).unwrap(), model);
+    let both = newer("nemotronh", "/hybrid_override_pattern", json!("M-E*E")).unwrap();
+    assert_eq!(both.layers().filter(|layer| matches!(layer.mlp, Some(Mlp::Dense { .. }))).count(), 1);
+    for (field, value, named) in [
+        ("hybrid_override_pattern", json!("MEM*"), "hybrid_override_pattern"),
+        ("hybrid_override_pattern", json!("MEM*X"), "hybrid_override_pattern"),
+        ("hybrid_override_pattern", Value::Null, "hybrid_override_pattern"),
+        ("hybrid_override_pattern", json!("MEMME"), "recurrent.layers"),
+        ("hybrid_override_pattern", json!("EEEEE"), "mlp_layers"),
+        ("moe_latent_size", json!(32), "moe_latent_size"),
+        ("mlp_hidden_act", json!("silu"), "mlp_hidden_act"),
+        ("mlp_bias", json!(true), "mlp_bias"),
+        ("n_groups", json!(0), "recurrent.mixer.groups"),
+        ("n_groups", json!(4), "recurrent.mixer.heads"),
+        ("ssm_state_size", json!(u64::MAX), "recurrent.mixer.state"),
+        ("time_step_limit", json!([0.1, 1.0]), "time_step_limit"),
+    ] {
+        let error = newer("nemotronh", &format!("/{field}"), value).unwrap_err();
+        assert_eq!(error.tensor_name(), Some(named), "{field}: {error}");
+    }
+}

@@ -34,7 +34,7 @@ pub(super) fn check(model: &ModelConfig, family: &Family) -> Result<()> {
 }
 
 fn mlp_checks(model: &ModelConfig, family: &Family) -> Vec<Check> {
-    let (Mlp::Dense { activation, .. } | Mlp::Moe { activation, .. }) = model.mlp;
+    let activation = model.mlp.activation();
     let all_experts = matches!(model.mlp, Mlp::Moe { router_softmax: RouterSoftmax::All, .. });
     let (of_its_kind, kind) = match model.mlp {
         Mlp::Dense { .. } => (family.dense.or(family.windowed), "a dense MLP in every layer"),

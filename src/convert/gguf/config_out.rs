@@ -82,9 +82,12 @@ fn count_of_layers(counts: Vec<usize>) -> Meta {
 /// Writes the keys of the feed-forward parts.
 fn mlp(model: &ModelConfig, family: &Family, put: &mut impl FnMut(&str, Meta)) {
     let widths = model.layers().map(|layer| match layer.mlp {
-        Mlp::Dense { intermediate, .. } => intermediate,
-        Mlp::Moe { shared: Some(SharedExpert { norms: true, intermediate, .. }), .. } => intermediate,
-        Mlp::Moe { intermediate, .. } => model.dense_layers.as_ref().map_or(intermediate, |dense| dense.intermediate),
+        None => 0,
+        Some(Mlp::Dense { intermediate, .. }) => intermediate,
+        Some(Mlp::Moe { shared: Some(SharedExpert { norms: true, intermediate, .. }), .. }) => intermediate,
+        Some(Mlp::Moe { intermediate, .. }) => {
+            model.dense_layers.as_ref().map_or(intermediate, |dense| dense.intermediate)
+        }
     });
     put("feed_forward_length", count_of_layers(widths.collect()));
     let Mlp::Moe { experts, top_k, intermediate, router_softmax, selection, shared, .. } = model.mlp else { return };

@@ -115,7 +115,7 @@ impl Bound {
             return Ok(Bound::Matrix(layer, target, change));
         }
         let matrix = match part {
-            "mlp.experts.gate_up_proj" => 0,
+            "mlp.experts.gate_up_proj" | "mlp.experts.up_proj" => 0,
             "mlp.experts.down_proj" => 1,
             _ => return Err(unknown()),
         };

@@ -331,8 +331,9 @@ impl CudaPart {
         let out = s.middle.of(op.intermediate);
         let middle = Middle { activation: op.activation, out, intermediate: op.intermediate };
         let (gates, ups) = (s.gate.view(), s.up.view());
-        let products = [(&op.gate, gates), (&op.up, ups)];
-        if self.place(&op.gate).is_some_and(|first| plan.changes.has(first, products.len())) {
+        let gate = op.gate.as_ref().expect("`ops::check` refuses MLPs without gates");
+        let products = [(gate, gates), (&op.up, ups)];
+        if self.place(gate).is_some_and(|first| plan.changes.has(first, products.len())) {
             self.ops.matmuls(&products, &s.normed, n)?;
             self.adapt(plan, &products, &s.normed)?;
             self.ops.gated(&ops::gated(&middle, gates, Some(ups), n))?;

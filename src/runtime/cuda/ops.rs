@@ -353,6 +353,7 @@ pub fn gated(middle: &Middle<'_>, gate: View<f32>, up: Option<View<f32>>, n: usi
         Activation::Silu => (0, 0.0, 0.0),
         Activation::GeluTanh => (1, 0.0, 0.0),
         Activation::SwigluOai { alpha, limit } => (2, alpha, limit),
+        Activation::Relu2 => unreachable!("`check` refuses activations without a gate"),
     };
     args::Gated {
         gate: gate.address(),
@@ -389,6 +390,9 @@ pub fn check(config: &ModelConfig, rows: usize) -> Result<()> {
         return refuse(format!("`attention.latent.value`: found {width}, expected an even number"));
     }
     for mlp in config.mlps() {
+        if !mlp.activation().is_gated() {
+            return refuse("`mlp.activation`: found one without a gate, which has no kernel".into());
+        }
         if let Mlp::Moe { selection: Selection { groups: Some(groups), .. }, .. } = mlp
             && groups.count > EXPERT_GROUPS
         {

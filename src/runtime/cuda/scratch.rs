@@ -317,7 +317,7 @@ impl Sizes {
     }
 
     fn include_mlp(&mut self, op: &Mlp<OnDevice>, rows: usize) {
-        [&op.gate, &op.up].into_iter().for_each(|linear| include(&mut self.normed, linear));
+        [op.gate.as_ref(), Some(&op.up)].into_iter().flatten().for_each(|linear| include(&mut self.normed, linear));
         self.middle.include(&op.down, rows);
         self.gate = self.gate.max(rows * op.intermediate);
         self.up = self.up.max(rows * op.intermediate);

@@ -101,16 +101,18 @@ impl Model {
     pub(super) fn mlp(&self, op: &Mlp<Host>, output: MlpOutput, w: &mut Walk<'_>) -> Result<()> {
         let (s, width) = (&mut *w.scratch, op.intermediate);
         let n = s.normed.n();
-        s.gated.gate.resize(n * width, 0.0);
         s.gated.up.resize(n * width, 0.0);
-        let products = vec![
-            product(&op.gate, &s.normed, &mut s.gated.gate, &s.groups),
-            product(&op.up, &s.normed, &mut s.gated.up, &s.groups),
-        ];
+        let mut products = Vec::with_capacity(2);
+        if let Some(gate) = &op.gate {
+            s.gated.gate.resize(n * width, 0.0);
+            products.push(product(gate, &s.normed, &mut s.gated.gate, &s.groups));
+        }
+        products.push(product(&op.up, &s.normed, &mut s.gated.up, &s.groups));
         self.compute(products, &mut w.step)?;
         s.gated.middle.reset(n, width);
         let (out, stride) = s.gated.middle.rows_mut();
-        let (activation, gate, up) = (op.activation, &s.gated.gate, &s.gated.up);
+        let (activation, up) = (op.activation, &s.gated.up);
+        let gate = if op.gate.is_some() { &s.gated.gate } else { up };
         self.cpu.for_rows(out, stride, |i, out| {
             let row = i * width..(i + 1) * width;
             let out = &mut out[..width];

@@ -33,7 +33,7 @@ use conv::ConvScratch;
 use feed::{GatedScratch, MlpOutput};
 use latent::LatentScratch;
 use linear_attention::LinearScratch;
-use rows::{Heads, queries};
+use rows::{Heads, Queries, queries};
 use states::{CpuCache, CpuPool, States};
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
@@ -215,6 +215,13 @@ impl Model {
     }
 
     fn layer(&self, index: usize, layer: &Layer<Host>, w: &mut Walk<'_>) -> Result<()> {
+        if index + 1 == self.config.n_layers && self.config.layer(index).mixer.is_none() {
+            // Nothing of the last layer reads other rows.
+            self.keep_wanted(Queries::default(), w);
+            if w.scratch.runs.is_empty() {
+                return Ok(());
+            }
+        }
         for block in &layer.blocks {
             match &block.input {
                 BlockInput::Normed(weight) => self.norm_rows(w.step.x, weight, &mut w.scratch.normed),

@@ -163,7 +163,7 @@ impl<S: Storage> Mlp<S> {
         Ok(Mlp {
             activation: self.activation,
             intermediate: self.intermediate,
-            gate: to.matrix(&self.gate)?,
+            gate: optional(self.gate.as_ref(), |gate| to.matrix(gate))?,
             up: to.matrix(&self.up)?,
             down: to.matrix(&self.down)?,
         })

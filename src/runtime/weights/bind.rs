@@ -11,7 +11,9 @@ use crate::dtype::{DType, decode_floats};
 use crate::error::{Context, Error, Result};
 use crate::iebin::{Entry, IebinReader, Store};
 use crate::interrupt;
-use crate::model_config::{self as config, Heads, Latent, LayerConfig, Mixer, ModelConfig, QkNorm, Recurrent};
+use crate::model_config::{
+    self as config, Activation, Heads, Latent, LayerConfig, Mixer, ModelConfig, QkNorm, Recurrent,
+};
 use crate::runtime::cpu::{Matrix, MatrixStore};
 use crate::runtime::layer::{
     Attention, AttentionShape, Block, BlockInput, DeltaNet, LatentAttention, Layer, Mamba, MixtureNorms, Mlp, Moe,
@@ -198,23 +200,30 @@ impl<'b, 'a> LayerBinder<'b, 'a> {
             (false, true) => input("pre_feedforward_layernorm.weight")?,
             (false, false) => input("post_attention_layernorm.weight")?,
         };
-        let attention = Block {
-            input: input("input_layernorm.weight")?,
-            operation: match self.layer.mixer {
+        let mixer = |mixer| {
+            Ok::<_, Error>(match mixer {
                 Mixer::Attention(heads) => Operation::Attention(self.attention(&heads)?),
                 Mixer::Latent(heads, latent) => Operation::Latent(self.latent_attention(&heads, latent)?),
                 Mixer::Recurrent(Recurrent::ShortConv(conv)) => Operation::ShortConv(self.short_conv(conv)?),
                 Mixer::Recurrent(Recurrent::GatedDeltaNet(sizes)) => Operation::DeltaNet(self.delta_net(sizes)?),
                 Mixer::Recurrent(Recurrent::Mamba2(sizes)) => Operation::Mamba(self.mamba(sizes)?),
-            },
-            post_norm: post_norm("post_attention_layernorm.weight")?,
+            })
         };
-        let mlp = Block {
-            input: mlp_input,
-            operation: self.mlp()?,
-            post_norm: post_norm("post_feedforward_layernorm.weight")?,
-        };
-        let mut blocks = vec![attention, mlp];
+        let mut blocks = Vec::new();
+        if let Some(config) = self.layer.mixer {
+            blocks.push(Block {
+                input: input("input_layernorm.weight")?,
+                operation: mixer(config)?,
+                post_norm: post_norm("post_attention_layernorm.weight")?,
+            });
+        }
+        if let Some(config) = self.layer.mlp {
+            blocks.push(Block {
+                input: mlp_input,
+                operation: self.mlp(config)?,
+                post_norm: post_norm("post_feedforward_layernorm.weight")?,
+            });
+        }
         if let Some(gate) = self.linear_if("per_layer_input_gate")? {
             blocks.push(Block {
                 input: BlockInput::Stream,
@@ -345,13 +354,13 @@ impl<'b, 'a> LayerBinder<'b, 'a> {
         })
     }
 
-    fn mlp(&self) -> Result<Operation<Host>> {
-        let dense = |prefix: &str, activation, intermediate| -> Result<Mlp<Host>> {
+    fn mlp(&self, mlp: config::Mlp) -> Result<Operation<Host>> {
+        let dense = |prefix: &str, activation: Activation, intermediate| -> Result<Mlp<Host>> {
             let linear = |leaf: &str| self.linear(&format!("{prefix}.{leaf}"));
-            let (gate, up, down) = (linear("gate_proj")?, linear("up_proj")?, linear("down_proj")?);
-            Ok(Mlp { activation, intermediate, gate, up, down })
+            let gate = self.linear_if(&format!("{prefix}.gate_proj"))?;
+            Ok(Mlp { activation, intermediate, gate, up: linear("up_proj")?, down: linear("down_proj")? })
         };
-        Ok(match self.layer.mlp {
+        Ok(match mlp {
             config::Mlp::Dense { intermediate, activation, .. } => {
                 Operation::Mlp(dense("mlp", activation, intermediate)?)
             }
@@ -372,7 +381,11 @@ impl<'b, 'a> LayerBinder<'b, 'a> {
                     shared: shared.transpose()?,
                     shared_gate: self.linear_if("mlp.router.shared_expert_gate")?,
                     router: self.linear("mlp.router")?,
-                    gate_up: self.experts("mlp.experts.gate_up_proj")?,
+                    gate_up: self.experts(if activation.is_gated() {
+                        "mlp.experts.gate_up_proj"
+                    } else {
+                        "mlp.experts.up_proj"
+                    })?,
                     down: self.experts("mlp.experts.down_proj")?,
                 })
             }

@@ -4,7 +4,7 @@
 
 use super::family::Family;
 use super::family::Family::{
-    Cohere2, Gemma2, Gemma4, Glm4Moe, Granite, GraniteHybrid, Lfm3, Ministral3, Mistral4, MuseGlimmer,
+    Cohere2, Gemma2, Gemma4, Glm4Moe, Granite, GraniteHybrid, Lfm3, Ministral3, Mistral4, MuseGlimmer, NemotronH,
 };
 use super::fields::Fields;
 use super::rope::{Pairs, Rope, Ropes, yarn_magnitude};
@@ -58,6 +58,17 @@ pub struct LayerConfig {
     pub kv_from: Option<usize>,
     /// Mixer that the layer has in place of attention.
     pub recurrent: Option<Recurrent>,
+    pub parts: LayerParts,
+}
+
+/// LayerParts that a layer has.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum LayerParts {
+    Both,
+    /// Attention or a recurrent mixer alone.
+    Mixer,
+    /// An MLP or experts alone.
+    Mlp,
 }
 
 /// Mixer of a layer in place of attention.
@@ -181,6 +192,8 @@ pub enum Activation {
     GeluTanh,
     /// Clamped SwiGLU of gpt-oss with its limit.
     Clamped(f64),
+    /// Square of the positive part, without a gate.
+    Relu2,
 }
 
 impl Config {
@@ -275,7 +288,7 @@ fn read_layers(
     let width = |slides| rotary.map_or_else(|| common_width(&sizes, &sliding, slides, head_dim), Ok);
     let ropes = Ropes::read(family, json, width(false)?, width(true)?)?;
     let owners = kv_owners(family, json, &sliding)?;
-    let recurrent = family.recurrent_layers(json, count)?;
+    let (recurrent, parts) = (family.recurrent_layers(json, count)?, family.parts(json, count)?);
     let layer = |index: usize| {
         let slides = sliding[index];
         LayerConfig {
@@ -287,6 +300,7 @@ fn read_layers(
             keys_are_values: keys_are_values && !slides,
             kv_from: owners[index],
             recurrent: recurrent[index],
+            parts: parts[index],
         }
     };
     Ok((0..count).map(layer).collect())
@@ -355,6 +369,7 @@ impl Norms {
     fn read(family: Family, json: Fields<'_>) -> Result<Norms> {
         let key = match family {
             Cohere2 => "layer_norm_eps",
+            NemotronH => "layer_norm_epsilon",
             _ if family.has_convolutions() => "norm_eps",
             _ => "rms_norm_eps",
         };

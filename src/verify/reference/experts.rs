@@ -1,6 +1,7 @@
 //! Experts of a layer, selected by a router, in the layouts of Mixtral, Qwen, DeepSeek, Gemma 4 and gpt-oss.
 
 use super::adapters::Rows;
+use super::config::Activation;
 use super::linear::{Linear, WeightSource};
 use super::mlp::Dense;
 use super::norm::sigmoid;
@@ -66,7 +67,7 @@ impl<'a> Experts<'a> {
         };
         let routing = source.config.routing;
         let numbers = |name: &str, dtype: RefDtype| -> Result<Option<Vec<f64>>> {
-            let found = source.weights.find(&source.name(name), dtype)?;
+            let found = source.weights.find(&source.stored(name), dtype)?;
             Ok(found.map(|tensor| tensor.to_dtype(DType::F64)?.to_vec1()).transpose()?)
         };
         // transformers keeps this bias in f32 in models of any type.
@@ -82,10 +83,12 @@ impl<'a> Experts<'a> {
         };
         let module = if source.config.family.has_delta_nets() { "mlp.shared_expert" } else { "mlp.shared_experts" };
         let matrix = |leaf: &str| source.linear_as(&format!("{module}.{leaf}"), &format!("mlp.shared_experts.{leaf}"));
+        let is_gated = source.config.activation != Activation::Relu2;
         let shared = match routing.shared {
             true if layout == Layout::Granite => Some(Dense::load(source, "mlp.shared_experts")?),
             true => {
-                Some(Dense { source, gate: matrix("gate_proj")?, up: matrix("up_proj")?, down: matrix("down_proj")? })
+                let gate = is_gated.then(|| matrix("gate_proj")).transpose()?;
+                Some(Dense { source, gate, up: matrix("up_proj")?, down: matrix("down_proj")? })
             }
             false => None,
         };
@@ -95,7 +98,7 @@ impl<'a> Experts<'a> {
         };
         Ok(Experts {
             source,
-            module: source.name(&format!("{layer}experts")),
+            module: source.stored(&format!("{layer}experts")),
             layout,
             router: source.linear_as(router, "mlp.router")?,
             bias,
@@ -146,14 +149,18 @@ impl<'a> Experts<'a> {
 
     fn expert(&self, index: usize) -> Result<Dense<'a>> {
         let (weights, dtype): (&Weights, RefDtype) = (self.source.weights, self.source.dtype);
+        let is_gated = self.source.config.activation != Activation::Relu2;
         let linear = |name: &str| Linear::load(weights, &format!("{}.{index}.{name}", self.module), dtype);
         let bias = |name: &str| {
             let name = format!("{}.{name}_bias", self.module);
             if weights.has(&name) { weights.row(&name, index, dtype).map(Some) } else { Ok(None) }
         };
         let (gate, up, down) = match self.layout {
-            Layout::Mixtral => (linear("w1")?, linear("w3")?, linear("w2")?),
-            Layout::Separate => (linear("gate_proj")?, linear("up_proj")?, linear("down_proj")?),
+            Layout::Mixtral => (Some(linear("w1")?), linear("w3")?, linear("w2")?),
+            Layout::Separate => {
+                let gate = is_gated.then(|| linear("gate_proj")).transpose()?;
+                (gate, linear("up_proj")?, linear("down_proj")?)
+            }
             Layout::Granite => {
                 let stack = |name: &str| {
                     let name = self.source.name(&format!("block_sparse_moe.{name}.weight"));
@@ -161,15 +168,15 @@ impl<'a> Experts<'a> {
                 };
                 let both = stack("input_linear")?;
                 let half = both.weight.dim(0)? / 2;
-                (both.rows(0, half)?, both.rows(half, half)?, stack("output_linear")?)
+                (Some(both.rows(0, half)?), both.rows(half, half)?, stack("output_linear")?)
             }
             Layout::Fused | Layout::Stacked | Layout::Mxfp4 => {
                 let both = Linear::new(self.matrix("gate_up_proj", index)?, bias("gate_up_proj")?);
                 let down = Linear::new(self.matrix("down_proj", index)?, bias("down_proj")?);
                 let half = both.weight.dim(0)? / 2;
                 match self.layout {
-                    Layout::Fused => (both.rows(0, half)?, both.rows(half, half)?, down),
-                    _ => (every_second(&both, 0)?, every_second(&both, 1)?, down),
+                    Layout::Fused => (Some(both.rows(0, half)?), both.rows(half, half)?, down),
+                    _ => (Some(every_second(&both, 0)?), every_second(&both, 1)?, down),
                 }
             }
         };
@@ -180,8 +187,8 @@ impl<'a> Experts<'a> {
         };
         Ok(Dense {
             source: self.source,
-            gate: changed(gate, "gate_up_proj", 0, 2)?,
-            up: changed(up, "gate_up_proj", 1, 2)?,
+            gate: gate.map(|gate| changed(gate, "gate_up_proj", 0, 2)).transpose()?,
+            up: if is_gated { changed(up, "gate_up_proj", 1, 2)? } else { changed(up, "up_proj", 0, 1)? },
             down: changed(down, "down_proj", 0, 1)?,
         })
     }

@@ -39,7 +39,7 @@ pub(super) struct Row {
 }
 
 /// All families.
-pub(super) const FAMILIES: [Row; 32] = [
+pub(super) const FAMILIES: [Row; 33] = [
     Row {
         names: &["LlamaForCausalLM", "llama"],
         family: Family::Llama,
@@ -456,4 +456,5 @@ pub(super) const FAMILIES: [Row; 32] = [
     hybrids::QWEN3_5_MOE,
     hybrids::QWEN3_NEXT,
     hybrids::GRANITE_HYBRID,
+    hybrids::NEMOTRON_H,
 ];

@@ -1,6 +1,6 @@
 //! Model families of transformers: what follows from the row of a family and a configuration.
 
-use super::config::{Activation, DeltaSizes, MambaSizes, Places, Recurrent};
+use super::config::{Activation, DeltaSizes, LayerParts, MambaSizes, Places, Recurrent};
 use super::families::{FAMILIES, Row};
 use super::fields::Fields;
 use super::rules::{Dense, Rotates, Slides};
@@ -41,6 +41,7 @@ pub enum Family {
     Qwen3_5Moe,
     Qwen3Next,
     GraniteHybrid,
+    NemotronH,
 }
 
 impl Family {
@@ -87,6 +88,17 @@ impl Family {
         if self == Family::GraniteHybrid {
             return mamba_layers(json, layers);
         }
+        if self == Family::NemotronH {
+            let size = |key: &str, usual: usize| Ok::<_, Error>(json.size(key)?.unwrap_or(usual));
+            let sizes = MambaSizes {
+                groups: size("n_groups", 8)?.max(1),
+                heads: size("mamba_num_heads", 128)?.max(1),
+                state: size("ssm_state_size", 128)?,
+                head_dim: size("mamba_head_dim", 64)?,
+            };
+            let blocks = blocks(json, layers)?;
+            return Ok(blocks.iter().map(|block| (*block == 'M').then_some(Recurrent::Mamba(sizes))).collect());
+        }
         if self.has_delta_nets() {
             let size = |key: &str, usual: usize| Ok::<_, Error>(json.size(key)?.unwrap_or(usual));
             let sizes = DeltaSizes {
@@ -119,6 +131,15 @@ impl Family {
         Ok((0..layers).map(|layer| (!has_attention(layer)).then_some(Recurrent::ShortConv(width))).collect())
     }
 
+    /// Returns the parts of each layer.
+    pub(super) fn parts(self, json: Fields<'_>, layers: usize) -> Result<Vec<LayerParts>> {
+        if self != Family::NemotronH {
+            return Ok(vec![LayerParts::Both; layers]);
+        }
+        let part = |block: &char| if ['M', '*'].contains(block) { LayerParts::Mixer } else { LayerParts::Mlp };
+        Ok(blocks(json, layers)?.iter().map(part).collect())
+    }
+
     pub(super) fn has_delta_nets(self) -> bool {
         matches!(self, Family::Qwen3_5 | Family::Qwen3_5Moe | Family::Qwen3Next)
     }
@@ -146,6 +167,14 @@ impl Family {
             ("post_feedforward_layernorm", "post_ffn_norm"),
         ];
         const BEFORE: [(&str, &str); 1] = [("post_attention_layernorm", "ffn_norm")];
+        if self == Family::NemotronH {
+            let norms = ["input_layernorm", "post_attention_layernorm"];
+            if let Some(rest) = norms.iter().find_map(|norm| part.strip_prefix(norm)) {
+                return format!("norm{rest}");
+            }
+            let rest = ["self_attn.", "mamba.", "mlp."].iter().find_map(|prefix| part.strip_prefix(prefix));
+            return rest.map_or_else(|| part.to_string(), |rest| format!("mixer.{rest}"));
+        }
         let of_attention = OF_ATTENTION.iter().filter(|_| self != Family::Lfm3);
         let norms = if places == Places::Around { &AROUND[..] } else { &BEFORE[..] };
         let own = OF_ALL.iter().chain(of_attention).chain(norms).filter(|_| self.has_convolutions());
@@ -214,6 +243,7 @@ impl Family {
         };
         Ok(match self.row().rotates {
             Rotates::Everywhere => vec![true; layers],
+            Rotates::Nowhere => vec![false; layers],
             Rotates::WhereItSlides => sliding.to_vec(),
             Rotates::IfSaid => vec![json.word("position_embedding_type") == Some("rope"); layers],
             Rotates::ListedOrByInterval => {
@@ -252,6 +282,7 @@ impl Family {
                 None => first(usual),
             },
             Dense::First(usual) => first(usual),
+            Dense::InPattern => Ok(blocks(json, layers)?.iter().map(|block| *block == '-').collect()),
             Dense::FirstOf(field, usual) => {
                 let first = json.size(field)?.unwrap_or(usual);
                 Ok((0..layers).map(|layer| layer < first).collect())
@@ -267,6 +298,7 @@ impl Family {
         match json.word(key).unwrap_or(default) {
             "silu" => Ok(Activation::Silu),
             "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
+            "relu2" if self == Family::NemotronH => Ok(Activation::Relu2),
             other => {
                 Err(Error::unsupported(format!("found `{other:.40}`, expected silu or gelu_pytorch_tanh")).tensor(key))
             }
@@ -299,6 +331,26 @@ fn mamba_layers(json: Fields<'_>, layers: usize) -> Result<Vec<Option<Recurrent>
         kind == "attention" || kind == "full_attention"
     };
     Ok((0..layers).map(|layer| (!has_attention(layer)).then_some(Recurrent::Mamba(sizes))).collect())
+}
+
+/// Returns the letters of the blocks of Nemotron-H, or the words of newer files as letters.
+fn blocks(json: Fields<'_>, layers: usize) -> Result<Vec<char>> {
+    const WORDS: [(&str, char); 4] = [("mamba", 'M'), ("attention", '*'), ("mlp", '-'), ("moe", 'E')];
+    let letters: Vec<char> = match (json.word("hybrid_override_pattern"), json.0["layers_block_type"].as_array()) {
+        (Some(pattern), _) => pattern.chars().collect(),
+        (None, Some(types)) => {
+            let letter = |kind: &serde_json::Value| WORDS.iter().find(|(word, _)| kind == word).map(|word| word.1);
+            types.iter().filter_map(letter).collect()
+        }
+        (None, None) => Vec::new(),
+    };
+    match letters.len() == layers {
+        true => Ok(letters),
+        false => {
+            let found = format!("found {} blocks, expected one for each of {layers} layers", letters.len());
+            Err(Error::corrupt(found).tensor("hybrid_override_pattern"))
+        }
+    }
 }
 
 /// Returns true for Gemma 4 with one decoder for all modalities, whose defaults differ.

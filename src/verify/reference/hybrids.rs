@@ -107,6 +107,23 @@ pub(super) const QWEN3_NEXT: Row = Row {
     activation: ("hidden_act", "silu"),
 };
 
+pub(super) const NEMOTRON_H: Row = Row {
+    names: &["NemotronHForCausalLM", "nemotron_h"],
+    family: Family::NemotronH,
+    norms: (NormKind::Rms, Places::Before, QkNorm::None),
+    rotation: (Share::Whole, PairRule::Halves),
+    is_latent: false,
+    is_tied: false,
+    theta: 10_000.0,
+    eps: 1e-5,
+    heads: (Some(8), Some(128)),
+    window: None,
+    slides: Slides::Nowhere,
+    rotates: Rotates::Nowhere,
+    dense: Dense::InPattern,
+    activation: ("mlp_hidden_act", "relu2"),
+};
+
 pub(super) const GRANITE_HYBRID: Row = Row {
     names: &["GraniteMoeHybridForCausalLM", "granitemoehybrid"],
     family: Family::GraniteHybrid,

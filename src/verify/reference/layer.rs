@@ -1,7 +1,7 @@
 //! One decoder layer of the reference: norms, attention, MLP, and their sums.
 
 use super::attention::{Attention, KeysValues};
-use super::config::{Places, Recurrent};
+use super::config::{LayerParts, Places, Recurrent};
 use super::conv::ShortConv;
 use super::delta::DeltaNet;
 use super::linear::WeightSource;
@@ -9,7 +9,7 @@ use super::mamba::Mamba;
 use super::mlp::Mlp;
 use super::norm::Norm;
 use super::per_layer::PerLayer;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use candle_core::Tensor;
 use std::collections::HashMap;
 
@@ -29,8 +29,9 @@ pub(super) struct TextState {
 pub(super) struct Layer<'a> {
     source: WeightSource<'a>,
     norms: Norms,
-    mixer: Mixer<'a>,
-    mlp: Mlp<'a>,
+    /// Part that reads other positions, if the layer has one.
+    mixer: Option<Mixer<'a>>,
+    mlp: Option<Mlp<'a>>,
     per_layer: Option<PerLayer<'a>>,
     /// Factor of the output: `(1)`.
     scalar: Option<Tensor>,
@@ -58,7 +59,12 @@ impl Norms {
         let before = |name: &str| source.norm(name, norms.eps).map(Some);
         let after = |name: &str| source.norm(name, norms.eps_after).map(Some);
         let (before_attention, after_attention, before_mlp, after_mlp) = match norms.places {
-            Places::Before => (before("input_layernorm")?, None, before("post_attention_layernorm")?, None),
+            Places::Before => {
+                let parts = source.config.layers[source.index].parts;
+                let mixer = if parts == LayerParts::Mlp { None } else { before("input_layernorm")? };
+                let mlp = if parts == LayerParts::Mixer { None } else { before("post_attention_layernorm")? };
+                (mixer, None, mlp, None)
+            }
             Places::After => (None, after("post_attention_layernorm")?, None, after("post_feedforward_layernorm")?),
             Places::Around => (
                 before("input_layernorm")?,
@@ -75,16 +81,20 @@ impl Norms {
 impl<'a> Layer<'a> {
     pub fn load(source: WeightSource<'a>) -> Result<Layer<'a>> {
         let has_per_layer = source.config.per_layer_width > 0;
-        Ok(Layer {
-            source,
-            norms: Norms::load(source)?,
-            mixer: match source.config.layers[source.index].recurrent {
+        let layer = &source.config.layers[source.index];
+        let mixer = || {
+            Ok::<_, Error>(match layer.recurrent {
                 Some(Recurrent::ShortConv(width)) => Mixer::ShortConv(ShortConv::load(source, width)?),
                 Some(Recurrent::Mamba(sizes)) => Mixer::Mamba(Box::new(Mamba::load(source, sizes)?)),
                 Some(Recurrent::DeltaNet(sizes)) => Mixer::DeltaNet(Box::new(DeltaNet::load(source, sizes)?)),
                 None => Mixer::Attention(Attention::load(source)?),
-            },
-            mlp: Mlp::load(source)?,
+            })
+        };
+        Ok(Layer {
+            source,
+            norms: Norms::load(source)?,
+            mixer: (layer.parts != LayerParts::Mlp).then(mixer).transpose()?,
+            mlp: (layer.parts != LayerParts::Mixer).then(|| Mlp::load(source)).transpose()?,
             per_layer: has_per_layer.then(|| PerLayer::load(source)).transpose()?,
             scalar: source.find("layer_scalar")?,
         })
@@ -93,20 +103,23 @@ impl<'a> Layer<'a> {
     /// Computes the layer and replaces the hidden state of the text.
     pub fn forward(&self, state: &mut TextState) -> Result<()> {
         let normed = self.normed(&state.x, &self.norms.before_attention)?;
-        let mixed = match &self.mixer {
-            Mixer::Attention(attention) => attention.forward(&normed, state)?,
-            Mixer::ShortConv(conv) => conv.forward(&normed)?,
-            Mixer::DeltaNet(net) => net.forward(&normed)?,
-            Mixer::Mamba(mamba) => mamba.forward(&normed)?,
-        };
-        let y = self.normed(&mixed, &self.norms.after_attention)?;
-        let x = self.sum(&state.x, y)?;
-        let normed = match self.source.config.norms.places {
-            Places::Common => normed,
-            _ => self.normed(&x, &self.norms.before_mlp)?,
-        };
-        let y = self.normed(&self.mlp.forward(&normed, &x)?, &self.norms.after_mlp)?;
-        let mut x = self.sum(&x, y)?;
+        let mut x = state.x.clone();
+        if let Some(mixer) = &self.mixer {
+            let mixed = match mixer {
+                Mixer::Attention(attention) => attention.forward(&normed, state)?,
+                Mixer::ShortConv(conv) => conv.forward(&normed)?,
+                Mixer::DeltaNet(net) => net.forward(&normed)?,
+                Mixer::Mamba(mamba) => mamba.forward(&normed)?,
+            };
+            x = self.sum(&x, self.normed(&mixed, &self.norms.after_attention)?)?;
+        }
+        if let Some(mlp) = &self.mlp {
+            let normed = match self.source.config.norms.places {
+                Places::Common => normed,
+                _ => self.normed(&x, &self.norms.before_mlp)?,
+            };
+            x = self.sum(&x, self.normed(&mlp.forward(&normed, &x)?, &self.norms.after_mlp)?)?;
+        }
         if let (Some(per_layer), Some(inputs)) = (&self.per_layer, &state.per_layer) {
             let y = per_layer.forward(&x, &inputs.get(self.source.index)?)?;
             x = self.source.round((x + y)?)?;

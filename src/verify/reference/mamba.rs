@@ -1,4 +1,4 @@
-//! Mamba-2 of the reference (`GraniteMoeHybridMambaLayer`): the recurrence token by token, in f64.
+//! Mamba-2 of the reference (`GraniteMoeHybridMambaLayer`, `NemotronHMamba2Mixer`): the recurrence token by token, in f64.
 
 use super::config::MambaSizes;
 use super::linear::{Linear, WeightSource};
@@ -35,7 +35,7 @@ impl<'a> Mamba<'a> {
             first += rows;
         }
         let wide = |part: &str| -> Result<Vec<f64>> {
-            let numbers = source.weights.get(&source.name(&format!("mamba.{part}")), RefDtype::F32)?;
+            let numbers = source.weights.get(&source.stored(&format!("mamba.{part}")), RefDtype::F32)?;
             Ok(numbers.to_dtype(DType::F64)?.to_vec1()?)
         };
         let kernel = source.get("mamba.conv1d.weight")?;
@@ -94,8 +94,11 @@ impl<'a> Mamba<'a> {
         }
         let out = Tensor::from_vec(out, (tokens, values), &Device::Cpu)?;
         let gated = (out * silu(&projected[0].to_dtype(DType::F64)?, 1.0)?)?;
-        let mean = (gated.sqr()?.mean_keepdim(1)? + self.eps)?;
-        let normed = round(gated.broadcast_div(&mean.sqrt()?)?.to_dtype(dtype)?)?;
+        // Each group has a norm of its own.
+        let gated = gated.reshape((tokens, groups, values / groups))?;
+        let mean = (gated.sqr()?.mean_keepdim(2)? + self.eps)?;
+        let normed = gated.broadcast_div(&mean.sqrt()?)?.reshape((tokens, values))?;
+        let normed = round(normed.to_dtype(dtype)?)?;
         round(self.output.forward(&round(normed.broadcast_mul(&self.norm)?)?)?)
     }
 

@@ -13,10 +13,10 @@ pub(super) enum Mlp<'a> {
     Beside(Box<Beside<'a>>),
 }
 
-/// Dense MLP: `down(act(gate(x)) * up(x))`.
+/// Dense MLP: `down(act(gate(x)) * up(x))`, or `down(act(up(x)))`.
 pub(super) struct Dense<'a> {
     pub source: WeightSource<'a>,
-    pub gate: Linear,
+    pub gate: Option<Linear>,
     pub up: Linear,
     pub down: Linear,
 }
@@ -68,21 +68,25 @@ impl<'a> Dense<'a> {
         let (gate, up) = if source.has(&format!("{fused}.weight")) {
             let both = source.plain(fused)?;
             let half = both.weight.dim(0)? / 2;
-            (both.rows(0, half)?, both.rows(half, half)?)
+            (Some(both.rows(0, half)?), both.rows(half, half)?)
         } else {
-            (source.plain("mlp.gate_proj")?, source.plain("mlp.up_proj")?)
+            let gate = (source.config.activation != Activation::Relu2).then(|| source.plain("mlp.gate_proj"));
+            (gate.transpose()?, source.plain("mlp.up_proj")?)
         };
         Ok(Dense {
             source,
-            gate: changed(gate, "gate_proj")?,
+            gate: gate.map(|gate| changed(gate, "gate_proj")).transpose()?,
             up: changed(up, "up_proj")?,
             down: changed(source.plain(down)?, "down_proj")?,
         })
     }
 
     pub fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        let gate = self.source.round(self.gate.forward(x)?)?;
         let up = self.source.round(self.up.forward(x)?)?;
+        let gate = match &self.gate {
+            Some(gate) => self.source.round(gate.forward(x)?)?,
+            None => up.clone(),
+        };
         let inner = gated(self.source.config.activation, &gate, &up)?;
         self.source.round(self.down.forward(&self.source.round(inner)?)?)
     }
@@ -98,6 +102,7 @@ pub(super) fn gated(activation: Activation, gate: &Tensor, up: &Tensor) -> candl
             let up = up.clamp(-limit, limit)?;
             (up + 1.0)? * silu(&gate, 1.702)?
         }
+        Activation::Relu2 => up.relu()?.sqr(),
     }
 }
 

@@ -3,7 +3,7 @@
 use super::family::Family;
 use super::family::Family::{
     DeepseekV2, DeepseekV3, Gemma4, Glm4Moe, Glm4MoeLite, GptOss, GraniteHybrid, Lfm2Moe, MiniMaxM2, Mistral4, Mixtral,
-    Qwen3_5Moe, Qwen3Moe, Qwen3Next, Qwen3VlMoe,
+    NemotronH, Qwen3_5Moe, Qwen3Moe, Qwen3Next, Qwen3VlMoe,
 };
 use super::fields::Fields;
 use super::norm::{sigmoid, softmax};
@@ -104,6 +104,7 @@ impl Routing {
             DeepseekV3 => Routing { sigmoid: true, ..deep(json, &usual(256, 8, (8, 4), 2.5))? },
             Glm4Moe => Routing { sigmoid: true, ..deep(json, &usual(128, 8, (1, 1), 1.0))? },
             Glm4MoeLite => Routing { sigmoid: true, ..deep(json, &usual(64, 4, (1, 1), 1.8))? },
+            NemotronH => Routing { sigmoid: true, ..deep(json, &usual(0, 8, (1, 1), 1.0))? },
             Mistral4 => Routing { wide: false, ..deep(json, &usual(128, 4, (1, 1), 1.0))? },
             DeepseekV2 => {
                 let routing = deep(json, &usual(64, 6, (1, 1), 1.0))?;

@@ -45,6 +45,7 @@ pub(super) enum Slides {
 #[derive(Clone, Copy)]
 pub(super) enum Rotates {
     Everywhere,
+    Nowhere,
     /// Layers with sliding-window attention.
     WhereItSlides,
     /// All, if `position_embedding_type` is `rope`.
@@ -67,4 +68,6 @@ pub(super) enum Dense {
     First(usize),
     /// The first ones: as many as this field says, or n.
     FirstOf(&'static str, usize),
+    /// Layers with `-` in `hybrid_override_pattern`.
+    InPattern,
 }

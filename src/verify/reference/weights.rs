@@ -183,7 +183,13 @@ impl Weights {
 /// Returns the names that a tensor of a language model may have in a checkpoint.
 fn possible(name: &str) -> impl Iterator<Item = String> {
     let inside = name.strip_prefix("model.").map(|rest| format!("model.language_model.{rest}"));
-    [Some(name.to_string()), inside, Some(format!("language_model.{name}"))].into_iter().flatten()
+    // Nemotron-H.
+    let in_backbone = name.strip_prefix("model.").map(|rest| match rest {
+        "embed_tokens.weight" => "backbone.embeddings.weight".to_string(),
+        "norm.weight" => "backbone.norm_f.weight".to_string(),
+        rest => format!("backbone.{rest}"),
+    });
+    [Some(name.to_string()), inside, Some(format!("language_model.{name}")), in_backbone].into_iter().flatten()
 }
 
 fn entry<'a>(view: &TensorView<'a>, index: usize) -> Result<(Vec<usize>, &'a [u8])> {

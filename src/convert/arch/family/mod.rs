@@ -6,6 +6,7 @@ use super::expected::ExpectedTensor;
 use super::fields::Fields;
 use super::granite;
 use super::lfm;
+use super::nemotron;
 use super::qwen_next;
 use super::rope::{self, AXES, GROWTH, LOCAL_BASE, PARTIAL};
 use super::row::{Arch, TIED};
@@ -101,6 +102,8 @@ pub const FOREIGN: &[(&str, Neutral)] = &[
     (lfm::GATE, Neutral::Off),
     (qwen_next::VALUE_HEADS, Neutral::Absent),
     (granite::MAMBA_HEADS, Neutral::Absent),
+    (nemotron::PATTERN, Neutral::Absent),
+    (nemotron::LATENT, Neutral::Off),
     (qwen_next::INTERVAL, Neutral::One),
     (qwen_next::OUTPUT_GATE, Neutral::Off),
 ];
@@ -178,17 +181,13 @@ pub fn decoder(arch: &Arch, config: &Fields) -> Result<ModelConfig> {
     let n_heads = count_or(config, "num_attention_heads", arch.n_heads)?;
     let head_dim = head_dim(config, arch.head_dim, hidden, n_heads)?;
     let max_context = config.count_opt("max_position_embeddings")?.unwrap_or(arch.max_context);
-    let n_kv_heads = match config.count_opt("num_key_value_heads")? {
-        None if config.is_null("num_key_value_heads") => n_heads,
-        given => given.or(arch.n_kv_heads).unwrap_or(n_heads),
-    };
     let bias = bias(arch, config, "attention_bias", arch.attention_bias)?;
     Ok(ModelConfig {
         architecture: arch.class.to_string(),
         hidden,
         n_layers,
         n_heads,
-        n_kv_heads,
+        n_kv_heads: kv_heads(arch, config, n_heads)?,
         head_dim,
         vocab: count_or(config, "vocab_size", arch.vocab)?,
         max_context,
@@ -226,10 +225,19 @@ pub fn decoder(arch: &Arch, config: &Fields) -> Result<ModelConfig> {
         mlp: (arch.mlp)(arch, config)?,
         dense_layers: None,
         recurrent: None,
+        mlp_layers: None,
         exceptions: Vec::new(),
         tied_embeddings: config.flag(TIED, arch.tied)?,
         bos: None,
         eos: Vec::new(),
+    })
+}
+
+/// Reads the number of key/value heads. If the field is null, it is that of the query heads.
+fn kv_heads(arch: &Arch, config: &Fields, n_heads: usize) -> Result<usize> {
+    Ok(match config.count_opt("num_key_value_heads")? {
+        None if config.is_null("num_key_value_heads") => n_heads,
+        given => given.or(arch.n_kv_heads).unwrap_or(n_heads),
     })
 }
 

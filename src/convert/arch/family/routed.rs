@@ -92,7 +92,7 @@ pub fn dense_layers(config: &Fields, model: &mut ModelConfig, first: usize) -> R
         return Ok(());
     }
     let intermediate = config.count("intermediate_size")?;
-    let (Mlp::Moe { activation, .. } | Mlp::Dense { activation, .. }) = model.mlp;
+    let activation = model.mlp.activation();
     if layers.len() == model.n_layers {
         model.mlp = Mlp::Dense { intermediate, activation, bias: false };
     } else {
