@@ -166,7 +166,7 @@ fn description(pack: &Path) -> ModelConfig {
 
 #[test]
 fn further_families_come_back_with_the_same_description_weights_and_logits() {
-    // llama.cpp does not know LFM3, Nemotron-H is not exported, and Granite 4 comes back in another layout.
+    // llama.cpp does not know LFM3, and Mamba-2 comes back in another layout.
     let others = ["lfm3", "granite4h", "nemotronh"];
     for name in FAMILIES.into_iter().filter(|name| !others.contains(name) && !DELTA_NETS.contains(name)) {
         let pack = packed(name);
@@ -189,7 +189,7 @@ fn ids_of(trace: &str) -> Vec<serde_json::Value> {
 
 #[test]
 fn linear_attention_comes_back_in_the_layout_of_gguf_and_leaves_as_the_same_file() {
-    for name in DELTA_NETS[..3].iter().chain(&["granite4h"]) {
+    for name in DELTA_NETS[..3].iter().chain(&["granite4h", "nemotronh"]) {
         for rules in [None, Some(r#""scheme":"q4_0""#)] {
             let dir = TempDir::new().unwrap();
             let (checkpoint, map, pack) = (fixture(name), dir.path().join("rules.json"), dir.path().join("pack"));

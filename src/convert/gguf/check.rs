@@ -47,6 +47,10 @@ fn mlp_checks(model: &ModelConfig, family: &Family) -> Vec<Check> {
         Mlp::Moe { selection, shared, intermediate, .. } if family.routed_experts => {
             (is_deep(&selection), shared.is_some_and(|shared| is_multiple(shared, intermediate)))
         }
+        Mlp::Moe { selection, shared, .. } if family.has_single_blocks() => (
+            selection == Selection { sigmoid: true, bias: true, scale: selection.scale, ..Selection::default() },
+            shared.is_some_and(|shared| !shared.gate && !shared.norms),
+        ),
         Mlp::Moe { selection, .. } if family.has_sigmoid_experts() => {
             (selection == Selection { sigmoid: true, bias: true, ..Selection::default() }, true)
         }
@@ -73,7 +77,7 @@ fn mlp_checks(model: &ModelConfig, family: &Family) -> Vec<Check> {
         ),
         (
             "mlp.router_softmax",
-            family.routed_experts || !all_experts,
+            family.routed_experts || family.has_single_blocks() || !all_experts,
             "weights of experts that do not sum to one".into(),
         ),
         ("mlp.selection", selection, "another choice of experts".into()),
@@ -172,6 +176,7 @@ fn layer_checks(model: &ModelConfig, family: &Family) -> Vec<Check> {
         Unrotated::EveryFourth => !(layer + 1).is_multiple_of(4),
         Unrotated::WithoutWindow => model.layer(layer).window().is_some(),
         Unrotated::Everywhere => model.heads().all(|heads| heads.rotary.is_some()),
+        Unrotated::Always => false,
     };
     let heads = |layer: usize| model.layer(layer).heads().copied();
     let rotated = (0..model.n_layers).all(|n| heads(n).is_none_or(|heads| heads.rotary.is_some() == is_rotated(n)));
@@ -198,9 +203,12 @@ fn layer_checks(model: &ModelConfig, family: &Family) -> Vec<Check> {
     };
     let plain_convolution = model.recurrent.as_ref().is_none_or(|recurrent| match recurrent.mixer {
         Recurrent::ShortConv(ShortConv { width, bias }) => width > 1 && !bias,
+        // In Granite 4, llama.cpp supports heads that together are twice as wide as the residual stream.
+        Recurrent::Mamba2(mamba) => {
+            let fits = family.has_single_blocks() || mamba.values() == 2 * model.hidden;
+            fits && !mamba.bias && mamba.width > 1
+        }
         // llama.cpp has one width for keys and values, and a window of at least two positions.
-        // llama.cpp supports heads that together are twice as wide as the residual stream.
-        Recurrent::Mamba2(mamba) => mamba.values() == 2 * model.hidden && !mamba.bias && mamba.width > 1,
         Recurrent::GatedDeltaNet(net) => net.key_dim == net.value_dim && net.width > 1,
     });
     vec![

@@ -156,6 +156,8 @@ impl<'a> Writer<'a> {
         self.put("num_attention_heads", heads);
         if self.family.has_convolutions() {
             self.convolutions(layers)?;
+        } else if self.family.has_single_blocks() {
+            self.single_blocks(layers, experts > 0)?;
         } else if self.family.has_mamba() {
             self.mamba(layers)?;
         } else if !self.family.has_layer_sizes() {
@@ -262,6 +264,9 @@ impl<'a> Writer<'a> {
     }
 
     fn activation(&mut self, model: &Dimensions) {
+        if self.family.activation == Activation::Relu2 {
+            return self.put("mlp_hidden_act", "relu2");
+        }
         if self.family.activation != Activation::GeluTanh {
             return self.put("hidden_act", "silu");
         }
@@ -275,6 +280,9 @@ impl<'a> Writer<'a> {
     fn mlp(&mut self, model: &Dimensions) -> Result<()> {
         if self.family.has_layer_sizes() || self.family.routed_experts {
             return self.deep_mlp(model);
+        }
+        if self.family.has_single_blocks() {
+            return self.mlp_of_single_blocks(model);
         }
         if model.experts == 0 {
             if self.family.has_mamba() {

@@ -86,21 +86,85 @@ impl Writer<'_> {
     /// Writes the layers with Mamba-2, and their sizes.
     pub(super) fn mamba(&mut self, layers: usize) -> Result<()> {
         self.recurrent_layers(layers, "mamba")?;
+        let (heads, width) = self.heads_of_values()?;
+        self.put("mamba_n_heads", heads);
+        self.put("mamba_d_head", width);
+        self.put("mamba_n_groups", self.count("ssm.group_count")?);
+        self.put("mamba_d_state", self.count("ssm.state_size")?);
+        self.put("mamba_d_conv", self.count("ssm.conv_kernel")?);
+        self.put("mamba_conv_bias", self.has_conv_bias());
+        // As in llama.cpp, an absent key means that attention rotates.
+        let rotates = self.gguf.metadata.flag_opt(&self.key("rope.scaling.finetuned"))?.unwrap_or(true);
+        self.put("position_embedding_type", if rotates { "rope" } else { "nope" });
+        Ok(())
+    }
+
+    /// Writes the block of each layer of Nemotron-H, and the sizes of Mamba-2. As in llama.cpp, a layer with key/value
+    /// heads is attention, and another one with a width of an MLP is an MLP or experts.
+    pub(super) fn single_blocks(&mut self, layers: usize, has_experts: bool) -> Result<()> {
+        self.recurrent_layers(layers, "mamba")?;
+        let heads = self.counts("attention.head_count_kv", layers)?;
+        let widths = self.counts("feed_forward_length", layers)?;
+        let block = |(heads, width): (&usize, &usize)| match (*heads > 0, *width > 0) {
+            (true, _) => '*',
+            (false, true) if has_experts => 'E',
+            (false, true) => '-',
+            (false, false) => 'M',
+        };
+        self.put("hybrid_override_pattern", heads.iter().zip(&widths).map(block).collect::<String>());
+        let (heads, width) = self.heads_of_values()?;
+        self.put("mamba_num_heads", heads);
+        self.put("mamba_head_dim", width);
+        self.put("n_groups", self.count("ssm.group_count")?);
+        self.put("ssm_state_size", self.count("ssm.state_size")?);
+        self.put("conv_kernel", self.count("ssm.conv_kernel")?);
+        self.put("use_conv_bias", self.has_conv_bias());
+        let eps = "attention.layer_norm_rms_epsilon";
+        self.put("layer_norm_epsilon", required(&self.key(eps), self.number_opt(eps)?)?);
+        Ok(())
+    }
+
+    /// Writes the MLPs or the experts of Nemotron-H.
+    pub(super) fn mlp_of_single_blocks(&mut self, model: &Dimensions) -> Result<()> {
+        if model.experts == 0 {
+            let widths = self.counts("feed_forward_length", model.layers)?;
+            let mut others = widths.iter().filter(|width| **width > 0);
+            let usual = others.next().copied().unwrap_or(1);
+            if others.any(|width| *width != usual) {
+                let found = format!("found {widths:?}, expected one width for all MLPs");
+                return Err(Error::unsupported(found).tensor(self.key("feed_forward_length")));
+            }
+            self.put("intermediate_size", usual);
+            return Ok(());
+        }
+        self.put("n_routed_experts", model.experts);
+        self.put("num_experts_per_tok", self.count("expert_used_count")?);
+        self.put("moe_intermediate_size", self.count("expert_feed_forward_length")?);
+        let shared = self.count_opt("expert_shared_feed_forward_length")?.filter(|width| *width > 0);
+        self.put("n_shared_experts", usize::from(shared.is_some()));
+        self.put("moe_shared_expert_intermediate_size", shared.unwrap_or(0));
+        self.put("norm_topk_prob", self.gguf.metadata.flag_opt(&self.key("expert_weights_norm"))?.unwrap_or(false));
+        let scale = self.number_opt("expert_weights_scale")?.filter(|scale| *scale != 0.0);
+        self.put("routed_scaling_factor", scale.unwrap_or(1.0));
+        self.put("moe_latent_size", self.count_opt("moe_latent_size")?.unwrap_or(0));
+        for (field, leaf) in [("n_group", "expert_group_count"), ("topk_group", "expert_group_used_count")] {
+            self.put(field, self.count_opt(leaf)?.unwrap_or(1));
+        }
+        Ok(())
+    }
+
+    /// Returns the number and the width of the value heads of Mamba-2 or of gated delta nets.
+    fn heads_of_values(&self) -> Result<(usize, usize)> {
         let (heads, values) = (self.count("ssm.time_step_rank")?, self.count("ssm.inner_size")?);
         if heads == 0 || !values.is_multiple_of(heads) {
             let found = format!("found {values}, expected a multiple of {heads} heads");
             return Err(Error::corrupt(found).tensor(self.key("ssm.inner_size")));
         }
-        self.put("mamba_n_heads", heads);
-        self.put("mamba_d_head", values / heads);
-        self.put("mamba_n_groups", self.count("ssm.group_count")?);
-        self.put("mamba_d_state", self.count("ssm.state_size")?);
-        self.put("mamba_d_conv", self.count("ssm.conv_kernel")?);
-        self.put("mamba_conv_bias", self.gguf.tensors.iter().any(|tensor| tensor.name.ends_with(".ssm_conv1d.bias")));
-        // As in llama.cpp, an absent key means that attention rotates.
-        let rotates = self.gguf.metadata.flag_opt(&self.key("rope.scaling.finetuned"))?.unwrap_or(true);
-        self.put("position_embedding_type", if rotates { "rope" } else { "nope" });
-        Ok(())
+        Ok((heads, values / heads))
+    }
+
+    fn has_conv_bias(&self) -> bool {
+        self.gguf.tensors.iter().any(|tensor| tensor.name.ends_with(".ssm_conv1d.bias"))
     }
 
     /// Writes the layers with gated short convolutions, and the sizes that other fields of the family hold.
@@ -132,15 +196,11 @@ impl Writer<'_> {
         };
         let kind = |recurrent: &bool| if *recurrent { "linear_attention" } else { "full_attention" };
         self.put("layer_types", recurrent.iter().map(kind).collect::<Vec<_>>());
-        let (heads, values) = (self.count("ssm.time_step_rank")?, self.count("ssm.inner_size")?);
-        if heads == 0 || !values.is_multiple_of(heads) {
-            let found = format!("found {values}, expected a multiple of {heads} heads");
-            return Err(Error::corrupt(found).tensor(self.key("ssm.inner_size")));
-        }
+        let (heads, width) = self.heads_of_values()?;
         self.put("linear_num_key_heads", self.count("ssm.group_count")?);
         self.put("linear_num_value_heads", heads);
         self.put("linear_key_head_dim", self.count("ssm.state_size")?);
-        self.put("linear_value_head_dim", values / heads);
+        self.put("linear_value_head_dim", width);
         self.put("linear_conv_kernel_dim", self.count("ssm.conv_kernel")?);
         Ok(())
     }

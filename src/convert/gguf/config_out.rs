@@ -44,6 +44,10 @@ pub fn describe(model: &ModelConfig, family: &Family) -> Result<GgufDescription>
     attention(model, family, &mut put);
     let eps = if model.norm_kind == NormKind::Layer { "layer_norm_epsilon" } else { "layer_norm_rms_epsilon" };
     put(&format!("attention.{eps}"), Meta::f32(model.norm_eps));
+    if family.has_single_blocks() {
+        // llama.cpp needs this key for another norm, which models without further layers do not have.
+        put("attention.layer_norm_epsilon", Meta::f32(model.norm_eps));
+    }
     let head_dim = model.rotated_head_dim(0);
     put("rope.dimension_count", count(model.rope.rotary_dim(head_dim)));
     put("rope.freq_base", Meta::f32(model.rope.theta as f32));
@@ -105,10 +109,13 @@ fn mlp(model: &ModelConfig, family: &Family, put: &mut impl FnMut(&str, Meta)) {
     if family.has_leading_dense() {
         put("leading_dense_block_count", count(model.dense_layers.as_ref().map_or(0, |dense| dense.layers.len())));
     }
-    if !family.routed_experts {
+    if !family.routed_experts && !family.has_single_blocks() {
         return;
     }
-    put("expert_shared_count", count(shared.map_or(0, |shared| shared.intermediate / intermediate)));
+    let number = |shared: SharedExpert| {
+        if family.has_single_blocks() { 1 } else { shared.intermediate / intermediate }
+    };
+    put("expert_shared_count", count(shared.map_or(0, number)));
     put("expert_weights_scale", Meta::f32(selection.scale));
     put("expert_weights_norm", Meta::bool(router_softmax == RouterSoftmax::Chosen));
     if let Some(groups) = selection.groups {

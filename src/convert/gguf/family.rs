@@ -4,7 +4,7 @@
 //! and which constants are built into llama.cpp.
 
 use crate::error::{Error, Result};
-use crate::model_config::{Activation, ModelConfig, QkNorm};
+use crate::model_config::{Activation, Mlp, ModelConfig, QkNorm};
 
 /// A model family: one value of `general.architecture`.
 #[derive(Debug)]
@@ -101,6 +101,8 @@ pub enum Unrotated {
     WithoutWindow,
     /// All, or none: a key says which.
     Everywhere,
+    /// All.
+    Always,
 }
 
 /// Meaning of the key `logit_scale`.
@@ -317,6 +319,8 @@ pub const FAMILIES: &[Family] = &[
         unrotated: Unrotated::Everywhere,
         ..named("granitehybrid")
     },
+    Family { dense: Some("NemotronHForCausalLM"), ..one_block("nemotron_h") },
+    Family { moe: Some("NemotronHForCausalLM"), may: &["mlp.selection", "mlp.shared"], ..one_block("nemotron_h_moe") },
     Family { dense: Some("Qwen3_5ForCausalLM"), ..delta("qwen35") },
     Family { moe: Some("Qwen3_5MoeForCausalLM"), may: &["mlp.shared", "mlp.shared.gate"], ..delta("qwen35moe") },
     Family { moe: Some("Qwen3NextForCausalLM"), may: &["mlp.shared", "mlp.shared.gate"], ..delta("qwen3next") },
@@ -375,6 +379,18 @@ const fn delta(name: &'static str) -> Family {
     }
 }
 
+/// Returns the common properties of the families whose layers are one block each.
+const fn one_block(name: &'static str) -> Family {
+    Family {
+        post_attention: "attn_norm",
+        biases: [true; 4],
+        activation: Activation::Relu2,
+        always: &["recurrent", "mlp_layers", "exceptions"],
+        unrotated: Unrotated::Always,
+        ..named(name)
+    }
+}
+
 impl Family {
     /// Returns the width whose inverse square root scales the attention scores: the head width, except in the largest
     /// models of some families.
@@ -399,8 +415,13 @@ impl Family {
     /// llama.cpp has no family for the architecture, or this program cannot export it.
     pub fn of_model(model: &ModelConfig) -> Result<&'static Family> {
         let class = model.architecture.as_str();
-        let found = FAMILIES.iter().find(|f| f.classes().any(|c| c == class));
-        found.ok_or_else(|| {
+        // Some classes have a family for models with experts and another one for those without.
+        let of_kind = |f: &&Family| match model.mlp {
+            Mlp::Dense { .. } => f.dense == Some(class),
+            Mlp::Moe { .. } => f.moe == Some(class),
+        };
+        let found = FAMILIES.iter().find(of_kind);
+        found.or_else(|| FAMILIES.iter().find(|f| f.classes().any(|c| c == class))).ok_or_else(|| {
             let expected = known(|f| f.classes().collect());
             Error::unsupported(format!("found {class}, which cannot be exported; expected one of {expected}"))
                 .tensor("architecture")
@@ -431,9 +452,14 @@ impl Family {
         self.always_has("recurrent") && !self.has_delta_nets() && !self.has_mamba()
     }
 
-    /// Returns true for families with Mamba-2 (Granite 4).
+    /// Returns true for families with Mamba-2 (Granite 4, Nemotron-H).
     pub fn has_mamba(&self) -> bool {
-        self.always_has("recurrent") && self.factor_keys
+        self.always_has("recurrent") && self.factor_keys || self.has_single_blocks()
+    }
+
+    /// Returns true for families whose layers are one block each (Nemotron-H).
+    pub fn has_single_blocks(&self) -> bool {
+        self.always_has("mlp_layers")
     }
 
     /// Returns true for families with gated delta nets (Qwen3.5, Qwen3-Next).

@@ -56,7 +56,7 @@ pub enum RowOrder {
     TiledColumns(TiledHeads),
     /// One row as a vector.
     Row,
-    /// A vector as a matrix of one column.
+    /// A vector as a matrix, row after row.
     Column,
     /// Two halves whose rows alternate in the canonical tensor: GGUF rows 0 to n - 1 are its even rows, rows n to
     /// 2n - 1 its odd ones. The field is n.
@@ -239,7 +239,11 @@ pub fn map(
         Recurrent::GatedDeltaNet(net) => Some(*net),
         Recurrent::ShortConv(_) | Recurrent::Mamba2(_) => None,
     });
-    let mapper = Mapper { family, model, expected, fused: &fused, net };
+    let groups = model.layers().find_map(|layer| match layer.recurrent()? {
+        Recurrent::Mamba2(mamba) => Some(mamba.groups),
+        Recurrent::ShortConv(_) | Recurrent::GatedDeltaNet(_) => None,
+    });
+    let mapper = Mapper { family, model, expected, fused: &fused, net, groups };
     let mut all = Vec::new();
     for position in 0..expected.len() {
         mapper.append(position, &mut all)?;
@@ -254,6 +258,8 @@ struct Mapper<'a> {
     fused: &'a dyn Fn(&str) -> bool,
     /// Sizes of gated delta nets, if the model has them.
     net: Option<GatedDeltaNet>,
+    /// Groups of heads of Mamba-2, if the model has it.
+    groups: Option<usize>,
 }
 
 impl Mapper<'_> {
@@ -358,8 +364,9 @@ impl Mapper<'_> {
                 mapped
             }
             "mamba.norm.weight" => {
-                let mut mapped = self.mapped(position, own()?, RowOrder::Same);
-                mapped.shape.insert(0, 1);
+                let groups = self.groups.unwrap_or(1);
+                let mut mapped = self.mapped(position, own()?, RowOrder::Column);
+                mapped.shape = vec![groups, mapped.shape[0] / groups];
                 mapped
             }
             _ => self.mapped(position, own()?, RowOrder::Same),

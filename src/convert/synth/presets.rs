@@ -23,6 +23,7 @@ const PRESETS: &[(&str, &str)] = &[
     ("qwen3.5-4b", include_str!("configs/qwen3.5-4b.json")),
     ("qwen3.6-35b-a3b", include_str!("configs/qwen3.6-35b-a3b.json")),
     ("lfm2-2.6b", include_str!("configs/lfm2-2.6b.json")),
+    ("nemotron-3-nano", include_str!("configs/nemotron-3-nano.json")),
     ("gpt-oss-20b", include_str!("configs/gpt-oss-20b.json")),
     ("gpt-oss-120b", include_str!("configs/gpt-oss-120b.json")),
 ];
@@ -56,7 +57,8 @@ pub fn of_text(config: &Value) -> Value {
     all
 }
 
-/// Changes the number of layers, and with it the per-layer lists (`layer_types` continues with its own period).
+/// Changes the number of layers, and with it the per-layer lists (`layer_types` continues with its own period, and so
+/// does the pattern of Nemotron-H).
 ///
 /// # Errors
 /// `layers` is out of range or the configuration is no JSON object.
@@ -80,6 +82,9 @@ pub fn with_layers(mut config: Value, layers: usize) -> Result<Value> {
         && !types.is_empty()
     {
         *types = types.iter().cycle().take(layers).cloned().collect();
+    }
+    if let Some(Value::String(pattern)) = object.get_mut("hybrid_override_pattern") {
+        *pattern = pattern.chars().cycle().take(layers).collect();
     }
     Ok(config)
 }
@@ -120,6 +125,8 @@ mod tests {
         let cut = with_layers(config("gpt-oss-20b").unwrap(), 3).unwrap();
         let types: Vec<_> = cut["layer_types"].as_array().unwrap().iter().map(|t| t.as_str().unwrap()).collect();
         assert_eq!(types, ["sliding_attention", "full_attention", "sliding_attention"]);
+        let cut = with_layers(config("nemotron-3-nano").unwrap(), 7).unwrap();
+        assert_eq!(cut["hybrid_override_pattern"], "MEMEM*E");
         for absurd in [0, usize::MAX] {
             assert!(with_layers(config("gpt-oss-20b").unwrap(), absurd).is_err());
         }

@@ -25,7 +25,7 @@ pub struct Q8Group {
     /// For each block, -8 times the sum of its codes. Kernels that add an offset of 8 to the weights, so that their
     /// codes become unsigned, add this number to the sum of products, which cancels the offset.
     pub starts: [i32; GROUP_BLOCKS],
-    /// The same for an offset of 128: a kernel that loads these numbers instead of shifting `starts` takes 4 % less time.
+    /// The same for an offset of 128: kernels that load these numbers instead of shifting `starts` take 4 % less time.
     pub wide_starts: [i32; GROUP_BLOCKS],
     /// Sum of `starts`.
     pub start: i32,

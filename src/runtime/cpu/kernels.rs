@@ -81,8 +81,8 @@ pub(super) const AHEAD: usize = 8192;
 /// Rectangle of a product whose items are tiles.
 #[derive(Clone, Copy)]
 pub(super) struct Tiles<'a> {
-    /// The part itself, because a copy of values that were stored just before would wait for these stores, which wait for
-    /// the results of the part before.
+    /// The part itself, because a copy of values that were stored just before would wait for these stores, which wait
+    /// for the results of the part before.
     pub part: &'a Rectangle<'a>,
     pub layout: &'a TileLayout,
     /// Bytes of `part.items` tiles.

@@ -1,4 +1,5 @@
-//! Mamba-2 of the reference (`GraniteMoeHybridMambaLayer`, `NemotronHMamba2Mixer`): the recurrence token by token, in f64.
+//! Mamba-2 of the reference (`GraniteMoeHybridMambaLayer`, `NemotronHMamba2Mixer`): the recurrence token by token, in
+//! f64.
 
 use super::config::MambaSizes;
 use super::linear::{Linear, WeightSource};

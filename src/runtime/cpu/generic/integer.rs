@@ -438,9 +438,9 @@ pub(super) const fn shape<I: Isa, W: Width>() -> IntegerShape {
 pub(super) trait Runs<I: Isa, W: Width, const N: usize, const C: usize> {
     /// Kind of the codes, which decides whether there are halves.
     const KIND: u8;
-    /// Adds the products of the next run to `totals`, by [`add_sums`] and, if there are minimums, [`add_minimums`], first
-    /// for the first half of a block and then for the second if these have their own scales. `blocks` share the groups
-    /// of scales from `scale` on and lie in the groups of activations `x`.
+    /// Adds the products of the next run to `totals`, by [`add_sums`] and, if there are minimums, [`add_minimums`],
+    /// first for the first half of a block and then for the second if these have their own scales. `blocks` share the
+    /// groups of scales from `scale` on and lie in the groups of activations `x`.
     ///
     /// # Safety
     /// The tiles have the blocks.
@@ -469,8 +469,8 @@ pub(super) fn add_sums<I: Isa, const N: usize, const C: usize>(
     }
 }
 
-/// Adds the sums of the activations of a block, or of a half of it, times minimums. These are those of the weights times
-/// [`Width::SUM_UNIT`].
+/// Adds the sums of the activations of a block, or of a half of it, times minimums. These are those of the weights
+/// times [`Width::SUM_UNIT`].
 #[inline(always)]
 pub(super) fn add_minimums<I: Isa, W: Width, const N: usize, const C: usize>(
     isa: I,
