@@ -269,22 +269,29 @@ pub const LAYER: &[LayerTensor] = &[
         moe(l).filter(|moe| moe.selection.bias).map(|moe| vec![moe.experts])
     }),
     experts("mlp.experts.gate_up_proj", "", LayerInput::Experts, |m, l| {
-        moe(l).filter(|_| is_gated(l)).map(|moe| vec![moe.experts, 2 * moe.width, m.hidden])
+        moe(l).filter(|_| is_gated(l)).map(|moe| vec![moe.experts, 2 * moe.width, moe.outer(m)])
     }),
     vector("mlp.experts.gate_up_proj_bias", "", Role::Bias, |_, l| {
         moe(l).filter(|moe| moe.bias && is_gated(l)).map(|moe| vec![moe.experts, 2 * moe.width])
     }),
     experts("mlp.experts.up_proj", "ffn_up_exps.weight", LayerInput::Experts, |m, l| {
-        moe(l).filter(|_| !is_gated(l)).map(|moe| vec![moe.experts, moe.width, m.hidden])
+        moe(l).filter(|_| !is_gated(l)).map(|moe| vec![moe.experts, moe.width, moe.outer(m)])
     }),
     vector("mlp.experts.up_proj_bias", "ffn_up_exps.bias", Role::Bias, |_, l| {
         moe(l).filter(|moe| moe.bias && !is_gated(l)).map(|moe| vec![moe.experts, moe.width])
     }),
     experts("mlp.experts.down_proj", "ffn_down_exps.weight", LayerInput::ExpertsMiddle, |m, l| {
-        moe(l).map(|moe| vec![moe.experts, m.hidden, moe.width])
+        moe(l).map(|moe| vec![moe.experts, moe.outer(m), moe.width])
     }),
     vector("mlp.experts.down_proj_bias", "ffn_down_exps.bias", Role::Bias, |m, l| {
-        moe(l).filter(|moe| moe.bias).map(|moe| vec![moe.experts, m.hidden])
+        moe(l).filter(|moe| moe.bias).map(|moe| vec![moe.experts, moe.outer(m)])
+    }),
+    // Projections to the narrower vector that experts read, and back from that which they write.
+    matrix("mlp.latent_down_proj.weight", "ffn_latent_down.weight", Role::Mlp, Target::LatentDown, MLP, |m, l| {
+        moe(l).and_then(|moe| moe.latent).map(|latent| vec![latent, m.hidden])
+    }),
+    matrix("mlp.latent_up_proj.weight", "ffn_latent_up.weight", Role::Mlp, Target::LatentUp, None, |m, l| {
+        moe(l).and_then(|moe| moe.latent).map(|latent| vec![m.hidden, latent])
     }),
     // An MLP beside the experts, and norms that both have.
     matrix(
@@ -436,13 +443,21 @@ struct Mixture {
     bias: bool,
     router_bias: bool,
     selection: Selection,
+    latent: Option<usize>,
+}
+
+impl Mixture {
+    /// Returns the width of the vectors that experts read and write.
+    fn outer(&self, model: &ModelConfig) -> usize {
+        self.latent.unwrap_or(model.hidden)
+    }
 }
 
 fn moe(layer: &LayerConfig) -> Option<Mixture> {
     match layer.mlp? {
         Mlp::Dense { .. } => None,
-        Mlp::Moe { experts, intermediate: width, bias, router_bias, selection, .. } => {
-            Some(Mixture { experts, width, bias, router_bias, selection })
+        Mlp::Moe { experts, intermediate: width, bias, router_bias, selection, latent, .. } => {
+            Some(Mixture { experts, width, bias, router_bias, selection, latent })
         }
     }
 }

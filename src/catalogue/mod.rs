@@ -32,6 +32,7 @@
 //! model.layers.N.mlp.router.{weight,bias}                    (experts, hidden) / (experts)
 //! model.layers.N.mlp.router.selection_bias                   (experts); added to scores for the choice of experts
 //! model.layers.N.mlp.shared_experts.{gate,up,down}_proj.weight   (out, in); an MLP beside the experts
+//! model.layers.N.mlp.latent_{down,up}_proj.weight            (out, in); to narrower vectors for the experts, and back
 //! model.layers.N.mlp.experts.{gate_up,down}_proj             (experts, out, in); gate and up rows alternate; `up_proj`
 //! model.layers.N.mlp.experts.{gate_up,down}_proj_bias        (experts, out)      where there are no gates
 //! model.layers.N.mlp.{experts.pre,experts.post,shared_experts.post}_layernorm.weight   (hidden)
@@ -233,11 +234,15 @@ pub enum Target {
     MixerDecay,
     /// Output projection of a recurrent mixer.
     MixerOutput,
+    /// Projection to the vector that experts read, where it is narrower than the residual stream.
+    LatentDown,
+    /// Projection of the output of such experts.
+    LatentUp,
 }
 
 impl Target {
     /// All targets.
-    pub const ALL: [Target; 22] = [
+    pub const ALL: [Target; 24] = [
         Target::Q,
         Target::K,
         Target::V,
@@ -260,6 +265,8 @@ impl Target {
         Target::MixerRate,
         Target::MixerDecay,
         Target::MixerOutput,
+        Target::LatentDown,
+        Target::LatentUp,
     ];
 }
 

@@ -221,6 +221,7 @@ impl ModelConfig {
             ("rope.pairs", self.ropes().any(|rope| rope.pairs != RotaryPairs::Halves)),
             ("mlp.selection", moe(|selection, _| *selection != Selection::default())),
             ("mlp.shared", moe(|_, shared| shared.is_some())),
+            ("mlp.latent", self.mlps().any(|mlp| matches!(mlp, Mlp::Moe { latent: Some(_), .. }))),
             ("mlp.shared.gate", moe(|_, shared| shared.is_some_and(|shared| shared.gate))),
         ];
         properties.into_iter().filter(|(_, found)| *found).map(|(name, _)| name)

@@ -34,6 +34,10 @@ pub enum Mlp {
         /// An MLP that computes every token, whose output is added to that of the experts.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         shared: Option<SharedExpert>,
+        /// Width of the vectors that experts read and write, if the model projects its own to narrower ones for them
+        /// and back (Nemotron 3 Super).
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        latent: Option<usize>,
     },
 }
 
@@ -139,8 +143,13 @@ impl Mlp {
     pub(super) fn validate(&self, name: &str) -> Result<()> {
         let (intermediate, activation) = match *self {
             Mlp::Dense { intermediate, activation, .. } => (intermediate, activation),
-            Mlp::Moe { experts, top_k, intermediate, activation, selection, shared, .. } => {
+            Mlp::Moe { experts, top_k, intermediate, activation, selection, shared, latent, .. } => {
                 selection.validate(name, experts, top_k)?;
+                let has_norms = shared.is_some_and(|shared| shared.norms);
+                if let Some(width) = latent.filter(|width| has_norms || !(1..=DIM_LIMIT).contains(width)) {
+                    let found = format!("found {width}, expected 1 to {DIM_LIMIT}, and no norms of experts");
+                    return Err(Error::corrupt(found).tensor(format!("{name}.latent")));
+                }
                 if let Some(SharedExpert { intermediate, .. }) = shared
                     && (intermediate == 0 || intermediate > DIM_LIMIT)
                 {

@@ -37,13 +37,13 @@ pub struct Experts {
     starts: Vec<usize>,
     /// Token of each row: `(n * top_k)`.
     tokens: Vec<u32>,
-    /// Inputs sorted by expert: `(n * top_k, hidden)`.
+    /// Inputs sorted by expert: `(n * top_k, hidden)`, or narrower.
     inputs: Acts,
     /// Outputs of the first product for a few experts: `(rows, 2 * intermediate)`, or half of it without gates.
     gate_up: Vec<f32>,
     /// Inputs of the second product for a few experts: `(rows, intermediate)`.
     middle: Acts,
-    /// Outputs sorted by expert: `(n * top_k, hidden)`.
+    /// Outputs sorted by expert, as wide as the inputs.
     outputs: Vec<f32>,
 }
 
@@ -58,8 +58,8 @@ pub(super) struct Mixture<'a> {
 }
 
 impl Experts {
-    /// Writes the output of the mixture, `(n, hidden)`, to `branch`. `x` is the normalized input of the experts,
-    /// `router_input` that of the router.
+    /// Writes the output of the mixture to `branch`, whose rows are as wide as those of `x`, the normalized input of
+    /// the experts; `router_input` is that of the router.
     ///
     /// # Errors
     /// A weight cannot be read.
@@ -82,7 +82,7 @@ impl Experts {
             needed.push(Form::F32);
         }
         self.inputs.gather(&model.cpu, x, &self.tokens, &needed);
-        self.outputs.resize(self.tokens.len() * model.config.hidden, 0.0);
+        self.outputs.resize(self.tokens.len() * x.k(), 0.0);
         let mut first = 0;
         while first + 1 < self.starts.len() {
             let fits = |until: &usize| self.starts[*until] - self.starts[first] <= ROWS;
@@ -90,7 +90,7 @@ impl Experts {
             self.compute(mixture, first..until, groups, observer.as_deref_mut())?;
             first = until;
         }
-        self.scatter(model, x.n(), branch);
+        self.scatter(model, x, branch);
         Ok(())
     }
 
@@ -159,19 +159,21 @@ impl Experts {
         see_experts(observer, site, experts.start, starts, |i| &self.middle.row(i - first)[..intermediate]);
         let down = &op.down[experts];
         forms(model, down).into_iter().for_each(|form| model.cpu.prepare(&mut self.middle, form));
-        let outputs = &mut self.outputs[first * model.config.hidden..until * model.config.hidden];
+        let outer = self.inputs.k();
+        let outputs = &mut self.outputs[first * outer..until * outer];
         products(model, down, &self.middle, &rows, (1, first), outputs)
     }
 
     /// Writes the weighted sum of each token's results, added in the order of choice.
-    fn scatter(&self, model: &Model, n: usize, branch: &mut Vec<f32>) {
-        let (hidden, top_k) = (model.config.hidden, self.choices.len() / n);
-        branch.resize(n * hidden, 0.0);
-        model.cpu.for_rows(branch, hidden, |token, x| {
+    fn scatter(&self, model: &Model, inputs: &Acts, branch: &mut Vec<f32>) {
+        let (n, outer) = (inputs.n(), inputs.k());
+        let top_k = self.choices.len() / n;
+        branch.resize(n * outer, 0.0);
+        model.cpu.for_rows(branch, outer, |token, x| {
             x.fill(0.0);
             for i in token * top_k..(token + 1) * top_k {
                 let (row, scale) = (self.slots[i] as usize, self.choices[i].1);
-                model.cpu.level().run(AddScaled { x, y: &self.outputs[row * hidden..][..hidden], scale });
+                model.cpu.level().run(AddScaled { x, y: &self.outputs[row * outer..][..outer], scale });
             }
         });
     }

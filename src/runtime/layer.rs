@@ -288,6 +288,9 @@ pub struct Moe<S: Storage> {
     pub shared_gate: Option<S::Matrix>,
     /// Norms of MLP and experts, where they have their own.
     pub norms: Option<MixtureNorms<S::Vector>>,
+    /// Projections to the narrower vectors that experts read, `(latent, hidden)`, and back from those which they write,
+    /// `(hidden, latent)`, where the model has them.
+    pub latent: Option<[S::Matrix; 2]>,
     /// Router: `(experts, hidden)`.
     pub router: S::Matrix,
     /// One matrix per expert: `(2 * intermediate, hidden)` with alternating rows of gate and up, or `(intermediate,

@@ -163,6 +163,7 @@ fn cases() -> Vec<(&'static str, Value)> {
                 "conv_kernel": 3, "use_conv_bias": false, "intermediate_size": 45, "n_routed_experts": 7,
                 "num_experts_per_tok": 2, "moe_intermediate_size": 33, "moe_shared_expert_intermediate_size": 19}),
         ),
+        ("nemotronh", json!({"moe_latent_size": 24, "moe_intermediate_size": 33, "hybrid_override_pattern": "EM*EM"})),
         (
             "nemotronh",
             json!({"hybrid_override_pattern": "M*-M-", "mamba_num_heads": 3, "mamba_head_dim": 44, "n_groups": 1,

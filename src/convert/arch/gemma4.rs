@@ -71,6 +71,7 @@ fn mlp(_: &Arch, config: &Fields) -> Result<Mlp> {
         activation,
         bias: false,
         router_bias: false,
+        latent: None,
         router_softmax: RouterSoftmax::Chosen,
         selection: Selection { factors: true, ..Selection::default() },
         shared: Some(SharedExpert { intermediate, norms: true, gate: false }),

@@ -62,6 +62,7 @@ fn mlp(_: &Arch, config: &Fields) -> Result<Mlp> {
         activation: Activation::SwigluOai { alpha, limit },
         bias: true,
         router_bias: true,
+        latent: None,
         router_softmax: RouterSoftmax::Chosen,
         selection: Selection::default(),
         shared: None,

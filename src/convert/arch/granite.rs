@@ -61,6 +61,7 @@ pub(super) const GRANITE_HYBRID: Arch = Arch {
             activation,
             bias: false,
             router_bias: false,
+            latent: None,
             router_softmax: RouterSoftmax::Chosen,
             selection: Selection::default(),
             shared: Some(SharedExpert { intermediate: width, norms: false, gate: false }),

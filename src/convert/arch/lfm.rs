@@ -52,6 +52,7 @@ pub(super) const LFM2_MOE: Arch = Arch {
             activation: silu(config)?,
             bias: false,
             router_bias: false,
+            latent: None,
             router_softmax: match config.flag("norm_topk_prob", true)? {
                 true => RouterSoftmax::Chosen,
                 false => RouterSoftmax::All,

@@ -40,6 +40,7 @@ pub(super) const NEMOTRON_H: Arch = Arch {
         "topk_group",
         "routed_scaling_factor",
         PATTERN,
+        LATENT,
     ],
     mlp,
     windows: |_, _| Ok(Vec::new()),
@@ -77,6 +78,7 @@ fn mlp(_: &Arch, config: &Fields) -> Result<Mlp> {
         return Ok(Mlp::Dense { intermediate: config.count("intermediate_size")?, activation, bias: false });
     }
     let width = config.count_opt("moe_shared_expert_intermediate_size")?;
+    let latent = config.count_opt(LATENT)?.filter(|width| *width > 0);
     Ok(match routed::experts(config, &SIGMOID)? {
         Mlp::Moe { experts, top_k, intermediate, bias, router_bias, router_softmax, selection, shared, .. } => {
             Mlp::Moe {
@@ -91,6 +93,7 @@ fn mlp(_: &Arch, config: &Fields) -> Result<Mlp> {
                 // However many experts this MLP counts as, the field has the width of all.
                 shared: shared
                     .map(|shared| SharedExpert { intermediate: width.unwrap_or(shared.intermediate), ..shared }),
+                latent,
             }
         }
         dense @ Mlp::Dense { .. } => dense,
@@ -152,6 +155,8 @@ fn views(model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
         "mlp.router.selection_bias" => of_block("gate.e_score_correction_bias"),
         "mlp.experts.up_proj" => expert("up_proj"),
         "mlp.experts.down_proj" => expert("down_proj"),
+        "mlp.latent_down_proj.weight" => of_block("fc1_latent_proj.weight"),
+        "mlp.latent_up_proj.weight" => of_block("fc2_latent_proj.weight"),
         _ => match ["self_attn.", "mamba.", "mlp."].iter().find_map(|prefix| part.strip_prefix(prefix)) {
             Some(leaf) => of_block(leaf),
             None => same_names(model, tensor),

@@ -175,7 +175,7 @@ fn layers_of_one_block_follow_the_pattern_and_a_wrong_one_is_refused_by_name() {
         ("hybrid_override_pattern", Value::Null, "hybrid_override_pattern"),
         ("hybrid_override_pattern", json!("MEMME"), "recurrent.layers"),
         ("hybrid_override_pattern", json!("EEEEE"), "mlp_layers"),
-        ("moe_latent_size", json!(32), "moe_latent_size"),
+        ("moe_latent_size", json!(1u64 << 40), "mlp.latent"),
         ("mlp_hidden_act", json!("silu"), "mlp_hidden_act"),
         ("mlp_bias", json!(true), "mlp_bias"),
         ("n_groups", json!(0), "recurrent.mixer.groups"),

@@ -89,6 +89,7 @@ fn mixture(config: &Fields, count: usize, top_k: usize, router_softmax: RouterSo
         activation: silu(config)?,
         bias: false,
         router_bias: false,
+        latent: None,
         router_softmax,
         selection: Selection::default(),
         shared: match size("shared_expert_intermediate_size")? {

@@ -94,7 +94,9 @@ fn mlp(model: &ModelConfig, family: &Family, put: &mut impl FnMut(&str, Meta)) {
         }
     });
     put("feed_forward_length", count_of_layers(widths.collect()));
-    let Mlp::Moe { experts, top_k, intermediate, router_softmax, selection, shared, .. } = model.mlp else { return };
+    let Mlp::Moe { experts, top_k, intermediate, router_softmax, selection, shared, latent, .. } = model.mlp else {
+        return;
+    };
     if family.expert_width_key {
         put("expert_feed_forward_length", count(intermediate));
     }
@@ -111,6 +113,9 @@ fn mlp(model: &ModelConfig, family: &Family, put: &mut impl FnMut(&str, Meta)) {
     }
     if !family.routed_experts && !family.has_single_blocks() {
         return;
+    }
+    if let Some(latent) = latent {
+        put("moe_latent_size", count(latent));
     }
     let number = |shared: SharedExpert| {
         if family.has_single_blocks() { 1 } else { shared.intermediate / intermediate }

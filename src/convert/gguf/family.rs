@@ -320,7 +320,11 @@ pub const FAMILIES: &[Family] = &[
         ..named("granitehybrid")
     },
     Family { dense: Some("NemotronHForCausalLM"), ..one_block("nemotron_h") },
-    Family { moe: Some("NemotronHForCausalLM"), may: &["mlp.selection", "mlp.shared"], ..one_block("nemotron_h_moe") },
+    Family {
+        moe: Some("NemotronHForCausalLM"),
+        may: &["mlp.selection", "mlp.shared", "mlp.latent"],
+        ..one_block("nemotron_h_moe")
+    },
     Family { dense: Some("Qwen3_5ForCausalLM"), ..delta("qwen35") },
     Family { moe: Some("Qwen3_5MoeForCausalLM"), may: &["mlp.shared", "mlp.shared.gate"], ..delta("qwen35moe") },
     Family { moe: Some("Qwen3NextForCausalLM"), may: &["mlp.shared", "mlp.shared.gate"], ..delta("qwen3next") },

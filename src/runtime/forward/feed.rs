@@ -7,7 +7,7 @@ use crate::runtime::cpu::Acts;
 use crate::runtime::experts::Mixture;
 use crate::runtime::layer::{Mlp, Moe, TokenInput};
 use crate::runtime::ops::{Gated, SigmoidGate, norm_heads};
-use crate::runtime::weights::{Host, PerLayerWeights};
+use crate::runtime::weights::{Host, Linear, PerLayerWeights};
 use crate::simd::Kernel;
 
 /// Destination of the output of an MLP.
@@ -37,8 +37,14 @@ impl Model {
     pub(super) fn mixture(&self, index: usize, op: &Moe<Host>, w: &mut Walk<'_>) -> Result<()> {
         let mixture = Mixture { model: self, layer: index, op };
         let Some(norms) = &op.norms else {
-            let (s, observer) = (&mut *w.scratch, w.step.observer.as_deref_mut());
-            s.experts.run(&mixture, [&s.normed; 2], &s.groups, &mut s.branch, observer)?;
+            match &op.latent {
+                Some([down, up]) => self.latent_experts(&mixture, down, up, w)?,
+                None => {
+                    let (s, observer) = (&mut *w.scratch, w.step.observer.as_deref_mut());
+                    s.experts.run(&mixture, [&s.normed; 2], &s.groups, &mut s.branch, observer)?;
+                }
+            }
+            let s = &mut *w.scratch;
             if let Some(gate) = &op.shared_gate {
                 s.shared_gate.resize(s.normed.n(), 0.0);
                 let gate = product(gate, &s.normed, &mut s.shared_gate, &s.groups);
@@ -58,6 +64,20 @@ impl Model {
         self.norm_in_place(&mut s.beside, &norms.expert_output);
         self.add_rows(&mut s.branch, &s.beside);
         Ok(())
+    }
+
+    /// Computes experts that read and write narrower vectors, and writes the projection of their output to `branch`.
+    fn latent_experts(&self, mixture: &Mixture<'_>, down: &Linear, up: &Linear, w: &mut Walk<'_>) -> Result<()> {
+        let s = &mut *w.scratch;
+        let (n, width) = (s.normed.n(), down.matrix.rows());
+        s.beside.resize(n * width, 0.0);
+        self.compute(vec![product(down, &s.normed, &mut s.beside, &s.groups)], &mut w.step)?;
+        self.copy_rows_of(&s.beside, width, &mut s.kept);
+        let observer = w.step.observer.as_deref_mut();
+        s.experts.run(mixture, [&s.kept, &s.normed], &s.groups, &mut s.beside, observer)?;
+        self.copy_rows_of(&s.beside, width, &mut s.kept);
+        s.branch.resize(n * self.config.hidden, 0.0);
+        self.compute(vec![product(up, &s.kept, &mut s.branch, &s.groups)], &mut w.step)
     }
 
     /// Adds what the token alone says to a layer.

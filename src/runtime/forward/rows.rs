@@ -50,10 +50,14 @@ impl Model {
     }
 
     pub(super) fn copy_rows(&self, x: &[f32], copy: &mut Acts) {
-        let hidden = self.config.hidden;
-        copy.reset(x.len() / hidden, hidden);
+        self.copy_rows_of(x, self.config.hidden, copy);
+    }
+
+    /// Copies rows of this width, and prepares them.
+    pub(super) fn copy_rows_of(&self, x: &[f32], width: usize, copy: &mut Acts) {
+        copy.reset(x.len() / width, width);
         let (out, stride) = copy.rows_mut();
-        self.cpu.for_rows(out, stride, |i, out| out[..hidden].copy_from_slice(&x[i * hidden..][..hidden]));
+        self.cpu.for_rows(out, stride, |i, out| out[..width].copy_from_slice(&x[i * width..][..width]));
         self.prepare(copy);
     }
 

@@ -186,6 +186,7 @@ impl<S: Storage> Moe<S> {
             down: to.stack(&self.down)?,
             shared: optional(self.shared.as_ref(), |mlp| mlp.transfer(to))?,
             shared_gate: optional(self.shared_gate.as_ref(), |gate| to.matrix(gate))?,
+            latent: optional(self.latent.as_ref(), |[down, up]| Ok([to.matrix(down)?, to.matrix(up)?]))?,
             norms: optional(self.norms.as_ref(), |norms| {
                 Ok(MixtureNorms {
                     mlp_output: to.vector(&norms.mlp_output)?,

@@ -379,6 +379,10 @@ impl<'b, 'a> LayerBinder<'b, 'a> {
                     factors: self.vector_if("mlp.router.expert_scale")?,
                     norms: self.mixture_norms()?,
                     shared: shared.transpose()?,
+                    latent: match self.linear_if("mlp.latent_down_proj")? {
+                        Some(down) => Some([down, self.linear("mlp.latent_up_proj")?]),
+                        None => None,
+                    },
                     shared_gate: self.linear_if("mlp.router.shared_expert_gate")?,
                     router: self.linear("mlp.router")?,
                     gate_up: self.experts(if activation.is_gated() {

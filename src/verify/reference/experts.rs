@@ -26,6 +26,8 @@ pub(super) struct Experts<'a> {
     factors: Option<Vec<f64>>,
     /// MLP that computes every token, if there is one.
     shared: Option<Dense<'a>>,
+    /// Projections to the vectors that experts read, and back from those which they write, if these are narrower.
+    latent: Option<[Linear; 2]>,
     /// Vector whose product with the input decides how much of the output of `shared` is added.
     shared_gate: Option<Linear>,
 }
@@ -104,12 +106,19 @@ impl<'a> Experts<'a> {
             bias,
             factors: numbers("router.per_expert_scale", source.dtype)?,
             shared,
+            latent: latent_projections(source)?,
             shared_gate,
         })
     }
 
     /// Computes the output for `x`, `(tokens, hidden)`; the router reads `routed`.
     pub fn forward(&self, x: &Tensor, routed: &Tensor) -> Result<Tensor> {
+        let whole = x;
+        let narrow = match &self.latent {
+            Some([down, _]) => Some(self.source.round(down.forward(x)?)?),
+            None => None,
+        };
+        let x = narrow.as_ref().unwrap_or(whole);
         let (tokens, hidden) = x.dims2()?;
         let routing = &self.source.config.routing;
         let mut logits = self.router.forward(routed)?;
@@ -133,7 +142,11 @@ impl<'a> Experts<'a> {
                 sum.iter_mut().zip(y).for_each(|(sum, y)| *sum += share * y);
             }
         }
-        let sum = self.source.round(Tensor::from_vec(sum, (tokens, hidden), &Device::Cpu)?)?;
+        let mut sum = self.source.round(Tensor::from_vec(sum, (tokens, hidden), &Device::Cpu)?)?;
+        if let Some([_, up]) = &self.latent {
+            sum = self.source.round(up.forward(&sum)?)?;
+        }
+        let x = whole;
         match &self.shared {
             Some(shared) => {
                 let mut y = shared.forward(x)?;
@@ -230,6 +243,15 @@ impl<'a> Experts<'a> {
         let weight = Tensor::from_vec(values, (rows, per_row * 32), &Device::Cpu);
         weight.and_then(|weight| dtype.round(weight)).tensor(&name)
     }
+}
+
+/// Reads the projections of experts that read and write narrower vectors, if they are such.
+fn latent_projections(source: WeightSource<'_>) -> Result<Option<[Linear; 2]>> {
+    if !source.has("mlp.fc1_latent_proj.weight") {
+        return Ok(None);
+    }
+    let down = source.linear_as("mlp.fc1_latent_proj", "mlp.latent_down_proj")?;
+    Ok(Some([down, source.linear_as("mlp.fc2_latent_proj", "mlp.latent_up_proj")?]))
 }
 
 /// Selects the rows `first`, `first + 2`, …

@@ -262,6 +262,7 @@ pub fn sparse(config: &Fields, top_k: usize, intermediate: usize, router_softmax
         activation: silu(config)?,
         bias: false,
         router_bias: false,
+        latent: None,
         router_softmax,
         selection: Selection::default(),
         shared: None,

@@ -63,6 +63,7 @@ pub fn experts(config: &Fields, defaults: &Defaults) -> Result<Mlp> {
         activation: silu(config)?,
         bias: false,
         router_bias: false,
+        latent: None,
         router_softmax: match defaults.normalized.map(|usual| config.flag("norm_topk_prob", usual)).transpose()? {
             Some(true) => RouterSoftmax::Chosen,
             Some(false) | None => RouterSoftmax::All,
