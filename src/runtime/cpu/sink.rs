@@ -48,8 +48,8 @@ impl<'a> Sink<'a> {
             // This copies chunks of known length, because a call of `memcpy` costs as much as the copy.
             (None, None) => {
                 let ((y, last), (sums, rest)) = (y.as_chunks_mut::<TILE_ROWS>(), sums.as_chunks::<TILE_ROWS>());
-                for i in 0..sums.len() {
-                    y[i] = sums[i];
+                for (y, sums) in y.iter_mut().zip(sums) {
+                    *y = *sums;
                 }
                 if !rest.is_empty() {
                     last.copy_from_slice(rest);
