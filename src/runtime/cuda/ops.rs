@@ -381,6 +381,9 @@ pub fn check(config: &ModelConfig, rows: usize) -> Result<()> {
     if config.recurrent.is_some() {
         return refuse("found recurrent layers (`recurrent`), which have no kernels".into());
     }
+    if config.mlp_layers.is_some() {
+        return refuse("found layers of one block (`mlp_layers`), which were never computed".into());
+    }
     if config.attention.head_gate {
         return refuse("found gates of whole heads (`attention.head_gate`), which have no kernels".into());
     }
