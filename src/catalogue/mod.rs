@@ -43,10 +43,15 @@
 //! model.layers.N.layer_scalar                                (1); factor at the end of the layer
 //! model.norm.weight                                          (hidden)
 //! lm_head.weight                                             (vocab, hidden); absent if the embedding is used instead
-//! mtp.*                                                      multi-token prediction, kept but not computed
+//! mtp.layers.N.{enorm,hnorm}.weight                          (hidden); multi-token prediction: norms of the embedding
+//! mtp.layers.N.eh_proj.weight                                (hidden, 2 hidden)      and of what the model computed
+//! mtp.layers.N.*                                             tensors of a decoder layer
+//! mtp.layers.N.norm.weight                                   (hidden)
+//! mtp.*                                                      other tensors of multi-token prediction, kept only
 //! ```
 
 mod layer;
+pub mod prediction;
 mod role;
 
 pub use layer::LAYER;
@@ -164,7 +169,8 @@ fn further_width(model: &ModelConfig, input: PerLayerInput) -> usize {
     input.width.saturating_mul(model.n_layers)
 }
 
-/// Returns all tensors of a model, names and shapes, in the order in which a forward pass needs them.
+/// Returns all tensors of a model, names and shapes, in the order in which a forward pass needs them, then those of its
+/// layers of multi-token prediction.
 pub fn tensors(model: &ModelConfig) -> impl Iterator<Item = (String, Vec<usize>)> {
     let outside = |after| {
         let tensors = MODEL.iter().filter(move |tensor| tensor.is_after_layers == after);
@@ -174,7 +180,7 @@ pub fn tensors(model: &ModelConfig) -> impl Iterator<Item = (String, Vec<usize>)
         let layer = model.layer(n);
         LAYER.iter().filter_map(move |tensor| Some((name_in_layer(n, tensor.name), tensor.shape(model, &layer)?)))
     });
-    outside(false).chain(of_layers).chain(outside(true))
+    outside(false).chain(of_layers).chain(outside(true)).chain(prediction::tensors(model))
 }
 
 /// Returns the canonical name of a tensor of layer `n`.

@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 /// Largest number of positions whose logits, `(positions, vocab)`, are held at once.
-const STEP: usize = 128;
+pub(super) const STEP: usize = 128;
 
 /// Perplexity of a model on a text.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]

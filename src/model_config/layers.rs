@@ -175,6 +175,14 @@ impl ModelConfig {
         }
     }
 
+    /// Describes a layer of multi-token prediction as a model of one layer.
+    pub fn of_prediction(&self) -> ModelConfig {
+        let mut one =
+            ModelConfig { n_layers: 1, prediction_layers: 0, recurrent: None, mlp_layers: None, ..self.clone() };
+        (one.dense_layers, one.attention.windows, one.exceptions) = (None, Vec::new(), Vec::new());
+        one
+    }
+
     /// Returns the descriptions of all layers.
     pub fn layers(&self) -> impl Iterator<Item = LayerConfig> {
         (0..self.n_layers).map(|layer| self.layer(layer))

@@ -102,6 +102,10 @@ pub struct ModelConfig {
     /// mixer alone (Nemotron-H). Without this field, each layer has both.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mlp_layers: Option<Vec<usize>>,
+    /// Number of layers of multi-token prediction that the pack has. Each has the form of a decoder layer behind those
+    /// of the model, with attention and the most frequent feed-forward part.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub prediction_layers: usize,
     /// Layers that differ from the others in other ways.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exceptions: Vec<LayerException>,
@@ -182,6 +186,10 @@ impl ModelConfig {
             }
         }
         let bad = |field: &str, why: String| Err(Error::corrupt(why).tensor(field));
+        if self.prediction_layers > LAYER_LIMIT {
+            let found = format!("found {}, expected at most {LAYER_LIMIT}", self.prediction_layers);
+            return bad("prediction_layers", found);
+        }
         if !self.n_heads.is_multiple_of(self.n_kv_heads) {
             return bad(
                 "n_kv_heads",

@@ -2,7 +2,7 @@
 
 use super::table::Table;
 use crate::eval::stats::Mean;
-use crate::eval::{Divergence, Perplexity};
+use crate::eval::{Divergence, Foresight, Perplexity};
 use crate::runtime::Precision;
 use serde_json::{Value, json};
 
@@ -24,14 +24,19 @@ pub fn reference(found: &Divergence, model: &str, precision: Precision) -> Value
     })
 }
 
-/// Returns a table of the measured values with their standard errors.
-pub fn table(own: &Perplexity, divergence: Option<&Divergence>) -> Table {
+/// Returns a table of the measured values with their standard errors; `layers` are those of multi-token prediction.
+pub fn table(own: &Perplexity, divergence: Option<&Divergence>, layers: &[Foresight]) -> Table {
     let mut table = Table::new(&["figure", ">value", ">± standard error"]);
+    let percent = |mean: Mean| mean.map(|v| 100.0 * v, 100.0);
     let mut row = |name: &str, mean: Mean, digits: usize, unit: &str| {
         table.row([name.into(), format!("{:.digits$}{unit}", mean.value), format!("{:.digits$}{unit}", mean.stderr)]);
     };
-    let percent = |mean: Mean| mean.map(|v| 100.0 * v, 100.0);
     row("perplexity", own.perplexity, 4, "");
+    for (number, layer) in layers.iter().enumerate() {
+        let of = if layers.len() > 1 { format!(" (layer {number})") } else { String::new() };
+        row(&format!("perplexity by multi-token prediction{of}"), layer.perplexity.perplexity, 4, "");
+        row(&format!("first drafts that the model accepts{of}"), percent(layer.accepted), 2, " %");
+    }
     if let Some(found) = divergence {
         row("perplexity of the reference", found.reference.perplexity, 4, "");
         row("ratio of perplexities", found.perplexity_ratio, 5, "");

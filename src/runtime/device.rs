@@ -10,6 +10,7 @@ use super::observe::ObserverRef;
 use super::profile::Profile;
 use super::state::{Cache, StatePool};
 use crate::error::Result;
+use crate::model_config::ModelConfig;
 use std::fmt::Debug;
 use std::ops::Range;
 use std::time::Duration;
@@ -45,6 +46,11 @@ pub trait DevicePart: Debug + Send + Sync {
     /// The user interrupted, a weight cannot be read, or the device fails; the caller rewinds the sequences.
     fn run(&mut self, step: Step<'_>, answer: Answer<'_>) -> Result<()>;
 
+    /// Returns true if the part supports [`Answer::Hidden`].
+    fn finds_hidden(&self) -> bool {
+        false
+    }
+
     /// Returns the largest `k` for which the part supports [`Answer::Best`]; 0 if it only returns whole rows of
     /// logits.
     fn most_best(&self) -> usize;
@@ -75,6 +81,9 @@ pub struct Step<'a> {
     pub x: &'a mut Vec<f32>,
     /// Embeddings of the further inputs of all layers, `(n, layers * width)`; empty if the model has none.
     pub further: &'a [f32],
+    /// Rows that a layer of multi-token prediction reads beside the embeddings `x`, `(n, hidden)`; empty for other
+    /// models.
+    pub previous: &'a [f32],
     /// Cosines and sines of each row, one table `(n, rotary_dim)` per kind of rotation.
     pub angles: &'a [Vec<f32>],
     /// Sequence and position of each row.
@@ -99,16 +108,31 @@ pub enum Answer<'a> {
     Nothing,
     /// All logits: `(rows, vocab)`.
     Logits(&'a mut [f32]),
+    /// All logits of the wanted rows, and the output of the final norm for all rows of the step, wanted or not; see
+    /// [`DevicePart::finds_hidden`].
+    Hidden {
+        /// Logits: `(rows, vocab)`.
+        logits: &'a mut [f32],
+        /// Output of the final norm: `(n, hidden)`.
+        hidden: &'a mut [f32],
+    },
     /// The `k` largest logits of each row with their tokens, the largest first, appended row by row.
     Best(usize, &'a mut Vec<Vec<(u32, f32)>>),
 }
 
 impl Answer<'_> {
-    /// Returns the answer for the wanted rows `rows` only.
-    pub fn rows(&mut self, rows: Range<usize>, vocab: usize) -> Answer<'_> {
+    /// Returns the answer for the wanted rows `wanted` only, of the rows `rows`.
+    pub fn rows(&mut self, wanted: Range<usize>, rows: Range<usize>, config: &ModelConfig) -> Answer<'_> {
+        let (of_vocab, of_hidden) = (
+            (wanted.start * config.vocab..wanted.end * config.vocab),
+            (rows.start * config.hidden..rows.end * config.hidden),
+        );
         match self {
             Answer::Nothing => Answer::Nothing,
-            Answer::Logits(logits) => Answer::Logits(&mut logits[rows.start * vocab..rows.end * vocab]),
+            Answer::Logits(logits) => Answer::Logits(&mut logits[of_vocab]),
+            Answer::Hidden { logits, hidden } => {
+                Answer::Hidden { logits: &mut logits[of_vocab], hidden: &mut hidden[of_hidden] }
+            }
             Answer::Best(k, best) => Answer::Best(*k, best),
         }
     }

@@ -22,7 +22,7 @@ use std::time::Duration;
 /// An opened model, ready to compute.
 #[derive(Debug)]
 pub struct Engine {
-    model: OpenedModel,
+    pub(super) model: OpenedModel,
     embedder: Embedder,
     batch: Batch,
     profile: Profile,
@@ -30,6 +30,9 @@ pub struct Engine {
     keeps_tokens: bool,
     /// Adapters of new sequences.
     adapters: AdapterSet,
+    /// Rows that a layer of multi-token prediction reads in the next step beside its tokens, `(tokens, hidden)`; empty
+    /// for other models.
+    pub(super) previous: Vec<f32>,
 }
 
 /// The rows of one step of the engine.
@@ -61,6 +64,7 @@ impl Engine {
             batch: Batch::default(),
             keeps_tokens,
             adapters: AdapterSet::default(),
+            previous: Vec::new(),
             model,
         }
     }
@@ -139,6 +143,22 @@ impl Engine {
                 let done = self.feed(feeds, None, Answer::Logits(&mut logits[before..]));
                 if done.is_err() {
                     logits.truncate(before);
+                }
+                done
+            }
+            Output::Hidden { logits, hidden } => {
+                if !self.model.parts.last().is_some_and(|part| part.finds_hidden()) {
+                    let found = "found a GPU, which does not return what multi-token prediction reads";
+                    return Err(Error::unsupported(found).help("use --device cpu"));
+                }
+                let before = [logits.len(), hidden.len()];
+                logits.resize(before[0] + feeds.iter().map(Feed::rows).sum::<usize>() * self.model.config.vocab, 0.0);
+                hidden.resize(before[1] + tokens * self.model.config.hidden, 0.0);
+                let answer = Answer::Hidden { logits: &mut logits[before[0]..], hidden: &mut hidden[before[1]..] };
+                let done = self.feed(feeds, None, answer);
+                if done.is_err() {
+                    logits.truncate(before[0]);
+                    hidden.truncate(before[1]);
                 }
                 done
             }
@@ -312,7 +332,7 @@ impl Engine {
         mut answer: Answer<'_>,
     ) -> Result<()> {
         let mut batch = std::mem::take(&mut self.batch);
-        let (mut feed, mut fed, mut answered) = (0, 0, 0);
+        let (mut feed, mut fed, mut answered, mut done) = (0, 0, 0, 0);
         while feed < feeds.len() {
             batch.tokens.clear();
             batch.runs.clear();
@@ -334,9 +354,9 @@ impl Engine {
                 (feed, fed) = if last { (feed + 1, 0) } else { (feed, fed + count) };
             }
             let mut sequences: Vec<&mut Sequence> = feeds.iter_mut().map(|f| &mut *f.sequence).collect();
-            let rows = answered..answered + batch.wanted.len();
-            answered = rows.end;
-            let answer = answer.rows(rows, self.model.config.vocab);
+            let (wanted, rows) = (answered..answered + batch.wanted.len(), done..done + batch.tokens.len());
+            (answered, done) = (wanted.end, rows.end);
+            let answer = answer.rows(wanted, rows, &self.model.config);
             self.run(&batch, &mut sequences, None, observer.as_deref_mut(), answer)?;
         }
         self.batch = batch;
@@ -378,6 +398,7 @@ impl Engine {
             let step = Step {
                 x: &mut self.embedder.x,
                 further: &self.embedder.further,
+                previous: &self.previous,
                 angles: &self.embedder.angles,
                 runs: &batch.runs,
                 groups: &groups,
@@ -387,7 +408,7 @@ impl Engine {
                 profile: &mut self.profile,
                 observer: observer.as_deref_mut(),
             };
-            part.run(step, answer.rows(0..batch.wanted.len(), self.model.config.vocab))?;
+            part.run(step, answer.rows(0..batch.wanted.len(), 0..batch.tokens.len(), &self.model.config))?;
         }
         Ok(())
     }

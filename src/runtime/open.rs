@@ -147,6 +147,8 @@ pub struct OpenedModel {
     pub(super) cpu: Arc<Cpu>,
     pub(super) placement: Placement,
     pub(super) precision: Precision,
+    /// Float type that float matrices are converted to, if they are.
+    convert: Option<DType>,
     pub(super) kv_layout: KvLayout,
     pub(super) context: usize,
     pub(super) prefill_chunk: usize,
@@ -202,6 +204,7 @@ impl OpenedModel {
             cpu: Arc::new(cpu),
             placement,
             precision,
+            convert,
             kv_layout,
             context,
             prefill_chunk: options.prefill_chunk.clamp(1, most_rows),
@@ -219,6 +222,29 @@ impl OpenedModel {
             let pages = model.parts.iter().filter_map(|part| part.pool().most()).min();
             model.context = pages.map_or(context, |pages| context.min(pages.saturating_mul(PAGE)));
         }
+        Ok(model)
+    }
+
+    /// Opens layer `number` of multi-token prediction as a model of one layer on the CPU, which shares the threads, the
+    /// embedding and the output matrix of this model, and has as many KV pages at most.
+    ///
+    /// # Errors
+    /// Tensors are missing or have the wrong shape, or a page does not fit the address space or the budget.
+    pub(super) fn open_prediction(&self, reader: &IebinReader, number: usize) -> Result<OpenedModel> {
+        let config = self.config.of_prediction();
+        let weights = Weights::bind_prediction(reader, &config, self.convert, &self.weights, number)?;
+        let kv_layout = KvLayout::of(&config, self.kv_layout.kind);
+        let mut model = OpenedModel {
+            config,
+            weights: Arc::new(weights),
+            parts: Vec::new(),
+            cpu: self.cpu.clone(),
+            placement: self.placement.clone(),
+            kv_layout,
+            without_gpu: None,
+            ..*self
+        };
+        model.parts.push(model.cpu_part(0..1)?);
         Ok(model)
     }
 

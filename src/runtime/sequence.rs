@@ -138,6 +138,14 @@ pub enum Want {
 pub enum Output<'a> {
     /// All logits: `(rows, vocab)`.
     Logits(&'a mut Vec<f32>),
+    /// All logits of the rows that the feeds want, and the output of the final norm for every token of the feeds. Only
+    /// for models whose last layers are on the CPU.
+    Hidden {
+        /// Logits: `(rows, vocab)`.
+        logits: &'a mut Vec<f32>,
+        /// Output of the final norm: `(tokens, hidden)`.
+        hidden: &'a mut Vec<f32>,
+    },
     /// Only the `k` largest logits of each row with their tokens, in descending order.
     Best(usize, &'a mut Vec<Vec<(u32, f32)>>),
 }

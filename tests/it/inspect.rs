@@ -87,7 +87,7 @@ fn inspect_prints_a_table_that_a_person_can_read() {
 }
 
 /// Checkpoints with tensors for the prediction of further tokens.
-const PREDICTS: [&str; 5] = ["deepseek3", "minimaxm2", "qwen35", "qwen35moe", "qwen3next"];
+const PREDICTS: [&str; 6] = ["deepseek3", "glm4moe", "minimaxm2", "qwen35", "qwen35moe", "qwen3next"];
 
 #[test]
 fn every_checkpoint_of_the_repository_runs_and_its_other_parts_are_named() {

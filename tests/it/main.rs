@@ -74,6 +74,7 @@ mod parts;
 mod pickle;
 mod plan;
 mod predecessor;
+mod prediction;
 mod prefix_cache;
 mod ptq;
 mod published;

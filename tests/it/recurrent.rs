@@ -182,7 +182,11 @@ impl DevicePart for Recurrent {
             Answer::Logits(logits) => logits.len() / wanted.len().max(1),
             _ => 0,
         };
-        self.part.run(Step { caches, ..step }, answer.rows(0..wanted.len(), rows))?;
+        let inner = match &mut answer {
+            Answer::Logits(logits) => Answer::Logits(logits),
+            _ => Answer::Nothing,
+        };
+        self.part.run(Step { caches, ..step }, inner)?;
         if let Answer::Logits(logits) = answer {
             for (row, logits) in wanted.iter().zip(logits.chunks_exact_mut(rows.max(1))) {
                 let hash = after[*row].hash;

@@ -146,7 +146,8 @@ fn tensors_of_multi_token_prediction_come_back_byte_for_byte() {
         tensors.insert("mtp.norm.weight".into(), norm.clone());
         tensors.insert("mtp.layers.0.self_attn.q_norm.weight".into(), norm);
     });
-    let sources = [("deepseek3", fixture("deepseek3")), ("minimaxm2", fixture("minimaxm2"))];
+    let sources = ["deepseek3", "glm4moe", "qwen35", "qwen3next", "minimaxm2"];
+    let sources = sources.map(|name| (name, fixture(name)));
     for (name, source) in sources.into_iter().chain([("qwen3vl", named.path().to_path_buf())]) {
         let place = Place::new();
         let rules = place.0.path().join("rules.json");

@@ -9,11 +9,11 @@ use iec::eval::divergence::open_reference;
 use iec::eval::stats::Mean;
 use iec::eval::tasks::{Answers, Encoder, TaskOptions, exact_match, loglikelihoods, multiple_choice};
 use iec::eval::windows::WINDOW;
-use iec::eval::{Perplexity, Windows, divergence, perplexity};
+use iec::eval::{Divergence, Foresight, Perplexity, Windows, divergence, foresight, perplexity};
 use iec::files::{self, TEXT_LIMIT};
 use iec::output::{Rules, Target};
 use iec::report::perplexity as shown;
-use iec::runtime::{EngineOptions, Precision};
+use iec::runtime::{Engine, EngineOptions, Precision};
 use iec::session::kv_gate::{KvVerdict, LIMIT_PERCENT};
 use iec::session::{Session, Speculation};
 use iec::sha256::{self, Digest, Sha256};
@@ -35,6 +35,7 @@ Examples:
   iec eval packs/llama-q4 --text heldout.txt
   iec eval packs/llama-q4 --text heldout.txt --kl-ref packs/llama --json
   iec eval packs/llama-q4 --text heldout.txt --ctx 2048 --kv int4 --kv-gate
+  iec eval packs/qwen3.5 --text heldout.txt --mtp
   iec eval packs/llama-q4 --choices hellaswag_val.jsonl --limit 1000
   iec eval packs/llama-q4 --exact-match gsm8k_test.jsonl --few-shot five.txt --stop Question: --batch 16
   iec eval packs/llama-q4 --loglikelihood requests.jsonl > answers.jsonl
@@ -52,6 +53,10 @@ pub struct Args {
     #[arg(long, value_name = "P", requires = "kl_ref", hide_possible_values = true)]
     #[arg(value_parser = offering(PRECISIONS, str::parse::<Precision>))]
     ref_precision: Option<Precision>,
+    /// Measure the layers of multi-token prediction, too: the perplexity by their first draft, and the share of drafts
+    /// that the model accepts. For packs made with `iec pack --with-mtp`
+    #[arg(long, requires = "text", conflicts_with_all = ["kl_ref", "kv_gate"])]
+    mtp: bool,
     /// Score the first N windows only
     #[arg(long, value_name = "N", requires = "text")]
     windows: Option<usize>,
@@ -161,13 +166,7 @@ impl Args {
         let mut reference = reference.transpose()?;
         let windows = self.windows(file, &text, model)?;
         let begin = Instant::now();
-        let (own, divergence) = match &mut reference {
-            Some(reference) => {
-                let found = divergence(&mut model.engine, reference, &windows)?;
-                (found.model, Some(found))
-            }
-            None => (perplexity(&mut model.engine, &windows)?, None),
-        };
+        let (own, divergence, layers) = self.measure(model, reference.as_mut(), &windows)?;
         let seconds = begin.elapsed().as_secs_f64();
         let sha256 = sha256::hex(Sha256::new_with_prefix(&text));
         let verdict = baseline.map(|(kv, perplexity)| KvVerdict {
@@ -187,6 +186,9 @@ impl Args {
             line["tokens_scored"] = windows.scored().into();
             line["wall_time_s"] = seconds.into();
             line["perplexity"] = json!(own);
+            if self.mtp {
+                line["mtp"] = json!(layers);
+            }
             if let Some(verdict) = &verdict {
                 line["kv_gate"] = json!({"baseline_kv": verdict.baseline_kv, "passes": verdict.passes(),
                     "baseline_perplexity": verdict.baseline_perplexity, "increase_percent": verdict.increase_percent()});
@@ -196,11 +198,30 @@ impl Args {
             }
             console::print_json(&line)?;
         } else {
-            console::print(shown::table(&own, divergence.as_ref()))?;
+            console::print(shown::table(&own, divergence.as_ref(), &layers))?;
         }
         let (count, scored, len) = (windows.count(), windows.scored(), windows.window_len());
         global.note(format_args!("{count} windows of {len} tokens, {scored} scored, in {seconds:.1} s"));
         verdict.map_or(Ok(()), |verdict| judge(model, verdict, global))
+    }
+
+    /// Returns the perplexity, the comparison with the reference, and what layers of multi-token prediction foresee.
+    fn measure(
+        &self,
+        model: &mut Session,
+        reference: Option<&mut Engine>,
+        windows: &Windows,
+    ) -> Result<(Perplexity, Option<Divergence>, Vec<Foresight>)> {
+        if let Some(reference) = reference {
+            let found = divergence(&mut model.engine, reference, windows)?;
+            return Ok((found.model, Some(found), Vec::new()));
+        }
+        if self.mtp {
+            let mut predictors = model.engine.predictors(&model.reader)?;
+            let (own, layers) = foresight(&mut model.engine, &mut predictors, windows)?;
+            return Ok((own, None, layers));
+        }
+        Ok((perplexity(&mut model.engine, windows)?, None, Vec::new()))
     }
 
     fn loglikelihood(&self, file: &Path, model: &mut Session, global: &Global) -> Result<()> {

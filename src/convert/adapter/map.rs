@@ -4,6 +4,7 @@ use super::config::AdapterConfig;
 use super::experts;
 use super::modules::{ModulePart, Modules, Values};
 use crate::adapter::{Change, LowRank, transposed};
+use crate::catalogue::Role;
 use crate::convert::arch::{Arch, ExpectedTensor, View, expected_tensors, tower};
 use crate::error::{Error, Result};
 use crate::model_config::ModelConfig;
@@ -36,6 +37,7 @@ struct Rows {
 /// changed alone.
 pub(super) fn expected(model: &ModelConfig) -> Vec<ExpectedTensor> {
     let mut expected = expected_tensors(model);
+    expected.retain(|tensor| Role::of(&tensor.name) != Role::Prediction);
     if model.tied_embeddings {
         expected.push(ExpectedTensor { name: "lm_head.weight".into(), shape: vec![model.vocab, model.hidden] });
     }

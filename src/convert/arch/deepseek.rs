@@ -5,7 +5,7 @@ use super::family::routed::{self, Defaults, SIGMOID};
 use super::family::{PLAIN, score_scale};
 use super::fields::Fields;
 use super::rope::{self, GROWTH};
-use super::row::Arch;
+use super::row::{Arch, PredictionPlace};
 use crate::error::Result;
 use crate::model_config::{ExpertGroups, Latent, ModelConfig, RotaryPairs, Selection};
 
@@ -43,6 +43,7 @@ pub(super) const DEEPSEEK_V3: Arch = Arch {
         routed::dense_layers(config, model, 3)
     },
     views: routed::views,
+    prediction: Some(PredictionPlace::Behind),
     ..PLAIN
 };
 
@@ -67,6 +68,7 @@ pub(super) const DEEPSEEK_V2: Arch = Arch {
         latent(config, model)?;
         routed::dense_layers(config, model, 0)
     },
+    prediction: None,
     ..DEEPSEEK_V3
 };
 
@@ -115,6 +117,7 @@ pub(super) const MISTRAL4: Arch = Arch {
         model.attention.position_scale = rope::position_scale(config)?;
         routed::dense_layers(config, model, 0)
     },
+    prediction: None,
     ..DEEPSEEK_V3
 };
 

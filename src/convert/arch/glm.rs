@@ -3,7 +3,7 @@
 
 use super::family::{PLAIN, routed};
 use super::rope::{self, PARTIAL};
-use super::row::Arch;
+use super::row::{Arch, PredictionPlace};
 use crate::model_config::QkNorm;
 
 pub(super) const GLM4_MOE: Arch = Arch {
@@ -33,5 +33,6 @@ pub(super) const GLM4_MOE: Arch = Arch {
         routed::dense_layers(config, model, 1)
     },
     views: routed::views,
+    prediction: Some(PredictionPlace::Behind),
     ..PLAIN
 };

@@ -6,7 +6,7 @@ use super::family::{PLAIN, dense, experts, separate_experts, silu};
 use super::fields::Fields;
 use super::qwen::set_dense_layers;
 use super::rope::{self, AXES, PARTIAL};
-use super::row::Arch;
+use super::row::{Arch, PredictionPlace};
 use super::view::{View, whole};
 use crate::catalogue::layer_part;
 use crate::error::{Error, Result};
@@ -37,6 +37,7 @@ pub(super) const QWEN3_5: Arch = Arch {
     windows: |_, _| Ok(Vec::new()),
     adjust: set_mixers,
     views: views_of_qwen3_5,
+    prediction: Some(PredictionPlace::Apart),
     ..PLAIN
 };
 

@@ -2,7 +2,9 @@
 
 use super::expected::ExpectedTensor;
 use super::fields::Fields;
-use super::view::View;
+use super::view::{View, whole};
+use super::wrapper::text_fields;
+use crate::catalogue::{name_in_layer, prediction};
 use crate::error::Result;
 use crate::model_config::{Mlp, ModelConfig};
 
@@ -47,6 +49,17 @@ pub struct Arch {
     pub(super) adjust: fn(&Fields, &mut ModelConfig) -> Result<()>,
     /// Function that returns the views by which a canonical tensor may be read from the source, the most likely first.
     pub(super) views: fn(&ModelConfig, &ExpectedTensor) -> Vec<View>,
+    /// Place of the layers of multi-token prediction, in families whose layers are known.
+    pub(super) prediction: Option<PredictionPlace>,
+}
+
+/// Place of the layers of multi-token prediction in a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PredictionPlace {
+    /// Behind the layers of the model, whose numbers they continue; `num_nextn_predict_layers` counts them.
+    Behind,
+    /// One layer, `mtp.layers.0`, with further tensors in `mtp`.
+    Apart,
 }
 
 impl Arch {
@@ -64,7 +77,66 @@ impl Arch {
 
     /// Returns the views by which a canonical tensor may be read from the source, the most likely first.
     pub fn views(&self, model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
-        (self.views)(model, tensor)
+        match prediction::part(&tensor.name).zip(self.prediction) {
+            Some(((layer, part), place)) => self.views_of_prediction(model, tensor, (layer, part), place),
+            None => (self.views)(model, tensor),
+        }
+    }
+
+    fn views_of_prediction(
+        &self,
+        model: &ModelConfig,
+        tensor: &ExpectedTensor,
+        (layer, part): (usize, &str),
+        place: PredictionPlace,
+    ) -> Vec<View> {
+        let behind = name_in_layer(model.n_layers + layer, "");
+        let own = match (place, part) {
+            (PredictionPlace::Behind, prediction::OUTPUT_NORM) => Some(format!("{behind}shared_head.norm.weight")),
+            (
+                PredictionPlace::Behind,
+                prediction::EMBEDDING_NORM | prediction::HIDDEN_NORM | prediction::PROJECTION,
+            ) => Some(format!("{behind}{part}")),
+            (PredictionPlace::Apart, prediction::EMBEDDING_NORM) => Some("mtp.pre_fc_norm_embedding.weight".into()),
+            (PredictionPlace::Apart, prediction::HIDDEN_NORM) => Some("mtp.pre_fc_norm_hidden.weight".into()),
+            (PredictionPlace::Apart, prediction::PROJECTION) => Some("mtp.fc.weight".into()),
+            (PredictionPlace::Apart, prediction::OUTPUT_NORM) => Some("mtp.norm.weight".into()),
+            _ => None,
+        };
+        if let Some(source) = own {
+            return vec![whole(source, tensor.shape[0])];
+        }
+        let as_layer = ExpectedTensor { name: format!("{behind}{part}"), shape: tensor.shape.clone() };
+        let views = (self.views)(model, &as_layer).into_iter();
+        match place {
+            PredictionPlace::Behind => views.collect(),
+            PredictionPlace::Apart => {
+                let rename = |source: &str| source.replacen(&behind, &prediction::name(layer, ""), 1);
+                views.map(|view| view.renamed(&rename)).collect()
+            }
+        }
+    }
+
+    /// Returns the number of layers of multi-token prediction that checkpoints with this configuration have; 0 in
+    /// families whose layers are not known.
+    ///
+    /// # Errors
+    /// A field has the wrong type, or there are more layers than are supported.
+    pub fn prediction_layers(&self, config: &Fields) -> Result<usize> {
+        const APART: &str = "mtp_num_hidden_layers";
+        const OWN: &str = "mtp_use_dedicated_embeddings";
+        let text = text_fields(config)?;
+        if self.prediction.is_some() && text.flag(OWN, false)? {
+            return Err(text.unsupported(OWN, "expected false: these layers use the embedding of the model"));
+        }
+        match self.prediction {
+            None => Ok(0),
+            Some(PredictionPlace::Behind) => Ok(text.count_opt("num_nextn_predict_layers")?.unwrap_or(0)),
+            Some(PredictionPlace::Apart) => match text.count_opt(APART)?.unwrap_or(1) {
+                layers @ 0..=1 => Ok(layers),
+                _ => Err(text.unsupported(APART, "expected at most 1")),
+            },
+        }
     }
 }
 

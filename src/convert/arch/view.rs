@@ -59,6 +59,20 @@ impl View {
         }
     }
 
+    /// Returns the view with other names of the source tensors.
+    pub(super) fn renamed(self, name: &dyn Fn(&str) -> String) -> View {
+        let all = |views: Vec<View>| views.into_iter().map(|view| view.renamed(name)).collect();
+        match self {
+            View::Rows { source, first, of } => View::Rows { source: name(&source), first, of },
+            View::Slices { source, first, of } => View::Slices { source: name(&source), first, of },
+            View::Transposed { source, stacks } => View::Transposed { source: name(&source), stacks },
+            View::Coded { source } => View::Coded { source: name(&source) },
+            View::Stacked(views) => View::Stacked(all(views)),
+            View::Joined(views) => View::Joined(all(views)),
+            View::Interleaved(views) => View::Interleaved(all(views)),
+        }
+    }
+
     /// Returns the shape that each source tensor must have, for a canonical tensor of `shape`. A quantized tensor has
     /// the shape that it has without quantization.
     pub fn source_shapes(&self, shape: &[usize]) -> Vec<(&str, Vec<usize>)> {

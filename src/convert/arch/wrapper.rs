@@ -101,9 +101,11 @@ impl Naming {
         })
     }
 
-    /// Returns a name of the plain model as it is in the checkpoint.
+    /// Returns a name of the plain model as it is in the checkpoint. Multi-token prediction is outside the language
+    /// model.
     pub fn name(self, plain: &str) -> String {
         match self {
+            _ if plain.strip_prefix(MTP).is_some_and(|rest| rest.starts_with('.')) => plain.to_string(),
             Naming::Plain => plain.to_string(),
             Naming::Outside => format!("language_model.{plain}"),
             Naming::Inside => match plain.strip_prefix("model.") {
@@ -115,16 +117,7 @@ impl Naming {
 
     /// Returns a view with the names of this checkpoint.
     pub fn view(self, view: View) -> View {
-        let all = |views: Vec<View>| views.into_iter().map(|view| self.view(view)).collect();
-        match view {
-            View::Rows { source, first, of } => View::Rows { source: self.name(&source), first, of },
-            View::Slices { source, first, of } => View::Slices { source: self.name(&source), first, of },
-            View::Transposed { source, stacks } => View::Transposed { source: self.name(&source), stacks },
-            View::Coded { source } => View::Coded { source: self.name(&source) },
-            View::Stacked(views) => View::Stacked(all(views)),
-            View::Joined(views) => View::Joined(all(views)),
-            View::Interleaved(views) => View::Interleaved(all(views)),
-        }
+        view.renamed(&|name| self.name(name))
     }
 }
 

@@ -2,6 +2,7 @@
 //! in the source. No tensor of the source may be left over.
 
 use super::{BoundView, CanonicalTensor, output_matrix};
+use crate::catalogue::Role;
 use crate::convert::arch::{Arch, ExpectedTensor, LeftOut, Naming, View, expected_tensors, is_ignorable};
 use crate::convert::published::{Coded, Published};
 use crate::convert::source::shards::Shards;
@@ -18,6 +19,9 @@ use std::sync::Arc;
 /// Advice for a tensor that the configuration describes and the weights lack.
 const INCOMPLETE: &str = "check that the download is complete (`iec verify-source --hf-dir DIR`), and that config.json \
                           belongs to these weights";
+
+/// Advice for a tensor of multi-token prediction that the weights lack.
+const WITHOUT_MTP: &str = "leave out --with-mtp, or get all files of a checkpoint that has these layers";
 
 /// Tensors from which those of the model are made.
 pub(super) struct Weights<'a> {
@@ -104,13 +108,23 @@ pub(super) fn bind(
     }
 }
 
-/// Binds the tensors of multi-token prediction, which keep their shapes, to their canonical names.
+/// Binds the tensors of multi-token prediction that no tensor of `bound` is made of, and which nothing computes: those
+/// of families whose layers are not known, and copies of the embedding and of the output matrix. Shapes are kept.
 ///
 /// # Errors
-/// There are none, one holds no floats, or `iec unpack` could not give one its name back.
-pub(super) fn predictions(left_out: &LeftOut, naming: Naming, shards: &Shards) -> Result<Vec<CanonicalTensor>> {
+/// There are no tensors of multi-token prediction, one holds no floats, or `iec unpack` could not give one its name
+/// back.
+pub(super) fn further_predictions(
+    left_out: &LeftOut,
+    naming: Naming,
+    weights: &Weights<'_>,
+    bound: &[CanonicalTensor],
+) -> Result<Vec<CanonicalTensor>> {
+    let shards = weights.shards;
+    let used: HashSet<&str> =
+        bound.iter().flat_map(|tensor| tensor.source.tensors()).map(|tensor| tensor.name.as_str()).collect();
     let mut tensors: Vec<CanonicalTensor> = Vec::new();
-    for tensor in shards.tensors() {
+    for tensor in shards.tensors().filter(|tensor| !used.contains(tensor.name.as_str())) {
         let Some(name) = left_out.prediction_name(&tensor.name) else { continue };
         let is_lost = left_out.prediction_source(&name, naming) != tensor.name;
         if is_lost || !tensor.dtype.is_float() || !(1..=3).contains(&tensor.shape.len()) || name.starts_with("model.") {
@@ -129,7 +143,7 @@ pub(super) fn predictions(left_out: &LeftOut, naming: Naming, shards: &Shards) -
             source: BoundView::Straight { tensor: tensor.clone(), skip: 0 },
         });
     }
-    if tensors.is_empty() {
+    if tensors.is_empty() && !bound.iter().any(|tensor| Role::of(&tensor.name) == Role::Prediction) {
         let found = Error::usage("--with-mtp: found no tensors of multi-token prediction in the checkpoint");
         return Err(found.help("leave out --with-mtp"));
     }
@@ -140,8 +154,9 @@ pub(super) fn predictions(left_out: &LeftOut, naming: Naming, shards: &Shards) -
 /// these numbers.
 fn refuse_exaggeration(model: &ModelConfig, shards: &Shards) -> Result<()> {
     let n = shards.tensors.len() + shards.packed.len();
-    if model.n_layers > n {
-        let found = format!("found {} layers in config.json, but only {n} tensors in the checkpoint", model.n_layers);
+    let layers = model.n_layers + model.prediction_layers;
+    if layers > n {
+        let found = format!("found {layers} layers in config.json, but only {n} tensors in the checkpoint");
         return Err(Error::corrupt(found).tensor("num_hidden_layers"));
     }
     let Mlp::Moe { experts, .. } = model.mlp else { return Ok(()) };
@@ -192,8 +207,8 @@ fn bind_one(views: Vec<View>, expected: ExpectedTensor, weights: &Weights<'_>) -
         names.dedup();
         let names = names.join(" or ");
         return Err(Error::corrupt(format!("missing from the checkpoint (looked for {names:.200})"))
-            .tensor(expected.name)
-            .help(INCOMPLETE));
+            .help(if Role::of(&expected.name) == Role::Prediction { WITHOUT_MTP } else { INCOMPLETE })
+            .tensor(expected.name));
     };
     // Where one tensor may have either of two shapes, the view that fits is taken.
     let (store, source) = first.or_else(|e| bound.find_map(Result::ok).ok_or(e))?;

@@ -69,7 +69,7 @@ pub struct CheckpointOptions<'a> {
     pub config: Option<&'a Path>,
     /// Manifest whose files supply the codes and scales of tensors that the weights lack.
     pub manifest: Option<&'a Manifest>,
-    /// True to read the tensors of multi-token prediction, too. Those of a pack are always read.
+    /// True to read the layers of multi-token prediction, too. Those of a pack are always read.
     pub with_mtp: bool,
 }
 
@@ -324,7 +324,15 @@ impl Checkpoint {
         let shards = Shards::open_layout(&layout)?;
         let left_out = LeftOut::of(&fields).at(&config_path)?;
         let source = Source { config: &config, path: &config_path, layout: &layout };
-        let published = Published::open(&source, &shards, &|name| left_out.part(name).is_some()).at(layout.dir())?;
+        if options.with_mtp {
+            model.prediction_layers = arch.prediction_layers(&fields).at(&config_path)?;
+            model.validate().at(&config_path)?;
+        }
+        let is_left_out = |name: &str| match left_out.part(name) {
+            Some((PartKind::Prediction, _)) => model.prediction_layers == 0,
+            part => part.is_some(),
+        };
+        let published = Published::open(&source, &shards, &is_left_out).at(layout.dir())?;
         if model.tied_embeddings || disagrees_about_output(&fields).at(&config_path)? {
             model.tied_embeddings = output_matrix::is_embedding(&shards, &published).at(layout.dir())?;
         }
@@ -332,7 +340,7 @@ impl Checkpoint {
         let mut tensors = bind::bind(arch, &model, &left_out, &weights).at(layout.dir())?;
         if options.with_mtp {
             let naming = Naming::usual(&fields).at(&config_path)?;
-            tensors.extend(bind::predictions(&left_out, naming, &shards).at(layout.dir())?);
+            tensors.extend(bind::further_predictions(&left_out, naming, &weights, &tensors).at(layout.dir())?);
         }
         let used = tensors.iter().flat_map(|tensor| tensor.source.tensors()).map(|tensor| tensor.name.as_str());
         let left_out = LeftOutPart::list(&left_out, &shards, &used.collect());

@@ -256,8 +256,9 @@ impl Stored {
 
 /// Checks that a pack has the tensors of its model and no others but those of multi-token prediction.
 fn check_tensors(reader: &IebinReader, config: &ModelConfig) -> Result<()> {
-    if config.n_layers > reader.entries().len() {
-        let found = format!("found {} layers, but only {} tensors", config.n_layers, reader.entries().len());
+    let layers = config.n_layers.saturating_add(config.prediction_layers);
+    if layers > reader.entries().len() {
+        let found = format!("found {layers} layers, but only {} tensors", reader.entries().len());
         return Err(Error::corrupt(found));
     }
     let expected = expected_tensors(config);

@@ -61,7 +61,7 @@ pub struct PackOptions {
     /// Form of matrices that are quantized in the checkpoint.
     #[serde(default)]
     pub published: PublishedForm,
-    /// True to keep the tensors of multi-token prediction, which nothing computes.
+    /// True to keep the layers of multi-token prediction.
     #[serde(default)]
     pub with_mtp: bool,
     /// True to replace an existing pack.

@@ -115,7 +115,7 @@ fn decide<'a>(
     Choices { dtype, form }: Choices,
     manifest: Option<&Manifest>,
 ) -> Result<PackItem<'a>> {
-    // What nothing computes keeps its bytes, so that `unpack` gives them back.
+    // Layers of multi-token prediction keep their bytes, so that `unpack` gives them back.
     let is_kept = Role::of(&tensor.name) == Role::Prediction;
     let (dtype, manifest) = (dtype.filter(|_| !is_kept), manifest.filter(|_| !is_kept));
     let decision = manifest.map_or(Ok(None), |manifest| manifest.decide(&tensor.name, &tensor.shape))?;

@@ -65,6 +65,7 @@ impl PackModel {
         if model.tied_embeddings || disagrees_about_output(&fields).at(&config_path)? {
             model.tied_embeddings = !has_output;
         }
+        model.prediction_layers = reader.description.model.as_ref().map_or(0, |model| model.prediction_layers);
         Ok(PackModel { config, model, arch, unties })
     }
 

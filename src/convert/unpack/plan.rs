@@ -132,8 +132,7 @@ pub(in crate::convert) fn plan(
     }
     let left_out = LeftOut::of(config)?;
     for (number, entry) in reader.entries().iter().enumerate() {
-        if Role::of(&entry.name) == Role::Prediction {
-            builder.used.insert(number);
+        if Role::of(&entry.name) == Role::Prediction && builder.used.insert(number) {
             let source = left_out.prediction_source(&entry.name, naming);
             let view = View::Rows { source, first: 0, of: entry.shape[0] };
             builder.walk(&view, TargetPart::all(number, entry), &entry.shape);

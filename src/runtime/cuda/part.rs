@@ -227,7 +227,8 @@ impl CudaPart {
                     self.context.synchronize()?;
                     out.copy_from_slice(&bytemuck::cast_slice(self.output.bytes())[..out.len()]);
                 }
-                Answer::Nothing => {}
+                // The engine refuses to ask for the hidden rows, see `finds_hidden`.
+                Answer::Nothing | Answer::Hidden { .. } => {}
                 Answer::Best(k, best) => {
                     best.extend(head.best.take(&self.context, &mut self.output, rows.len(), *k)?)
                 }

@@ -7,7 +7,7 @@ use crate::runtime::cpu::Acts;
 use crate::runtime::experts::Mixture;
 use crate::runtime::layer::{Mlp, Moe, TokenInput};
 use crate::runtime::ops::{Gated, SigmoidGate, norm_heads};
-use crate::runtime::weights::{Host, Linear, PerLayerWeights};
+use crate::runtime::weights::{Host, JoinWeights, Linear, PerLayerWeights};
 use crate::simd::Kernel;
 
 /// Destination of the output of an MLP.
@@ -115,6 +115,25 @@ impl Model {
             self.cpu.level().run(Further { further, embedded, norm: &weights.norm, scale, eps });
         });
         Ok(())
+    }
+
+    /// Replaces the residual stream, which holds embeddings, by the input of a layer of multi-token prediction: the
+    /// projection of their norm and of the norm of what the model computed for the tokens before.
+    pub(super) fn join(&self, weights: &JoinWeights, w: &mut Walk<'_>) -> Result<()> {
+        let (s, hidden) = (&mut *w.scratch, self.config.hidden);
+        s.normed.reset(w.step.x.len() / hidden, 2 * hidden);
+        let (out, stride) = s.normed.rows_mut();
+        let (embedded, previous) = (&*w.step.x, w.step.previous);
+        self.cpu.for_rows(out, stride, |i, out| {
+            let row = i * hidden..(i + 1) * hidden;
+            let (first, second) = out[..2 * hidden].split_at_mut(hidden);
+            self.norm(&embedded[row.clone()], &weights.embedding_norm, first);
+            self.norm(&previous[row], &weights.hidden_norm, second);
+        });
+        self.prepare(&mut s.normed);
+        let projection = product(&weights.projection, &s.normed, w.step.x, &[]);
+        let products = vec![projection];
+        self.multiply(products, self.arithmetic, None)
     }
 
     /// Computes an MLP and writes its output to `branch`, or adds it.

@@ -124,6 +124,8 @@ struct Walk<'a> {
     caches: Vec<&'a mut KvCache>,
     /// Memory of recurrent layers.
     states: Vec<&'a mut States>,
+    /// Whether all rows are computed in the last layer, not only the wanted ones.
+    keeps_all: bool,
     scratch: &'a mut Scratch,
 }
 
@@ -171,10 +173,12 @@ impl DevicePart for CpuPart {
             .unzip();
         let layers = self.model.layers.clone();
         let first = step.first_layer.max(layers.start);
-        let mut walk = Walk { step, caches, states, scratch: &mut self.scratch };
-        let mut done = match &self.model.weights.per_layer {
-            Some(weights) => self.model.set_further(weights, &mut walk),
-            None => Ok(()),
+        let keeps_all = matches!(answer, Answer::Hidden { .. });
+        let mut walk = Walk { step, caches, states, keeps_all, scratch: &mut self.scratch };
+        let mut done = match (&self.model.weights.per_layer, &self.model.weights.join) {
+            (Some(weights), _) => self.model.set_further(weights, &mut walk),
+            (_, Some(weights)) => self.model.join(weights, &mut walk),
+            (None, None) => Ok(()),
         };
         done = done.and_then(|()| self.model.walk(first..layers.end, &mut walk));
         if done.is_ok() && layers.end == self.model.config.n_layers {
@@ -183,6 +187,10 @@ impl DevicePart for CpuPart {
         // Adapters leave memory when no text uses them any more.
         self.scratch.groups.clear();
         done
+    }
+
+    fn finds_hidden(&self) -> bool {
+        true
     }
 
     fn most_best(&self) -> usize {
@@ -285,21 +293,28 @@ impl Model {
             }
             observer.stream(layers, w.step.x);
         }
-        let logits = match answer {
-            Answer::Logits(logits) => logits,
-            Answer::Nothing => &mut [],
+        let (logits, hidden) = match answer {
+            Answer::Logits(logits) => (logits, None),
+            Answer::Hidden { logits, hidden } => (logits, Some(hidden)),
+            Answer::Nothing => (&mut [][..], None),
             Answer::Best(..) => unreachable!("see `most_best`"),
         };
-        if logits.is_empty() && w.step.observer.is_none() {
+        if logits.is_empty() && hidden.is_none() && w.step.observer.is_none() {
             return Ok(());
         }
         let s = &mut *w.scratch;
         self.norm_rows(w.step.x, &self.weights.final_norm, &mut s.normed);
         see(w.step.observer.as_deref_mut(), Site::lm_head(layers), &s.normed);
         w.step.profile.lap(Stage::Norms);
+        if let Some(hidden) = hidden {
+            let rows = hidden.chunks_exact_mut(self.config.hidden).enumerate();
+            rows.for_each(|(i, out)| out.copy_from_slice(&s.normed.row(i)[..self.config.hidden]));
+            self.keep_wanted_output(w);
+        }
         if logits.is_empty() {
             return Ok(());
         }
+        let s = &mut *w.scratch;
         let tokens = 0..s.normed.n();
         let changed = s.groups.iter().flat_map(|group| group.set.of_lm_head(&group.rows)).collect();
         let (weight, x, y) = (&self.weights.lm_head, &s.normed, &mut *logits);

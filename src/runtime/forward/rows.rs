@@ -1,6 +1,6 @@
 //! Operations on rows: norms, rotation of heads, sums, and the choice of the rows that are left in the last layer.
 
-use super::{Model, Walk};
+use super::{Group, Model, Walk};
 use crate::error::Result;
 use crate::model_config::{NormKind, RotaryPairs};
 use crate::runtime::cpu::{Acts, Form};
@@ -33,7 +33,7 @@ impl Model {
         });
     }
 
-    fn norm(&self, x: &[f32], weight: &[f32], out: &mut [f32]) {
+    pub(super) fn norm(&self, x: &[f32], weight: &[f32], out: &mut [f32]) {
         let eps = self.config.norm_eps;
         match self.config.norm_kind {
             NormKind::Rms => self.cpu.level().run(RmsNorm { x, weight, eps, out }),
@@ -151,7 +151,7 @@ impl Model {
 
     /// Drops all rows except the wanted ones, and those of the output of a recurrent mixer.
     fn keep_wanted_mixed(&self, w: &mut Walk<'_>) {
-        if w.step.wanted.len() < w.scratch.attention.attended.n() {
+        if !w.keeps_all && w.step.wanted.len() < w.scratch.attention.attended.n() {
             let wanted: Vec<u32> = w.step.wanted.iter().map(|row| *row as u32).collect();
             w.scratch.kept.gather(&self.cpu, &w.scratch.attention.attended, &wanted, &[Form::F32]);
             std::mem::swap(&mut w.scratch.attention.attended, &mut w.scratch.kept);
@@ -162,7 +162,7 @@ impl Model {
     /// Drops all rows except the wanted ones: after the keys and values of the last layer, the others are not used.
     pub(super) fn keep_wanted(&self, Queries { width, gate }: Queries, w: &mut Walk<'_>) {
         let rows: usize = w.step.runs.iter().map(|run| run.tokens).sum();
-        if w.step.wanted.len() == rows {
+        if w.keeps_all || w.step.wanted.len() == rows {
             return;
         }
         let s = &mut *w.scratch;
@@ -184,17 +184,36 @@ impl Model {
         buffers.into_iter().for_each(|(buffer, width)| buffer.truncate(w.step.wanted.len() * width));
         if self.config.parallel {
             // The MLP reads the same rows.
-            let forms: Vec<Form> = Form::ALL.into_iter().filter(|form| s.normed.has(*form)).collect();
-            let wanted: Vec<u32> = w.step.wanted.iter().map(|row| *row as u32).collect();
-            s.kept.gather(&self.cpu, &s.normed, &wanted, &forms);
-            std::mem::swap(&mut s.normed, &mut s.kept);
+            self.gather(w.step.wanted, &mut s.normed, &mut s.kept);
         }
-        for group in &mut s.groups {
-            let kept = |row: usize| w.step.wanted.partition_point(|wanted| *wanted < row);
-            group.rows = kept(group.rows.start)..kept(group.rows.end);
-        }
-        s.groups.retain(|group| !group.rows.is_empty());
+        keep_groups(w.step.wanted, &mut s.groups);
     }
+
+    /// Drops all rows of the input of the output matrix except the wanted ones.
+    pub(super) fn keep_wanted_output(&self, w: &mut Walk<'_>) {
+        let s = &mut *w.scratch;
+        if w.step.wanted.len() < s.normed.n() {
+            self.gather(w.step.wanted, &mut s.normed, &mut s.kept);
+            keep_groups(w.step.wanted, &mut s.groups);
+        }
+    }
+
+    /// Drops all rows of `acts` except the wanted ones, in all forms; `kept` is a buffer.
+    fn gather(&self, wanted: &[usize], acts: &mut Acts, kept: &mut Acts) {
+        let forms: Vec<Form> = Form::ALL.into_iter().filter(|form| acts.has(*form)).collect();
+        let wanted: Vec<u32> = wanted.iter().map(|row| *row as u32).collect();
+        kept.gather(&self.cpu, acts, &wanted, &forms);
+        std::mem::swap(acts, kept);
+    }
+}
+
+/// Limits groups of rows with adapters to the wanted rows.
+fn keep_groups(wanted: &[usize], groups: &mut Vec<Group>) {
+    for group in &mut *groups {
+        let kept = |row: usize| wanted.partition_point(|wanted| *wanted < row);
+        group.rows = kept(group.rows.start)..kept(group.rows.end);
+    }
+    groups.retain(|group| !group.rows.is_empty());
 }
 
 /// Queries whose rows are kept where only the wanted rows are computed on.

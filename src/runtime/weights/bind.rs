@@ -2,10 +2,10 @@
 
 use super::rebuilt::Rebuilt;
 use super::rebuilt::cache::Cache;
-use super::{Host, Linear, PerLayerWeights, Shape, Weight, Weights, take};
+use super::{Host, JoinWeights, Linear, PerLayerWeights, Shape, Weight, Weights, take};
 use crate::catalogue::{
     EMBEDDING, FINAL_NORM, FURTHER_EMBEDDING, FURTHER_NORM, FURTHER_PROJECTION, LM_HEAD, LayerTensor, ModelTensor,
-    Role, name_in_layer,
+    Role, name_in_layer, prediction,
 };
 use crate::dtype::{DType, decode_floats};
 use crate::error::{Context, Error, Result};
@@ -79,7 +79,28 @@ impl<'a> Binder<'a> {
         let final_norm = norm(FINAL_NORM)?;
         let lm_head = matrix(LM_HEAD)?.unwrap_or_else(|| embedding.clone());
         self.refuse_leftovers()?;
-        Ok(Weights { embedding, per_layer, layers, final_norm, lm_head, cache: self.cache.clone() })
+        Ok(Weights { embedding, per_layer, join: None, layers, final_norm, lm_head, cache: self.cache.clone() })
+    }
+
+    /// Binds the tensors of a layer of multi-token prediction, see [`Weights::bind_prediction`].
+    pub(super) fn prediction(&self, c: &ModelConfig, main: &Weights, number: usize) -> Result<Weights> {
+        let norm = |leaf| self.norm(c, &prediction::name(number, leaf), &[c.hidden]);
+        let projection = self.matrix(&prediction::name(number, prediction::PROJECTION), c.hidden, 2 * c.hidden)?;
+        let join = JoinWeights {
+            embedding_norm: norm(prediction::EMBEDDING_NORM)?,
+            hidden_norm: norm(prediction::HIDDEN_NORM)?,
+            projection: Linear { matrix: projection, bias: None, identity: None },
+        };
+        let layer = LayerBinder { prefix: prediction::name(number, ""), ..LayerBinder::new(self, c, 0) };
+        Ok(Weights {
+            embedding: main.embedding.clone(),
+            per_layer: None,
+            join: Some(join),
+            layers: vec![layer.layer()?],
+            final_norm: norm(prediction::OUTPUT_NORM)?,
+            lm_head: main.lm_head.clone(),
+            cache: self.cache.clone(),
+        })
     }
 
     fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Weight> {
@@ -182,11 +203,18 @@ struct LayerBinder<'b, 'a> {
     model: &'b ModelConfig,
     layer: LayerConfig,
     n: usize,
+    /// Beginning of the names of its tensors.
+    prefix: String,
 }
 
 impl<'b, 'a> LayerBinder<'b, 'a> {
     fn new(binder: &'b Binder<'a>, model: &'b ModelConfig, n: usize) -> LayerBinder<'b, 'a> {
-        LayerBinder { binder, model, layer: model.layer(n), n }
+        LayerBinder { binder, model, layer: model.layer(n), n, prefix: name_in_layer(n, "") }
+    }
+
+    /// Returns the name of a tensor of the layer.
+    fn name(&self, leaf: &str) -> String {
+        format!("{}{leaf}", self.prefix)
     }
 
     fn layer(&self) -> Result<Layer<Host>> {
@@ -422,7 +450,7 @@ impl<'b, 'a> LayerBinder<'b, 'a> {
     fn linear_if(&self, prefix: &str) -> Result<Option<Linear>> {
         let name = format!("{prefix}.weight");
         let Some((tensor, shape)) = self.find(&name) else { return Ok(None) };
-        let matrix = self.binder.matrix(&name_in_layer(self.n, &name), shape[0], shape[1])?;
+        let matrix = self.binder.matrix(&self.name(&name), shape[0], shape[1])?;
         let bias = self.vector_if(&format!("{prefix}.bias"))?;
         Ok(Some(Linear { matrix, bias, identity: Some((self.n, tensor)) }))
     }
@@ -432,10 +460,10 @@ impl<'b, 'a> LayerBinder<'b, 'a> {
         let (tensor, shape) = self.find(name).ok_or_else(|| self.absent(name))?;
         let bias_name = format!("{name}_bias");
         let biases = match self.find(&bias_name) {
-            Some((_, shape)) => Some(self.binder.floats(&name_in_layer(self.n, &bias_name), &shape)?),
+            Some((_, shape)) => Some(self.binder.floats(&self.name(&bias_name), &shape)?),
             None => None,
         };
-        let name = name_in_layer(self.n, name);
+        let name = self.name(name);
         let entry = self.binder.entry(&name, &shape)?;
         let rows = shape[1];
         let matrices = self.binder.bind_matrices(entry, [shape[0], rows, shape[2]]).tensor(&name)?;
@@ -450,18 +478,17 @@ impl<'b, 'a> LayerBinder<'b, 'a> {
 
     fn vector_if(&self, name: &str) -> Result<Option<Vec<f32>>> {
         let Some((_, shape)) = self.find(name) else { return Ok(None) };
-        self.binder.floats(&name_in_layer(self.n, name), &shape).map(Some)
+        self.binder.floats(&self.name(name), &shape).map(Some)
     }
 
     /// Binds the factors of a norm, if the layer has it.
     fn norm_if(&self, name: &str) -> Result<Option<Vec<f32>>> {
         let Some((_, shape)) = self.find(name) else { return Ok(None) };
-        self.binder.norm(self.model, &name_in_layer(self.n, name), &shape).map(Some)
+        self.binder.norm(self.model, &self.name(name), &shape).map(Some)
     }
 
     /// Builds the error for a tensor that the description of the layer excludes and its operation needs.
     fn absent(&self, name: &str) -> Error {
-        Error::corrupt("found a description without this tensor, which its layer needs")
-            .tensor(name_in_layer(self.n, name))
+        Error::corrupt("found a description without this tensor, which its layer needs").tensor(self.name(name))
     }
 }

@@ -190,6 +190,17 @@ pub struct PerLayerWeights {
     pub norm: Vec<f32>,
 }
 
+/// Weights that make the input of a layer of multi-token prediction.
+#[derive(Debug)]
+pub struct JoinWeights {
+    /// Factors of the norm of embeddings: `(hidden)`.
+    pub embedding_norm: Vec<f32>,
+    /// Factors of the norm of what the model computed: `(hidden)`.
+    pub hidden_norm: Vec<f32>,
+    /// Projection of both: `(hidden, 2 * hidden)`.
+    pub projection: Linear,
+}
+
 /// All weights of a model.
 #[derive(Debug)]
 pub struct Weights {
@@ -197,6 +208,8 @@ pub struct Weights {
     pub embedding: Weight,
     /// Weights of the further inputs of layers, if there are some.
     pub per_layer: Option<PerLayerWeights>,
+    /// Weights that make the input of the first layer, if it is one of multi-token prediction.
+    pub join: Option<JoinWeights>,
     /// Decoder layers.
     pub layers: Vec<Layer<Host>>,
     /// Factors of the final norm: `(hidden)`.
@@ -328,6 +341,24 @@ impl Weights {
             .help("the pack is damaged, or another program made it; make it again with `iec pack`")
     }
 
+    /// Binds the tensors of layer `number` of multi-token prediction as those of a model of one layer, which `config`
+    /// describes; the embedding and the output matrix are those of `main`.
+    ///
+    /// # Errors
+    /// The same as for [`Weights::bind`].
+    pub(super) fn bind_prediction(
+        reader: &IebinReader,
+        config: &ModelConfig,
+        convert: Option<DType>,
+        main: &Weights,
+        number: usize,
+    ) -> Result<Weights> {
+        Binder::new(reader, convert, false)
+            .prediction(config, main, number)
+            .at(reader.dir.join(JSON_NAME))
+            .help("the pack is damaged, or another program made it; make it again with `iec pack --with-mtp`")
+    }
+
     /// Returns all matrices in the order of their use; a tied embedding appears twice.
     pub fn matrices(&self) -> impl Iterator<Item = &Weight> {
         let layers = self.layers.iter().flat_map(Layer::linears).map(|linear| &linear.matrix);
@@ -379,7 +410,9 @@ impl Weights {
         let blocks = self.layers.iter().flat_map(|layer| &layer.blocks);
         let mut forms: Vec<Form> = blocks.flat_map(|block| block.operation.forms(arithmetic)).collect();
         forms.push(self.lm_head.store().form(arithmetic));
-        forms.extend(self.per_layer.iter().map(|weights| weights.projection.matrix.store().form(arithmetic)));
+        let inputs = self.per_layer.iter().map(|weights| &weights.projection);
+        let inputs = inputs.chain(self.join.iter().map(|weights| &weights.projection));
+        forms.extend(inputs.map(|projection| projection.matrix.store().form(arithmetic)));
         forms.sort_unstable();
         forms.dedup();
         forms

@@ -37,6 +37,7 @@ pub const PLAIN: Arch = Arch {
     windows: |config, n_layers| same_windows(config, n_layers, None),
     adjust: |_, _| Ok(()),
     views: same_names,
+    prediction: None,
 };
 
 /// Fields that change the arithmetic unless they have their neutral value. A family that does not support such a field
@@ -226,6 +227,7 @@ pub fn decoder(arch: &Arch, config: &Fields) -> Result<ModelConfig> {
         dense_layers: None,
         recurrent: None,
         mlp_layers: None,
+        prediction_layers: 0,
         exceptions: Vec::new(),
         tied_embeddings: config.flag(TIED, arch.tied)?,
         bos: None,

@@ -7,6 +7,7 @@ use super::super::heads::{HeadBlock, fill_heads};
 use super::super::names::{MappedTensor, RowOrder, is_vector, map};
 use super::super::writer::GgufEntry;
 use super::{Dequantize, ExportOptions};
+use crate::catalogue::Role;
 use crate::convert::arch::{ExpectedTensor, expected_tensors};
 use crate::convert::executor::{OnlyBytes, TaskOutput};
 use crate::convert::rows::{Put, RowSource, RowStack, RowTarget};
@@ -73,7 +74,8 @@ impl<'a> ExportSource<'a> {
         family: &Family,
         config: &ModelConfig,
     ) -> Result<ExportSource<'a>> {
-        let expected = expected_tensors(config);
+        let mut expected = expected_tensors(config);
+        expected.retain(|tensor| Role::of(&tensor.name) != Role::Prediction);
         let mapped = map(family, config, &expected, |_| family.fused)?;
         Ok(ExportSource { reader, options, expected, mapped })
     }
