@@ -11,8 +11,9 @@ use crate::runtime::sequence::SharedState;
 use crate::sched::{self, RequestId};
 use std::collections::HashMap;
 
-/// Number of tokens that another text must be about to add to the prefix cache for a text to wait for them.
-const WORTH_WAITING: usize = 32;
+/// Number of tokens that another text must be about to add to the prefix cache for a text to wait for them, and that a
+/// snapshot must save a later text for it to be made.
+const WORTHWHILE: usize = 32;
 
 /// Texts of a batch and their use of the prefix cache.
 #[derive(Debug, Default)]
@@ -107,6 +108,23 @@ impl<'a> Texts<'a> {
         Some((text, hit))
     }
 
+    /// Reports whether a snapshot of the state after `tokens` tokens is worth its memory: behind the last full page of
+    /// a prompt that another text could reuse, and at its end, and between at distances that take as much memory as a
+    /// snapshot. An answer gets one when it ends.
+    fn is_worth_a_snapshot(text: &Text, prefixes: &PrefixCache, tokens: usize) -> bool {
+        if tokens > text.prompt || tokens != text.read || !text.whole {
+            return false;
+        }
+        let full = (tokens / PAGE).min(text.held.len());
+        let is_known = |key| prefixes.tree.has_snapshot(key, &text.held[..full], &text.ids[..tokens]);
+        if text.key.as_ref().is_none_or(is_known) {
+            return false;
+        }
+        let known = tokens - full * PAGE + prefixes.tree.tokens_since_snapshot(&text.held[..full]);
+        let is_last = tokens == text.prompt || tokens == (text.prompt - 1) / PAGE * PAGE;
+        known >= if is_last { WORTHWHILE } else { prefixes.snapshot_pages * PAGE }
+    }
+
     /// Evicts pages beyond the limit of a pool without a budget. Returns their number.
     fn shrink(&mut self) -> usize {
         let Some(prefixes) = &mut self.prefixes else { return 0 };
@@ -153,14 +171,20 @@ impl sched::PrefixCache for Texts<'_> {
         let (Some(key), Some(state)) = (&text.key, &text.state) else { return 0 };
         let ids = &text.ids[..text.read.min(tokens as usize)];
         text.whole = text.whole && prefixes.tree.extend(key, &mut text.held, ids, state);
-        // An answer gets a snapshot when it ends: one for each of its pages would take more memory than it is worth.
-        let snapshot = ids.len() == text.read && ids.len() % PAGE == 0 && ids.len() <= text.prompt;
+        let is_free = prefixes.snapshot_pages <= free as usize && ids.len() % PAGE == 0;
         match text.held.last() {
-            Some(last) if text.whole && snapshot && prefixes.snapshot_pages <= free as usize => {
-                prefixes.tree.set_snapshot(*last, state) as u32
+            Some(last) if is_free && Texts::is_worth_a_snapshot(text, prefixes, ids.len()) => {
+                prefixes.tree.set_snapshot(*last, PAGE, state) as u32
             }
             _ => 0,
         }
+    }
+
+    fn wanted(&self, id: RequestId, tokens: u32) -> u32 {
+        let (Some(text), Some(prefixes)) = (self.texts.get(&id), &self.prefixes) else { return 0 };
+        let is_passed = prefixes.snapshot_pages > 0 && text.state.is_some();
+        let is_wanted = is_passed && Texts::is_worth_a_snapshot(text, prefixes, tokens as usize);
+        if is_wanted { 1 + prefixes.snapshot_pages as u32 } else { 0 }
     }
 
     fn release(&mut self, id: RequestId) -> sched::Released {
@@ -190,14 +214,16 @@ impl sched::PrefixCache for Texts<'_> {
             Some(other) if other.key.is_some() => other.ids.iter().zip(ids).take_while(|(a, b)| a == b).count(),
             _ => 0,
         };
-        others.iter().any(|other| common(other) >= reused + WORTH_WAITING)
+        others.iter().any(|other| common(other) >= reused + WORTHWHILE)
     }
 
     fn share_tail(&mut self, id: RequestId, tokens: u32, free: u32) -> u32 {
         let (Some(text), Some(prefixes)) = (self.texts.get_mut(&id), &mut self.prefixes) else { return 0 };
         let (Some(key), Some(state), tokens) = (&text.key, &text.state, tokens as usize) else { return 0 };
         let full = text.whole && text.held.len() == tokens / PAGE && text.read == tokens;
-        if self.unstarted == 0 || !full || 1 + prefixes.snapshot_pages > free as usize {
+        let is_wanted =
+            self.unstarted > 0 || prefixes.snapshot_pages > 0 && Texts::is_worth_a_snapshot(text, prefixes, tokens);
+        if !full || !is_wanted || 1 + prefixes.snapshot_pages > free as usize {
             return 0;
         }
         prefixes.tree.add_tail(key, &text.held, &text.ids[..tokens], state) as u32

@@ -41,6 +41,12 @@ pub trait PrefixCache {
     /// Enters the full pages of the first `tokens` computed tokens of the request; the request still uses them. Of the
     /// `free` pages, the cache may take some for a snapshot of the state; returns their number.
     fn fill(&mut self, id: RequestId, tokens: u32, free: u32) -> u32;
+    /// Returns the number of pages, free ones or of the cache, that the cache would best use for a snapshot of the
+    /// request's state after its first `tokens` computed tokens, by `fill` or `share_tail`.
+    fn wanted(&self, id: RequestId, tokens: u32) -> u32 {
+        let _ = (id, tokens);
+        0
+    }
     /// Ends the use of all pages by the request.
     fn release(&mut self, id: RequestId) -> Released;
     /// Tests whether a request in the batch should wait because one of `others`, which are computed now, will soon add
@@ -175,8 +181,19 @@ impl<C: PrefixCache> Pool<C> {
         self.admit(id, most, pages)
     }
 
+    /// Frees pages of the cache as far as a snapshot of the state of a sequence takes them.
+    fn make_room(&mut self, id: RequestId, tokens: u32) {
+        let missing = self.cache.wanted(id, tokens).saturating_sub(self.counts.free);
+        if (1..=self.counts.cached).contains(&missing) {
+            let evicted = self.cache.evict(missing);
+            self.counts.cached -= evicted;
+            self.counts.free += evicted;
+        }
+    }
+
     /// Puts the full pages of `tokens` computed tokens of a sequence into the cache.
     pub fn fill(&mut self, id: RequestId, tokens: u32) {
+        self.make_room(id, tokens);
         let taken = self.cache.fill(id, tokens, self.counts.free);
         self.counts.free -= taken;
         self.counts.cached += taken;
@@ -184,6 +201,7 @@ impl<C: PrefixCache> Pool<C> {
 
     /// Puts the last page of a prompt into the cache if a page is free for the copy on which the sequence continues.
     pub fn share_tail(&mut self, id: RequestId, tokens: u32) {
+        self.make_room(id, tokens);
         let taken = self.cache.share_tail(id, tokens, self.counts.free);
         self.counts.free -= taken;
         self.counts.cached += taken;

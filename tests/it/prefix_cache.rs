@@ -3,10 +3,11 @@
 use crate::common::{fixture, iec, packed_as, packed_with};
 use crate::recurrent;
 use iec::generate::speculate::Speculator;
-use iec::generate::{Completion, Options, Request, generate};
+use iec::generate::{Batch, Completion, Options, Request, generate};
 use iec::iebin::IebinReader;
 use iec::rng::Rng;
 use iec::runtime::{Engine, EngineOptions, Feed, KvType, Output, PrefixCache, Want};
+use iec::sched;
 use serde_json::json;
 use std::path::Path;
 
@@ -134,6 +135,51 @@ fn reuse_a_state_that_cannot_be_cut(open: &dyn Fn() -> Engine) {
     let (expected, _) = likely((&mut open(), None), &longer, 1);
     let read = texts[0].len() + answer.len() - 1;
     assert_eq!(likely((&mut engine, Some(&mut prefixes)), &longer, 1), (expected, read));
+    // One that goes on in another way is known up to the end of the prompt, although the answer has grown its page.
+    let other = vec![[&texts[0][..], &[77; 20]].concat()];
+    let (expected, _) = likely((&mut open(), None), &other, 1);
+    assert_eq!(likely((&mut engine, Some(&mut prefixes)), &other, 1), (expected, texts[0].len()));
+}
+
+#[test]
+fn snapshots_of_a_long_prompt_take_no_more_memory_than_its_pages() {
+    let dir = packed_with("qwen35-text", "config.json", json!({"max_position_embeddings": 8192}));
+    let mut engine = open(&dir.path().join("pack"), EngineOptions { prefill_chunk: 128, ..EngineOptions::default() });
+    let mut prefixes = PrefixCache::new(&engine, "pack");
+    let none = sched::Options::with_pages(0, 0);
+    let fixed = Batch::new(&engine, None, none).limits().fixed_pages as usize;
+    let pages = 2 * fixed + 2;
+    assert!(fixed > 1 && pages * 128 + 60 < engine.context(), "{fixed} pages");
+    let long: Vec<u32> = (0..pages as u32 * 128 + 60).map(|i| i * 7 % 250).collect();
+    let texts = vec![long.clone()];
+    let (expected, _) = likely((&mut engine, None), &texts, 1);
+    assert_eq!(likely((&mut engine, Some(&mut prefixes)), &texts, 1), (expected, 0));
+    // Snapshots: two between, one behind the last full page, one at the end of the prompt, and one of the answer.
+    assert_eq!(prefixes.pages(), pages + 1 + 5 * fixed);
+    let early = vec![[&long[..(fixed + 1) * 128], &[9; 30]].concat()];
+    let (expected, _) = likely((&mut engine, None), &early, 1);
+    assert_eq!(likely((&mut engine, Some(&mut prefixes)), &early, 1), (expected, fixed * 128));
+}
+
+#[test]
+fn a_snapshot_of_a_prompt_takes_the_place_of_what_was_not_used_lately() {
+    let pack = packed_as("qwen35", &fixture("qwen35"), &[]);
+    let engine = open(&pack, EngineOptions::default());
+    let fixed = u64::from(Batch::new(&engine, None, sched::Options::with_pages(0, 0)).limits().fixed_pages);
+    let kv_memory = Some((4 * fixed + 12) * page_bytes(&pack, EngineOptions::default()));
+    let mut engine = open(&pack, EngineOptions { kv_memory, ..EngineOptions::default() });
+    let mut prefixes = PrefixCache::new(&engine, "pack");
+    for text in 0..12 {
+        let prompt: Vec<u32> = (0..150).map(|i| (i * 7 + text * 31) % 250).collect();
+        let (first, second) = (vec![prompt.clone()], vec![[&prompt[..], &[5; 9]].concat()]);
+        likely((&mut engine, Some(&mut prefixes)), &first, 1);
+        let (_, reused) = likely((&mut engine, Some(&mut prefixes)), &second, 1);
+        assert_eq!(reused, 128, "text {text}: the end of a prompt is near the snapshot before it");
+        let other = vec![[&prompt[..], &[6; 60], &[8]].concat()];
+        likely((&mut engine, Some(&mut prefixes)), &other, 1);
+        let (_, reused) = likely((&mut engine, Some(&mut prefixes)), &[[&other[0][..], &[3, 4]].concat()], 1);
+        assert_eq!(reused, 211, "text {text}");
+    }
 }
 
 /// Returns the bytes of a KV page.

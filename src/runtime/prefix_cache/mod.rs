@@ -142,7 +142,7 @@ impl PrefixCache {
             }
             match store.read(&place, &self.pools) {
                 Ok(Some(state)) => {
-                    loaded += 1 + state.snapshot.as_ref().map_or(0, |_| self.snapshot_pages);
+                    loaded += 1 + state.snapshots.len() * self.snapshot_pages;
                     before = Some(self.tree.restore(key, before, i, tokens, state));
                 }
                 Ok(None) => damaged = true,

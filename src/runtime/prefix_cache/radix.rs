@@ -5,8 +5,8 @@
 //! remaining positions are then not used. Trees of different keys share nothing.
 //!
 //! Models whose states have memory of fixed size, which does not tell how it was before its last position, need a
-//! snapshot of it besides the pages. Some nodes have one, of the state after their last token; a search then ends at
-//! such a node, all of whose tokens it has found.
+//! snapshot of it besides the pages. Some nodes have one or more, of the state after some of their tokens; a search
+//! then ends at one of these.
 //!
 //! A sequence uses the nodes of its full pages from the root on, so no used node lies below an unused one. When memory
 //! is needed, the unused leaf of the smallest value leaves. The value of a node is the cost of computing it again plus
@@ -39,7 +39,7 @@ pub struct RadixTree {
     attention_cost: f64,
     /// Number of pages that a snapshot takes of the budget; 0 = the model needs none.
     snapshot_pages: usize,
-    /// Number of nodes with a snapshot.
+    /// Number of snapshots of all nodes.
     snapshots: usize,
     /// Number of nodes that no sequence uses.
     idle: usize,
@@ -68,8 +68,24 @@ struct Node {
 pub struct NodeState {
     /// Page of each part.
     pub pages: Vec<Piece>,
-    /// Snapshot of each part after the last token, if the node has one; `None` for parts that need none.
-    pub snapshot: Option<Vec<Option<Piece>>>,
+    /// Snapshots after some of the tokens.
+    pub snapshots: Vec<Snapshot>,
+}
+
+/// Memory of fixed size after some tokens of a page.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    /// Number of tokens of the page.
+    pub tokens: usize,
+    /// Snapshot of each part; `None` for parts that need none.
+    pub parts: Vec<Option<Piece>>,
+}
+
+impl NodeState {
+    /// Returns the snapshot after so many tokens of the page.
+    pub fn snapshot(&self, tokens: usize) -> Option<&Snapshot> {
+        self.snapshots.iter().find(|snapshot| snapshot.tokens == tokens)
+    }
 }
 
 /// Predecessor of a node.
@@ -160,8 +176,9 @@ impl RadixTree {
         let states = || hit.nodes.iter().map(|index| &self.node(*index).state);
         let parts = states().next().map_or(0, |first| first.pages.len());
         let pages = (0..parts).map(|part| states().map(|state| state.pages[part].clone()).collect()).collect();
-        let snapshots = states().next_back().and_then(|last| last.snapshot.clone());
-        SharedState { pages, snapshots: snapshots.unwrap_or_else(|| vec![None; parts]) }
+        let tokens = hit.tokens - hit.nodes.len().saturating_sub(1) * PAGE;
+        let snapshot = states().next_back().and_then(|last| last.snapshot(tokens));
+        SharedState { pages, snapshots: snapshot.map_or_else(|| vec![None; parts], |found| found.parts.clone()) }
     }
 
     /// Counts the nodes among `nodes` that no sequence uses.
@@ -213,31 +230,74 @@ impl RadixTree {
         true
     }
 
-    /// Adds the snapshot of a state to the node of its last token, unless it has one. Returns the number of pages that
-    /// it takes.
-    pub fn set_snapshot(&mut self, index: NodeId, state: &SharedState) -> usize {
-        if self.snapshot_pages == 0 || self.node(index).state.snapshot.is_some() {
+    /// Adds the snapshot of a state after `tokens` tokens of a node, unless it has one. Returns the number of pages
+    /// that it takes.
+    pub fn set_snapshot(&mut self, index: NodeId, tokens: usize, state: &SharedState) -> usize {
+        if self.snapshot_pages == 0 || self.node(index).state.snapshot(tokens).is_some() {
             return 0;
         }
         let node = self.node_mut(index);
-        node.state.snapshot = Some(state.snapshots.clone());
-        node.saved = false;
+        node.state.snapshots.push(Snapshot { tokens, parts: state.snapshots.clone() });
+        // Files have the snapshot after the last token only.
+        node.saved &= tokens < PAGE;
         self.snapshots += 1;
         self.snapshot_pages
     }
 
-    /// Adds the last page of `ids`, which is not full, with its snapshot behind the full pages `held`. Returns the
-    /// number of pages that this takes; 0 if a known page begins with it or it begins with a known page.
+    /// Reports whether there is a snapshot after the last of `ids`, which begin with the full pages `held`.
+    pub fn has_snapshot(&self, key: &Key, held: &[NodeId], ids: &[u32]) -> bool {
+        let after = |index: NodeId, tokens: usize| self.node(index).state.snapshot(tokens).is_some();
+        let above = held.last().map_or(Above::Root(*key), |last| Above::Node(*last));
+        match &ids[held.len() * PAGE..] {
+            [] => held.last().is_some_and(|last| after(*last, PAGE)),
+            tail => self.known(&above, tail).is_some_and(|index| after(index, tail.len())),
+        }
+    }
+
+    /// Counts the tokens of the full pages `nodes` behind the last snapshot among them.
+    pub fn tokens_since_snapshot(&self, nodes: &[NodeId]) -> usize {
+        let last = nodes.iter().rposition(|index| !self.node(*index).state.snapshots.is_empty());
+        let known =
+            last.and_then(|at| self.node(nodes[at]).state.snapshots.iter().map(|one| at * PAGE + one.tokens).max());
+        nodes.len() * PAGE - known.unwrap_or(0)
+    }
+
+    /// Adds the last page of `ids`, which is not full, with its snapshot behind the full pages `held`. Of a known page
+    /// that begins with it, or that it begins with, the snapshots stay. Returns the number of pages that this takes.
     pub fn add_tail(&mut self, key: &Key, held: &[NodeId], ids: &[u32], state: &SharedState) -> usize {
         let above = held.last().map_or(Above::Root(*key), |last| Above::Node(*last));
-        let tail = &ids[held.len() * PAGE..];
-        let covers = |(index, common): (NodeId, usize)| common == tail.len() || common == self.node(index).tokens.len();
-        if tail.is_empty() || self.best_of(self.below(&above), tail).is_some_and(covers) {
+        let (i, tail) = (held.len(), &ids[held.len() * PAGE..]);
+        if tail.is_empty() {
             return 0;
         }
-        let index = self.add(above, held.len(), tail, state);
+        let (index, added) = match self.known(&above, tail) {
+            Some(index) => {
+                self.grow(index, i, tail, state);
+                (index, 0)
+            }
+            None => (self.add(above, i, tail, state), 1),
+        };
         self.touch(index);
-        1 + self.set_snapshot(index, state)
+        added + self.set_snapshot(index, tail.len(), state)
+    }
+
+    /// Finds the node behind `above` whose tokens begin with `tokens`, or with whose tokens they begin.
+    fn known(&self, above: &Above, tokens: &[u32]) -> Option<NodeId> {
+        let (index, common) = self.best_of(self.below(above), tokens)?;
+        (common == tokens.len() || common == self.node(index).tokens.len()).then_some(index)
+    }
+
+    /// Replaces the page of a node by page `i` of a text if that begins with its tokens and has more. Returns whether
+    /// it did.
+    fn grow(&mut self, index: NodeId, i: usize, tokens: &[u32], state: &SharedState) -> bool {
+        let node = self.node_mut(index);
+        let grows = node.tokens.len() < tokens.len();
+        if grows {
+            node.tokens = tokens.to_vec();
+            node.state.pages = pages_of(state, i);
+            node.saved = false;
+        }
+        grows
     }
 
     /// Adds a text that ended, with its snapshot. Pages that are known already are not kept twice. Returns the number
@@ -246,19 +306,10 @@ impl RadixTree {
         let (mut above, mut added, mut replaced) = (Above::Root(*key), 0, 0);
         let pages = ids.len().div_ceil(PAGE);
         for (i, tokens) in ids.chunks(PAGE).enumerate() {
-            let known = self
-                .best_of(self.below(&above), tokens)
-                .filter(|(index, common)| *common == tokens.len() || *common == self.node(*index).tokens.len());
-            let index = match known {
-                Some((index, common)) => {
-                    if common < tokens.len() {
-                        replaced += 1 + self.drop_snapshot(index);
-                        added += 1;
-                        let node = self.node_mut(index);
-                        node.tokens = tokens.to_vec();
-                        node.state = page_of(state, i);
-                        node.saved = false;
-                    }
+            let index = match self.known(&above, tokens) {
+                Some(index) => {
+                    let grows = usize::from(self.grow(index, i, tokens, state));
+                    (added, replaced) = (added + grows, replaced + grows);
                     index
                 }
                 None => {
@@ -266,8 +317,8 @@ impl RadixTree {
                     self.add(above, i, tokens, state)
                 }
             };
-            if i + 1 == pages && self.node(index).tokens.len() == tokens.len() {
-                added += self.set_snapshot(index, state);
+            if i + 1 == pages {
+                added += self.set_snapshot(index, tokens.len(), state);
             }
             self.touch(index);
             above = Above::Node(index);
@@ -278,7 +329,7 @@ impl RadixTree {
     /// Adds the full page `i` of a text, which no sequence uses and which is on disk, behind the node of the page
     /// before it.
     pub fn restore(&mut self, key: &Key, before: Option<NodeId>, i: usize, tokens: &[u32], state: NodeState) -> NodeId {
-        self.snapshots += usize::from(state.snapshot.is_some());
+        self.snapshots += state.snapshots.len();
         let index = self.add_node(before.map_or(Above::Root(*key), Above::Node), i, tokens, state);
         self.touch(index);
         self.set_saved(index);
@@ -312,17 +363,17 @@ impl RadixTree {
         Ok(())
     }
 
-    /// Removes the unused leaf of the smallest value, or the snapshot of another node if its value is smaller. Returns
+    /// Removes the unused leaf of the smallest value, or the snapshots of another node if its value is smaller. Returns
     /// the number of pages that this gives back; 0 if every node is used.
     pub fn evict(&mut self) -> usize {
         let nodes = self.nodes.iter().enumerate().filter_map(|(i, node)| Some((i, node.as_ref()?)));
-        let unused = nodes.filter(|(_, node)| node.is_unused_leaf() || node.state.snapshot.is_some());
+        let unused = nodes.filter(|(_, node)| node.is_unused_leaf() || !node.state.snapshots.is_empty());
         let worst = unused.map(|(i, node)| (node.value, i)).min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
         let Some((value, index)) = worst else { return 0 };
         self.clock = self.clock.max(value);
-        let snapshot = self.drop_snapshot(index);
+        let snapshots = self.drop_snapshots(index);
         if !self.node(index).is_unused_leaf() {
-            return snapshot;
+            return snapshots;
         }
         let node = self.nodes[index].take().expect("found above");
         match node.above {
@@ -338,7 +389,7 @@ impl RadixTree {
         }
         self.vacant.push(index);
         self.idle -= 1;
-        1 + snapshot
+        1 + snapshots
     }
 
     /// Evicts until `pages` pages are given back or every node is used. Returns the number of pages given back.
@@ -352,11 +403,11 @@ impl RadixTree {
         given
     }
 
-    /// Drops the snapshot of a node, if it has one. Returns the number of pages that this gives back.
-    fn drop_snapshot(&mut self, index: NodeId) -> usize {
-        let had = self.node_mut(index).state.snapshot.take().is_some();
-        self.snapshots -= usize::from(had);
-        usize::from(had) * self.snapshot_pages
+    /// Drops the snapshots of a node. Returns the number of pages that this gives back.
+    fn drop_snapshots(&mut self, index: NodeId) -> usize {
+        let dropped = std::mem::take(&mut self.node_mut(index).state.snapshots).len();
+        self.snapshots -= dropped;
+        dropped * self.snapshot_pages
     }
 
     /// Counts the pages of each part that the tree holds, snapshots included.
@@ -390,16 +441,19 @@ impl RadixTree {
         longest.filter(|(_, common)| *common > 0)
     }
 
-    /// Returns the longest node of `among` with a snapshot all of whose tokens `ids` begin with, and its length.
+    /// Returns the node of `among` with the longest snapshot all of whose tokens `ids` begin with, and its length.
     fn longest_snapshot(&self, among: &[NodeId], ids: &[u32]) -> Option<(NodeId, usize)> {
-        let nodes = among.iter().map(|index| (*index, self.node(*index)));
-        let known = nodes.filter(|(_, node)| node.state.snapshot.is_some() && ids.starts_with(&node.tokens));
-        known.map(|(index, node)| (index, node.tokens.len())).max_by_key(|(_, tokens)| *tokens)
+        let snapshots = among.iter().flat_map(|index| {
+            let node = self.node(*index);
+            let known = node.state.snapshots.iter().map(|snapshot| snapshot.tokens);
+            known.filter(|tokens| ids.starts_with(&node.tokens[..*tokens])).map(|tokens| (*index, tokens))
+        });
+        snapshots.max_by_key(|(_, tokens)| *tokens)
     }
 
     /// Adds a node that no sequence uses, for page `i` of a text.
     fn add(&mut self, above: Above, i: usize, tokens: &[u32], state: &SharedState) -> NodeId {
-        self.add_node(above, i, tokens, page_of(state, i))
+        self.add_node(above, i, tokens, NodeState { pages: pages_of(state, i), snapshots: Vec::new() })
     }
 
     fn add_node(&mut self, above: Above, i: usize, tokens: &[u32], state: NodeState) -> NodeId {
@@ -448,9 +502,9 @@ impl RadixTree {
     }
 }
 
-/// Returns page `i` of a state, without a snapshot.
-fn page_of(state: &SharedState, i: usize) -> NodeState {
-    NodeState { pages: state.pages.iter().map(|pages| pages[i].clone()).collect(), snapshot: None }
+/// Returns page `i` of each part of a state.
+fn pages_of(state: &SharedState, i: usize) -> Vec<Piece> {
+    state.pages.iter().map(|pages| pages[i].clone()).collect()
 }
 
 #[cfg(test)]
@@ -575,14 +629,24 @@ mod tests {
         let mut held = Vec::new();
         assert!(tree.extend(&KEY, &mut held, &ids[..2 * PAGE], &with(2 * PAGE)));
         assert_eq!((tree.find(&KEY, &ids).tokens, tree.find_pages(&KEY, &ids).len()), (0, 2));
-        assert_eq!((tree.set_snapshot(held[1], &with(2 * PAGE)), tree.set_snapshot(held[1], &with(2 * PAGE))), (3, 0));
+        assert_eq!([0, 1].map(|_| tree.set_snapshot(held[1], PAGE, &with(2 * PAGE))), [3, 0]);
+        assert_eq!((tree.tokens_since_snapshot(&held), tree.tokens_since_snapshot(&held[..1])), (0, PAGE));
         assert_eq!((tree.find(&KEY, &ids).tokens, tree.find(&KEY, &ids[..2 * PAGE - 1]).tokens), (2 * PAGE, 0));
         assert_eq!(tree.insert(&KEY, &ids, &with(ids.len())), (2 + 3, 0));
         assert_eq!((tree.find(&KEY, &text(0, 3 * PAGE + 40)).tokens, tree.pages(), tree.idle()), (ids.len(), 10, 8));
-        // The text goes on: the snapshot of its last page, which is not full, leaves with the page.
+        // The text goes on: its last page grows, and a shorter text is still found up to the earlier snapshot.
         let longer = text(0, 3 * PAGE + 20);
-        assert_eq!(tree.insert(&KEY, &longer, &with(longer.len())), (1 + 3, 1 + 3));
-        assert_eq!((tree.find(&KEY, &ids).tokens, tree.find(&KEY, &longer).tokens), (2 * PAGE, longer.len()));
+        assert_eq!(tree.insert(&KEY, &longer, &with(longer.len())), (1 + 3, 1));
+        assert_eq!((tree.find(&KEY, &ids).tokens, tree.find(&KEY, &longer).tokens), (ids.len(), longer.len()));
+        let mut other = longer.clone();
+        other.truncate(3 * PAGE + 15);
+        other.extend([7; 40]);
+        let hit = tree.find(&KEY, &other);
+        assert_eq!((hit.tokens, hit.full().len(), tree.state_of(&hit).pages[0].len()), (ids.len(), 3, 4));
+        assert!(tree.has_snapshot(&KEY, hit.full(), &ids) && !tree.has_snapshot(&KEY, hit.full(), &other));
+        assert_eq!(tree.add_tail(&KEY, hit.full(), &longer[..3 * PAGE + 5], &with(4 * PAGE)), 3, "in a known page");
+        assert_eq!(tree.add_tail(&KEY, hit.full(), &text(0, 3 * PAGE + 30), &with(4 * PAGE)), 3, "the page grows");
+        assert_eq!(tree.pages(), 4 + 5 * 3);
         let hit = tree.find(&KEY, &longer);
         tree.acquire(hit.full());
         tree.release(&held);

@@ -15,10 +15,11 @@
 //! process can be killed at any time; several processes may use one directory.
 
 use super::radix::Key;
-use super::radix::NodeState;
+use super::radix::{NodeState, Snapshot};
 use crate::error::{Context, Result};
 use crate::files;
 use crate::output::{AtomicFile, make_dir, remove_if_there, stale};
+use crate::runtime::kv::PAGE;
 use crate::runtime::state::{Piece, StatePool};
 use crate::sha256::{Digest, Sha256};
 use std::collections::HashMap;
@@ -180,7 +181,8 @@ impl PrefixStore {
             };
             pools.iter().map(|pool| of(&**pool)).collect::<Result<Vec<_>>>()
         });
-        let state = NodeState { pages: read, snapshot: snapshot.transpose()? };
+        let snapshot = snapshot.transpose()?.map(|parts| Snapshot { tokens: PAGE, parts });
+        let state = NodeState { pages: read, snapshots: snapshot.into_iter().collect() };
         self.counts.hit += 1;
         let used = SystemTime::now();
         self.files.entry(name).and_modify(|kept| kept.used = used);
@@ -201,7 +203,8 @@ impl PrefixStore {
         pools: &[Box<dyn StatePool>],
         saved: &mut Saved,
     ) -> Result<()> {
-        let (name, sizes) = (place.name(), piece_sizes(pools, state.snapshot.is_some()));
+        let snapshot = state.snapshot(PAGE);
+        let (name, sizes) = (place.name(), piece_sizes(pools, snapshot.is_some()));
         let (bytes, replaced) = (file_bytes(place, &sizes), self.files.get(&name).map_or(0, |kept| kept.bytes));
         if bytes > self.limit || replaced >= bytes {
             return Ok(());
@@ -218,7 +221,8 @@ impl PrefixStore {
         make_dir(path.parent().expect("a directory of two digits"))?;
         let mut file = AtomicFile::create_private(&path)?.overwrite(true);
         let mut hash = Sha256::new();
-        let pieces = state.pages.iter().chain(state.snapshot.iter().flatten().flatten()).map(Piece::bytes);
+        let parts = snapshot.iter().flat_map(|snapshot| &snapshot.parts).flatten();
+        let pieces = state.pages.iter().chain(parts).map(Piece::bytes);
         for piece in std::iter::once(Ok(place.header(&sizes).into())).chain(pieces) {
             let piece = piece?;
             hash.update(&piece);
@@ -279,7 +283,7 @@ fn page_of(path: &Path) -> Option<PageName> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::kv::{KvHeads, KvLayout, KvType, PAGE, PagePool};
+    use crate::runtime::kv::{KvHeads, KvLayout, KvType, PagePool};
     use crate::runtime::state::PageCounts;
     use std::sync::Arc;
 
@@ -301,7 +305,7 @@ mod tests {
             (0..).zip(bytes).for_each(|(i, byte)| *byte = (i as u8).wrapping_mul(7) ^ seed ^ part);
             page.piece()
         };
-        NodeState { pages: vec![page(1), page(2)], snapshot: None }
+        NodeState { pages: vec![page(1), page(2)], snapshots: Vec::new() }
     }
 
     /// Returns the pool of each of two parts.
@@ -441,13 +445,15 @@ mod tests {
         let (ids, plain) = (tokens(1), pages(&pool, 1));
         let place = PagePlace { key: &KEY, before: PageName::default(), tokens: &ids };
         let snapshot = vec![None, Some(pages(&pool, 9).pages.remove(0))];
-        let whole = NodeState { snapshot: Some(snapshot), ..plain.clone() };
+        let snapshots = [10, PAGE].map(|tokens| Snapshot { tokens, parts: snapshot.clone() }).to_vec();
+        let whole = NodeState { snapshots, ..plain.clone() };
         let one = file_bytes(&place, &piece_sizes(&pools, false));
         let mut store = PrefixStore::open(dir.path(), 2 * one).unwrap();
         let kept = |store: &mut PrefixStore| {
             let read = store.read(&place, &pools).unwrap().unwrap();
             assert_eq!(bytes(&read), bytes(&plain));
-            read.snapshot.map(|parts| parts[1].as_ref().unwrap().bytes().unwrap().into_owned())
+            assert!(read.snapshots.len() <= 1, "only that after the last token is written");
+            read.snapshot(PAGE).map(|found| found.parts[1].as_ref().unwrap().bytes().unwrap().into_owned())
         };
         for (state, has_snapshot) in [(&plain, false), (&whole, true), (&plain, true)] {
             store.write(&place, state, &pools, &mut Saved::default()).unwrap();
