@@ -14,6 +14,7 @@ mod mixture;
 mod positions;
 mod products;
 mod random;
+mod recurrent;
 mod report;
 mod rig;
 mod speed;
@@ -46,11 +47,12 @@ pub fn run(ordinal: usize, options: CheckOptions) -> Result<Report> {
     let hidden = ProgressBar::hidden();
     let mut rig = Rig::new(&context, &hidden, options.quick)?;
     type Check = fn(&mut Rig<'_>) -> Result<()>;
-    let checks: [(&str, Check); 9] = [
+    let checks: [(&str, Check); 10] = [
         ("elementwise", elementwise::check),
         ("positions", positions::check),
         ("latent attention", positions::latent),
         ("inputs of layers", elementwise::token_inputs),
+        ("recurrent layers", recurrent::check),
         ("logits", logits::check),
         ("mixtures", mixture::check),
         ("products", products::check),

@@ -11,6 +11,7 @@ use crate::runtime::cuda::array::Array;
 use crate::runtime::cuda::context::Buffer;
 use crate::runtime::cuda::heads::{LatentRope, Rope};
 use crate::runtime::cuda::kv::{KV_BLOCK, Pool};
+use crate::runtime::cuda::states::StateLayout;
 use crate::runtime::kv::{KvHeads, KvLayer, KvLayout, KvType, PAGE};
 use half::{bf16, f16};
 use std::sync::Arc;
@@ -355,7 +356,7 @@ impl Pages {
         for (i, buffer) in buffers.iter().enumerate() {
             tables[i / per_sequence * stride + i % per_sequence] = buffer.address();
         }
-        let pool = Pool::new(rig.context, layout.clone(), usize::MAX);
+        let pool = Pool::new(rig.context, layout.clone(), StateLayout::default(), usize::MAX);
         Ok(Pages { pool, buffers, tables: rig.array(&tables)?, sequences, per_sequence })
     }
 

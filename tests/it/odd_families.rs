@@ -2,7 +2,7 @@
 //! layers one by one: head sizes that are no multiple of 16, widths and vocabularies that are no multiple of 32, and
 //! fewer or more groups and experts than the fixtures have.
 
-use crate::common::{RECURRENT, fixture, iec};
+use crate::common::{ON_CPU, fixture, iec};
 use crate::cuda::on_gpu;
 use crate::odd_shapes::{
     QUANTIZED_LIMIT, difference, difference_of, ids, logits_of, merged, packed, reference_logits, unpacked,
@@ -194,7 +194,7 @@ fn sensitivity(name: &str) -> f32 {
 
 /// Returns the options for each device that computes a fixture's layers.
 fn places(name: &str, cpu: EngineOptions) -> Vec<(&'static str, EngineOptions)> {
-    let gpu = (!RECURRENT.contains(&name)).then(|| ("GPU", on_gpu(cpu)));
+    let gpu = (!ON_CPU.contains(&name)).then(|| ("GPU", on_gpu(cpu)));
     [("CPU", cpu)].into_iter().chain(gpu).collect()
 }
 

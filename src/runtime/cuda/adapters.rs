@@ -4,9 +4,10 @@
 //! Each adapter has a table with the changes of all matrices of the device. A step names the table of each adapter and
 //! the rows that use it ([`args::Adapted`]), so that recorded graphs stay valid whichever adapters a step uses.
 
-use super::args::{self, Adapted, Kind};
+use super::args::{self, Adapted};
 use super::array::{Array, View};
 use super::context::{Buffer, Context};
+use super::kind::Kind;
 use super::ops::GRID;
 use super::scratch::LOGIT_ROWS;
 use super::weights::Uploader;

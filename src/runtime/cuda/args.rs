@@ -1,100 +1,6 @@
 //! Argument structs that the host passes to kernels; they mirror `kernels/args.cuh` field by field. The kernel
 //! `sizes` reports the sizes on the device, so that a mismatch is detected.
 
-/// Layout of the elements of a matrix, `Kind` in `args.cuh`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u32)]
-pub enum Kind {
-    /// f32, row by row.
-    F32 = 0,
-    /// f16, row by row.
-    F16 = 1,
-    /// bf16, row by row.
-    Bf16 = 2,
-    /// Tiles of 4-bit integers with a bias of 8.
-    Int4 = 3,
-    /// Tiles of 4-bit codes with zero points.
-    Int4Affine = 4,
-    /// Tiles of 4-bit indices into the table of IQ4_NL.
-    Nl4 = 5,
-    /// Tiles of E2M1 codes.
-    Mxfp4 = 6,
-    /// Tiles of 8-bit integers.
-    Int8 = 7,
-    /// Tiles of 5-bit integers with a bias of 16.
-    Int5 = 17,
-    /// Tiles of 6-bit integers with a bias of 32.
-    Int6 = 18,
-    /// Tiles of GGML's Q4_1.
-    Q4_1 = 19,
-    /// Tiles of GGML's Q5_1.
-    Q5_1 = 20,
-    /// Tiles of GGML's Q2_K.
-    Q2K = 21,
-    /// Tiles of GGML's Q3_K.
-    Q3K = 22,
-    /// Tiles of GGML's Q4_K.
-    Q4K = 23,
-    /// Tiles of GGML's Q5_K.
-    Q5K = 24,
-    /// Tiles of GGML's Q6_K.
-    Q6K = 25,
-    /// Tiles of GGML's IQ4_XS.
-    Iq4Xs = 26,
-    /// Tiles of FP8 numbers.
-    Fp8 = 27,
-    /// Tiles of NVFP4.
-    Nvfp4 = 28,
-}
-
-impl Kind {
-    /// Reports whether kernels read how codes become weights from the matrix, or know it of the kind: `KIND_CODED`.
-    pub fn is_coded(self) -> bool {
-        self as u32 >= 16
-    }
-
-    /// Reports whether the matrix consists of tiles, and kernels know of the kind how their codes become weights.
-    pub fn is_tiles(self) -> bool {
-        !self.is_coded() && !matches!(self, Kind::F32 | Kind::F16 | Kind::Bf16)
-    }
-
-    /// Returns the name of this kind in kernels that serve several tiled layouts: `f32`, `f16`, `bf16`, `coded` or
-    /// `tiles`.
-    pub fn store_name(self) -> &'static str {
-        match self {
-            _ if self.is_coded() => "coded",
-            _ if self.is_tiles() => "tiles",
-            _ => self.name(),
-        }
-    }
-
-    /// Returns the name of this kind in kernels for a single kind.
-    pub fn name(self) -> &'static str {
-        match self {
-            Kind::F32 => "f32",
-            Kind::F16 => "f16",
-            Kind::Bf16 => "bf16",
-            Kind::Int4 => "int4",
-            Kind::Int4Affine => "int4_affine",
-            Kind::Nl4 => "nl4",
-            Kind::Mxfp4 => "mxfp4",
-            Kind::Int8 => "int8",
-            Kind::Int5 => "int5",
-            Kind::Int6 => "int6",
-            Kind::Q4_1 => "q4_1",
-            Kind::Q5_1 => "q5_1",
-            Kind::Q2K => "q2_k",
-            Kind::Q3K => "q3_k",
-            Kind::Q4K => "q4_k",
-            Kind::Q5K => "q5_k",
-            Kind::Q6K => "q6_k",
-            Kind::Iq4Xs => "iq4_xs",
-            Kind::Fp8 => "fp8",
-            Kind::Nvfp4 => "nvfp4",
-        }
-    }
-}
-
 /// A weight matrix or a stack of them.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
@@ -434,6 +340,78 @@ pub struct LowRank {
     pub unused: u32,
 }
 
+/// Rows of a text in a step, and the addresses of its state before and after them.
+#[derive(Debug, Clone, Copy, Default, bytemuck::Zeroable, bytemuck::Pod)]
+#[repr(C)]
+pub struct StateRun {
+    pub from: u64,
+    pub to: u64,
+    pub first: u32,
+    pub count: u32,
+}
+
+/// Convolution over the positions of texts.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Conv {
+    pub x: u64,
+    pub kernel: u64,
+    pub bias: u64,
+    pub runs: u64,
+    pub out: Acts,
+    pub offset: u64,
+    pub channels: u32,
+    pub first: u32,
+    pub columns: u32,
+    pub width: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct LinearAttention {
+    pub q: u64,
+    pub k: u64,
+    pub v: u64,
+    pub decays: u64,
+    pub rates: u64,
+    pub decay: u64,
+    pub decay_bias: u64,
+    pub skip: u64,
+    pub out: u64,
+    pub runs: u64,
+    pub offset: u64,
+    pub key_heads: u32,
+    pub per_key: u32,
+    pub key_dim: u32,
+    pub value_dim: u32,
+    pub tiled: u32,
+    pub unused: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct GatedNorm {
+    pub x: u64,
+    pub gate: u64,
+    pub weight: u64,
+    pub out: Acts,
+    pub n: u32,
+    pub width: u32,
+    pub group: u32,
+    pub gate_first: u32,
+    pub eps: f32,
+    pub unused: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct RowGate {
+    pub x: u64,
+    pub gate: u64,
+    pub n: u32,
+    pub width: u32,
+}
+
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct Sizes {
@@ -451,7 +429,7 @@ pub struct Share {
 }
 
 /// Sizes in bytes of all structs, which the kernel `sizes` writes if host and device agree.
-pub const SIZES: [u32; 24] = [
+pub const SIZES: [u32; 29] = [
     size_of::<Matrix>() as u32,
     size_of::<Acts>() as u32,
     size_of::<Share>() as u32,
@@ -475,5 +453,10 @@ pub const SIZES: [u32; 24] = [
     size_of::<Change>() as u32,
     size_of::<Adapted>() as u32,
     size_of::<LowRank>() as u32,
+    size_of::<StateRun>() as u32,
+    size_of::<Conv>() as u32,
+    size_of::<LinearAttention>() as u32,
+    size_of::<GatedNorm>() as u32,
+    size_of::<RowGate>() as u32,
     size_of::<Sizes>() as u32,
 ];

@@ -35,9 +35,9 @@ impl CudaPart {
                 let output = match &block.operation {
                     Operation::Attention(op) => self.attention(plan, index, op)?,
                     Operation::Latent(op) => self.latent_attention(plan, index, op)?,
-                    Operation::ShortConv(_) | Operation::DeltaNet(_) | Operation::Mamba(_) => {
-                        unreachable!("`ops::check` refuses recurrent layers")
-                    }
+                    Operation::ShortConv(op) => self.short_conv(plan, index, op)?,
+                    Operation::DeltaNet(op) => self.delta_net(plan, index, op)?,
+                    Operation::Mamba(op) => self.mamba(plan, index, op)?,
                     Operation::Mlp(op) => Branch::of(self.mlp(plan, op, &self.scratch.branch)?),
                     Operation::Moe(op) => self.mixture(plan, index, op)?,
                     Operation::Input(op) => self.token_input(plan, index, op)?,
@@ -272,7 +272,7 @@ impl CudaPart {
     }
 
     /// Computes the output projection of attention.
-    fn project(&self, plan: &StepPlan, o: &DeviceLinear) -> Result<Branch<'_>> {
+    pub(super) fn project(&self, plan: &StepPlan, o: &DeviceLinear) -> Result<Branch<'_>> {
         let (s, product) = (&self.scratch, (o, self.scratch.branch.view()));
         let attended = s.attended.of(o.matrix.cols());
         self.ops.matmul(o, attended, 0, product.1, plan.rows)?;
@@ -282,7 +282,7 @@ impl CudaPart {
 
     /// Changes the results of products of all rows of `x` by adapters, if they may change the first one; the targets of
     /// the others follow its target.
-    fn adapt(&self, plan: &StepPlan, products: &[Product<'_>], x: &Acts) -> Result<()> {
+    pub(super) fn adapt(&self, plan: &StepPlan, products: &[Product<'_>], x: &Acts) -> Result<()> {
         self.place(products[0].0).map_or(Ok(()), |first| self.adapt_at(plan, first, products, x))
     }
 
@@ -349,6 +349,12 @@ impl CudaPart {
     fn mixture(&self, plan: &StepPlan, index: usize, op: &Moe<OnDevice>) -> Result<Branch<'_>> {
         let s = &self.scratch;
         let shared = op.shared.as_ref().map(|mlp| self.mlp(plan, mlp, &s.beside)).transpose()?;
+        if let (Some(shared), Some(gate)) = (shared, &op.shared_gate) {
+            let product = (gate, s.shared_gate.view());
+            self.ops.matmul(gate, &s.normed, 0, product.1, plan.rows)?;
+            self.adapt(plan, &[product], &s.normed)?;
+            self.ops.gate_rows(shared, product.1, plan.rows, self.config.hidden)?;
+        }
         match &op.norms {
             None => Ok(Branch { beside: shared, ..self.experts(plan, index, op, &s.normed)? }),
             Some(norms) => self.normed_mixture(plan, index, op, norms),

@@ -5,10 +5,11 @@ use super::context::{Context, MARGIN};
 use super::driver::Driver;
 use super::kv::{self, Pool};
 use super::ops;
-use super::part::CudaPart;
+use super::part::{CudaPart, SPARE_STATES};
+use super::states::StateLayout;
 use super::weights::{UploadSource, layer_bytes, linear_bytes};
 use crate::error::{Error, Result};
-use crate::model_config::{Heads, Mlp, ModelConfig};
+use crate::model_config::{Heads, Mlp, ModelConfig, Recurrent};
 use crate::progress;
 use crate::runtime::device::{DeviceInfo, Devices, Parts};
 use crate::runtime::kv::PAGE;
@@ -107,7 +108,8 @@ fn plan(source: &UploadSource<'_>, free: &[u64], asked: Option<usize>) -> Result
     }
     let pages = source.positions.div_ceil(PAGE) as u64;
     let kv = |layers: Range<usize>| Pool::page_bytes(&source.kv.part(layers)) as u64 * pages;
-    let cost = |layer: usize| layer_bytes(&source.weights.layers[layer]) + kv(layer..layer + 1);
+    let states = |layer: usize| SPARE_STATES * StateLayout::of(source.config, layer..layer + 1).bytes() as u64;
+    let cost = |layer: usize| layer_bytes(&source.weights.layers[layer]) + kv(layer..layer + 1) + states(layer);
     let head = source.weights.lm_head.nbytes() as u64;
     let inputs = source.weights.per_layer.as_ref().map_or(0, |weights| linear_bytes(&weights.projection));
     let fixed = scratch_bytes(source) + inputs + MARGIN;
@@ -151,6 +153,7 @@ fn plan(source: &UploadSource<'_>, free: &[u64], asked: Option<usize>) -> Result
 fn indivisible(config: &ModelConfig) -> Option<&'static str> {
     let fields = [
         ("per_layer_input", config.per_layer_input.is_some()),
+        ("recurrent", config.recurrent.is_some()),
         ("exceptions.kv_from", config.layers().any(|layer| layer.kv_from().is_some())),
     ];
     fields.into_iter().find(|(_, found)| *found).map(|(field, _)| field)
@@ -174,6 +177,11 @@ fn scratch_bytes(source: &UploadSource<'_>) -> u64 {
         let rank = latent.kv_rank + latent.rope + latent.q_rank.unwrap_or(0);
         3 * rank + c.n_heads * (latent.nope + latent.value)
     });
-    let per_row = 4 * (5 * c.hidden + 4 * q + kv + mlp + inputs + latent);
+    let recurrent = c.recurrent.as_ref().map_or(0, |recurrent| match recurrent.mixer {
+        Recurrent::ShortConv(_) => 3 * c.hidden,
+        Recurrent::GatedDeltaNet(net) => net.channels() + 3 * net.values() + 2 * net.value_heads,
+        Recurrent::Mamba2(mamba) => mamba.channels() + 3 * mamba.values() + mamba.heads,
+    });
+    let per_row = 4 * (5 * c.hidden + 4 * q + kv + mlp + inputs + latent + recurrent);
     (per_row * source.rows + 8 * 64 * c.vocab) as u64
 }

@@ -1,11 +1,11 @@
 //! Input of a step on a device, transferred by one copy: residual stream, angles, positions, and addresses of pages.
 
 use super::adapters::{ChangePlan, StepChanges};
-use super::args::{Adapted, Row, Tile};
+use super::args::{Adapted, Row, StateRun, Tile};
 use super::array::View;
 use super::attend::{Kernels, tile_rows, tiles};
 use super::context::{Buffer, Context, Pinned};
-use super::kv::Page;
+use super::kv::TextCache;
 use crate::error::Result;
 use crate::model_config::PositionScale;
 use crate::runtime::device::Step;
@@ -27,6 +27,8 @@ pub struct StepPlan {
     /// Maximum numbers of rows per tile, see [`tile_rows`]; 0 without tiles.
     pub tile_rows: [usize; 2],
     sequences: usize,
+    /// Number of texts with rows, in models with recurrent layers; otherwise 0.
+    states: usize,
     hidden: usize,
     angles: [usize; ROTATIONS],
     further: usize,
@@ -63,6 +65,8 @@ pub enum Section {
     Tables,
     /// Rows with adapters: [`Adapted`] `(3, slots)`.
     Adapted,
+    /// States of the texts with rows, in models with recurrent layers: [`StateRun`].
+    States,
 }
 
 /// Sections with the tiles of both sizes.
@@ -73,10 +77,10 @@ pub const ANGLES: [Section; ROTATIONS] = [Section::Angles, Section::OtherAngles]
 
 impl StepPlan {
     /// Returns the plan for a step; `kernels` are those of all layers.
-    pub fn new(step: &Step<'_>, pages: &[&[Page]], best: usize, hidden: usize, kernels: &[Kernels]) -> StepPlan {
+    pub fn new(step: &Step<'_>, texts: &[&TextCache], best: usize, hidden: usize, kernels: &[Kernels]) -> StepPlan {
         let tokens = step.runs.iter().map(|run| run.tokens);
         let tile_rows = tile_rows(kernels, tokens.clone());
-        let longest = pages.iter().map(|pages| pages.len()).max().unwrap_or(0);
+        let longest = texts.iter().map(|text| text.pages.len()).max().unwrap_or(0);
         StepPlan {
             rows: tokens.clone().sum(),
             wanted: step.wanted.len(),
@@ -84,7 +88,8 @@ impl StepPlan {
             tiles: tile_rows.map(|rows| tokens.clone().map(|tokens| tiles(0, tokens, rows).count()).sum()),
             table_stride: longest.max(1).next_power_of_two(),
             tile_rows,
-            sequences: pages.len(),
+            sequences: texts.len(),
+            states: if texts.iter().any(|text| text.state.is_some()) { step.runs.len() } else { 0 },
             hidden,
             angles: std::array::from_fn(|i| step.angles.get(i).map_or(0, Vec::len)),
             further: step.further.len(),
@@ -93,7 +98,7 @@ impl StepPlan {
     }
 
     /// Returns the bytes of each section.
-    fn sizes(&self) -> [usize; 10] {
+    fn sizes(&self) -> [usize; 11] {
         [
             4 * self.rows * self.hidden,
             4 * self.angles[0],
@@ -105,6 +110,7 @@ impl StepPlan {
             size_of::<Tile>() * self.tiles[1],
             8 * self.sequences * self.table_stride,
             3 * size_of::<Adapted>() * self.changes.slots,
+            size_of::<StateRun>() * self.states,
         ]
     }
 
@@ -154,7 +160,13 @@ impl Input {
     ///
     /// # Errors
     /// The driver reports an error.
-    pub fn send(&mut self, step: &Step<'_>, pages: &[&[Page]], plan: &StepPlan, changes: &StepChanges) -> Result<()> {
+    pub fn send(
+        &mut self,
+        step: &Step<'_>,
+        texts: &[&TextCache],
+        plan: &StepPlan,
+        changes: &StepChanges,
+    ) -> Result<()> {
         let (pinned, buffer) = self.memory.as_mut().expect("reserved before");
         let bytes = pinned.bytes_mut();
         let mut put = |section, data: &[u8]| bytes[plan.offset(section)..][..data.len()].copy_from_slice(data);
@@ -180,9 +192,14 @@ impl Input {
             put(section, bytemuck::cast_slice(&tiles.collect::<Vec<_>>()));
         }
         put(Section::Adapted, bytemuck::cast_slice(&changes.entries));
+        let states = step.runs.iter().filter_map(|run| {
+            let [from, to] = texts[run.sequence].state.as_ref()?.addresses();
+            Some(StateRun { from, to, first: run.first as u32, count: run.tokens as u32 })
+        });
+        put(Section::States, bytemuck::cast_slice(&states.collect::<Vec<_>>()));
         let mut table = vec![0u64; plan.table_stride];
-        for (i, pages) in pages.iter().enumerate() {
-            table.iter_mut().zip(*pages).for_each(|(address, page)| *address = page.address());
+        for (i, text) in texts.iter().enumerate() {
+            table.iter_mut().zip(&text.pages).for_each(|(address, page)| *address = page.address());
             let at = plan.offset(Section::Tables) + 8 * i * plan.table_stride;
             bytes[at..][..8 * table.len()].copy_from_slice(bytemuck::cast_slice(&table));
         }

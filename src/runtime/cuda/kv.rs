@@ -1,11 +1,14 @@
 //! Paged KV cache on a device. Pages of [`PAGE`] positions are shared between clones of a sequence until one of the
 //! clones writes.
 //!
+//! Models with recurrent layers have a [`TextState`] beside the pages.
+//!
 //! For each layer of its part of the model and each key/value head, a page holds the keys position by position,
 //! then the values.
 
 use super::args;
 use super::context::{Buffer, Context};
+use super::states::{State, StateLayout, StateMemory, TextState};
 use crate::error::{Error, Result};
 use crate::runtime::kv::{KvLayer, KvLayout, KvType, PAGE, exhausted};
 use crate::runtime::state::{Cache, PageCounts, PartCache, Piece, PieceMemory, StatePool};
@@ -18,6 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 pub struct Pool {
     context: Arc<Context>,
     layout: KvLayout,
+    states: StateLayout,
     /// Largest number of pages.
     most: usize,
     pages: Mutex<PoolPages>,
@@ -29,6 +33,8 @@ struct PoolPages {
     free: Vec<Buffer>,
     /// Number of pages that have an owner.
     owned: usize,
+    /// Memory of states that have no owner.
+    free_states: Vec<Buffer>,
 }
 
 /// A page: shared ownership of the memory of [`PAGE`] positions.
@@ -75,32 +81,41 @@ impl Page {
     }
 }
 
-/// Pages of one sequence.
+/// State of one text: its pages, and what recurrent layers remember, if there are some.
 #[derive(Debug, Clone, Default)]
-pub struct Pages(pub Vec<Page>);
+pub struct TextCache {
+    pub pages: Vec<Page>,
+    pub state: Option<TextState>,
+}
 
-impl PartCache for Pages {
+impl PartCache for TextCache {
     fn clone_cache(&self) -> Cache {
         Cache::new(self.clone())
     }
 
-    fn mark(&mut self) {}
+    fn mark(&mut self) {
+        self.state.iter_mut().for_each(TextState::mark);
+    }
 
     fn rewind(&mut self, len: usize) -> usize {
-        self.0.truncate(len.div_ceil(PAGE));
+        let len = self.state.as_mut().map_or(len, |state| state.rewind(len));
+        self.pages.truncate(len.div_ceil(PAGE));
         len
     }
 
     fn pages(&self) -> Vec<Piece> {
-        self.0.iter().map(|page| Piece::new(page.0.clone())).collect()
+        self.pages.iter().map(|page| Piece::new(page.0.clone())).collect()
     }
 
     fn snapshot(&self) -> Option<Piece> {
-        None
+        self.state.as_ref()?.snapshot().map(|state| Piece::new(state.0))
     }
 
-    fn adopt(&mut self, pages: Vec<Piece>, _snapshot: Option<Piece>, _len: usize) {
-        self.0 = pages.into_iter().map(|page| Page(page.memory())).collect();
+    fn adopt(&mut self, pages: Vec<Piece>, snapshot: Option<Piece>, len: usize) {
+        self.pages = pages.into_iter().map(|page| Page(page.memory())).collect();
+        if let (Some(state), Some(snapshot)) = (&mut self.state, snapshot) {
+            state.adopt(State(snapshot.memory::<StateMemory>()), len);
+        }
     }
 }
 
@@ -110,7 +125,7 @@ impl StatePool for Arc<Pool> {
     }
 
     fn snapshot_bytes(&self) -> u64 {
-        0
+        self.state_bytes() as u64
     }
 
     fn most(&self) -> Option<usize> {
@@ -128,6 +143,11 @@ impl StatePool for Arc<Pool> {
 
     fn restore(&self, bytes: &[u8]) -> Result<Piece> {
         self.context.enter()?;
+        if bytes.len() == self.state_bytes() {
+            let state = self.state()?;
+            state.0.buffer().write(bytes)?;
+            return Ok(Piece::new(state.0));
+        }
         let page = self.page()?;
         page.0.buffer().write(bytes)?;
         Ok(Piece::new(page.0))
@@ -154,9 +174,45 @@ pub const KV_BLOCK: usize = 32;
 
 impl Pool {
     /// Creates a pool of at most `most` pages, which take memory from their first use on. `layout` is that of the
-    /// layers on this device.
-    pub fn new(context: &Arc<Context>, layout: KvLayout, most: usize) -> Arc<Pool> {
-        Arc::new(Pool { context: context.clone(), layout, most, pages: Mutex::default() })
+    /// layers on this device, `states` that of their recurrent layers.
+    pub fn new(context: &Arc<Context>, layout: KvLayout, states: StateLayout, most: usize) -> Arc<Pool> {
+        Arc::new(Pool { context: context.clone(), layout, states, most, pages: Mutex::default() })
+    }
+
+    /// Creates the state of an empty text.
+    pub fn new_cache(&self) -> TextCache {
+        TextCache { pages: Vec::new(), state: (self.states.bytes() > 0).then(TextState::default) }
+    }
+
+    /// Returns the places of recurrent layers in the state of a text.
+    pub fn states(&self) -> &StateLayout {
+        &self.states
+    }
+
+    /// Returns the bytes of the memory of a state; 0 without recurrent layers. Its size tells it from a page.
+    fn state_bytes(&self) -> usize {
+        let bytes = self.states.bytes();
+        bytes + if bytes > 0 && bytes == Pool::page_bytes(&self.layout) { size_of::<f32>() } else { 0 }
+    }
+
+    /// Takes memory with arbitrary contents for a state.
+    ///
+    /// # Errors
+    /// There is not enough device memory.
+    pub(super) fn state(self: &Arc<Pool>) -> Result<State> {
+        let free = self.pages().free_states.pop();
+        let buffer = free.map_or_else(|| self.context.alloc(self.state_bytes()), Ok)?;
+        Ok(State(Arc::new(StateMemory { buffer: Some(buffer), pool: self.clone() })))
+    }
+
+    /// Takes back the memory of a state.
+    pub(super) fn give_state_back(&self, buffer: Option<Buffer>) {
+        self.pages().free_states.extend(buffer);
+    }
+
+    /// Makes the device that of the calling thread.
+    pub(super) fn enter(&self) -> Result<()> {
+        self.context.enter()
     }
 
     fn pages(&self) -> MutexGuard<'_, PoolPages> {
@@ -182,7 +238,11 @@ impl Pool {
     ///
     /// # Errors
     /// There is not enough device memory; the contents of earlier positions stay.
-    pub fn grow(self: &Arc<Pool>, pages: &mut Vec<Page>, positions: Range<usize>) -> Result<()> {
+    pub fn grow(self: &Arc<Pool>, cache: &mut TextCache, positions: Range<usize>) -> Result<()> {
+        if let Some(state) = &mut cache.state {
+            state.grow(self, positions.end)?;
+        }
+        let pages = &mut cache.pages;
         pages.truncate(positions.end.div_ceil(PAGE));
         for page in pages.iter_mut().skip(positions.start / PAGE) {
             if Arc::strong_count(&page.0) > 1 {

@@ -3,9 +3,10 @@
 //! Products of few rows of the activations `x` take microseconds, so products that read the same rows share a launch,
 //! which also computes the activation of gate and up.
 
-use super::args::{self, Kind};
+use super::args;
 use super::array::{Acts, View};
 use super::context::Launch;
+use super::kind::Kind;
 use super::ops::{GRID, Grouped, Ops, gated, most_shares};
 use super::weights::{DeviceLinear, How};
 use crate::error::Result;

@@ -4,13 +4,15 @@
 //! Kernels do not check their arguments, so lengths are compared here, by assertions. They fail only because of
 //! mistakes in this program, never because of the contents of files, which were checked when the model was opened.
 
-use super::args::{self, Kind};
+use super::args;
 use super::array::{Acts, Array, View};
 use super::context::{Context, Graph, Launch};
+use super::kind::Kind;
 use super::low_rank::LowRank;
 use super::multiply::{Middle, Product, arguments};
+use super::recurrent::{CONV_WIDTH, LINEAR_KEY};
 use crate::error::{Error, Result};
-use crate::model_config::{Activation, ExpertGroups, Mlp, ModelConfig, NormKind, RouterSoftmax, Selection};
+use crate::model_config::{Activation, ExpertGroups, Mlp, ModelConfig, NormKind, Recurrent, RouterSoftmax, Selection};
 use std::sync::Arc;
 
 /// Maximum number of blocks of a grid along y and along z.
@@ -258,6 +260,20 @@ impl Ops {
         self.start("gated", Launch { grid, block: 128, shared: 0 }, args)
     }
 
+    /// Multiplies rows by the sigmoids of their gates.
+    ///
+    /// # Errors
+    /// The driver reports an error.
+    pub fn gate_rows(&self, x: View<f32>, gate: View<f32>, n: usize, width: usize) -> Result<()> {
+        assert!(x.len() >= n * width && gate.len() >= n && n <= GRID);
+        let args = args::RowGate { x: x.address(), gate: gate.address(), n: n as u32, width: width as u32 };
+        self.start(
+            "gate_rows",
+            Launch { grid: [width.div_ceil(128) as u32, n as u32, 1], block: 128, shared: 0 },
+            &args,
+        )
+    }
+
     /// Computes the logits of `router`, which adapters may change, chooses the experts of each row by them, and sorts
     /// the row-expert pairs.
     ///
@@ -378,8 +394,18 @@ pub fn check(config: &ModelConfig, rows: usize) -> Result<()> {
     if config.n_heads > GRID {
         return refuse(format!("found {} query heads, expected at most {GRID}", config.n_heads));
     }
-    if config.recurrent.is_some() {
-        return refuse("found recurrent layers (`recurrent`), which have no kernels".into());
+    if let Some(recurrent) = &config.recurrent {
+        let (width, key) = match recurrent.mixer {
+            Recurrent::ShortConv(conv) => (conv.width, 0),
+            Recurrent::GatedDeltaNet(net) => (net.width, net.key_dim),
+            Recurrent::Mamba2(mamba) => (mamba.width, mamba.state),
+        };
+        if width > CONV_WIDTH {
+            return refuse(format!("`recurrent.mixer.width`: found {width}, expected at most {CONV_WIDTH}"));
+        }
+        if key > LINEAR_KEY {
+            return refuse(format!("`recurrent.mixer`: found keys of {key} numbers, expected at most {LINEAR_KEY}"));
+        }
     }
     if config.mlp_layers.is_some() {
         return refuse("found layers of one block (`mlp_layers`), which were never computed".into());

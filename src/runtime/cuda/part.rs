@@ -8,10 +8,11 @@ use super::adapters::{AdaptedProduct, DeviceAdapters};
 use super::attend::Kernels;
 use super::context::{Context, Graph, MARGIN, Mark, Pinned};
 use super::input::{Input, StepPlan};
-use super::kv::{Page, Pages, Pool};
+use super::kv::{Pool, TextCache};
 use super::low_rank::Rows;
 use super::ops::Ops;
 use super::scratch::{Head, Inputs, LOGIT_ROWS, MOST_BEST, Scratch};
+use super::states::{StateLayout, TextState};
 use super::weights::{OnDevice, UploadSource, Uploader, upload};
 use crate::error::{Error, Result};
 use crate::interrupt;
@@ -31,6 +32,9 @@ use std::time::Duration;
 const GRAPH_ROWS: usize = 64;
 /// Maximum number of graphs kept; a batch that shrinks row by row needs one graph for each size.
 const GRAPHS: usize = 128;
+/// Number of states of recurrent layers for which memory is left beside the pages.
+pub const SPARE_STATES: u64 = 4;
+
 /// Consecutive layers on a device, with the output matrix if the last layer is among them.
 #[derive(Debug)]
 pub struct CudaPart {
@@ -61,7 +65,7 @@ impl DevicePart for CudaPart {
     }
 
     fn new_cache(&self) -> Result<Cache> {
-        Ok(Cache::new(Pages::default()))
+        Ok(Cache::new(self.pool.new_cache()))
     }
 
     fn pool(&self) -> Box<dyn StatePool> {
@@ -69,12 +73,17 @@ impl DevicePart for CudaPart {
     }
 
     fn owns(&self, cache: &Cache) -> bool {
-        cache.get::<Pages>().is_some_and(|pages| pages.0.iter().all(|page| page.is_of(&self.pool)))
+        cache.get::<TextCache>().is_some_and(|text| {
+            let is_of = |state: &TextState| state.is_of(&self.pool);
+            text.pages.iter().all(|page| page.is_of(&self.pool))
+                && text.state.is_some() == (self.pool.states().bytes() > 0)
+                && text.state.as_ref().is_none_or(is_of)
+        })
     }
 
     fn grow(&self, cache: &mut Cache, positions: Range<usize>) -> Result<()> {
         self.context.enter()?;
-        self.pool.grow(&mut cache.get_mut::<Pages>().0, positions)
+        self.pool.grow(cache.get_mut::<TextCache>(), positions)
     }
 
     fn run(&mut self, mut step: Step<'_>, answer: Answer<'_>) -> Result<()> {
@@ -106,7 +115,10 @@ impl CudaPart {
         let UploadSource { config, weights, arithmetic, rows, .. } = *source;
         context.enter()?;
         let of_layer = |layer: usize| {
-            let owner = config.layer(layer).kv_from().unwrap_or(layer);
+            let description = config.layer(layer);
+            // A layer without attention starts no kernels of it; any kernels will do.
+            let any = || config.layers().position(|layer| layer.heads().is_some()).unwrap_or(layer);
+            let owner = if description.heads().is_some() { description.kv_from().unwrap_or(layer) } else { any() };
             Kernels::new(&context.info, &source.kv.layers()[owner], config.n_heads)
         };
         let kernels = layers.clone().map(of_layer).collect::<Result<Vec<_>>>()?;
@@ -136,7 +148,12 @@ impl CudaPart {
             kernels,
             config: config.clone(),
             adapters: DeviceAdapters::new(layers.clone(), head.is_some(), top_k),
-            pool: Pool::new(context, source.kv.part(layers.clone()), most_pages(context, source, &layers)?),
+            pool: Pool::new(
+                context,
+                source.kv.part(layers.clone()),
+                StateLayout::of(config, layers.clone()),
+                most_pages(context, source, &layers)?,
+            ),
             layers,
             weights: uploaded,
             inputs,
@@ -155,16 +172,16 @@ impl CudaPart {
             return Err(Error::engine("activations can be read only from layers on the CPU").help("use --device cpu"));
         }
         self.context.enter()?;
-        let pages = step.caches.iter().map(|cache| cache.get::<Pages>().expect("a cache of this part").0.as_slice());
-        let pages: Vec<&[Page]> = pages.collect();
+        let texts = step.caches.iter().map(|cache| cache.get::<TextCache>().expect("a cache of this part"));
+        let texts: Vec<&TextCache> = texts.collect();
         let best = if let Answer::Best(k, _) = answer { k } else { 0 };
-        let mut plan = StepPlan::new(step, &pages, best, self.config.hidden, &self.kernels);
+        let mut plan = StepPlan::new(step, &texts, best, self.config.hidden, &self.kernels);
         let changes = self.adapters.prepare(&self.context, step.groups, step.wanted, plan.rows)?;
         plan.changes = changes.plan;
         if self.input.reserve(&plan)? || changes.moved {
             self.graphs.clear();
         }
-        self.input.send(step, &pages, &plan, &changes)?;
+        self.input.send(step, &texts, &plan, &changes)?;
         let begin = self.context.mark()?;
         let small = plan.rows <= GRAPH_ROWS && plan.tiles[0] == 0 && plan.wanted <= LOGIT_ROWS;
         if small {
@@ -276,7 +293,9 @@ impl CudaPart {
 /// The driver reports an error.
 fn most_pages(context: &Context, source: &UploadSource<'_>, layers: &Range<usize>) -> Result<usize> {
     let page = Pool::page_bytes(&source.kv.part(layers.clone())).max(1) as u64;
+    // Pages make room for the states of texts, but a text has another one while it is written.
+    let states = SPARE_STATES * StateLayout::of(source.config, layers.clone()).bytes() as u64;
     let planned = source.positions.div_ceil(PAGE);
-    let left = || Ok(planned.max((context.memory()?.0.saturating_sub(MARGIN) / page) as usize));
+    let left = || Ok(planned.max((context.memory()?.0.saturating_sub(MARGIN + states) / page) as usize));
     source.kv_pages.map_or_else(left, Ok)
 }

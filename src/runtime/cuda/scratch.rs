@@ -61,10 +61,16 @@ pub struct Scratch {
     /// Partial results of attention, see [`Kernels::partial_len`](super::attend::Kernels::partial_len).
     pub partial: Array<f32>,
     pub latent: LatentScratch,
+    /// Projections of linear attention to decays and rates: `(n, value heads)` each.
+    pub decays: [Array<f32>; 2],
+    /// Output of linear attention before its norm: `(n, value heads * value_dim)`.
+    pub mixed: Array<f32>,
     /// Output of a block: `(n, hidden)`.
     pub branch: Array<f32>,
     /// Output of an MLP that is added to that of experts: `(n, hidden)`.
     pub beside: Array<f32>,
+    /// Gate of this output: `(n)`.
+    pub shared_gate: Array<f32>,
     /// Result of gate `(n, intermediate)`, or of gate and up of the chosen experts `(n * top_k, 2 * intermediate)`.
     pub gate: Array<f32>,
     /// Result of up: `(n, intermediate)`.
@@ -193,8 +199,11 @@ impl Scratch {
                 normed: sizes.latent.normed.allocate(context)?,
                 expanded: Array::new(context, rows * sizes.latent.expanded)?,
             },
+            decays: [Array::new(context, rows * sizes.value_heads)?, Array::new(context, rows * sizes.value_heads)?],
+            mixed: Array::new(context, rows * sizes.mixed)?,
             branch: Array::new(context, rows * hidden)?,
             beside: Array::new(context, if sizes.has_beside { rows * hidden } else { 0 })?,
+            shared_gate: Array::new(context, if sizes.has_beside { rows } else { 0 })?,
             gate: Array::new(context, sizes.gate)?,
             up: Array::new(context, sizes.up)?,
             middle: sizes.middle.allocate(context)?,
@@ -215,6 +224,8 @@ struct Sizes {
     v: usize,
     output_gate: usize,
     latent: LatentSizes,
+    value_heads: usize,
+    mixed: usize,
     has_beside: bool,
     gate: usize,
     up: usize,
@@ -272,8 +283,16 @@ impl Sizes {
                 self.output_gate = self.output_gate.max(op.gate.as_ref().map_or(0, |gate| gate.matrix.rows()));
             }
             Operation::Latent(op) => self.include_latent(op, rows),
-            Operation::ShortConv(_) | Operation::DeltaNet(_) | Operation::Mamba(_) => {
-                unreachable!("`ops::check` refuses recurrent layers")
+            Operation::ShortConv(op) => {
+                include(&mut self.normed, &op.input);
+                self.attended.include(&op.output, rows);
+                self.q = self.q.max(op.input.matrix.rows());
+            }
+            Operation::DeltaNet(op) => {
+                self.include_linear([&op.q, &op.k, &op.v, &op.z, &op.a, &op.b], &op.output, rows);
+            }
+            Operation::Mamba(op) => {
+                self.include_linear([&op.c, &op.b, &op.x, &op.z, &op.dt, &op.dt], &op.output, rows);
             }
             Operation::Mlp(op) => self.include_mlp(op, rows),
             Operation::Input(op) => {
@@ -283,7 +302,8 @@ impl Sizes {
             }
             Operation::Moe(op) => {
                 let pairs = rows * op.top_k;
-                [&op.router, &op.gate_up].into_iter().for_each(|linear| include(&mut self.normed, linear));
+                let linears = [Some(&op.router), Some(&op.gate_up), op.shared_gate.as_ref()];
+                linears.into_iter().flatten().for_each(|linear| include(&mut self.normed, linear));
                 self.expert_middle.include(&op.down, pairs);
                 self.gate = self.gate.max(pairs * 2 * op.intermediate);
                 let [experts, top_k] = self.experts.unwrap_or_default();
@@ -293,6 +313,16 @@ impl Sizes {
                 self.has_router_input |= op.norms.is_some();
             }
         }
+    }
+
+    /// Includes the projections of linear attention to queries, keys, values, gates, decays and rates.
+    fn include_linear(&mut self, projections: [&DeviceLinear; 6], output: &DeviceLinear, rows: usize) {
+        projections.iter().for_each(|linear| include(&mut self.normed, linear));
+        self.attended.include(output, rows);
+        let [q, k, v, z, decays, _] = projections.map(|linear| linear.matrix.rows());
+        (self.q, self.k, self.v) = (self.q.max(q), self.k.max(k), self.v.max(v));
+        (self.output_gate, self.mixed) = (self.output_gate.max(z), self.mixed.max(v));
+        self.value_heads = self.value_heads.max(decays);
     }
 
     fn include_heads(&mut self, shape: &AttentionShape) {

@@ -1,8 +1,9 @@
 //! Weights of some layers on a device, in the layout of the pack file.
 
-use super::args::{self, Kind};
+use super::args;
 use super::array::{Array, Forms};
 use super::context::{Buffer, Context, Mark, Pinned};
+use super::kind::Kind;
 use crate::catalogue::Target;
 use crate::dtype::DType;
 use crate::error::{Cause, Error, Result};

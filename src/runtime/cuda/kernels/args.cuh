@@ -381,7 +381,72 @@ struct LowRank {
     uint32_t unused;
 };
 
+// Factor of each row: x *= sigmoid(gate).
+struct RowGate {
+    float* x;           // (n, width)
+    const float* gate;  // (n)
+    uint32_t n;
+    uint32_t width;
+};
+
 // Destination of the sizes of the structs above, see `sizes`.
+// Rows of a text in a step, and the addresses of its state before and after them.
+struct StateRun {
+    const float* from;  // null at the beginning of the text
+    float* to;
+    uint32_t first;  // row of the step
+    uint32_t count;
+};
+
+// Convolution over the positions of texts, channel by channel.
+struct Conv {
+    float* x;
+    const float* kernel;  // (width, channels)
+    const float* bias;    // (channels), or null
+    const StateRun* runs;
+    Acts out;
+    uint64_t offset;    // of the last inputs, (width - 1, channels), in the state, in numbers
+    uint32_t channels;  // of the whole convolution
+    uint32_t first;     // channel of the first column
+    uint32_t columns;
+    uint32_t width;  // positions that are read, including the present one
+};
+
+// Linear attention: gated delta net or Mamba-2, whose names for q, k, v and decays are C, B, x and dt.
+struct LinearAttention {
+    const float* q;  // (n, key_heads * key_dim), after the convolution
+    const float* k;
+    const float* v;           // (n, value heads * value_dim)
+    const float* decays;      // (n, value heads)
+    const float* rates;       // (n, value heads), or null for Mamba-2
+    const float* decay;       // (value heads): factors of the logarithms of the decays
+    const float* decay_bias;  // (value heads)
+    const float* skip;        // (value heads), or null
+    float* out;               // (n, value heads * value_dim)
+    const StateRun* runs;
+    uint64_t offset;  // of the matrices, (value heads, value_dim, key_dim), in the state, in numbers
+    uint32_t key_heads;
+    uint32_t per_key;  // value heads that read one key head
+    uint32_t key_dim;
+    uint32_t value_dim;
+    uint32_t tiled;  // 1 = value heads that read one key head are key_heads apart
+    uint32_t unused;
+};
+
+// Norm of the output of heads, times its gate.
+struct GatedNorm {
+    const float* x;     // (n, width)
+    const float* gate;  // (n, width)
+    const float* weight;
+    Acts out;
+    uint32_t n;
+    uint32_t width;
+    uint32_t group;
+    uint32_t gate_first;
+    float eps;
+    uint32_t unused;
+};
+
 struct Sizes {
     uint32_t* out;
 };

@@ -76,3 +76,13 @@ KERNEL gated(Gated a) {
                         : activated(a, gates[2 * column], gates[2 * column + 1]);
         });
 }
+
+// x[i][c] *= sigmoid(gate[i]).
+//
+// Grid: (ceil(width / 128), n), n at most 65535. Block: 128. Dynamic shared memory: none. Any width.
+KERNEL gate_rows(RowGate a) {
+    const uint32_t column = blockIdx.x * blockDim.x + threadIdx.x, row = blockIdx.y;
+    if (column < a.width) {
+        a.x[uint64_t(row) * a.width + column] *= sigmoid(a.gate[row]);
+    }
+}

@@ -11,6 +11,7 @@
 #include "matmul.cuh"
 #include "moe.cuh"
 #include "norm.cuh"
+#include "recurrent.cuh"
 #include "rope.cuh"
 #include "router.cuh"
 #include "sizes.cuh"
