@@ -64,7 +64,7 @@ while IFS='|' read -r name body embedding head options; do
  {"exclude": "router"}, {"include": "_proj", $(fields "$body")}]}
 RULES
   if [ -n "$options" ]; then sed -i "s/\"scheme\"/\"method\": \"${options#--method=}\", \"scheme\"/g" "$work/rules.json"; fi
-  "$iec" ptq -q --hf-dir "$model" --rules "$work/rules.json" --calib "$work/calib" --out "$work/manifest.json" --force --fresh
+  "$iec" ptq -q --hf-dir "$model" --rules "$work/rules.json" --calib "$work/calib" --out "$work/manifest.json" --force --overwrite --fresh
   "$iec" pack -q --hf-dir "$model" --q4-map "$work/manifest.json" --calib "$work/calib" --out-dir "$work/pack" --overwrite \
     --json > "$work/packed"
   precision=int4w

@@ -32,11 +32,6 @@ pub fn table(own: &Perplexity, divergence: Option<&Divergence>, layers: &[Foresi
         table.row([name.into(), format!("{:.digits$}{unit}", mean.value), format!("{:.digits$}{unit}", mean.stderr)]);
     };
     row("perplexity", own.perplexity, 4, "");
-    for (number, layer) in layers.iter().enumerate() {
-        let of = if layers.len() > 1 { format!(" (layer {number})") } else { String::new() };
-        row(&format!("perplexity by multi-token prediction{of}"), layer.perplexity.perplexity, 4, "");
-        row(&format!("first drafts that the model accepts{of}"), percent(layer.accepted), 2, " %");
-    }
     if let Some(found) = divergence {
         row("perplexity of the reference", found.reference.perplexity, 4, "");
         row("ratio of perplexities", found.perplexity_ratio, 5, "");
@@ -55,6 +50,17 @@ pub fn table(own: &Perplexity, divergence: Option<&Divergence>, layers: &[Foresi
         }
     } else {
         table.row(["95 % interval".into(), format!("{:.4} to {:.4}", own.ci95[0], own.ci95[1]), String::new()]);
+    }
+    for (number, layer) in layers.iter().enumerate() {
+        let of = if layers.len() > 1 { format!(" (layer {number})") } else { String::new() };
+        let (perplexity, accepted) = (layer.perplexity.perplexity, percent(layer.accepted));
+        for (name, mean, digits, unit) in [
+            ("perplexity by multi-token prediction", perplexity, 4, ""),
+            ("first drafts that the model accepts", accepted, 2, " %"),
+        ] {
+            let [value, error] = [mean.value, mean.stderr].map(|x| format!("{x:.digits$}{unit}"));
+            table.row([format!("{name}{of}"), value, error]);
+        }
     }
     table
 }
