@@ -41,10 +41,11 @@ use std::path::PathBuf;
 
 Defaults: --bits 4 is q4_0 with searched scales, --bits 5 and 6 are int5 and int6 with a scale per 32 weights, --bits
 8 is int8 with a scale per row. Without --include and --rules the matrices of attention, MLP and experts are quantized
-in this way, the embedding and the output matrix in int8 with a scale per 32 weights. Of a GGUF file, a pack, or MXFP4
-experts, tensors of codes with no more bits than that stay as they are; those of more bits are quantized a second time.
-A gate on outputs (kl, ppl, top1) packs the model as it is and the quantized one into temporary directories next to
---out and compares them. With --keep-failing the tensors with the largest effect get more bits until the gate passes.")]
+in this way, the embedding and the output matrix in int8 with a scale per 32 weights; with 4 bits, the output
+projections of gated delta nets and Mamba-2 in int6. Of a GGUF file, a pack, or MXFP4 experts, tensors of codes with no
+more bits than that stay as they are; those of more bits are quantized a second time. A gate on outputs (kl, ppl, top1)
+packs the model as it is and the quantized one into temporary directories next to --out and compares them. With
+--keep-failing the tensors with the largest effect get more bits until the gate passes.")]
 pub struct Args {
     #[command(flatten)]
     source: SourceArgs,

@@ -1,11 +1,12 @@
 //! Selects the tensors to quantize, and the quantization of each, from the options of a command and an optional
 //! manifest.
 //!
-//! Without patterns and manifest, tensors are selected by role: the matrices of attention, MLP and experts get the
-//! requested quantization, the embedding and the output matrix int8 in groups of 32.
+//! Without patterns and manifest, tensors are selected by role: the matrices of attention, recurrent mixers, MLP and
+//! experts get the requested quantization, the embedding and the output matrix int8 in groups of 32. The output
+//! projections of linear attention get int6 in place of 4 bits, because they lose most (docs/QUALITY.md).
 
 use super::weights::Tensor;
-use crate::catalogue::Role;
+use crate::catalogue::{Role, layer_part};
 use crate::error::{Error, Result};
 use crate::manifest::{Manifest, Rule, TensorEntry, compile_pattern, is_weight_matrix};
 use crate::progress;
@@ -17,6 +18,9 @@ use std::path::Path;
 
 /// Quantization of the embedding and the output matrix if tensors are selected by role.
 const OUTER: TensorQuant = TensorQuant { spec: QuantSpec::Q8_0, method: Method::Rtn, clamp: None, percentile: None };
+
+/// Bits of the output projections of linear attention if tensors are selected by role and get 4 bits.
+const MIXER_OUTPUT_BITS: u32 = 6;
 
 /// Storage of the embedding or of the output matrix.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -51,6 +55,8 @@ pub struct Selection {
     exclude: Vec<Regex>,
     include: Vec<Regex>,
     quant: TensorQuant,
+    /// Quantization of the output projections of linear attention if tensors are selected by role.
+    mixer_output: TensorQuant,
     manifest: Option<Manifest>,
     /// Decisions of a plan for a size budget by tensor name, which replace all other options.
     planned: Option<BTreeMap<String, TensorQuant>>,
@@ -72,10 +78,19 @@ impl Selection {
             .help("write the pattern into the rules file; --exclude can be combined with it"));
         }
         let compile = |patterns: &[String]| patterns.iter().map(|p| compile_pattern(p)).collect::<Result<Vec<_>>>();
+        let quant = QuantFields::default().resolve(&options.fields)?;
+        let more =
+            QuantFields { bits: Some(MIXER_OUTPUT_BITS), method: options.fields.method, ..QuantFields::default() };
+        // Codes that are in the weights already have no more bits.
+        let mixer_output = match quant.spec.scheme.bits() <= 4 && quant.method != Method::Exact {
+            true => QuantFields::default().resolve(&more)?,
+            false => quant,
+        };
         Ok(Selection {
             exclude: compile(&options.exclude)?,
             include: compile(&options.include)?,
-            quant: QuantFields::default().resolve(&options.fields)?,
+            quant,
+            mixer_output,
             manifest: rules.map(|rules| Manifest::load_with(rules, &options.fields)).transpose()?,
             planned: None,
             options,
@@ -151,6 +166,7 @@ impl Selection {
         }
         Ok(match outer {
             Some(_) => like_layers.or(Some(OUTER)),
+            None if is_linear_attention_output(name) => Some(self.mixer_output),
             None => tensor.role.quantizes_by_default().then_some(self.quant),
         })
     }
@@ -216,6 +232,12 @@ impl Selection {
             }
         }
     }
+}
+
+/// Returns true for the output projection of a gated delta net or of Mamba-2.
+fn is_linear_attention_output(name: &str) -> bool {
+    let part = layer_part(name).map_or("", |(_, part)| part);
+    matches!(part, "linear_attn.out_proj.weight" | "mamba.out_proj.weight")
 }
 
 #[cfg(test)]
@@ -287,7 +309,8 @@ mod tests {
         for Case { bits, embedding, lm_head, include, tied, expected } in cases {
             let fields = QuantFields { bits: Some(bits), ..QuantFields::default() };
             let include: Vec<String> = include.iter().map(|p| (*p).to_string()).collect();
-            let decide = decided(SelectionOptions { fields, include, exclude: vec![], embedding, lm_head }, tied);
+            let options = SelectionOptions { fields, include: include.clone(), exclude: vec![], embedding, lm_head };
+            let decide = decided(options, tied);
             let found = [
                 "model.layers.0.self_attn.q_proj.weight",
                 "model.embed_tokens.weight",
@@ -300,6 +323,10 @@ mod tests {
             }
             for name in ["model.norm.weight", "model.layers.0.mlp.router.weight"] {
                 assert_eq!(decide(name), "kept", "{name}");
+            }
+            if include.is_empty() {
+                let output = decide("model.layers.0.linear_attn.out_proj.weight");
+                assert_eq!(output, if bits == 4 { "int6/32 search" } else { expected[0] });
             }
         }
         assert!(wrong.is_empty(), "{wrong:#?}");
