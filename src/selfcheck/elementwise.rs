@@ -282,10 +282,11 @@ fn activations(rig: &mut Rig<'_>) -> Result<()> {
         ("silu", Activation::Silu),
         ("gelu", Activation::GeluTanh),
         ("swiglu_oai", Activation::SwigluOai { alpha: 1.702, limit: 7.0 }),
+        ("relu2", Activation::Relu2),
     ];
     for (name, activation) in kinds {
         for (n, width) in [(130, 6), (3, 48), (1, 513), (9, 2880)] {
-            for interleaved in [false, true] {
+            for interleaved in [false, true].into_iter().filter(|interleaved| activation.is_gated() || !interleaved) {
                 gated(rig, (name, activation), n, width, interleaved)?;
             }
         }
@@ -307,6 +308,8 @@ fn gated(
     // Arguments at which exponentials overflow or underflow, and NaN and infinity, which must not be lost.
     let edges = [0.0, -0.0, 88.5, -88.5, 110.0, -110.0, f32::NAN, f32::INFINITY];
     gate[2..10].copy_from_slice(&edges);
+    // An activation without a gate has one factor.
+    let up = if activation.is_gated() { up } else { gate.clone() };
     let out = rig.room(n, width)?;
     let (gates, ups) = match interleaved {
         true => (gate.iter().zip(&up).flat_map(|(gate, up)| [*gate, *up]).collect(), None),
@@ -335,7 +338,7 @@ pub fn activated(activation: Activation, gate: f64, up: f64) -> Expected {
             let up = up.clamp(-limit, limit);
             ((up + 1.0) * gate * sigmoid(alpha * gate), alpha * gate)
         }
-        Activation::Relu2 => (up.max(0.0).powi(2), 0.0),
+        Activation::Relu2 => (if up < 0.0 { 0.0 } else { up * up }, 0.0),
     };
     // The rounding error of an exponent is multiplied by the exponent; e^-87 is near the smallest f32.
     let relative = 8.0 + 4.0 * exponent.abs().min(100.0);

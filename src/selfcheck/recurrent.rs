@@ -28,7 +28,8 @@ pub fn check(rig: &mut Rig<'_>) -> Result<()> {
     }
     gated_norm(rig, 2, 24, false)?;
     gated_norm(rig, 3, 130, true)?;
-    gate_rows(rig)
+    gate_rows(rig)?;
+    spread_heads(rig)
 }
 
 /// States of the two texts on the device, and the runs of a step.
@@ -293,6 +294,17 @@ fn gate_rows(rig: &mut Rig<'_>) -> Result<()> {
             Expected { value, tolerance: 8.0 * EPS * value.abs() }
         };
         rig.compare(&case, width, &out.read()?, expected);
+    }
+    Ok(())
+}
+
+fn spread_heads(rig: &mut Rig<'_>) -> Result<()> {
+    for (heads, width) in [(3, 6), (2, 129)] {
+        let case = rig.begin("spread_heads", format!("{N} rows of {heads} heads of {width}"))?;
+        let x = normals(&mut rig.rng, N * heads, 1.0);
+        let (numbers, out) = (rig.array(&x)?, rig.unwritten(N * heads * width)?);
+        rig.ops.spread_heads(numbers.view(), out.view(), N, [heads, width])?;
+        rig.compare(&case, width, &out.read()?, |i| Expected::exact(x[i / width]));
     }
     Ok(())
 }

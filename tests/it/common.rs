@@ -59,9 +59,6 @@ pub const FAMILIES: [&str; 30] = [
     "nemotronh",
 ];
 
-/// Families that only the CPU computes.
-pub const ON_CPU: [&str; 2] = ["lfm3", "nemotronh"];
-
 /// Further families with recurrent layers.
 pub const RECURRENT: [&str; 9] =
     ["lfm2", "lfm2moe", "lfm3", "qwen35", "qwen35-text", "qwen35moe", "qwen3next", "granite4h", "nemotronh"];

@@ -1,7 +1,7 @@
 //! Tests the CUDA runtime without a GPU: a simulated driver runs its kernels, compiled for the host. Everything
 //! except the compiler of the real driver is the same code that runs with a GPU.
 
-use crate::common::{ON_CPU, all_logits, iec, packed_as};
+use crate::common::{all_logits, iec, packed_as};
 use crate::golden::{Case, compare, fp32, noise};
 use iec::model_config::Mlp;
 use iec::runtime::device::{Devices, Offload};
@@ -43,7 +43,7 @@ pub fn on_gpu(options: EngineOptions) -> EngineOptions {
 #[test]
 fn fp32_gives_the_ids_and_logits_of_hugging_face() {
     let mut failures = Vec::new();
-    for case in Case::all().into_iter().filter(|case| !ON_CPU.contains(&case.name)) {
+    for case in Case::all() {
         let mut engine = case.engine(on_gpu(fp32()));
         assert_eq!(engine.device(), "cuda:0");
         for (i, prompt) in case.prompts().iter().enumerate().take(3) {
@@ -60,7 +60,7 @@ fn fp32_gives_the_ids_and_logits_of_hugging_face() {
 #[test]
 fn half_precisions_give_the_same_ids_wherever_the_choice_is_clearer_than_rounding() {
     let mut failures = Vec::new();
-    for case in Case::all().into_iter().filter(|case| !ON_CPU.contains(&case.name)) {
+    for case in Case::all() {
         for precision in [Precision::Bf16, Precision::Fp16] {
             let mut engine = case.engine(on_gpu(EngineOptions { precision: Some(precision), ..fp32() }));
             // Where two experts are almost equally likely, rounding exchanges them, which changes logits by more.
@@ -289,16 +289,23 @@ fn a_model_whose_layers_belong_together_is_on_one_gpu_or_refused_by_the_name_of_
 }
 
 #[test]
-fn layers_of_one_block_are_refused_by_name() {
-    let pack = packed_as("nemotronh", &Case::fixture("nemotronh").hf_dir, &[]);
+fn experts_that_read_narrower_vectors_are_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let [file, hf, pack] = ["config.json", "hf", "pack"].map(|name| dir.path().join(name));
+    let text = std::fs::read(Case::fixture("nemotronh").hf_dir.join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_slice(&text).unwrap();
+    config["moe_latent_size"] = 24.into();
+    std::fs::write(&file, config.to_string()).unwrap();
+    iec().args(["synth", "--config"]).arg(&file).arg("--out-dir").arg(&hf).assert().success();
+    iec().args(["pack", "--hf-dir"]).arg(&hf).arg("--out-dir").arg(&pack).assert().success();
     let run = |device: &str| {
         let mut command = simulated();
-        command.args(["run", "--prompt", "Once", "--max-new", "2", "--device", device, "--model-dir"]);
+        command.args(["bench", "--prompt-len", "2", "--max-new", "2", "--device", device, "--model-dir"]);
         command.arg(&pack).assert()
     };
     let done = run("cuda").code(5);
     let text = String::from_utf8_lossy(&done.get_output().stderr).into_owned();
-    assert!(text.contains("`mlp_layers`") && text.contains("--device cpu"), "{text}");
+    assert!(text.contains("`mlp.latent`") && text.contains("--device cpu"), "{text}");
     run("cpu").success();
 }
 

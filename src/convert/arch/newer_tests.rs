@@ -109,6 +109,18 @@ fn a_wrapper_that_says_two_things_about_its_output_matrix_leaves_it_to_the_weigh
     }
 }
 
+#[test]
+fn the_language_model_inside_decides_the_family_of_a_wrapper() {
+    let mut config = config_of("qwen35");
+    let expected = read(&config).unwrap();
+    (config["architectures"], config["model_type"]) = (json!(["JevForConditionalGeneration"]), "jev".into());
+    assert_eq!(read(&config).unwrap(), expected);
+    config["text_config"]["model_type"] = "dory".into();
+    assert!(read(&config).unwrap_err().to_string().contains("`dory` is not supported"), "by its name");
+    config["text_config"]["architectures"] = json!(["DoryForCausalLM"]);
+    assert!(read(&config).unwrap_err().to_string().contains("DoryForCausalLM"));
+}
+
 /// Reads the configuration of a family without some fields.
 fn without(name: &str, keys: &[&str]) -> ModelConfig {
     let mut config = config_of(name);

@@ -414,6 +414,17 @@ pub struct RowGate {
 
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
+pub struct SpreadHeads {
+    pub x: u64,
+    pub out: u64,
+    pub n: u32,
+    pub heads: u32,
+    pub width: u32,
+    pub unused: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
 pub struct Sizes {
     pub out: u64,
 }
@@ -429,7 +440,7 @@ pub struct Share {
 }
 
 /// Sizes in bytes of all structs, which the kernel `sizes` writes if host and device agree.
-pub const SIZES: [u32; 29] = [
+pub const SIZES: [u32; 30] = [
     size_of::<Matrix>() as u32,
     size_of::<Acts>() as u32,
     size_of::<Share>() as u32,
@@ -458,5 +469,6 @@ pub const SIZES: [u32; 29] = [
     size_of::<LinearAttention>() as u32,
     size_of::<GatedNorm>() as u32,
     size_of::<RowGate>() as u32,
+    size_of::<SpreadHeads>() as u32,
     size_of::<Sizes>() as u32,
 ];

@@ -128,9 +128,13 @@ impl CudaPart {
         self.ops.matmuls(&products, &s.normed, n)?;
         self.adapt(plan, &products, &s.normed)?;
         if let Some(gate) = &op.gate {
-            let product = (gate, s.output_gate.view());
+            let of_heads = self.config.attention.head_gate;
+            let product = (gate, if of_heads { s.head_gate.view() } else { s.output_gate.view() });
             self.ops.matmul(gate, &s.normed, 0, product.1, n)?;
             self.adapt(plan, &[product], &s.normed)?;
+            if of_heads {
+                self.ops.spread_heads(product.1, s.output_gate.view(), n, [shape.n_heads, shape.value_dim])?;
+            }
         }
         let kv = match &op.k {
             Some(_) => Some([s.k.view(), self.values(plan, op)?]),
@@ -331,7 +335,12 @@ impl CudaPart {
         let out = s.middle.of(op.intermediate);
         let middle = Middle { activation: op.activation, out, intermediate: op.intermediate };
         let (gates, ups) = (s.gate.view(), s.up.view());
-        let gate = op.gate.as_ref().expect("`ops::check` refuses MLPs without gates");
+        let Some(gate) = &op.gate else {
+            self.ops.matmul(&op.up, &s.normed, 0, ups, n)?;
+            self.adapt(plan, &[(&op.up, ups)], &s.normed)?;
+            self.ops.gated(&ops::gated(&middle, ups, Some(ups), n))?;
+            return self.down(plan, op, to);
+        };
         let products = [(gate, gates), (&op.up, ups)];
         if self.place(gate).is_some_and(|first| plan.changes.has(first, products.len())) {
             self.ops.matmuls(&products, &s.normed, n)?;
@@ -340,7 +349,13 @@ impl CudaPart {
         } else {
             self.ops.gate_and_up(&products, &s.normed, &middle, n)?;
         }
-        self.ops.matmul(&op.down, out, 0, to.view(), n)?;
+        self.down(plan, op, to)
+    }
+
+    /// Computes the down projection of an MLP, and writes its output to `to`.
+    fn down(&self, plan: &StepPlan, op: &Mlp<OnDevice>, to: &Array<f32>) -> Result<View<f32>> {
+        let out = self.scratch.middle.of(op.intermediate);
+        self.ops.matmul(&op.down, out, 0, to.view(), plan.rows)?;
         self.adapt(plan, &[(&op.down, to.view())], out)?;
         Ok(to.view())
     }
@@ -397,12 +412,13 @@ impl CudaPart {
         let out = s.expert_middle.of(intermediate);
         let middle = Middle { activation, out, intermediate };
         let gate_up = [(&op.gate_up, s.gate.view())];
+        let up = (!activation.is_gated()).then_some(gate_up[0].1);
         match self.changes(plan, AdaptedProduct::Experts(index, 0), &gate_up, &s.normed, Rows::Pairs(&grouped, true)) {
-            None => self.ops.matmul_experts(gate_up[0], &s.normed, true, Some(&middle), &grouped)?,
-            Some(changes) => {
+            None if up.is_none() => self.ops.matmul_experts(gate_up[0], &s.normed, true, Some(&middle), &grouped)?,
+            changes => {
                 self.ops.matmul_experts(gate_up[0], &s.normed, true, None, &grouped)?;
-                self.ops.low_rank(&changes)?;
-                self.ops.gated(&ops::gated(&middle, s.gate.view(), None, grouped.pairs))?;
+                changes.map_or(Ok(()), |changes| self.ops.low_rank(&changes))?;
+                self.ops.gated(&ops::gated(&middle, s.gate.view(), up, grouped.pairs))?;
             }
         }
         let down = [(&op.down, e.outputs.view())];

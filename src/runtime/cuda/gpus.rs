@@ -154,6 +154,7 @@ fn indivisible(config: &ModelConfig) -> Option<&'static str> {
     let fields = [
         ("per_layer_input", config.per_layer_input.is_some()),
         ("recurrent", config.recurrent.is_some()),
+        ("mlp_layers", config.mlp_layers.is_some()),
         ("exceptions.kv_from", config.layers().any(|layer| layer.kv_from().is_some())),
     ];
     fields.into_iter().find(|(_, found)| *found).map(|(field, _)| field)

@@ -274,6 +274,18 @@ impl Ops {
         )
     }
 
+    /// Writes a number of each head, `(n, heads)`, for each of the `width` columns of its head.
+    ///
+    /// # Errors
+    /// The driver reports an error.
+    pub fn spread_heads(&self, x: View<f32>, out: View<f32>, n: usize, [heads, width]: [usize; 2]) -> Result<()> {
+        assert!(x.len() >= n * heads && out.len() >= n * heads * width && n <= GRID);
+        let [rows, heads, width] = [n, heads, width].map(|size| size as u32);
+        let (x, out) = (x.address(), out.address());
+        let args = args::SpreadHeads { x, out, n: rows, heads, width, unused: 0 };
+        self.start("spread_heads", Launch { grid: [heads, rows, 1], block: 128, shared: 0 }, &args)
+    }
+
     /// Computes the logits of `router`, which adapters may change, chooses the experts of each row by them, and sorts
     /// the row-expert pairs.
     ///
@@ -369,7 +381,7 @@ pub fn gated(middle: &Middle<'_>, gate: View<f32>, up: Option<View<f32>>, n: usi
         Activation::Silu => (0, 0.0, 0.0),
         Activation::GeluTanh => (1, 0.0, 0.0),
         Activation::SwigluOai { alpha, limit } => (2, alpha, limit),
-        Activation::Relu2 => unreachable!("`check` refuses activations without a gate"),
+        Activation::Relu2 => (3, 0.0, 0.0),
     };
     args::Gated {
         gate: gate.address(),
@@ -407,20 +419,14 @@ pub fn check(config: &ModelConfig, rows: usize) -> Result<()> {
             return refuse(format!("`recurrent.mixer`: found keys of {key} numbers, expected at most {LINEAR_KEY}"));
         }
     }
-    if config.mlp_layers.is_some() {
-        return refuse("found layers of one block (`mlp_layers`), which were never computed".into());
-    }
-    if config.attention.head_gate {
-        return refuse("found gates of whole heads (`attention.head_gate`), which have no kernels".into());
-    }
     // Sizes of keys are even in every model: half of a head is rotated with the other half.
     let mut widths = config.heads().map(|heads| heads.value_dim);
     if let Some(width) = widths.find(|width| !width.is_multiple_of(2)) {
         return refuse(format!("`attention.latent.value`: found {width}, expected an even number"));
     }
     for mlp in config.mlps() {
-        if !mlp.activation().is_gated() {
-            return refuse("`mlp.activation`: found one without a gate, which has no kernel".into());
+        if let Mlp::Moe { latent: Some(_), .. } = mlp {
+            return refuse("found experts that read narrower vectors (`mlp.latent`), which are not computed".into());
         }
         if let Mlp::Moe { selection: Selection { groups: Some(groups), .. }, .. } = mlp
             && groups.count > EXPERT_GROUPS

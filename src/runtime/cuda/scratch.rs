@@ -56,6 +56,8 @@ pub struct Scratch {
     pub v: Array<f32>,
     /// Gate of the attention output: `(n, n_heads * value_dim)`.
     pub output_gate: Array<f32>,
+    /// Gate of the output of each head: `(n, n_heads)`.
+    pub head_gate: Array<f32>,
     /// Output of attention before the output projection: `(n, n_heads * value_dim)`.
     pub attended: ActsByWidth,
     /// Partial results of attention, see [`Kernels::partial_len`](super::attend::Kernels::partial_len).
@@ -177,6 +179,7 @@ impl Scratch {
         partial: usize,
     ) -> Result<Scratch> {
         let (rows, hidden) = (source.rows, source.config.hidden);
+        let head_gates = source.config.attention.head_gate;
         let mut sizes = Sizes::default();
         layers.iter().flat_map(|layer| &layer.blocks).for_each(|block| sizes.include(&block.operation, rows));
         let projection = inputs.map(|inputs| &inputs.projection);
@@ -191,6 +194,7 @@ impl Scratch {
             k: Array::new(context, rows * sizes.k)?,
             v: Array::new(context, rows * sizes.v)?,
             output_gate: Array::new(context, rows * sizes.output_gate)?,
+            head_gate: Array::new(context, if head_gates { rows * source.config.n_heads } else { 0 })?,
             attended: sizes.attended.allocate(context)?,
             partial: Array::new(context, partial)?,
             latent: LatentScratch {
@@ -280,7 +284,9 @@ impl Sizes {
                 linears.into_iter().flatten().for_each(|linear| include(&mut self.normed, linear));
                 self.attended.include(&op.o, rows);
                 self.include_heads(&op.shape);
-                self.output_gate = self.output_gate.max(op.gate.as_ref().map_or(0, |gate| gate.matrix.rows()));
+                // Gates of heads are spread over their columns.
+                let gates = op.gate.as_ref().map_or(0, |_| op.shape.n_heads * op.shape.value_dim);
+                self.output_gate = self.output_gate.max(gates);
             }
             Operation::Latent(op) => self.include_latent(op, rows),
             Operation::ShortConv(op) => {

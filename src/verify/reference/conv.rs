@@ -28,23 +28,28 @@ impl<'a> ShortConv<'a> {
 
     /// Computes the output for `x`, `(tokens, hidden)`.
     pub fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        let (tokens, hidden) = x.dims2()?;
+        let hidden = x.dim(1)?;
         let round = |x: Tensor| self.source.round(x);
         let projected = round(self.input.forward(x)?)?;
         let [b, c, x] = [0, 1, 2].map(|part| projected.narrow(1, part * hidden, hidden));
-        let inputs = round((b? * x?)?)?.to_dtype(DType::F64)?;
-        let kernel = self.kernel.to_dtype(DType::F64)?;
-        let (channels, width) = kernel.dims2()?;
-        let padded = inputs.pad_with_zeros(0, width - 1, 0)?;
-        let mut sum = Tensor::zeros((tokens, channels), DType::F64, inputs.device())?;
-        for at in 0..width {
-            let factors = kernel.narrow(1, at, 1)?.reshape((1, channels))?;
-            sum = (sum + padded.narrow(0, at, tokens)?.broadcast_mul(&factors)?)?;
-        }
-        if let Some(bias) = &self.bias {
-            sum = sum.broadcast_add(&bias.to_dtype(DType::F64)?)?;
-        }
-        let mixed = round(sum.to_dtype(projected.dtype())?)?;
+        let mixed = round(convolve(&round((b? * x?)?)?, &self.kernel, self.bias.as_ref())?)?;
         round(self.output.forward(&round((c? * mixed)?)?)?)
     }
+}
+
+/// Convolves the channels of `x`, `(tokens, channels)`, over the positions up to each token, in f64. `kernel` has the
+/// factors, `(channels, width)`.
+pub(super) fn convolve(x: &Tensor, kernel: &Tensor, bias: Option<&Tensor>) -> candle_core::Result<Tensor> {
+    let (tokens, channels) = x.dims2()?;
+    let (kernel, width) = (kernel.to_dtype(DType::F64)?, kernel.dim(1)?);
+    let padded = x.to_dtype(DType::F64)?.pad_with_zeros(0, width - 1, 0)?;
+    let mut sum = Tensor::zeros((tokens, channels), DType::F64, x.device())?;
+    for at in 0..width {
+        let factors = kernel.narrow(1, at, 1)?.reshape((1, channels))?;
+        sum = (sum + padded.narrow(0, at, tokens)?.broadcast_mul(&factors)?)?;
+    }
+    if let Some(bias) = bias {
+        sum = sum.broadcast_add(&bias.to_dtype(DType::F64)?)?;
+    }
+    sum.to_dtype(x.dtype())
 }

@@ -2,6 +2,7 @@
 //! f64.
 
 use super::config::DeltaSizes;
+use super::conv::convolve;
 use super::linear::{Linear, WeightSource};
 use super::norm::{sigmoid, silu};
 use crate::error::Result;
@@ -63,7 +64,8 @@ impl<'a> DeltaNet<'a> {
         for projection in &self.projections {
             projected.push(round(projection.forward(x)?)?);
         }
-        let mixed = self.convolve(&Tensor::cat(&projected[..3], 1)?)?;
+        let mixed = round(convolve(&Tensor::cat(&projected[..3], 1)?, &self.kernel, None)?)?;
+        let mixed = round(silu(&mixed, 1.0)?)?;
         let heads = |first: usize, count: usize, width: usize| {
             mixed.narrow(1, first, count * width)?.reshape((tokens, count, width))
         };
@@ -101,20 +103,6 @@ impl<'a> DeltaNet<'a> {
         let gated =
             round((normed.to_dtype(DType::F64)? * silu(&gates.to_dtype(DType::F64)?, 1.0)?)?.to_dtype(x.dtype())?)?;
         round(self.output.forward(&gated.reshape((tokens, value_heads * value))?)?)
-    }
-
-    /// Convolves the channels of `x`, `(tokens, channels)`, over the positions up to each token, and applies SiLU.
-    fn convolve(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        let (tokens, channels) = x.dims2()?;
-        let (kernel, width) = (self.kernel.to_dtype(DType::F64)?, self.kernel.dim(1)?);
-        let padded = x.to_dtype(DType::F64)?.pad_with_zeros(0, width - 1, 0)?;
-        let mut sum = Tensor::zeros((tokens, channels), DType::F64, x.device())?;
-        for at in 0..width {
-            let factors = kernel.narrow(1, at, 1)?.reshape((1, channels))?;
-            sum = (sum + padded.narrow(0, at, tokens)?.broadcast_mul(&factors)?)?;
-        }
-        let sum = self.source.round(sum.to_dtype(x.dtype())?)?;
-        self.source.round(silu(&sum, 1.0)?)
     }
 
     /// Normalizes each head of `x`, `(tokens, heads, value)`; the factors do not begin at one.

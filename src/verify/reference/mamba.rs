@@ -2,6 +2,7 @@
 //! f64.
 
 use super::config::MambaSizes;
+use super::conv::convolve;
 use super::linear::{Linear, WeightSource};
 use super::norm::silu;
 use crate::error::Result;
@@ -65,7 +66,8 @@ impl<'a> Mamba<'a> {
         for projection in &self.projections {
             projected.push(round(projection.forward(x)?)?);
         }
-        let mixed = self.convolve(&Tensor::cat(&projected[1..4], 1)?)?;
+        let mixed = round(convolve(&Tensor::cat(&projected[1..4], 1)?, &self.kernel, self.bias.as_ref())?)?;
+        let mixed = round(silu(&mixed, 1.0)?)?;
         let part = |first: usize, count: usize, width: usize| -> candle_core::Result<Vec<Vec<Vec<f64>>>> {
             let part = mixed.narrow(1, first, count * width)?.reshape((tokens, count, width))?;
             part.to_dtype(DType::F64)?.to_vec3()
@@ -101,22 +103,5 @@ impl<'a> Mamba<'a> {
         let normed = gated.broadcast_div(&mean.sqrt()?)?.reshape((tokens, values))?;
         let normed = round(normed.to_dtype(dtype)?)?;
         round(self.output.forward(&round(normed.broadcast_mul(&self.norm)?)?)?)
-    }
-
-    /// Convolves the channels of `x`, `(tokens, channels)`, over the positions up to each token, and applies SiLU.
-    fn convolve(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        let (tokens, channels) = x.dims2()?;
-        let (kernel, width) = (self.kernel.to_dtype(DType::F64)?, self.kernel.dim(1)?);
-        let padded = x.to_dtype(DType::F64)?.pad_with_zeros(0, width - 1, 0)?;
-        let mut sum = Tensor::zeros((tokens, channels), DType::F64, x.device())?;
-        for at in 0..width {
-            let factors = kernel.narrow(1, at, 1)?.reshape((1, channels))?;
-            sum = (sum + padded.narrow(0, at, tokens)?.broadcast_mul(&factors)?)?;
-        }
-        if let Some(bias) = &self.bias {
-            sum = sum.broadcast_add(&bias.to_dtype(DType::F64)?)?;
-        }
-        let sum = self.source.round(sum.to_dtype(x.dtype())?)?;
-        self.source.round(silu(&sum, 1.0)?)
     }
 }

@@ -123,7 +123,7 @@ struct Norm {
     uint32_t unused;
 };
 
-enum ActivationKind : uint32_t { ACT_SILU = 0, ACT_GELU_TANH = 1, ACT_SWIGLU_OAI = 2 };
+enum ActivationKind : uint32_t { ACT_SILU = 0, ACT_GELU_TANH = 1, ACT_SWIGLU_OAI = 2, ACT_RELU2 = 3 };
 
 // out = activation(gate) * up, see src/runtime/ops.rs.
 struct Gated {
@@ -387,6 +387,16 @@ struct RowGate {
     const float* gate;  // (n)
     uint32_t n;
     uint32_t width;
+};
+
+// A number of each head, for each of its columns.
+struct SpreadHeads {
+    const float* x;  // (n, heads)
+    float* out;      // (n, heads * width)
+    uint32_t n;
+    uint32_t heads;
+    uint32_t width;
+    uint32_t unused;
 };
 
 // Destination of the sizes of the structs above, see `sizes`.

@@ -21,6 +21,11 @@ __device__ __forceinline__ float activated(const Gated& a, float gate, float up)
         const float cubic = fmaf(gate * gate * gate, 0.044715f, gate);
         return gate * sigmoid(1.595769f * cubic) * up;
     }
+    if (a.activation == ACT_RELU2) {
+        // The only factor, which the host passes as both.
+        gate = gate < 0.0f ? 0.0f : gate;
+        return gate * gate;
+    }
     // Comparisons, because fminf would lose NaN.
     gate = gate > a.limit ? a.limit : gate;
     up = up > a.limit ? a.limit : up < -a.limit ? -a.limit : up;
@@ -84,5 +89,15 @@ KERNEL gate_rows(RowGate a) {
     const uint32_t column = blockIdx.x * blockDim.x + threadIdx.x, row = blockIdx.y;
     if (column < a.width) {
         a.x[uint64_t(row) * a.width + column] *= sigmoid(a.gate[row]);
+    }
+}
+
+// out[i][h * width + c] = x[i][h]: a number of each head for each of its columns.
+//
+// Grid: (heads, n), n at most 65535. Block: 128. Dynamic shared memory: none. Any width.
+KERNEL spread_heads(SpreadHeads a) {
+    const uint64_t head = uint64_t(blockIdx.y) * a.heads + blockIdx.x;
+    for (uint32_t i = threadIdx.x; i < a.width; i += blockDim.x) {
+        a.out[head * a.width + i] = a.x[head];
     }
 }
