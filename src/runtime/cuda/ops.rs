@@ -462,17 +462,21 @@ mod tests {
 
     #[test]
     fn shapes_beyond_the_limits_of_the_kernels_are_refused_by_name() {
-        let with = |mlp: serde_json::Value, latent: serde_json::Value| {
-            let model: ModelConfig = serde_json::from_value(serde_json::json!({
+        let model = |mlp: serde_json::Value, latent: serde_json::Value, mixer: Option<serde_json::Value>| {
+            let mut model = serde_json::json!({
                 "architecture": "x", "hidden": 64, "n_layers": 4, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16,
                 "vocab": 100, "max_context": 64, "norm_eps": 1e-6, "logit_softcap": null, "local_rope": null,
                 "rope": {"theta": 1e4, "rotary_dim": null, "scaling": {"type": "none"}},
                 "attention": {"softcap": null, "scale": 0.25, "latent": latent}, "mlp": mlp,
                 "tied_embeddings": true, "bos": null,
-            }))
-            .unwrap();
+            });
+            if let Some(mixer) = mixer {
+                model["recurrent"] = serde_json::json!({"layers": [0], "mixer": mixer});
+            }
+            let model: ModelConfig = serde_json::from_value(model).unwrap();
             check(&model, 8).err().map(|error| (error.cause().exit_code(), error.to_string()))
         };
+        let with = |mlp, latent| model(mlp, latent, None);
         let refused = |mlp| with(mlp, serde_json::Value::Null);
         let moe = |experts: usize, groups: usize, shared: usize| {
             serde_json::json!({
@@ -496,5 +500,13 @@ mod tests {
         };
         assert_eq!(latent(12), None);
         assert!(latent(11).unwrap().1.contains("`attention.latent.value`: found 11, expected an even number"));
+        let mixer = |width: usize, key: usize| {
+            let sizes =
+                serde_json::json!({"key_heads": 1, "value_heads": 2, "key_dim": key, "value_dim": 8, "width": width});
+            model(moe(64, 32, 8), serde_json::Value::Null, Some(serde_json::json!({"gated_delta_net": sizes})))
+        };
+        assert_eq!(mixer(8, 256), None);
+        assert!(mixer(9, 256).unwrap().1.contains("`recurrent.mixer.width`: found 9, expected at most 8"));
+        assert!(mixer(8, 257).unwrap().1.contains("keys of 257 numbers, expected at most 256"));
     }
 }
