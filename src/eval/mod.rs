@@ -16,5 +16,5 @@ pub mod windows;
 pub use divergence::{Divergence, Remembered, divergence};
 pub use likelihood::{Likelihood, Request, likelihoods, rolling};
 pub use perplexity::{Perplexity, perplexity};
-pub use prediction::{Foresight, foresight};
+pub use prediction::{DraftQuality, draft_quality};
 pub use windows::Windows;

@@ -1,4 +1,4 @@
-//! Measures how well layers of multi-token prediction foresee a text: the first draft after each token of it.
+//! Measures how well layers of multi-token prediction predict a text: the first draft after each token of it.
 
 use super::perplexity::{Perplexity, check, walk};
 use super::stats::Mean;
@@ -11,7 +11,7 @@ use serde::Serialize;
 
 /// Measurement of one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Foresight {
+pub struct DraftQuality {
     /// Perplexity of the text by this layer, which reads the model's output for all tokens but the last.
     #[serde(flatten)]
     pub perplexity: Perplexity,
@@ -28,11 +28,11 @@ type Said = (f64, usize);
 ///
 /// # Errors
 /// The same as for [`super::perplexity()`]; also if the last layers are on a GPU.
-pub fn foresight(
+pub fn draft_quality(
     engine: &mut Engine,
     predictors: &mut [Predictor],
     windows: &Windows,
-) -> Result<(Perplexity, Vec<Foresight>)> {
+) -> Result<(Perplexity, Vec<DraftQuality>)> {
     let (vocab, width) = (engine.config().vocab, engine.config().hidden);
     windows.check(vocab)?;
     let mut own: Vec<Said> = Vec::with_capacity(windows.scored());
@@ -71,16 +71,19 @@ pub fn foresight(
                 theirs.par_extend(said(&logits, vocab, &window[piece.start + 1..]));
             }
         }
-        check(own.last().map(|(nll, _)| *nll))?;
+        for said in std::iter::once(&own).chain(&theirs) {
+            check(said.last().map(|(nll, _)| *nll))?;
+        }
         Ok(own.iter().map(|(nll, _)| nll).sum::<f64>() / own.len() as f64)
     })?;
     let perplexity = |said: &[Said]| Perplexity::of(said.iter().map(|(nll, _)| *nll));
     let of_layer = |theirs: &Vec<Said>| match theirs.len() == own.len() {
-        true => Ok(Foresight {
+        true => Ok(DraftQuality {
             perplexity: perplexity(theirs),
             accepted: Mean::share(own.iter().zip(theirs).map(|(own, theirs)| own.1 == theirs.1)),
         }),
-        false => Err(Error::usage("found windows too short to measure multi-token prediction")),
+        false => Err(Error::usage("found windows too short to measure multi-token prediction")
+            .help("choose a longer text, or more tokens with --ctx")),
     };
     Ok((perplexity(&own), theirs.iter().map(of_layer).collect::<Result<_>>()?))
 }

@@ -2,7 +2,7 @@
 
 use super::table::Table;
 use crate::eval::stats::Mean;
-use crate::eval::{Divergence, Foresight, Perplexity};
+use crate::eval::{Divergence, DraftQuality, Perplexity};
 use crate::runtime::Precision;
 use serde_json::{Value, json};
 
@@ -25,7 +25,7 @@ pub fn reference(found: &Divergence, model: &str, precision: Precision) -> Value
 }
 
 /// Returns a table of the measured values with their standard errors; `layers` are those of multi-token prediction.
-pub fn table(own: &Perplexity, divergence: Option<&Divergence>, layers: &[Foresight]) -> Table {
+pub fn table(own: &Perplexity, divergence: Option<&Divergence>, layers: &[DraftQuality]) -> Table {
     let mut table = Table::new(&["figure", ">value", ">± standard error"]);
     let percent = |mean: Mean| mean.map(|v| 100.0 * v, 100.0);
     let mut row = |name: &str, mean: Mean, digits: usize, unit: &str| {

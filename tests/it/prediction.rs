@@ -37,7 +37,7 @@ fn best(row: &[f32]) -> u32 {
     (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap() as u32
 }
 
-/// What a layer says about a text: its logits for every token, then those of two further drafts.
+/// Returns the logits of a layer for every token of a text, then those of two further drafts.
 fn predict(predictor: &mut Predictor, tokens: &[u32], previous: &[f32], piece: usize) -> Vec<Vec<f32>> {
     let (vocab, width) = (predictor.config().vocab, predictor.config().hidden);
     let mut sequence = predictor.new_sequence().unwrap();
@@ -154,6 +154,17 @@ fn eval_measures_the_layers() {
     );
     let shown = String::from_utf8(eval(&dir, &["--mtp"]).stdout).unwrap();
     assert!(shown.contains("first drafts that the model accepts"), "{shown}");
+
+    let reader = IebinReader::open(&dir).unwrap();
+    let offset = reader.get("mtp.layers.0.norm.weight").unwrap().offset;
+    let damaged = place.path().join("damaged");
+    assert!(std::process::Command::new("cp").arg("-r").arg(&dir).arg(&damaged).status().unwrap().success());
+    let mut bytes = std::fs::read(dir.join("model.ie.bin")).unwrap();
+    bytes[offset..offset + 4].fill(0xff);
+    std::fs::write(damaged.join("model.ie.bin"), bytes).unwrap();
+    let refused = eval(&damaged, &["--mtp"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("found logits that are NaN"), "{said}");
 
     let without = packed("qwen35");
     let refused = eval(without.path(), &["--mtp"]);

@@ -9,7 +9,7 @@ use iec::eval::divergence::open_reference;
 use iec::eval::stats::Mean;
 use iec::eval::tasks::{Answers, Encoder, TaskOptions, exact_match, loglikelihoods, multiple_choice};
 use iec::eval::windows::WINDOW;
-use iec::eval::{Divergence, Foresight, Perplexity, Windows, divergence, foresight, perplexity};
+use iec::eval::{Divergence, DraftQuality, Perplexity, Windows, divergence, draft_quality, perplexity};
 use iec::files::{self, TEXT_LIMIT};
 use iec::output::{Rules, Target};
 use iec::report::perplexity as shown;
@@ -205,20 +205,20 @@ impl Args {
         verdict.map_or(Ok(()), |verdict| judge(model, verdict, global))
     }
 
-    /// Returns the perplexity, the comparison with the reference, and what layers of multi-token prediction foresee.
+    /// Returns the perplexity, the comparison with the reference, and how good the drafts of each layer are.
     fn measure(
         &self,
         model: &mut Session,
         reference: Option<&mut Engine>,
         windows: &Windows,
-    ) -> Result<(Perplexity, Option<Divergence>, Vec<Foresight>)> {
+    ) -> Result<(Perplexity, Option<Divergence>, Vec<DraftQuality>)> {
         if let Some(reference) = reference {
             let found = divergence(&mut model.engine, reference, windows)?;
             return Ok((found.model, Some(found), Vec::new()));
         }
         if self.mtp {
             let mut predictors = model.engine.predictors(&model.reader)?;
-            let (own, layers) = foresight(&mut model.engine, &mut predictors, windows)?;
+            let (own, layers) = draft_quality(&mut model.engine, &mut predictors, windows)?;
             return Ok((own, None, layers));
         }
         Ok((perplexity(&mut model.engine, windows)?, None, Vec::new()))
