@@ -4,11 +4,11 @@
 //! `scripts/check-dashboard.sh http://127.0.0.1:9200/metrics` runs the queries of the dashboard on it.
 
 use iec::generate::DraftCounts;
-use iec::runtime::{Stage, Stages};
-use iec::serve::metrics::{
+use iec::host::metrics::{
     CONTENT_TYPE, DiskPages, FinishedReason, Metrics, ModelInfo, ModelMetrics, Phase, Rejection, RequestTimes,
     StepRecord, TokenCounts, TokenKind,
 };
+use iec::runtime::{Stage, Stages};
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::time::Duration;

@@ -21,7 +21,9 @@
 //! | `tools` | which tools may an answer call, and which parts of a text are calls and reasoning? | ground, `generate` |
 //! | `session` | what does an opened pack need to answer? template, sampling, adapters, plan of memory, metrics | ground, `dedup`, `convert::adapter`, `runtime`, `generate`, `tools` |
 //! | `models` | what does a user mean by a model? pack, checkpoint, GGUF file or name; cache of packs | ground, `convert`, `runtime`, `generate`, `trial`, `session` |
-//! | `serve` | how do many clients use models over HTTP? | ground, `convert`, `runtime`, `generate`, `sched`, `tools`, `session`, `models` |
+//! | `host` | which thread owns a session, and how do requests reach it? (events, cancellation, metrics, drain) | ground, `runtime`, `generate`, `sched`, `tools`, `session` |
+//! | `api` | what may a request ask, and how does its answer look as JSON? | ground, `runtime`, `generate`, `sched`, `tools`, `session`, `host` |
+//! | `serve` | how do many clients use models over HTTP? | ground, `convert`, `runtime`, `generate`, `sched`, `tools`, `session`, `models`, `host`, `api` |
 //! | `report` | how are results shown? | ground, `quant`, `convert`, `runtime`, `generate`, `eval`, `verify`, `signature`, `trial`, `session`, `models`, `sched` |
 //! | `inspect` | what does a checkpoint, pack, weight file or manifest hold? | ground, `quant`, `dedup`, `convert`, `runtime`, `report` |
 //! | `bin/iec` | which command does what? | everything |
@@ -32,6 +34,7 @@
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
 
 pub mod adapter;
+pub mod api;
 pub mod calibration;
 pub mod catalogue;
 pub mod convert;
@@ -41,6 +44,7 @@ pub mod error;
 pub mod eval;
 pub mod files;
 pub mod generate;
+pub mod host;
 pub mod iebin;
 pub mod inspect;
 pub mod interrupt;

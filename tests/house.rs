@@ -147,9 +147,19 @@ const MODULES: &[Module] = &[
         may_import: &["convert", "runtime", "generate", "trial", "session"],
     },
     Module {
+        name: "host",
+        question: "which thread owns a session, and how do requests reach it? (events, cancellation, metrics, drain)",
+        may_import: &["runtime", "generate", "sched", "tools", "session"],
+    },
+    Module {
+        name: "api",
+        question: "what may a request ask, and how does its answer look as JSON?",
+        may_import: &["runtime", "generate", "sched", "tools", "session", "host"],
+    },
+    Module {
         name: "serve",
         question: "how do many clients use models over HTTP?",
-        may_import: &["convert", "runtime", "generate", "sched", "tools", "session", "models"],
+        may_import: &["convert", "runtime", "generate", "sched", "tools", "session", "models", "host", "api"],
     },
     Module {
         name: "report",

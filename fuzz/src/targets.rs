@@ -530,8 +530,9 @@ fn prefix_page(data: &[u8]) {
 /// Parses a file of API keys, uses each key, and gives a scheduler those of the file.
 #[cfg(feature = "serve")]
 fn api_keys(data: &[u8]) {
+    use iec::host::KeyChange;
     use iec::sched::{NoCache, Options, Scheduler};
-    use iec::serve::keys::{KeyChange, KeyIds, Keys};
+    use iec::serve::keys::{KeyIds, Keys};
     let Ok(keys) = Keys::parse(data) else { return };
     assert_eq!(keys.find(&String::from_utf8_lossy(data)), None, "the file holds digests, not keys");
     let mut scheduler = Scheduler::new(Options::with_pages(8, 512), NoCache);
@@ -572,53 +573,53 @@ fn key_usage(data: &[u8]) {
 /// Reads the body of a request to continue texts.
 #[cfg(feature = "serve")]
 fn api_completions(data: &[u8]) {
-    body(data, iec::serve::api::job::completions);
+    body(data, iec::api::job::completions);
 }
 
 /// Reads the body of a request to continue a conversation.
 #[cfg(feature = "serve")]
 fn api_chat(data: &[u8]) {
-    body(data, iec::serve::api::job::chat);
+    body(data, iec::api::job::chat);
 }
 
 /// Reads the body of a request in the form of OpenAI's Responses API.
 #[cfg(feature = "serve")]
 fn api_responses(data: &[u8]) {
-    body(data, iec::serve::api::responses::read);
+    body(data, iec::api::responses::read);
 }
 
 /// Reads the body of a request in the form of Anthropic's Messages API.
 #[cfg(feature = "serve")]
 fn api_messages(data: &[u8]) {
-    body(data, iec::serve::api::anthropic::read);
+    body(data, iec::api::anthropic::read);
 }
 
 /// Reads the body of a request in the form of ollama's API, as one of each kind.
 #[cfg(feature = "serve")]
 fn api_ollama(data: &[u8]) {
-    body(data, iec::serve::api::ollama::chat);
-    body(data, iec::serve::api::ollama::generate);
+    body(data, iec::api::ollama::chat);
+    body(data, iec::api::ollama::generate);
 }
 
 /// Reads the body of a request for the middle of a text.
 #[cfg(feature = "serve")]
 fn api_infill(data: &[u8]) {
-    body(data, iec::serve::api::infill::read);
+    body(data, iec::api::infill::read);
 }
 
 /// Turns a grammar of llama.cpp into a regular expression, which has the syntax of one.
 #[cfg(feature = "serve")]
 fn gbnf(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
-    let Ok(expression) = iec::serve::api::gbnf::to_regex(text) else { return };
+    let Ok(expression) = iec::api::gbnf::to_regex(text) else { return };
     regex_syntax::ast::parse::ParserBuilder::new().nest_limit(1000).build().parse(&expression).expect("an expression");
 }
 
 /// Reads the body of a request; what is left of it is known, or refused by name.
 #[cfg(feature = "serve")]
-fn body(data: &[u8], read: iec::serve::api::job::ReadJob) {
-    use iec::serve::api::body::Body;
-    use iec::serve::api::settings::Limits;
+fn body(data: &[u8], read: iec::api::job::ReadJob) {
+    use iec::api::body::Body;
+    use iec::api::settings::Limits;
     let limits = Limits { max_n: 16, max_logprobs: 20, strict_fields: false, unloads: true };
     let Ok(mut body) = Body::parse(data) else { return };
     let Ok(job) = read(&mut body, &limits) else { return };

@@ -1,18 +1,17 @@
 //! Adapters of the server: those of its settings, and those that clients load.
 
-use super::api::error::{ApiError, ApiResult};
 use super::app::{Adapter, App};
-use super::model::Model;
 use super::state::set_aside;
+use crate::api::error::{ApiError, ApiResult, ApiStatus};
 use crate::convert::adapter;
 use crate::error::{Cause, Context, Error, Result};
 use crate::files;
+use crate::host::model::Model;
 use crate::output::{Inputs, Rules, Target as OutputTarget};
 use crate::resources::is_exhausted;
 use crate::session::Encoder;
 use crate::session::adapters::{AdapterSource, check_name};
 use crate::strict_json;
-use axum::http::StatusCode;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -44,11 +43,11 @@ pub async fn load(app: &App, model: &Arc<Model>, name: &str, path: &str, in_plac
     let known = app.adapters().get(name).cloned();
     if known.is_some() && !in_place {
         let message = format!("there is an adapter `{name}` already; `load_inplace` replaces it");
-        return Err(ApiError { status: StatusCode::CONFLICT, ..ApiError::field("lora_name", message) });
+        return Err(ApiError { status: ApiStatus::CONFLICT, ..ApiError::field("lora_name", message) });
     }
     if known.is_none() && app.adapters().len() >= app.settings.max_adapters {
         let message = format!("there are {} adapters already (--max-adapters)", app.settings.max_adapters);
-        return Err(ApiError { status: StatusCode::CONFLICT, ..ApiError::field("lora_name", message) });
+        return Err(ApiError { status: ApiStatus::CONFLICT, ..ApiError::field("lora_name", message) });
     }
     if let Some(adapter) = &known
         && adapter.model != model.number
@@ -80,7 +79,7 @@ pub async fn unload(app: &App, name: &str) -> ApiResult<()> {
     };
     let done = model.encode(remove).await;
     let done = done.unwrap_or_else(|| Err(Error::engine("the engine ended before the request")));
-    done.map_err(|e| ApiError { status: StatusCode::CONFLICT, ..ApiError::of_field("lora_name", &e) })?;
+    done.map_err(|e| ApiError { status: ApiStatus::CONFLICT, ..ApiError::of_field("lora_name", &e) })?;
     app.adapters().remove(name);
     app.keep_adapters(model);
     remember(app);
@@ -90,7 +89,7 @@ pub async fn unload(app: &App, name: &str) -> ApiResult<()> {
 /// Builds the error for an adapter that does not exist, or that the key of the request may not use.
 pub fn unknown(name: &str) -> ApiError {
     let error = ApiError::field("lora_name", format!("there is no adapter `{name}`"));
-    ApiError { status: StatusCode::NOT_FOUND, ..error }
+    ApiError { status: ApiStatus::NOT_FOUND, ..error }
 }
 
 /// Checks an adapter, adds it to those of a model, and reads its factors into memory.
@@ -133,7 +132,7 @@ pub fn register(encoder: &Encoder<'_>, source: &AdapterSource, rank: usize, repl
 fn of_path(error: &Error) -> ApiError {
     let of_field = ApiError::of_field("lora_path", error);
     match error.cause() {
-        Cause::Io(e) if !is_exhausted(e) => ApiError { status: StatusCode::BAD_REQUEST, ..of_field },
+        Cause::Io(e) if !is_exhausted(e) => ApiError { status: ApiStatus::BAD_REQUEST, ..of_field },
         _ => of_field,
     }
 }
@@ -144,7 +143,7 @@ fn refused(why: Option<Error>) -> ApiError {
     let error = why.unwrap_or_else(|| Error::new(no_room()));
     match error.cause() {
         Cause::Usage(found) if found.ends_with("is in use") => {
-            ApiError { status: StatusCode::CONFLICT, ..ApiError::of_field("lora_name", &error) }
+            ApiError { status: ApiStatus::CONFLICT, ..ApiError::of_field("lora_name", &error) }
         }
         _ => of_path(&error),
     }
@@ -154,7 +153,7 @@ fn refused(why: Option<Error>) -> ApiError {
 fn allowed_dir(app: &App, path: &str) -> ApiResult<(PathBuf, PathBuf)> {
     let Some(root) = &app.settings.adapter_dir else {
         let message = "this server loads no adapters while it runs; start it with --adapter-dir DIR";
-        return Err(ApiError::new(StatusCode::FORBIDDEN, message).code("adapters_off"));
+        return Err(ApiError::new(ApiStatus::FORBIDDEN, message).code("adapters_off"));
     };
     let outside = || ApiError::field("lora_path", "expected a directory within --adapter-dir");
     let root = root.canonicalize().map_err(|_| outside())?;

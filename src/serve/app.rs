@@ -1,20 +1,20 @@
 //! State that all connections share.
 
-use super::api::error::ApiError;
-use super::api::settings::Limits;
 use super::bodies::Bodies;
 use super::config::ServeSettings;
 use super::keys::{Key, KeyIds, Keys};
-use super::log_line::LogLine;
-use super::metrics::Metrics;
-use super::model::{Command, Facts, Model};
 use super::origin::HostPolicy;
-use super::residency::{Lease, Residency};
+use super::residency::Residency;
 use super::usage_log::UsageLog;
+use crate::api::error::{ApiError, ApiStatus};
+use crate::api::settings::Limits;
+use crate::host::LogLine;
+use crate::host::lease::Lease;
+use crate::host::metrics::Metrics;
+use crate::host::model::{Command, Facts, Model};
 use crate::resources::memory_left;
 use crate::sched::KeyId;
 use crate::session::adapters::AdapterSource;
-use axum::http::StatusCode;
 use ring::rand::{SecureRandom, SystemRandom};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -229,7 +229,7 @@ impl App {
 
 /// Builds the error for a server or a model that takes no requests now.
 pub fn unavailable(message: &str, code: &'static str, wait: u64) -> ApiError {
-    let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).code(code);
+    let error = ApiError::new(ApiStatus::SERVICE_UNAVAILABLE, message).code(code);
     ApiError { retry_after: Some(wait), ..error }
 }
 
@@ -248,7 +248,7 @@ fn engine_ended(phase: Phase) -> ApiError {
     match phase {
         Phase::Draining => unavailable("the server is shutting down", "draining", 30),
         Phase::Running | Phase::Leaving => {
-            ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the engine ended before the request")
+            ApiError::new(ApiStatus::INTERNAL_SERVER_ERROR, "the engine ended before the request")
         }
     }
 }

@@ -1,13 +1,13 @@
 //! Log of requests: one line when a request ends, without its text and without keys. Traces are made from the same
 //! values.
 
-use super::api::answer::Usage;
-use super::api::error::ApiError;
-use super::api::form::Form;
 use super::app::{App, Target};
 use super::caller::Caller;
 use super::config::LogFormat;
-use super::reply::Done;
+use crate::api::answer::Usage;
+use crate::api::error::ApiError;
+use crate::api::form::Form;
+use crate::host::reply::Done;
 use axum::extract::Request;
 use serde_json::json;
 use std::sync::Arc;

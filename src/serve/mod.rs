@@ -1,58 +1,43 @@
 //! HTTP server for models: the API of OpenAI and Anthropic over the sessions of this program.
 //!
-//! [`run`] opens the sockets and starts one thread per model, which opens it and drives its batch
-//! ([`crate::generate::Batch`]). A few more threads per model encode prompts. The thread that called [`run`]
-//! serves all connections. The threads exchange messages only:
-//!
-//! ```text
-//! connection --Job--> encoder threads --Prepared--> connection --Command--> engine --Reply--> connection
-//! ```
+//! [`run`] opens the sockets and starts the threads of [`crate::host`] for each model. The thread that called [`run`]
+//! serves all connections: it reads requests with [`crate::api`], submits them, and writes their events.
 
 mod adapters;
-pub mod api;
 mod app;
 mod bodies;
 mod caller;
 pub mod config;
-mod details;
-mod engine;
 mod http;
 pub mod keys;
 mod loading;
 mod log;
-mod log_line;
-pub mod metrics;
-mod model;
 mod notify;
+pub mod openapi;
 pub mod origin;
 pub mod page;
-mod reply;
 mod residency;
 mod rights;
 mod state;
-mod token_text;
 mod toml_text;
 #[cfg(feature = "otel")]
 mod trace;
-mod turns;
 pub mod usage;
 mod usage_log;
 
 use crate::error::{Error, Result, Signal};
+use crate::host::engine::{self, Drained, Shared, UsageOf};
+use crate::host::metrics::Metrics;
+use crate::host::model::{Command, Model, Served, Status};
+use crate::host::{LogLine, turns};
 use crate::interrupt;
 use crate::resources::{raise_open_files, spawn_deep};
 use crate::session::adapters::AdapterSource;
 use app::{App, Phase};
 use config::ServeSettings;
-use engine::{Drained, Shared, UsageOf};
 pub use http::Address;
 use http::Listeners;
 use keys::Keys;
-pub use log_line::LogLine;
-use metrics::Metrics;
-use model::{Command, Model, Status};
-pub use model::{Open, Served};
-pub use residency::{Plan, Planned};
 use state::{StateLock, set_aside};
 use std::ffi::OsString;
 use std::path::Path;
@@ -234,7 +219,7 @@ fn shared(
     Shared {
         log,
         check_weights: settings.check_weights,
-        usage_log,
+        record_use: usage_log.map(recorder),
         turns: turns::Turns::new(models),
         metrics,
         limits: settings.scheduler_options(0, 0),
@@ -242,6 +227,11 @@ fn shared(
         max_adapters: settings.max_adapters,
         state: settings.state_dir.clone().map(|dir| (dir, settings.state_disk.0)),
     }
+}
+
+/// Returns the function that records the use of keys in a log.
+fn recorder(log: Arc<UsageLog>) -> engine::RecordUse {
+    Arc::new(move |model, key, day_used, at| log.record(model, key, day_used, at))
 }
 
 /// Reads the use of keys in earlier runs. A file that cannot be read is moved aside, so that it does not keep the

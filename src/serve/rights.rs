@@ -9,12 +9,11 @@
 //!   subtracting the adapter: it may add adapters in the field `adapters`, with scales that are not negative.
 //! * A request without a name gets the only model that the key may use. If it may use none, it gets the only adapter.
 
-use super::api::error::{ApiError, ApiResult};
 use super::app::{Adapter, App, Target};
 use super::keys::Key;
-use super::model::Model;
-use super::residency::Lease;
-use axum::http::StatusCode;
+use crate::api::error::{ApiError, ApiResult, ApiStatus};
+use crate::host::lease::Lease;
+use crate::host::model::Model;
 use std::sync::Arc;
 
 /// A model or an adapter that a key may use.
@@ -106,7 +105,7 @@ impl App {
         if !key.may_use_model(adapter) {
             let message = format!("the API key may not use the name `{adapter}`; add it to `models` of the key");
             let error = ApiError::field("lora_name", message);
-            return Err(ApiError { status: StatusCode::FORBIDDEN, ..error }.code("insufficient_scope"));
+            return Err(ApiError { status: ApiStatus::FORBIDDEN, ..error }.code("insufficient_scope"));
         }
         let (_, lease) = self.lease(&usable.model).await?;
         Ok((usable.model, lease))
@@ -143,5 +142,5 @@ fn unknown_model(field: &str, name: &str) -> ApiError {
 }
 
 fn unknown(field: &str, message: &str) -> ApiError {
-    ApiError { status: StatusCode::NOT_FOUND, ..ApiError::field(field, message) }.code("model_not_found")
+    ApiError { status: ApiStatus::NOT_FOUND, ..ApiError::field(field, message) }.code("model_not_found")
 }

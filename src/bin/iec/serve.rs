@@ -7,13 +7,16 @@ use crate::models_dir::{self, Found};
 use crate::names::offering;
 use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches};
 use iec::error::{Cause, Error, Result, Signal};
+use iec::host::LogLine;
+use iec::host::lease::Planned;
+use iec::host::model;
 use iec::interrupt;
 use iec::models::embedded;
 use iec::models::{Description, ModelKind, Places, Resolved, resolve};
 use iec::resources::memory_left;
 use iec::serve::config::{Given, LogFormat, ModelSource, SETTINGS, ServeSettings, Setting, Size};
 use iec::serve::keys::Keys;
-use iec::serve::{self, Address, LogLine, Planned, Reload, Reloaded, Server, ServerSignal};
+use iec::serve::{self, Address, Reload, Reloaded, Server, ServerSignal};
 use iec::session::chat::TemplateChoice;
 use iec::session::plan::MemoryPlan;
 use iec::session::{Session, SessionOptions, Speculation};
@@ -283,11 +286,11 @@ struct Held {
 
 impl Served {
     /// Returns the model with the function that opens it.
-    fn served(self, sequences: usize) -> serve::Served {
+    fn served(self, sequences: usize) -> model::Served {
         let model = Arc::new(self);
         let (name, template, on_request) = (model.name.clone(), model.template.clone(), model.on_request);
         let planned = model.clone();
-        serve::Served {
+        model::Served {
             name,
             template,
             on_request,

@@ -2,9 +2,9 @@
 
 use super::body::read_body;
 use super::respond::{self, Ignored};
+use crate::api::body::Body;
+use crate::api::error::{ApiError, ApiResult};
 use crate::serve::adapters;
-use crate::serve::api::body::Body;
-use crate::serve::api::error::{ApiError, ApiResult};
 use crate::serve::app::App;
 use crate::serve::caller::Caller;
 use crate::serve::rights::Usable;

@@ -1,11 +1,10 @@
 //! Reading the body of a request: within a time, at a least rate, and within the room for all bodies.
 
-use crate::serve::api::error::{ApiError, ApiResult};
+use crate::api::error::{ApiError, ApiResult, ApiStatus};
 use crate::serve::app::{App, unavailable};
 use crate::serve::bodies::{BodyRoom, Taken};
 use crate::serve::caller::Caller;
 use axum::extract::Request;
-use axum::http::StatusCode;
 use http_body::Body as _;
 use std::pin::Pin;
 use std::time::{Duration, Instant};
@@ -72,11 +71,11 @@ async fn take(app: &App, room: &BodyRoom, bytes: u64) -> ApiResult<()> {
 
 fn too_long(most: u64) -> ApiError {
     let message = format!("the body is longer than {most} bytes (--max-body)");
-    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message).code("request_too_large")
+    ApiError::new(ApiStatus::PAYLOAD_TOO_LARGE, message).code("request_too_large")
 }
 
 fn slow(how: &str) -> ApiError {
-    ApiError::new(StatusCode::REQUEST_TIMEOUT, format!("the body came {how}"))
+    ApiError::new(ApiStatus::REQUEST_TIMEOUT, format!("the body came {how}"))
 }
 
 fn gave_way() -> ApiError {

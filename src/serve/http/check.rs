@@ -2,16 +2,16 @@
 
 use super::cors::Page;
 use super::respond;
-use crate::serve::api::error::ApiError;
-use crate::serve::api::openapi::Access;
-use crate::serve::api::style::Style;
+use crate::api::error::{ApiError, ApiStatus};
+use crate::api::style::Style;
 use crate::serve::app::{App, Tenants};
 use crate::serve::caller::Caller;
 use crate::serve::keys;
+use crate::serve::openapi::Access;
 use axum::extract::{Request, State};
 use axum::http::header::{AUTHORIZATION, HOST, ORIGIN};
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Version};
+use axum::http::{HeaderMap, HeaderValue, Method, Version};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub async fn check(State(gate): State<Gate>, mut request: Request, next: Next) -
         Some(id) => id.to_string(),
         None => app.new_id("req_"),
     };
-    let style = style.of(request.headers());
+    let style = style.of(respond::is_anthropic(request.headers()));
     let page = Page::of(&app, request.headers());
     let tenants = app.tenants();
     let mut response = match admit(&app, &tenants, access, &page, &request) {
@@ -79,25 +79,25 @@ fn admit(app: &App, tenants: &Tenants, access: Access, page: &Page, request: &Re
         let message = format!(
             "this server does not know the name `{host}` as its own; add it with --allowed-host, or use the address"
         );
-        return Err(ApiError::new(StatusCode::FORBIDDEN, message).code("unknown_host"));
+        return Err(ApiError::new(ApiStatus::FORBIDDEN, message).code("unknown_host"));
     }
     if let Some(origin) = headers.get(ORIGIN)
         && !page.is_allowed()
         && !is_own(origin, host)
     {
         let message = "requests from pages of other origins are off; allow one with --cors-origin";
-        return Err(ApiError::new(StatusCode::FORBIDDEN, message).code("unknown_origin"));
+        return Err(ApiError::new(ApiStatus::FORBIDDEN, message).code("unknown_origin"));
     }
     let Access::Key(scope) = access else { return Ok(0) };
     let Some(key) = tenants.keys.authorize(presented(headers)) else {
         let message = "expected a valid API key in `Authorization: Bearer KEY` or `x-api-key: KEY`";
-        return Err(ApiError::new(StatusCode::UNAUTHORIZED, message).code("invalid_api_key"));
+        return Err(ApiError::new(ApiStatus::UNAUTHORIZED, message).code("invalid_api_key"));
     };
     match tenants.key(key).0.may(scope) {
         true => Ok(key),
         false => {
             let message = "the API key may not use this endpoint";
-            Err(ApiError::new(StatusCode::FORBIDDEN, message).code("insufficient_scope"))
+            Err(ApiError::new(ApiStatus::FORBIDDEN, message).code("insufficient_scope"))
         }
     }
 }

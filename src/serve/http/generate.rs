@@ -3,16 +3,16 @@
 use super::body::read_body;
 use super::respond::{self, Ignored};
 use super::stream::StreamBody;
-use crate::serve::api::body::{Body, FieldNames};
-use crate::serve::api::error::{ApiError, ApiResult};
-use crate::serve::api::form::{Events, Form};
-use crate::serve::api::job::{Job, Named, ReadJob};
-use crate::serve::api::prepare::{self, Plan, Prepared};
+use crate::api::body::{Body, FieldNames};
+use crate::api::error::{ApiError, ApiResult, ApiStatus};
+use crate::api::form::{Events, Form};
+use crate::api::job::{Job, Named, ReadJob};
+use crate::api::prepare::{self, Plan, Prepared};
+use crate::host::model::{Arrival, Ticket};
+use crate::host::reply::Reply;
 use crate::serve::app::{App, Target, random};
 use crate::serve::caller::Caller;
 use crate::serve::log::Record;
-use crate::serve::model::{Arrival, Ticket};
-use crate::serve::reply::Reply;
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
@@ -143,7 +143,7 @@ async fn start(
 }
 
 /// Parts of a request that was prepared: requests for the engine, plan, beginning of the id, form.
-type Ready = (Prepared, Plan, &'static str, crate::serve::api::job::MakeForm);
+type Ready = (Prepared, Plan, &'static str, crate::api::job::MakeForm);
 
 /// Encodes the prompts of a request on another thread. Waits if there is no room for its adapters.
 async fn prepare_job(app: &App, job: Job, target: &Target, seed: u64, owner: Option<String>) -> ApiResult<Ready> {
@@ -171,7 +171,7 @@ async fn prepare_job(app: &App, job: Job, target: &Target, seed: u64, owner: Opt
             }
             None if begin.elapsed() > app.settings.queue_timeout => {
                 let message = "the memory for adapters (--lora-memory) is in use by other requests";
-                let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, message).code("no_adapter_memory");
+                let error = ApiError::new(ApiStatus::TOO_MANY_REQUESTS, message).code("no_adapter_memory");
                 return Err(ApiError { retry_after: Some(5), ..error });
             }
             None => tokio::time::sleep(ROOM_TIME).await,

@@ -1,11 +1,12 @@
 //! Endpoints that tell about the server.
 
 use super::{respond, routes};
-use crate::serve::api::error::ApiError;
-use crate::serve::api::openapi;
+use crate::api::error::{ApiError, ApiStatus};
+use crate::host::metrics;
+use crate::host::model::Status;
 use crate::serve::app::App;
-use crate::serve::model::Status;
-use crate::serve::{metrics, page};
+use crate::serve::openapi;
+use crate::serve::page;
 use axum::extract::State;
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
@@ -27,7 +28,7 @@ pub async fn alive(State(app): State<Arc<App>>) -> Response {
         Some(model) => {
             // Probes need no key, so the name of the model is not for them.
             let message = format!("the engine of a model has not moved for {} s", model.silence().as_secs());
-            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).into_response()
+            ApiError::new(ApiStatus::SERVICE_UNAVAILABLE, message).into_response()
         }
     }
 }
@@ -61,7 +62,7 @@ pub async fn openapi() -> Response {
 /// Refuses embeddings.
 pub async fn embeddings() -> ApiError {
     let message = "no model family of this server is trained for embeddings";
-    ApiError::new(StatusCode::NOT_IMPLEMENTED, message).code("not_implemented")
+    ApiError::new(ApiStatus::NOT_IMPLEMENTED, message).code("not_implemented")
 }
 
 /// Shows the page for people.
@@ -79,11 +80,11 @@ pub async fn page() -> Response {
 /// Answers for paths without an endpoint.
 pub async fn unknown(method: Method, uri: Uri) -> ApiError {
     let message = format!("there is no endpoint {method} {}", uri.path());
-    ApiError::new(StatusCode::NOT_FOUND, message).code("not_found")
+    ApiError::new(ApiStatus::NOT_FOUND, message).code("not_found")
 }
 
 /// Answers for endpoints that are called with another method.
 pub async fn wrong_method(method: Method, uri: Uri) -> ApiError {
     let message = format!("{} has no method {method}", uri.path());
-    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message).code("method_not_allowed")
+    ApiError::new(ApiStatus::METHOD_NOT_ALLOWED, message).code("method_not_allowed")
 }

@@ -2,12 +2,12 @@
 //! Anthropic's.
 
 use super::respond;
+use crate::api::error::{ApiError, ApiResult, ApiStatus};
+use crate::api::style::Style;
 use crate::generate::text::strftime;
-use crate::serve::api::error::{ApiError, ApiResult};
-use crate::serve::api::style::Style;
+use crate::host::model::{Facts, Status};
 use crate::serve::app::App;
 use crate::serve::caller::Caller;
-use crate::serve::model::{Facts, Status};
 use crate::serve::rights::Usable;
 use axum::Extension;
 use axum::extract::{Path as PathPart, RawQuery, State};
@@ -106,7 +106,7 @@ pub async fn list(
     headers: HeaderMap,
 ) -> ApiResult<Response> {
     let all = listed(&app, &caller);
-    let object = match Style::ByHeader.of(&headers) {
+    let object = match Style::ByHeader.of(respond::is_anthropic(&headers)) {
         Style::Anthropic => anthropic_page(&all, query.as_deref().unwrap_or_default())?,
         _ => json!({"object": "list", "data": all.iter().map(Listed::to_json).collect::<Vec<_>>()}),
     };
@@ -122,9 +122,9 @@ pub async fn show(
 ) -> ApiResult<Response> {
     let found = listed(&app, &caller).into_iter().find(|listed| listed.id == id);
     let found = found.ok_or_else(|| {
-        ApiError::new(StatusCode::NOT_FOUND, format!("there is no model `{id}`")).code("model_not_found")
+        ApiError::new(ApiStatus::NOT_FOUND, format!("there is no model `{id}`")).code("model_not_found")
     })?;
-    let object = match Style::ByHeader.of(&headers) {
+    let object = match Style::ByHeader.of(respond::is_anthropic(&headers)) {
         Style::Anthropic => found.to_anthropic(),
         _ => found.to_json(),
     };

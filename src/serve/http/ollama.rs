@@ -1,14 +1,14 @@
-//! Endpoints of ollama's API that tell about models. Those that generate text are in [`crate::serve::api::ollama`].
+//! Endpoints of ollama's API that tell about models. Those that generate text are in [`crate::api::ollama`].
 
 use super::body::read_body;
 use super::models::{Listed, listed, timestamp};
 use super::respond::{self, Ignored};
-use crate::serve::api::body::Body;
-use crate::serve::api::error::ApiResult;
+use crate::api::body::Body;
+use crate::api::error::ApiResult;
+use crate::host::model::Facts;
 use crate::serve::app::App;
 use crate::serve::caller::Caller;
 use crate::serve::loading;
-use crate::serve::model::Facts;
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;

@@ -1,12 +1,12 @@
 //! Responses with JSON, and responses for errors.
 
-use crate::serve::api::body::Body as RequestBody;
-use crate::serve::api::error::{ApiError, ApiResult};
-use crate::serve::api::style::Style;
+use crate::api::body::Body as RequestBody;
+use crate::api::error::{ApiError, ApiResult, ApiStatus};
+use crate::api::style::Style;
 use crate::serve::app::App;
 use axum::body::Body;
 use axum::http::header::{CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
-use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 
@@ -27,7 +27,8 @@ pub fn json(status: StatusCode, value: &Value) -> Response {
 /// Builds the response for an error in the form of OpenAI's API; `restyle` puts it into that of another API.
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut response = json(self.status, &Style::OpenAi.error(&self));
+        let status = StatusCode::from_u16(self.status.as_u16()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut response = json(status, &Style::OpenAi.error(&self));
         let headers = response.headers_mut();
         if let Some(seconds) = self.retry_after {
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
@@ -35,7 +36,7 @@ impl IntoResponse for ApiError {
         if self.final_refusal {
             headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
         }
-        if self.status == StatusCode::UNAUTHORIZED {
+        if self.status == ApiStatus::UNAUTHORIZED {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         if self.code == Some("draining") {
@@ -51,6 +52,11 @@ pub fn restyle(response: &mut Response, style: Style) {
     if let Some(error) = response.extensions_mut().remove::<ApiError>() {
         *response.body_mut() = Body::from(style.error(&error).to_string());
     }
+}
+
+/// Returns true if the headers are those of a client of Anthropic's API.
+pub fn is_anthropic(headers: &HeaderMap) -> bool {
+    headers.contains_key("anthropic-version")
 }
 
 /// Sets a header from a text; one that no header can hold is left out.

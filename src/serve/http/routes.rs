@@ -3,11 +3,11 @@
 //! handler without the checks of its row.
 
 use super::{adapters, check, generate, info, models, ollama, slots, tokens};
-use crate::serve::api::openapi::{Access, AnswerBody, Endpoint};
-use crate::serve::api::style::Style;
-use crate::serve::api::{anthropic, infill, job, ollama as ollama_api, responses};
+use crate::api::style::Style;
+use crate::api::{anthropic, infill, job, ollama as ollama_api, responses};
 use crate::serve::app::App;
 use crate::serve::keys::Scope;
+use crate::serve::openapi::{Access, AnswerBody, Endpoint};
 use axum::Router;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{MethodFilter, MethodRouter, any, on};
@@ -373,9 +373,9 @@ pub const ROUTES: &[Route] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::metrics::Metrics;
     use crate::serve::config::ServeSettings;
     use crate::serve::keys::Keys;
-    use crate::serve::metrics::Metrics;
     use std::collections::BTreeSet;
 
     #[test]

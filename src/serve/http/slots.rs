@@ -2,10 +2,11 @@
 
 use super::models::query;
 use super::respond;
-use crate::serve::api::error::ApiResult;
+use crate::api::error::ApiResult;
+use crate::host::channel::channel;
+use crate::host::model::{Command, Slot};
 use crate::serve::app::{App, Target, unavailable};
 use crate::serve::caller::Caller;
-use crate::serve::model::{Command, Slot};
 use axum::Extension;
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
@@ -13,7 +14,6 @@ use axum::response::Response;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::oneshot;
 
 /// Time in which an engine must tell its requests; it answers between two steps.
 const SLOTS_TIME: Duration = Duration::from_secs(10);
@@ -59,11 +59,11 @@ pub async fn slots(
     RawQuery(query): RawQuery,
 ) -> ApiResult<Response> {
     let target = target(&app, &caller, query.as_deref()).await?;
-    let (sender, receiver) = oneshot::channel();
+    let (sender, mut receiver) = channel();
     target.model.send(Command::Slots(sender));
-    let running = match tokio::time::timeout(SLOTS_TIME, receiver).await {
-        Ok(Ok(running)) => running,
-        Ok(Err(_)) => return Err(app.engine_ended()),
+    let running = match tokio::time::timeout(SLOTS_TIME, receiver.receive()).await {
+        Ok(Some(running)) => running,
+        Ok(None) => return Err(app.engine_ended()),
         Err(_) => return Err(unavailable("the engine does not answer", "busy", 5)),
     };
     let slots: Vec<Value> = slot_list(&running, app.settings.max_seqs, target.facts.context);

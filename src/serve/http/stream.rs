@@ -1,10 +1,10 @@
 //! Body of a streamed answer: events, built when the connection can take them.
 
-use crate::serve::api::error::ApiError;
-use crate::serve::api::form::{Events, Form};
+use crate::api::error::ApiError;
+use crate::api::form::{Events, Form};
+use crate::host::model::Ticket;
+use crate::host::reply::{Refusal, Reply};
 use crate::serve::log::Record;
-use crate::serve::model::Ticket;
-use crate::serve::reply::{Refusal, Reply};
 use axum::body::Bytes;
 use http_body::Frame;
 use std::convert::Infallible;

@@ -2,12 +2,12 @@
 
 use super::body::read_body;
 use super::respond::{self, Ignored};
-use crate::serve::api::body::{Body, Prompts};
-use crate::serve::api::chat::ChatRequest;
-use crate::serve::api::error::{ApiError, ApiResult};
-use crate::serve::api::prepare::{PromptSource, encode_chat, encode_error, no_template};
-use crate::serve::api::settings::Limits;
-use crate::serve::api::{anthropic, responses};
+use crate::api::body::{Body, Prompts};
+use crate::api::chat::ChatRequest;
+use crate::api::error::{ApiError, ApiResult};
+use crate::api::prepare::{PromptSource, encode_chat, encode_error, no_template};
+use crate::api::settings::Limits;
+use crate::api::{anthropic, responses};
 use crate::serve::app::{App, Target};
 use crate::serve::caller::Caller;
 use axum::Extension;

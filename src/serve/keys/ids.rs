@@ -5,19 +5,9 @@
 //! same changes in the same order, so a key has the same number in all of them.
 
 use super::Keys;
+use crate::host::KeyChange;
 use crate::sched::{KeyId, KeyLimits};
 use std::collections::HashMap;
-
-/// Change of a key in a scheduler.
-#[derive(Debug, Clone, PartialEq)]
-pub enum KeyChange {
-    /// Adds the key with the next number.
-    Add(KeyLimits),
-    /// Replaces the limits of a key, and enables it if it is disabled.
-    Set(KeyId, KeyLimits),
-    /// Disables a key: its requests in the scheduler end normally, new ones are refused.
-    Disable(KeyId),
-}
 
 /// Names of the keys that schedulers have.
 #[derive(Debug, Clone, Default)]

@@ -33,7 +33,7 @@ mod file;
 mod ids;
 
 pub use file::KeyFile;
-pub use ids::{KeyChange, KeyIds};
+pub use ids::KeyIds;
 
 use crate::error::{Error, Result};
 use crate::sched::KeyLimits;

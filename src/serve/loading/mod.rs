@@ -4,11 +4,10 @@
 //! The thread of a model that is unloaded drops its session and waits until it is asked to load again. Models are
 //! loaded one after the other, so that the memory of each is counted before the next one is planned.
 
-use super::api::error::{ApiError, ApiResult};
 use super::app::{App, Phase, unavailable};
-use super::model::{Command, Facts, Model, Status};
-use super::residency::{Lease, Planned, Uses, lease, lock, unload};
-use axum::http::StatusCode;
+use crate::api::error::{ApiError, ApiResult, ApiStatus};
+use crate::host::lease::{Lease, Planned, Uses, lease, lock, unload};
+use crate::host::model::{Command, Facts, Model, Status};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -56,7 +55,7 @@ impl App {
             });
         }
         let Ok(_place) = self.residency.places.try_acquire() else {
-            let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too many requests wait for models");
+            let error = ApiError::new(ApiStatus::TOO_MANY_REQUESTS, "too many requests wait for models");
             return Err(ApiError { retry_after: Some(5), ..error.code("queue_full") });
         };
         let loaded = tokio::time::timeout(self.settings.queue_timeout, self.load(model, arrived)).await;
@@ -124,7 +123,7 @@ impl App {
                 let needed = needed.bytes;
                 let message =
                     format!("the model needs {needed} bytes of memory, and at most {left} can be free for it");
-                let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).code("out_of_memory");
+                let error = ApiError::new(ApiStatus::SERVICE_UNAVAILABLE, message).code("out_of_memory");
                 return Err(ApiError { final_refusal: true, ..error });
             }
             let mut idle: Vec<&&Arc<Model>> = others.iter().filter(|other| other.may_unload()).collect();

@@ -2,14 +2,15 @@
 
 use super::*;
 use crate::error::{Error, Result};
+use crate::host::engine::{self, Shared, UsageOf};
+use crate::host::lease::Plan;
+use crate::host::metrics::Metrics;
+use crate::host::model::Served;
+use crate::host::turns::Turns;
 use crate::models::embedded;
 use crate::serve::config::ServeSettings;
-use crate::serve::engine::{self, Shared, UsageOf};
 use crate::serve::keys::Keys;
-use crate::serve::metrics::Metrics;
-use crate::serve::model::Served;
-use crate::serve::residency::{Plan, Residency};
-use crate::serve::turns::Turns;
+use crate::serve::residency::Residency;
 use crate::session::chat::TemplateChoice;
 use crate::session::{Session, SessionOptions};
 use std::path::PathBuf;
@@ -56,7 +57,7 @@ impl Running {
         let shared = Arc::new(Shared {
             log: Arc::new(|_| {}),
             check_weights: false,
-            usage_log: None,
+            record_use: None,
             turns: Turns::new(fakes.len()),
             metrics: Arc::new(Metrics::new()),
             limits: settings.scheduler_options(0, 0),

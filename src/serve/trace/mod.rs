@@ -11,9 +11,9 @@ mod otlp;
 
 pub use export::Exporter;
 
-use super::api::answer::Usage;
-use super::reply::Done;
+use crate::api::answer::Usage;
 use crate::error::{Error, Result};
+use crate::host::reply::Done;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use context::{Sampler, SpanId, TraceId, TraceParent, new_span_id, new_trace_id};
 use export::Queue;
