@@ -2,6 +2,7 @@
 //! to the end of the program, temporary files are then removed and journals completed.
 
 use crate::error::{Cause, Error, Result, Signal};
+use crate::task;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
@@ -55,9 +56,10 @@ pub fn requested() -> Option<Signal> {
     [Signal::Interrupt, Signal::Terminate, Signal::HangUp].into_iter().find(|signal| signal.exit_code() == code)
 }
 
-/// Fails with [`Cause::Interrupted`] once an interrupt was requested.
+/// Fails with [`Cause::Interrupted`] once an interrupt was requested, or the task of this thread was cancelled.
 pub fn check() -> Result<()> {
-    match requested() {
+    let cancelled = || task::current().is_some_and(|task| task.is_cancelled()).then_some(Signal::Interrupt);
+    match requested().or_else(cancelled) {
         Some(signal) => Err(Error::new(Cause::Interrupted { signal, resumable: false })),
         None => Ok(()),
     }

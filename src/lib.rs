@@ -4,7 +4,7 @@
 //!
 //! | module | question it answers | may import |
 //! |---|---|---|
-//! | ground (tools): `error files interrupt mapped progress resources rng sha256 simd units windowed` | what does any code need? errors, reading and mapping, memory, progress, hashes, random numbers | nothing |
+//! | ground (tools): `error files interrupt mapped progress resources rng sha256 simd task units windowed` | what does any code need? errors, reading and mapping, memory, progress, hashes, random numbers | nothing |
 //! | ground (writing): `job output strict_json` | how are files written so that only complete ones have final names, and long work can go on? | ground (tools) |
 //! | ground (model): `adapter calibration catalogue dtype iebin manifest model_config provenance quant_spec scheme tokenizer_limits` | what is a model, an artifact, a tensor, a scheme? | ground (tools), ground (writing) |
 //! | `quant` | how do floats become blocks, and was it good enough? | ground |
@@ -24,6 +24,7 @@
 //! | `host` | which thread owns a session, and how do requests reach it? (events, cancellation, metrics, drain) | ground, `runtime`, `generate`, `sched`, `tools`, `session` |
 //! | `api` | what may a request ask, and how does its answer look as JSON? | ground, `runtime`, `generate`, `sched`, `tools`, `session`, `host` |
 //! | `serve` | how do many clients use models over HTTP? | ground, `convert`, `runtime`, `generate`, `sched`, `tools`, `session`, `models`, `host`, `api` |
+//! | `facade` | which names may other programs rely on? an engine that answers, conversions, errors | ground, `quant`, `convert`, `runtime`, `generate`, `sched`, `tools`, `session`, `models`, `host`, `api`, `report`, `inspect`, `signature`, `trial` |
 //! | `report` | how are results shown? | ground, `quant`, `convert`, `runtime`, `generate`, `eval`, `verify`, `signature`, `trial`, `session`, `models`, `sched` |
 //! | `inspect` | what does a checkpoint, pack, weight file or manifest hold? | ground, `quant`, `dedup`, `convert`, `runtime`, `report` |
 //! | `bin/iec` | which command does what? | everything |
@@ -42,6 +43,7 @@ pub mod dedup;
 pub mod dtype;
 pub mod error;
 pub mod eval;
+mod facade;
 pub mod files;
 pub mod generate;
 pub mod host;
@@ -72,6 +74,7 @@ pub mod sha256;
 pub mod signature;
 pub mod simd;
 pub mod strict_json;
+pub mod task;
 pub mod tokenizer_limits;
 pub mod tools;
 pub mod trial;
@@ -79,4 +82,13 @@ pub mod units;
 pub mod verify;
 pub mod windowed;
 
-pub use error::{Context, Error, Result};
+pub use convert::pack::PackSummary;
+pub use error::{Cause, Context, Error, Result, Signal};
+pub use facade::*;
+pub use generate::text::Message;
+pub use progress::Unit;
+pub use runtime::device::Devices;
+pub use runtime::{KvType, Precision};
+pub use scheme::Scheme;
+pub use session::chat::TemplateChoice;
+pub use task::Progress;

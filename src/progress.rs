@@ -1,8 +1,9 @@
 //! Reports the progress of long operations. The library counts; the program installs a [`Display`] that decides what
-//! is shown and where. Without a display nothing is shown.
+//! is shown and where. Without a display nothing is shown. The progress of a [`Task`] goes to its caller instead.
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use crate::task::{self, Progress, Task};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 static QUIET: AtomicBool = AtomicBool::new(false);
 static VERBOSITY: AtomicU8 = AtomicU8::new(0);
@@ -65,7 +66,11 @@ fn display() -> Option<&'static Display> {
 /// Shows a line if the verbosity is at least `level`. Level 0 is for notes to all users, 1 for the steps of the work,
 /// 2 for single tensors.
 pub fn detail(level: u8, line: impl FnOnce() -> String) {
-    if let Some(display) = display()
+    if let Some(task) = task::current() {
+        if level == 0 {
+            task.report(Progress::Note(&line()));
+        }
+    } else if let Some(display) = display()
         && VERBOSITY.load(Ordering::Relaxed) >= level
     {
         (display.line)(&line());
@@ -74,12 +79,35 @@ pub fn detail(level: u8, line: impl FnOnce() -> String) {
 
 /// Starts a bar that counts bytes, with rate and remaining time.
 pub fn bytes(label: &str, total: u64) -> ProgressBar {
-    ProgressBar { show: display().and_then(|display| (display.bar)(label, total, Unit::Bytes)) }
+    bar(label, total, Unit::Bytes)
 }
 
 /// Starts a bar that counts items.
 pub fn items(label: &str, total: u64) -> ProgressBar {
-    ProgressBar { show: display().and_then(|display| (display.bar)(label, total, Unit::Items)) }
+    bar(label, total, Unit::Items)
+}
+
+fn bar(label: &str, total: u64, unit: Unit) -> ProgressBar {
+    let show = match task::current() {
+        Some(task) => Some(bar_of_task(task, label.to_string(), total, unit)),
+        None => display().and_then(|display| (display.bar)(label, total, unit)),
+    };
+    ProgressBar { show }
+}
+
+/// Starts a bar whose changes the caller of a task receives.
+fn bar_of_task(task: Arc<Task>, label: String, total: u64, unit: Unit) -> ShowBar {
+    let done = AtomicU64::new(0);
+    let report = move |update: Update<'_>| {
+        let done = match update {
+            Update::Advance(n) | Update::Skip(n) => done.fetch_add(n, Ordering::Relaxed) + n,
+            Update::Retreat(n) => done.fetch_sub(n, Ordering::Relaxed).saturating_sub(n),
+            Update::Message(_) => return,
+        };
+        task.report(Progress::Advanced { label: &label, done, total, unit });
+    };
+    report(Update::Advance(0));
+    Box::new(report)
 }
 
 /// Counter of the progress of one operation. Threads may share it. Dropping it removes the bar from the screen.

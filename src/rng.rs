@@ -1,6 +1,20 @@
 //! A small, fast, seeded generator (xoshiro256++ by Blackman and Vigna, seeded by SplitMix64): the same seed gives the
 //! same numbers on every machine and in every version, which sampling and synthetic checkpoints rely on.
 
+use ring::rand::{SecureRandom, SystemRandom};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Returns a random number from the system, for names and seeds.
+pub fn random() -> u64 {
+    let mut bytes = [0; 8];
+    // Without a source of random numbers, the time must do: the numbers name requests and seed samplers.
+    if SystemRandom::new().fill(&mut bytes).is_err() {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        bytes = (now.as_nanos() as u64).to_le_bytes();
+    }
+    u64::from_le_bytes(bytes)
+}
+
 /// State of xoshiro256++.
 #[derive(Debug, Clone)]
 pub struct Rng {

@@ -52,6 +52,20 @@ pub fn stop_reason(completion: &Completion, stops: &[u32]) -> Value {
     }
 }
 
+/// Returns the `kept` choices with the largest mean log-probability of every group of `generated` choices, the texts of
+/// a prompt. The order of groups stays; choices of equal means keep theirs.
+pub fn best_choices(means: &[f64], generated: usize, kept: usize) -> Vec<usize> {
+    let of_group = |group: usize| {
+        let mut choices: Vec<usize> = (group * generated..(group + 1) * generated).collect();
+        if generated > kept {
+            choices.sort_by(|a, b| means[*b].total_cmp(&means[*a]).then(a.cmp(b)));
+            choices.truncate(kept);
+        }
+        choices
+    };
+    (0..means.len() / generated).flat_map(of_group).collect()
+}
+
 /// Returns true if the last tokens of a text may be those of its end, which the text does not show.
 pub fn hides_end(finish: Finish) -> bool {
     matches!(finish, Finish::Eos | Finish::Stop)

@@ -1,6 +1,6 @@
 //! `/v1/completions`.
 
-use super::answer::{LOWEST, Usage, failure, finish_reason, hides_end, stop_reason, token_name};
+use super::answer::{LOWEST, Usage, best_choices, failure, finish_reason, hides_end, stop_reason, token_name};
 use super::body::{Body, Prompts};
 use super::error::{ApiError, ApiResult};
 use super::form::{Events, Form};
@@ -298,17 +298,9 @@ impl Completions {
 
     /// Returns the choices that are returned: of each prompt the `n` texts with the largest mean log-probability.
     fn best(&self) -> Vec<usize> {
-        let mean = |choice: &usize| self.texts[*choice].sum / self.texts[*choice].ids.len().max(1) as f64;
-        let of_prompt = |prompt: usize| {
-            let mut choices: Vec<usize> =
-                (prompt * self.request.best_of..(prompt + 1) * self.request.best_of).collect();
-            if self.request.best_of > self.request.n {
-                choices.sort_by(|a, b| mean(b).total_cmp(&mean(a)).then(a.cmp(b)));
-                choices.truncate(self.request.n);
-            }
-            choices
-        };
-        (0..self.prompts.len()).flat_map(of_prompt).collect()
+        let mean = |text: &CompletionText| text.sum / text.ids.len().max(1) as f64;
+        let means: Vec<f64> = self.texts.iter().map(mean).collect();
+        best_choices(&means, self.request.best_of, self.request.n)
     }
 }
 

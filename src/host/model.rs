@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::generate::Request;
 use crate::generate::constraint::{Constraint, ConstraintSource};
 use crate::generate::sampler::{Breakers, Sampling};
+use crate::runtime::Engine;
 use crate::sched::{KeyId, KeyLimits};
 use crate::session::adapters::{AdapterSource, Adapters};
 use crate::session::chat::{Template, TemplateChoice};
@@ -165,6 +166,15 @@ pub enum KeyChange {
     Disable(KeyId),
 }
 
+/// Computation with the engine of a model.
+pub struct Compute(pub Box<dyn FnOnce(&mut Engine) + Send>);
+
+impl fmt::Debug for Compute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Compute")
+    }
+}
+
 /// Message to the thread that computes.
 #[derive(Debug)]
 pub enum Command {
@@ -174,6 +184,8 @@ pub enum Command {
     Cancel(u64),
     /// Changes keys.
     Keys(Vec<KeyChange>),
+    /// Computes something with the engine between two steps.
+    Compute(Compute),
     /// Asks for the requests that are computed.
     Slots(channel::Sender<Vec<Slot>>),
     /// Asks for the use of all keys, in the order of their numbers.
@@ -232,6 +244,27 @@ pub struct Ticket {
     pub inlet: Inlet,
     /// Keeps the model loaded.
     pub lease: Option<Lease>,
+}
+
+impl Ticket {
+    /// Returns a handle that cancels the request from another thread.
+    pub fn canceller(&self) -> Canceller {
+        Canceller { number: self.number, commands: self.commands.clone() }
+    }
+}
+
+/// Handle that cancels a request.
+#[derive(Debug, Clone)]
+pub struct Canceller {
+    number: u64,
+    commands: Sender<Command>,
+}
+
+impl Canceller {
+    /// Cancels the request, unless it has ended. No message about it follows.
+    pub fn cancel(&self) {
+        let _ = self.commands.send(Command::Cancel(self.number));
+    }
 }
 
 impl Drop for Ticket {
@@ -371,6 +404,23 @@ impl Model {
         let (outlet, inlet) = channel();
         self.send(Command::Arrive(arrival(number, outlet)));
         Ticket { number, commands: self.commands.clone(), inlet, lease: None }
+    }
+
+    /// Waits on this thread until `find` returns something about the state.
+    pub fn wait<R>(&self, find: impl FnMut(&Status) -> Option<R>) -> R {
+        self.status.wait(find)
+    }
+
+    /// Runs `work` with the engine between two steps, and waits on this thread for its result; `None` if the engine ends
+    /// meanwhile. Other requests wait for it.
+    pub fn compute<T, F>(&self, work: F) -> Option<T>
+    where
+        T: Send + 'static,
+        F: FnOnce(&mut Engine) -> T + Send + 'static,
+    {
+        let (sender, mut receiver) = channel::channel();
+        self.send(Command::Compute(Compute(Box::new(move |engine| sender.send(work(engine))))));
+        receiver.wait()
     }
 
     /// Runs `work` on a thread that encodes texts, and waits for its result; `None` if the engine ends meanwhile.

@@ -12,6 +12,7 @@ mod limits;
 pub use limits::{memory_left, open_files, raise_open_files};
 
 use crate::error::{Cause, Error, Result};
+use crate::task;
 use std::cell::Cell;
 use std::collections::TryReserveError;
 use std::io::ErrorKind;
@@ -71,7 +72,8 @@ pub fn thread_time() -> Duration {
 /// # Errors
 /// The system refuses the thread or the memory of its stack.
 pub fn spawn<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>> {
-    Builder::new().name(name.to_string()).spawn(work).map_err(thread_refused)
+    let task = task::current();
+    Builder::new().name(name.to_string()).spawn(move || task::run(task, work)).map_err(thread_refused)
 }
 
 /// Starts a thread with a stack of `bytes`, for recursion that the main thread's stack could not hold. Pages of the
@@ -84,7 +86,9 @@ pub fn spawn_deep<T: Send + 'static>(
     bytes: usize,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<JoinHandle<T>> {
-    Builder::new().name(name.to_string()).stack_size(bytes).spawn(work).map_err(thread_refused)
+    let task = task::current();
+    let builder = Builder::new().name(name.to_string()).stack_size(bytes);
+    builder.spawn(move || task::run(task, work)).map_err(thread_refused)
 }
 
 /// Starts a thread that ends before `scope`.
@@ -96,7 +100,8 @@ pub fn spawn_scoped<'scope, T: Send + 'scope>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'scope,
 ) -> Result<ScopedJoinHandle<'scope, T>> {
-    Builder::new().name(name.to_string()).spawn_scoped(scope, work).map_err(thread_refused)
+    let task = task::current();
+    Builder::new().name(name.to_string()).spawn_scoped(scope, move || task::run(task, work)).map_err(thread_refused)
 }
 
 /// Returns true if the system has refused a thread. Threads that start at the same time may then lack memory, too.

@@ -13,6 +13,7 @@ use crate::error::Result;
 use crate::model_config::ModelConfig;
 use std::fmt::Debug;
 use std::ops::Range;
+use std::str::FromStr;
 use std::time::Duration;
 
 /// Consecutive layers of a model on one device, with the output matrix if the last layer is among them.
@@ -148,6 +149,26 @@ pub enum Devices {
     Auto,
     /// On these GPUs: if bit `n` is set, on device `n`.
     Cuda(u64),
+}
+
+impl FromStr for Devices {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Devices, String> {
+        if let Some(numbers) = text.strip_prefix("cuda:") {
+            let bit = |number: &str| number.parse().ok().and_then(|n| 1u64.checked_shl(n));
+            let mask = numbers.split(',').try_fold(0, |mask, number| Some(mask | bit(number)?));
+            return mask
+                .map(Devices::Cuda)
+                .ok_or_else(|| format!("`{numbers}`: expected numbers of GPUs, as in cuda:0,1"));
+        }
+        match text {
+            "auto" => Ok(Devices::Auto),
+            "cpu" => Ok(Devices::Cpu),
+            "cuda" => Ok(Devices::Cuda(1)),
+            _ => Err("expected auto, cpu, cuda or cuda:N".into()),
+        }
+    }
 }
 
 /// Devices to use, and how many layers are computed on GPUs.

@@ -13,9 +13,9 @@ use crate::host::lease::Lease;
 use crate::host::metrics::Metrics;
 use crate::host::model::{Command, Facts, Model};
 use crate::resources::memory_left;
+use crate::rng::random;
 use crate::sched::KeyId;
 use crate::session::adapters::AdapterSource;
-use ring::rand::{SecureRandom, SystemRandom};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -231,17 +231,6 @@ impl App {
 pub fn unavailable(message: &str, code: &'static str, wait: u64) -> ApiError {
     let error = ApiError::new(ApiStatus::SERVICE_UNAVAILABLE, message).code(code);
     ApiError { retry_after: Some(wait), ..error }
-}
-
-/// Returns a random number.
-pub fn random() -> u64 {
-    let mut bytes = [0; 8];
-    // Without a source of random numbers, the time must do: the numbers name requests and seed samplers.
-    if SystemRandom::new().fill(&mut bytes).is_err() {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        bytes = (now.as_nanos() as u64).to_le_bytes();
-    }
-    u64::from_le_bytes(bytes)
 }
 
 fn engine_ended(phase: Phase) -> ApiError {

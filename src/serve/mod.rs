@@ -220,6 +220,7 @@ fn shared(
         log,
         check_weights: settings.check_weights,
         record_use: usage_log.map(recorder),
+        process_ends: true,
         turns: turns::Turns::new(models),
         metrics,
         limits: settings.scheduler_options(0, 0),

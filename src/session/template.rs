@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -64,6 +64,9 @@ enum RefusalCause {
     Corrupt,
 }
 
+/// Argument with which the program `iec` calls [`answer`].
+pub const RENDER_TEMPLATE: &str = "render-template";
+
 /// The command line of a process that calls [`answer`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RenderProcess {
@@ -71,6 +74,13 @@ pub struct RenderProcess {
     pub program: PathBuf,
     /// Arguments of the program.
     pub arguments: Vec<String>,
+}
+
+impl RenderProcess {
+    /// Returns the command line with which the program `iec` renders templates.
+    pub fn of_program(program: &Path) -> RenderProcess {
+        RenderProcess { program: program.to_path_buf(), arguments: vec![RENDER_TEMPLATE.into()] }
+    }
 }
 
 /// Processes that render chat templates. It has at most as many processes as threads call it at the same time.

@@ -60,6 +60,7 @@ mod irregular;
 mod kv_gate;
 mod latent;
 mod layouts;
+mod library;
 mod model_inputs;
 mod models;
 #[cfg(feature = "reference")]

@@ -30,18 +30,9 @@ struct Layers(Option<usize>);
 
 fn parse_device(text: &str) -> std::result::Result<Device, String> {
     let word = text.to_ascii_lowercase();
-    if let Some(numbers) = word.strip_prefix("cuda:") {
-        let bit = |number: &str| number.parse().ok().and_then(|n| 1u64.checked_shl(n));
-        let mask = numbers.split(',').try_fold(0, |mask, number| Some(mask | bit(number)?));
-        let devices = mask.map(|mask| Device(Some(Devices::Cuda(mask))));
-        return devices.ok_or_else(|| format!("`{numbers}`: expected numbers of GPUs, as in cuda:0,1"));
-    }
     match word.as_str() {
-        "auto" => Ok(Device(Some(Devices::Auto))),
-        "cpu" => Ok(Device(Some(Devices::Cpu))),
-        "cuda" => Ok(Device(Some(Devices::Cuda(1)))),
         "ze" => Ok(Device(None)),
-        _ => Err("expected auto, cpu, cuda or cuda:N".into()),
+        word => word.parse().map(|devices| Device(Some(devices))),
     }
 }
 

@@ -63,10 +63,8 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use global::Global;
 use iec::error::{Cause, Error};
+use iec::session::template::RENDER_TEMPLATE;
 use std::process::ExitCode;
-
-/// Name of the hidden command that renders chat templates.
-const RENDER_TEMPLATE: &str = "render-template";
 
 /// Converts, quantizes and runs Hugging Face checkpoints on your own machine.
 #[derive(Debug, Parser)]

@@ -391,10 +391,7 @@ impl ModelArgs {
             adapters: self.lora.clone(),
             adapter_precision: self.adapter_precision.unwrap_or_default(),
             adapter_memory: self.lora_memory,
-            template_process: Some(RenderProcess {
-                program: std::env::current_exe()?,
-                arguments: vec![crate::RENDER_TEMPLATE.into()],
-            }),
+            template_process: Some(RenderProcess::of_program(&std::env::current_exe()?)),
             ..self.pack_options()?
         })
     }

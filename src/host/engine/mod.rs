@@ -52,6 +52,8 @@ pub struct Shared {
     pub log: LogLine,
     /// Whether weights are compared with their hashes while they are served.
     pub check_weights: bool,
+    /// Whether the process ends with the models, so that the system frees their memory at once.
+    pub process_ends: bool,
     /// Turns of the models.
     pub turns: Turns,
     /// Metrics of the server.
@@ -137,8 +139,7 @@ fn load(
     }
     let unsaved = session.prefixes.as_mut().and_then(|prefixes| prefixes.save(usize::MAX).err());
     match end {
-        // The process ends soon, and the system frees all memory at once.
-        End::Drained { .. } => std::mem::forget(session),
+        End::Drained { .. } if shared.process_ends => std::mem::forget(session),
         _ => {
             drop(session);
             model.set_status(Status::Unloaded);

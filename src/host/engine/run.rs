@@ -9,7 +9,7 @@ use crate::host::KeyChange;
 use crate::host::metrics::{
     self, DiskPages, FinishedReason, ModelMetrics, RequestTimes, StepRecord, TokenCounts, TokenKind,
 };
-use crate::host::model::{Arrival, Command, Model, Slot};
+use crate::host::model::{Arrival, Command, Compute, Model, Slot};
 use crate::host::reply::{Done, Refusal, Reply, Token};
 use crate::runtime::{DiskCounts, Engine, Stage};
 use crate::sched::{self, KeyId, Micros, Rejection};
@@ -72,6 +72,8 @@ pub(super) struct Run<'a> {
     prefill_rate: f64,
     /// Whether the last step had work.
     worked: bool,
+    /// Computations that the next step does first.
+    computations: Vec<Box<dyn FnOnce(&mut Engine) + Send>>,
     /// Time of the last step that had work, if pages of the prefix cache may not be on disk since.
     unsaved: Option<Instant>,
     #[cfg(test)]
@@ -114,6 +116,7 @@ impl<'a> Run<'a> {
             unloads: false,
             prefill_rate: 0.0,
             worked: false,
+            computations: Vec::new(),
             unsaved: None,
             #[cfg(test)]
             panics: false,
@@ -244,6 +247,7 @@ impl<'a> Run<'a> {
                 new.iter().for_each(|change| self.change(change));
                 changes.extend(new);
             }
+            Command::Compute(Compute(work)) => self.computations.push(work),
             Command::Slots(answer) => _ = answer.send(self.slots()),
             Command::Usage(answer) => _ = answer.send(self.usage()),
             Command::Load => {}
@@ -384,6 +388,7 @@ impl<'a> Run<'a> {
     fn step(&mut self) -> Result<StepReport> {
         #[cfg(test)]
         assert!(!self.panics, "a panic that a test asked for");
+        self.computations.drain(..).for_each(|work| work(self.engine));
         let (lives, metrics, now) = (&self.lives, self.metrics, self.now());
         let mut sink = |event: &Event<'_>| {
             if let Some(live) = lives.all.get(&event.request) {

@@ -12,6 +12,7 @@ use std::sync::mpsc::channel;
 
 fn shared() -> Shared {
     Shared {
+        process_ends: false,
         turns: Turns::new(1),
         metrics: Arc::new(Metrics::new()),
         limits: sched::Options::with_pages(0, 0),

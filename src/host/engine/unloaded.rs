@@ -18,7 +18,7 @@ pub fn wait(commands: &Receiver<Command>, changes: &mut Vec<KeyChange>, usage: &
             Ok(Command::Arrive(arrival)) => {
                 arrival.outlet.send(Reply::Refused(Refusal::Stopped("the model is not loaded".into())));
             }
-            Ok(Command::Cancel(_) | Command::Unload) => {}
+            Ok(Command::Cancel(_) | Command::Unload | Command::Compute(_)) => {}
             #[cfg(test)]
             Ok(Command::Panic) => {}
         }

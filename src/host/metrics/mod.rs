@@ -10,12 +10,14 @@ mod families;
 mod histogram;
 mod model;
 mod process;
+mod snapshot;
 #[cfg(test)]
 mod tests;
 mod text;
 
 pub use events::{DiskPages, FinishedReason, Phase, Rejection, RequestTimes, StepRecord, TokenCounts, TokenKind};
 pub use model::{ModelInfo, ModelMetrics};
+pub use snapshot::EngineMetrics;
 
 use families::{FAMILIES, Series};
 use std::collections::BTreeMap;
@@ -75,6 +77,11 @@ impl Metrics {
         let model = Arc::new(ModelMetrics::new(info));
         models.push(model.clone());
         model
+    }
+
+    /// Returns the recorder of a model.
+    pub fn model(&self, name: &str) -> Option<Arc<ModelMetrics>> {
+        lock(&self.models).iter().find(|model| model.name == name).cloned()
     }
 
     /// Removes a model, and its series with it.

@@ -58,6 +58,7 @@ impl Running {
             log: Arc::new(|_| {}),
             check_weights: false,
             record_use: None,
+            process_ends: true,
             turns: Turns::new(fakes.len()),
             metrics: Arc::new(Metrics::new()),
             limits: settings.scheduler_options(0, 0),

@@ -1,7 +1,7 @@
 //! Trace context of a request: the header `traceparent` of W3C Trace Context, and the choice of requests to trace.
 
 use crate::error::{Error, Result};
-use crate::serve::app::random;
+use crate::rng::random;
 use axum::http::HeaderMap;
 
 /// Id of a trace.

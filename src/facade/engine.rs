@@ -1,0 +1,439 @@
+//! An opened model that answers requests of any number of threads.
+
+use super::answer::Answer;
+use super::options::{AdapterOptions, OpenOptions};
+use super::request::{Request, RequestKind};
+use super::stream::{Started, Stream};
+use crate::api::body::Body;
+use crate::api::error::ApiError;
+use crate::api::job::{self, Job};
+use crate::api::prepare::{self, Plan, Prepared};
+use crate::api::settings::Limits;
+use crate::error::{Cause, Error, Result};
+use crate::host::KeyChange;
+use crate::host::engine::{self, Drained, Shared, UsageOf};
+use crate::host::metrics::{EngineMetrics, Metrics};
+use crate::host::model::{Arrival, Command, Facts, Model, Open, Served, Status};
+use crate::host::turns::Turns;
+use crate::models::{self, embedded};
+use crate::resources::spawn_deep;
+use crate::rng::random;
+use crate::sched::{self, KeyLimits};
+use crate::session::{Session, SessionOptions};
+use serde::Serialize;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Bytes of stack of the thread that computes.
+const STACK: usize = 8 << 20;
+/// Largest number of answers to a prompt, and of most likely tokens at a place.
+const MOST: usize = 1024;
+/// Time between two attempts to find room for adapters.
+const ROOM_TIME: Duration = Duration::from_millis(10);
+
+/// An opened model. Threads may share it, and its clones are the same engine: requests that run at the same time share
+/// the steps of the model, and each gets the same bits as alone. The last clone that is dropped cancels what is left and
+/// frees the model.
+///
+/// ```
+/// use iec::{Engine, OpenOptions, Request};
+///
+/// let engine = Engine::open_embedded(&OpenOptions::default())?;
+/// let answer = engine.generate(&Request::text("Once upon a time").max_tokens(8).temperature(0.0))?;
+/// assert_eq!(answer.text(), ", there was a little girl n");
+/// # Ok::<(), iec::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    model: Arc<Model>,
+    metrics: Arc<Metrics>,
+    /// Adapters that the model has when it is opened again after a failure.
+    adapters: Mutex<Vec<AdapterOptions>>,
+    thread: Mutex<Option<JoinHandle<Result<Drained>>>>,
+}
+
+/// Properties of an opened model.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct ModelDescription {
+    /// Family in lower case, such as `llama`.
+    pub family: String,
+    /// Longest prompt with its answer in tokens.
+    pub context: usize,
+    /// Size of the vocabulary.
+    pub vocabulary: usize,
+    /// Width of the hidden states.
+    pub hidden_size: usize,
+    /// Number of layers.
+    pub layers: usize,
+    /// Number of parameters.
+    pub parameters: u64,
+    /// Size of the weights in bytes.
+    pub bytes: u64,
+    /// Type of most weights.
+    pub quantization: String,
+    /// Tokens that end a text.
+    pub end_tokens: Vec<u32>,
+    /// Whether the model has a chat template.
+    pub has_chat_template: bool,
+    /// Whether its chat template has a known form of calls of tools.
+    pub has_tools: bool,
+    /// Name of everything that decides about the bits of an answer: pack, precision, version.
+    pub fingerprint: String,
+}
+
+impl Engine {
+    /// Opens a model: a pack, a checkpoint directory, a GGUF file, or `ORG/NAME` of a downloaded model. A model that is
+    /// no pack is packed into the cache of the options first.
+    ///
+    /// # Errors
+    /// Nothing has this name, or it cannot be packed or run with these options.
+    pub fn open(model: impl AsRef<Path>, options: &OpenOptions) -> Result<Engine> {
+        let (path, session, places) = (model.as_ref().to_path_buf(), options.session()?, options.places());
+        let name = path.display().to_string();
+        Engine::start(name, Box::new(move || models::open_session(&path, &session, &places)), options)
+    }
+
+    /// Opens the model that is embedded in the library: a small one that was trained on stories, for examples and tests.
+    ///
+    /// # Errors
+    /// Its files cannot be written into the directory for temporary files.
+    pub fn open_embedded(options: &OpenOptions) -> Result<Engine> {
+        let session = SessionOptions { name: Some(embedded::NAME.into()), ..options.session()? };
+        let home = tempfile::tempdir()?;
+        let pack = embedded::pack_into(home.path())?;
+        let open = move || {
+            // The directory lives as long as the function.
+            let _ = &home;
+            Session::open(&pack, &session)
+        };
+        Engine::start(embedded::NAME.into(), Box::new(open), options)
+    }
+
+    fn start(name: String, open: Open, options: &OpenOptions) -> Result<Engine> {
+        let metrics = Arc::new(Metrics::new());
+        let shared = Shared {
+            log: Arc::new(|_| {}),
+            check_weights: false,
+            process_ends: false,
+            turns: Turns::new(1),
+            metrics: metrics.clone(),
+            limits: sched::Options {
+                max_seqs: options.max_seqs.max(1),
+                max_step_tokens: options.max_step_tokens.max(1),
+                max_queue: usize::MAX,
+                max_queue_tokens: u64::MAX - 1,
+                queue_timeout: sched::Micros::MAX,
+                ..sched::Options::with_pages(0, 0)
+            },
+            prefix_cache: options.prefix_cache,
+            max_adapters: usize::MAX,
+            record_use: None,
+            state: None,
+        };
+        let template = options.chat_template.clone();
+        let served = Served { name, open, template, plan: None, on_request: false };
+        let (model, commands) = Model::new(0, served, false);
+        let model = Arc::new(model);
+        model.send(Command::Keys(vec![KeyChange::Add(KeyLimits { max_priority: i32::MIN, ..KeyLimits::default() })]));
+        let of_thread = model.clone();
+        let thread = spawn_deep("iec-engine", STACK, move || {
+            let work = || engine::work(&of_thread, &commands, &shared, &mut UsageOf::new());
+            let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+            let done = done.unwrap_or_else(|_| Err(Error::engine("the thread of the model panicked")));
+            of_thread.set_status(if done.is_ok() { Status::Unloaded } else { Status::Failed });
+            done
+        })?;
+        let inner =
+            Inner { model, metrics, adapters: Mutex::new(options.adapters.clone()), thread: Mutex::new(Some(thread)) };
+        let is_open = inner.model.wait(|status| match status {
+            Status::Ready(_) => Some(true),
+            Status::Failed => Some(false),
+            _ => None,
+        });
+        match is_open {
+            true => Ok(Engine { inner: Arc::new(inner) }),
+            false => Err(inner.end().err().unwrap_or_else(|| Error::engine("the model cannot be opened"))),
+        }
+    }
+
+    /// Answers a request, and returns when all of its texts have ended.
+    ///
+    /// # Errors
+    /// A field of the request is unknown or has a wrong value, a prompt does not fit the context, or the engine failed.
+    pub fn generate(&self, request: &Request) -> Result<Answer> {
+        self.submit(request, false)?.finish()
+    }
+
+    /// Begins to answer a request, and returns the stream of its events.
+    ///
+    /// ```
+    /// use iec::{Delta, Engine, OpenOptions, Request};
+    ///
+    /// let engine = Engine::open_embedded(&OpenOptions::default())?;
+    /// let mut text = String::new();
+    /// for event in engine.stream(&Request::text("Once upon a time").max_tokens(8).temperature(0.0))? {
+    ///     if let Delta::Text(new) = event?.delta {
+    ///         text += &new;
+    ///     }
+    /// }
+    /// assert_eq!(text, ", there was a little girl n");
+    /// # Ok::<(), iec::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The same as those of [`Engine::generate`].
+    pub fn stream(&self, request: &Request) -> Result<Stream> {
+        self.submit(request, true)
+    }
+
+    /// Encodes a text; `special` adds the special tokens of the tokenizer, such as that of the beginning.
+    ///
+    /// # Errors
+    /// The text has more tokens than the context.
+    pub fn tokenize(&self, text: &str, special: bool) -> Result<Vec<u32>> {
+        let text = text.to_string();
+        self.encode(move |encoder| encoder.encode(&text, special))
+    }
+
+    /// Decodes tokens.
+    ///
+    /// # Errors
+    /// A token is outside the vocabulary.
+    pub fn detokenize(&self, ids: &[u32], skip_special: bool) -> Result<String> {
+        let (ids, vocab) = (ids.to_vec(), self.facts()?.vocab);
+        if let Some(id) = ids.iter().find(|id| **id as usize >= vocab) {
+            return Err(Error::usage(format!("found the token id {id}, expected an id below {vocab}")));
+        }
+        self.encode(move |encoder| encoder.tokenizer()?.decode(&ids, skip_special))
+    }
+
+    /// Returns the tokens of the prompt that a request has.
+    ///
+    /// # Errors
+    /// The same as those of [`Engine::generate`].
+    pub fn prompt_ids(&self, request: &Request) -> Result<Vec<u32>> {
+        let (_, prepared) = self.prepare(request, false)?;
+        Ok(prepared.prompts.into_iter().next().unwrap_or_default())
+    }
+
+    /// Loads an adapter, which requests may name from then on.
+    ///
+    /// # Errors
+    /// There is an adapter of this name, its files are damaged, or it does not fit the model.
+    pub fn load_adapter(&self, adapter: &AdapterOptions) -> Result<()> {
+        let source = adapter.source()?;
+        self.encode(move |encoder| {
+            let adapters = encoder.adapters();
+            adapters.add(source.clone())?;
+            adapters.set(&[(source.name.clone(), 1.0)]).map(drop).inspect_err(|_| {
+                let _ = adapters.remove(&source.name);
+            })
+        })?;
+        let mut adapters = self.inner.adapters.lock().unwrap_or_else(PoisonError::into_inner);
+        adapters.push(adapter.clone());
+        self.keep_adapters(&adapters)
+    }
+
+    /// Removes an adapter.
+    ///
+    /// # Errors
+    /// There is none of this name, or requests use it.
+    pub fn unload_adapter(&self, name: &str) -> Result<()> {
+        let owned = name.to_string();
+        self.encode(move |encoder| encoder.adapters().remove(&owned))?;
+        let mut adapters = self.inner.adapters.lock().unwrap_or_else(PoisonError::into_inner);
+        adapters.retain(|adapter| adapter.name != name);
+        self.keep_adapters(&adapters)
+    }
+
+    /// Returns the names of the adapters that requests may name.
+    ///
+    /// # Errors
+    /// The engine has failed.
+    pub fn adapters(&self) -> Result<Vec<String>> {
+        self.encode(|encoder| Ok(encoder.adapters().names()))
+    }
+
+    fn keep_adapters(&self, adapters: &[AdapterOptions]) -> Result<()> {
+        self.inner.model.set_adapters(adapters.iter().map(AdapterOptions::source).collect::<Result<_>>()?);
+        Ok(())
+    }
+
+    /// Returns the counters of the engine.
+    pub fn metrics(&self) -> EngineMetrics {
+        let model = self.inner.metrics.model(&self.inner.model.name);
+        model.map(|model| model.snapshot()).unwrap_or_default()
+    }
+
+    /// Returns all counters, with histograms of times, in the text format of Prometheus.
+    pub fn prometheus(&self) -> String {
+        self.inner.metrics.render()
+    }
+
+    /// Describes the model.
+    ///
+    /// # Errors
+    /// The engine has failed.
+    pub fn description(&self) -> Result<ModelDescription> {
+        let facts = self.facts()?;
+        let details = &facts.details;
+        Ok(ModelDescription {
+            family: details.family.clone(),
+            context: facts.context,
+            vocabulary: facts.vocab,
+            hidden_size: details.hidden,
+            layers: details.layers,
+            parameters: details.parameters,
+            bytes: details.bytes,
+            quantization: details.quantization.clone(),
+            end_tokens: facts.eos.clone(),
+            has_chat_template: facts.template.is_some(),
+            has_tools: details.has_tools,
+            fingerprint: facts.fingerprint.clone(),
+        })
+    }
+
+    /// Finishes all requests, at the longest for `time`, and frees the model. Dropping the engine cancels them instead.
+    /// Other clones of the engine answer no requests any more.
+    ///
+    /// # Errors
+    /// The engine has failed.
+    pub fn close(self, time: Duration) -> Result<()> {
+        self.inner.model.send(Command::Drain(time));
+        self.inner.end()
+    }
+
+    pub(super) fn model(&self) -> &Model {
+        &self.inner.model
+    }
+
+    /// Returns the properties of the model. While the engine is opened again after a failure, waits for that.
+    fn facts(&self) -> Result<Arc<Facts>> {
+        self.inner.model.wait(|status| match status {
+            Status::Ready(facts) => Some(Ok(facts.clone())),
+            Status::Loading => None,
+            Status::Unloading | Status::Unloaded | Status::Failed => {
+                Some(Err(Error::engine("the engine has ended").help("open the model again")))
+            }
+        })
+    }
+
+    fn encode<T, F>(&self, work: F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: FnOnce(&crate::session::Encoder<'_>) -> Result<T> + Send + 'static,
+    {
+        self.facts()?;
+        let ended = || Err(Error::engine("the engine has ended").help("open the model again"));
+        self.inner.model.encode_and_wait(work).unwrap_or_else(ended)
+    }
+
+    fn submit(&self, request: &Request, is_stream: bool) -> Result<Stream> {
+        let arrived = Instant::now();
+        let (plan, prepared) = self.prepare(request, is_stream)?;
+        let best = (plan.texts.max(1), plan.settings.n);
+        let Prepared { prompts, choices, shown, parsers, ignored } = prepared;
+        let texts = choices.len();
+        let echoed = |text: usize| shown.get(text / best.0).map(|prompt| prompt.text.clone());
+        let beginnings = (0..texts).filter_map(echoed).collect();
+        let adapters = plan.adapters.iter().map(|(name, _)| name.clone()).collect();
+        let ticket = self.inner.model.submit(|ticket, outlet| Arrival {
+            ticket,
+            choices,
+            key: 0,
+            key_name: "default".into(),
+            adapters,
+            deadline: None,
+            arrived,
+            outlet,
+        });
+        Ok(Stream::new(Started {
+            ticket,
+            parsers,
+            beginnings,
+            texts,
+            prompt_tokens: prompts.iter().map(Vec::len).sum(),
+            stop_ids: plan.stop_ids(),
+            best,
+            seed: plan.seed,
+            ignored,
+        }))
+    }
+
+    /// Reads a request and encodes its prompts. Waits while there is no room for its adapters.
+    fn prepare(&self, request: &Request, is_stream: bool) -> Result<(Plan, Prepared)> {
+        let facts = self.facts()?;
+        let (sources, mut plan) = read(request, is_stream, facts)?;
+        plan.adapters = plan.settings.sampling.adapters.clone().unwrap_or_default();
+        let work = Arc::new((sources, plan));
+        loop {
+            let shared = work.clone();
+            match self.encode(move |encoder| Ok(prepare::prepare(encoder, &shared.0, &shared.1)))?? {
+                Some(prepared) => {
+                    let (_, plan) = Arc::try_unwrap(work)
+                        .map_err(|_| Error::engine("the engine failed while it read the request"))?;
+                    return Ok((plan, prepared));
+                }
+                None => std::thread::sleep(ROOM_TIME),
+            }
+        }
+    }
+}
+
+/// Reads the fields of a request.
+fn read(request: &Request, is_stream: bool, facts: Arc<Facts>) -> Result<(Vec<prepare::PromptSource>, Plan)> {
+    let limits = Limits { max_n: MOST, max_logprobs: MOST, strict_fields: true, unloads: false };
+    let mut body = Body::parse(request.to_json().as_bytes())?;
+    body.set("stream", is_stream.into());
+    let read = match request.kind() {
+        RequestKind::Completion => job::completions,
+        RequestKind::Chat => job::chat,
+    };
+    let job = read(&mut body, &limits).and_then(|job| job.check().map(|()| job));
+    let names = body.names.clone();
+    let job: Job = job.and_then(|job| body.rest(true).map(|_| job)).map_err(|e| names.shown(e))?;
+    let Job { sources, settings, max_tokens, logprobs, score, echo, texts, .. } = job;
+    let seed = settings.seed.unwrap_or_else(random);
+    let adapters = Vec::new();
+    Ok((sources, Plan { settings, facts, max_tokens, logprobs, score, echo, texts, adapters, owner: None, seed }))
+}
+
+impl Inner {
+    /// Waits for the end of the thread.
+    fn end(&self) -> Result<()> {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match thread.map(JoinHandle::join) {
+            None | Some(Ok(Ok(_))) => Ok(()),
+            Some(Ok(Err(e))) => Err(e),
+            Some(Err(_)) => Err(Error::engine("the thread of the model panicked")),
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.model.send(Command::Drain(Duration::ZERO));
+        let _ = self.end();
+    }
+}
+
+impl From<ApiError> for Error {
+    /// Converts the error of a request: what the request is to blame for is [`Cause::Usage`].
+    fn from(error: ApiError) -> Error {
+        let ApiError { status, message, code, .. } = error;
+        let cause = match (status.is_server_error(), status == crate::api::error::ApiStatus::SERVICE_UNAVAILABLE) {
+            (true, true) if code.is_none() => Cause::OutOfMemory(message),
+            (true, _) => Cause::Engine(message),
+            (false, _) => Cause::Usage(message),
+        };
+        Error::new(cause)
+    }
+}
