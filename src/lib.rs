@@ -1,85 +1,128 @@
-//! `iec`: an offline model-conversion and quantization toolchain with its own runtime.
+//! `iec`: language models on machines you own: conversion, quantization, and an engine for CPUs and NVIDIA GPUs.
 //!
-//! The parts of the crate and what each may import (`tests/house.rs` holds the table):
+//! This page has the names that other programs may rely on. An [`Engine`] is an opened model. It answers [`Request`]s of
+//! any number of threads, which share the steps of the model:
 //!
-//! | module | question it answers | may import |
-//! |---|---|---|
-//! | ground (tools): `error files interrupt mapped progress resources rng sha256 simd task units windowed` | what does any code need? errors, reading and mapping, memory, progress, hashes, random numbers | nothing |
-//! | ground (writing): `job output strict_json` | how are files written so that only complete ones have final names, and long work can go on? | ground (tools) |
-//! | ground (model): `adapter calibration catalogue dtype iebin manifest model_config provenance quant_spec scheme tokenizer_limits` | what is a model, an artifact, a tensor, a scheme? | ground (tools), ground (writing) |
-//! | `quant` | how do floats become blocks, and was it good enough? | ground |
-//! | `dedup` | which bytes are stored twice? | ground |
-//! | `convert` | how does a Hugging Face checkpoint become an artifact? | ground, `quant` |
-//! | `sched` | which sequence computes how many tokens in the next step? (no clock, threads or I/O) | ground |
-//! | `runtime` | how does an artifact compute logits? | ground |
-//! | `generate` | how do prompts become answers? tokenizer, chat template, batches, drafts, constraints, samplers | ground, `sched`, `runtime` |
-//! | `eval` | how well does it answer? | ground, `runtime`, `generate` |
-//! | `verify` | is the answer the one Hugging Face gives? (candle-core as an independent reference) | ground |
-//! | `signature` | who made a pack, and was it changed since? | ground |
-//! | `trial` | is a quantized model as good as the original, and which tensor is to blame? | ground, `quant`, `convert`, `eval`, `runtime`, `generate`, `verify`, `signature` |
-//! | `selfcheck` | does a GPU compute what the CPU computes, and how fast? | ground, `runtime` |
-//! | `tools` | which tools may an answer call, and which parts of a text are calls and reasoning? | ground, `generate` |
-//! | `session` | what does an opened pack need to answer? template, sampling, adapters, plan of memory, metrics | ground, `dedup`, `convert::adapter`, `runtime`, `generate`, `tools` |
-//! | `models` | what does a user mean by a model? pack, checkpoint, GGUF file or name; cache of packs | ground, `convert`, `runtime`, `generate`, `trial`, `session` |
-//! | `host` | which thread owns a session, and how do requests reach it? (events, cancellation, metrics, drain) | ground, `runtime`, `generate`, `sched`, `tools`, `session` |
-//! | `api` | what may a request ask, and how does its answer look as JSON? | ground, `runtime`, `generate`, `sched`, `tools`, `session`, `host` |
-//! | `serve` | how do many clients use models over HTTP? | ground, `convert`, `runtime`, `generate`, `sched`, `tools`, `session`, `models`, `host`, `api` |
-//! | `facade` | which names may other programs rely on? an engine that answers, conversions, errors | ground, `quant`, `convert`, `runtime`, `generate`, `sched`, `tools`, `session`, `models`, `host`, `api`, `report`, `inspect`, `signature`, `trial` |
-//! | `report` | how are results shown? | ground, `quant`, `convert`, `runtime`, `generate`, `eval`, `verify`, `signature`, `trial`, `session`, `models`, `sched` |
-//! | `inspect` | what does a checkpoint, pack, weight file or manifest hold? | ground, `quant`, `dedup`, `convert`, `runtime`, `report` |
-//! | `bin/iec` | which command does what? | everything |
+//! ```
+//! use iec::{Engine, OpenOptions, Request};
 //!
-//! To generate text, open a [`session::Session`] (`examples/generate.rs`); to make a pack of a checkpoint, call
-//! [`convert::pack::pack()`] (`examples/convert.rs`). docs/DESIGN.md explains the design.
+//! // `Engine::open` takes a pack, a checkpoint directory, a GGUF file or ORG/NAME of a downloaded model.
+//! let engine = Engine::open_embedded(&OpenOptions::default())?;
+//! let answer = engine.generate(&Request::text("Once upon a time").max_tokens(8).temperature(0.0))?;
+//! println!("{}", answer.text());
+//! # assert_eq!(answer.usage.completion_tokens, 8);
+//! # Ok::<(), iec::Error>(())
+//! ```
+//!
+//! | to | call |
+//! |---|---|
+//! | open a model | [`Engine::open`] with [`OpenOptions`] |
+//! | answer a prompt or a conversation | [`Engine::generate`] with a [`Request`]; the result is an [`Answer`] |
+//! | read an answer while it is generated, or cancel it | [`Engine::stream`]: a [`Stream`] of [`StreamEvent`]s, a [`CancelHandle`] |
+//! | encode and decode texts | [`Engine::tokenize`], [`Engine::detokenize`], [`Engine::prompt_ids`] |
+//! | compute logits, hidden states, embeddings or log-probabilities | [`Engine::logits`], [`Engine::hidden_states`], [`Engine::embed`], [`Engine::score`] |
+//! | use adapters (LoRA, DoRA) | [`Engine::load_adapter`], [`Request::adapter`] |
+//! | watch an engine | [`Engine::metrics`], [`Engine::prometheus`], [`Engine::description`] |
+//! | convert and quantize models | [`pack()`], [`quantize`], [`inspect()`], [`verify()`]; [`with_progress`] |
+//!
+//! A request has the fields of the server's API, by the same names. Options and results are `#[non_exhaustive]`: later
+//! versions add to them. An [`Error`] has a [`Cause`], which is also the exit code of the program, and advice. Nothing is
+//! printed, and no environment variable is read. The modules behind these names are hidden here and may change at any
+//! time; docs/DESIGN.md describes them.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
 
+#[doc(hidden)]
 pub mod adapter;
+#[doc(hidden)]
 pub mod api;
+#[doc(hidden)]
 pub mod calibration;
+#[doc(hidden)]
 pub mod catalogue;
+#[doc(hidden)]
 pub mod convert;
+#[doc(hidden)]
 pub mod dedup;
+#[doc(hidden)]
 pub mod dtype;
+#[doc(hidden)]
 pub mod error;
+#[doc(hidden)]
 pub mod eval;
 mod facade;
+#[doc(hidden)]
 pub mod files;
+#[doc(hidden)]
 pub mod generate;
+#[doc(hidden)]
 pub mod host;
+#[doc(hidden)]
 pub mod iebin;
+#[doc(hidden)]
 pub mod inspect;
+#[doc(hidden)]
 pub mod interrupt;
+#[doc(hidden)]
 pub mod job;
+#[doc(hidden)]
 pub mod manifest;
+#[doc(hidden)]
 pub mod mapped;
+#[doc(hidden)]
 pub mod model_config;
+#[doc(hidden)]
 pub mod models;
+#[doc(hidden)]
 pub mod output;
+#[doc(hidden)]
 pub mod progress;
+#[doc(hidden)]
 pub mod provenance;
+#[doc(hidden)]
 pub mod quant;
+#[doc(hidden)]
 pub mod quant_spec;
+#[doc(hidden)]
 pub mod report;
+#[doc(hidden)]
 pub mod resources;
+#[doc(hidden)]
 pub mod rng;
+#[doc(hidden)]
 pub mod runtime;
+#[doc(hidden)]
 pub mod sched;
+#[doc(hidden)]
 pub mod scheme;
+#[doc(hidden)]
 pub mod selfcheck;
 #[cfg(feature = "serve")]
+#[doc(hidden)]
 pub mod serve;
+#[doc(hidden)]
 pub mod session;
+#[doc(hidden)]
 pub mod sha256;
+#[doc(hidden)]
 pub mod signature;
+#[doc(hidden)]
 pub mod simd;
+#[doc(hidden)]
 pub mod strict_json;
+#[doc(hidden)]
 pub mod task;
+#[doc(hidden)]
 pub mod tokenizer_limits;
+#[doc(hidden)]
 pub mod tools;
+#[doc(hidden)]
 pub mod trial;
+#[doc(hidden)]
 pub mod units;
+#[doc(hidden)]
 pub mod verify;
+#[doc(hidden)]
 pub mod windowed;
 
 pub use convert::pack::PackSummary;

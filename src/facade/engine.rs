@@ -20,6 +20,7 @@ use crate::resources::spawn_deep;
 use crate::rng::random;
 use crate::sched::{self, KeyLimits};
 use crate::session::{Session, SessionOptions};
+use crate::task;
 use serde::Serialize;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -118,17 +119,25 @@ impl Engine {
     }
 
     fn start(name: String, open: Open, options: &OpenOptions) -> Result<Engine> {
+        // The task of the caller is that of the first opening, and not of the steps later.
+        let caller = Mutex::new(task::current());
+        let open = move || {
+            let caller = caller.lock().unwrap_or_else(PoisonError::into_inner).take();
+            task::run(caller, &open)
+        };
         let metrics = Arc::new(Metrics::new());
         let shared = Shared {
             log: Arc::new(|_| {}),
             check_weights: false,
             process_ends: false,
+            slow_reader: None,
             turns: Turns::new(1),
             metrics: metrics.clone(),
             limits: sched::Options {
                 max_seqs: options.max_seqs.max(1),
                 max_step_tokens: options.max_step_tokens.max(1),
                 max_queue: usize::MAX,
+                // The largest number would be replaced by one that depends on the speed.
                 max_queue_tokens: u64::MAX - 1,
                 queue_timeout: sched::Micros::MAX,
                 ..sched::Options::with_pages(0, 0)
@@ -139,18 +148,21 @@ impl Engine {
             state: None,
         };
         let template = options.chat_template.clone();
-        let served = Served { name, open, template, plan: None, on_request: false };
+        let served = Served { name, open: Box::new(open), template, plan: None, on_request: false };
         let (model, commands) = Model::new(0, served, false);
         let model = Arc::new(model);
         model.send(Command::Keys(vec![KeyChange::Add(KeyLimits { max_priority: i32::MIN, ..KeyLimits::default() })]));
         let of_thread = model.clone();
-        let thread = spawn_deep("iec-engine", STACK, move || {
-            let work = || engine::work(&of_thread, &commands, &shared, &mut UsageOf::new());
-            let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-            let done = done.unwrap_or_else(|_| Err(Error::engine("the thread of the model panicked")));
-            of_thread.set_status(if done.is_ok() { Status::Unloaded } else { Status::Failed });
-            done
-        })?;
+        let start = || {
+            spawn_deep("iec-engine", STACK, move || {
+                let work = || engine::work(&of_thread, &commands, &shared, &mut UsageOf::new());
+                let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+                let done = done.unwrap_or_else(|_| Err(Error::engine("the thread of the model panicked")));
+                of_thread.set_status(if done.is_ok() { Status::Unloaded } else { Status::Failed });
+                done
+            })
+        };
+        let thread = task::run(None, start)?;
         let inner =
             Inner { model, metrics, adapters: Mutex::new(options.adapters.clone()), thread: Mutex::new(Some(thread)) };
         let is_open = inner.model.wait(|status| match status {

@@ -55,6 +55,8 @@ use usage_log::UsageLog;
 const STACK: usize = 8 << 20;
 /// Time in which an engine must tell the use of its keys; it answers between two steps.
 const USAGE_TIME: Duration = Duration::from_secs(30);
+/// Time after which a request is cancelled whose client takes nothing.
+const SLOW_READER: Duration = Duration::from_secs(30);
 /// Time that connections have to send the last bytes after all requests have ended.
 const LAST_BYTES: Duration = Duration::from_secs(2);
 
@@ -221,6 +223,7 @@ fn shared(
         check_weights: settings.check_weights,
         record_use: usage_log.map(recorder),
         process_ends: true,
+        slow_reader: Some(SLOW_READER),
         turns: turns::Turns::new(models),
         metrics,
         limits: settings.scheduler_options(0, 0),

@@ -54,6 +54,8 @@ pub struct Shared {
     pub check_weights: bool,
     /// Whether the process ends with the models, so that the system frees their memory at once.
     pub process_ends: bool,
+    /// Time after which a request is cancelled whose reader takes nothing; `None` = its text pauses as long as that.
+    pub slow_reader: Option<Duration>,
     /// Turns of the models.
     pub turns: Turns,
     /// Metrics of the server.

@@ -18,8 +18,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Time after which a text whose reader takes nothing is cancelled.
-const SLOW_READER: Duration = Duration::from_secs(30);
 /// Longest time without a sign of life while there is nothing to do.
 const IDLE: Duration = Duration::from_secs(1);
 /// Time without work after which pages of the prefix cache are written to disk.
@@ -140,7 +138,7 @@ impl<'a> Run<'a> {
             if !self.take_commands(commands, changes) {
                 return End::Drained { cut: self.cut };
             }
-            self.mind_readers();
+            self.pause_slow_readers();
             if let Some(time) = self.drain {
                 if time <= Instant::now() {
                     self.cut |= !self.lives.all.is_empty();
@@ -357,8 +355,8 @@ impl<'a> Run<'a> {
     }
 
     /// Pauses the texts of slow readers, and cancels those of readers that take nothing.
-    fn mind_readers(&mut self) {
-        let mut gone = Vec::new();
+    fn pause_slow_readers(&mut self) {
+        let (mut gone, patience) = (Vec::new(), self.shared.slow_reader);
         for live in self.lives.all.values_mut() {
             match live.paused {
                 None if live.outlet.is_full() => {
@@ -370,7 +368,7 @@ impl<'a> Run<'a> {
                     self.batch.pause(live.id, false);
                     self.worked = true;
                 }
-                Some(since) if since.elapsed() >= SLOW_READER => gone.push(live.ticket),
+                Some(since) if patience.is_some_and(|time| since.elapsed() >= time) => gone.push(live.ticket),
                 _ => {}
             }
         }
@@ -378,7 +376,7 @@ impl<'a> Run<'a> {
             for live in self.lives.remove_request(ticket) {
                 self.batch.cancel(live.id);
                 self.metrics.cancelled(live.phase());
-                let why = format!("the client took nothing for {} s", SLOW_READER.as_secs());
+                let why = format!("the client took nothing for {} s", patience.unwrap_or_default().as_secs());
                 live.outlet.send(Reply::Refused(Refusal::Stopped(why)));
                 self.worked = true;
             }

@@ -13,6 +13,7 @@ use std::sync::mpsc::channel;
 fn shared() -> Shared {
     Shared {
         process_ends: false,
+        slow_reader: None,
         turns: Turns::new(1),
         metrics: Arc::new(Metrics::new()),
         limits: sched::Options::with_pages(0, 0),

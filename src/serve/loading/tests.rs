@@ -59,6 +59,7 @@ impl Running {
             check_weights: false,
             record_use: None,
             process_ends: true,
+            slow_reader: None,
             turns: Turns::new(fakes.len()),
             metrics: Arc::new(Metrics::new()),
             limits: settings.scheduler_options(0, 0),
