@@ -1,7 +1,7 @@
 //! `iec`: language models on machines you own: conversion, quantization, and an engine for CPUs and NVIDIA GPUs.
 //!
-//! This page has the names that other programs may rely on. An [`Engine`] is an opened model. It answers [`Request`]s of
-//! any number of threads, which share the steps of the model:
+//! This page has the names that other programs may rely on. An [`Engine`] is an opened model. It answers [`Request`]s
+//! of any number of threads, which share the steps of the model:
 //!
 //! ```
 //! use iec::{Engine, OpenOptions, Request};
@@ -18,17 +18,18 @@
 //! |---|---|
 //! | open a model | [`Engine::open`] with [`OpenOptions`] |
 //! | answer a prompt or a conversation | [`Engine::generate`] with a [`Request`]; the result is an [`Answer`] |
-//! | read an answer while it is generated, or cancel it | [`Engine::stream`]: a [`Stream`] of [`StreamEvent`]s, a [`CancelHandle`] |
+//! | read an answer while it is generated | [`Engine::stream`]: a [`Stream`] of [`StreamEvent`]s, a [`CancelHandle`] |
 //! | encode and decode texts | [`Engine::tokenize`], [`Engine::detokenize`], [`Engine::prompt_ids`] |
-//! | compute logits, hidden states, embeddings or log-probabilities | [`Engine::logits`], [`Engine::hidden_states`], [`Engine::embed`], [`Engine::score`] |
+//! | compute logits or hidden states | [`Engine::logits`], [`Engine::hidden_states`] |
+//! | compute embeddings or log-probabilities | [`Engine::embed`], [`Engine::score`] |
 //! | use adapters (LoRA, DoRA) | [`Engine::load_adapter`], [`Request::adapter`] |
 //! | watch an engine | [`Engine::metrics`], [`Engine::prometheus`], [`Engine::description`] |
 //! | convert and quantize models | [`pack()`], [`quantize`], [`inspect()`], [`verify()`]; [`with_progress`] |
 //!
 //! A request has the fields of the server's API, by the same names. Options and results are `#[non_exhaustive]`: later
-//! versions add to them. An [`Error`] has a [`Cause`], which is also the exit code of the program, and advice. Nothing is
-//! printed, and no environment variable is read. The modules behind these names are hidden here and may change at any
-//! time; docs/DESIGN.md describes them.
+//! versions add to them. An [`Error`] has a [`Cause`], which is also the exit code of the program, and advice. Nothing
+//! is printed, and no environment variable is read. The modules behind these names are hidden here and may change at
+//! any time; docs/DESIGN.md describes them.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
 
@@ -125,13 +126,22 @@ pub mod verify;
 #[doc(hidden)]
 pub mod windowed;
 
+#[doc(inline)]
 pub use convert::pack::PackSummary;
+#[doc(inline)]
 pub use error::{Cause, Context, Error, Result, Signal};
 pub use facade::*;
+#[doc(inline)]
 pub use generate::text::Message;
+#[doc(inline)]
 pub use progress::Unit;
+#[doc(inline)]
 pub use runtime::device::Devices;
+#[doc(inline)]
 pub use runtime::{KvType, Precision};
+#[doc(inline)]
 pub use scheme::Scheme;
+#[doc(inline)]
 pub use session::chat::TemplateChoice;
+#[doc(inline)]
 pub use task::Progress;

@@ -1,6 +1,7 @@
 //! Reports the progress of long operations. The library counts; the program installs a [`Display`] that decides what
 //! is shown and where. Without a display nothing is shown. The progress of a [`Task`] goes to its caller instead.
 
+pub use crate::task::Unit;
 use crate::task::{self, Progress, Task};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -8,15 +9,6 @@ use std::sync::{Arc, OnceLock};
 static QUIET: AtomicBool = AtomicBool::new(false);
 static VERBOSITY: AtomicU8 = AtomicU8::new(0);
 static DISPLAY: OnceLock<Display> = OnceLock::new();
-
-/// Unit of the counts of a progress bar.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unit {
-    /// Bytes, shown with their rate.
-    Bytes,
-    /// Items of any other kind.
-    Items,
-}
 
 /// A change of a progress bar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

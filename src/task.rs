@@ -4,7 +4,6 @@
 //! process. A library has many callers at the same time. [`run`] makes a [`Task`] that of the current thread, and the
 //! threads that the library starts for it inherit it.
 
-use crate::progress::Unit;
 use std::cell::RefCell;
 use std::fmt;
 use std::sync::Arc;
@@ -12,6 +11,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 thread_local! {
     static CURRENT: RefCell<Option<Arc<Task>>> = const { RefCell::new(None) };
+}
+
+/// Unit of the counts of progress.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// Bytes, shown with their rate.
+    Bytes,
+    /// Items of any other kind.
+    Items,
 }
 
 /// Progress of a long call.

@@ -116,8 +116,8 @@ impl PackRequest {
 /// ```
 ///
 /// # Errors
-/// The model is damaged or not supported, a gate refuses its quantization, or the pack cannot be written. Nothing is left
-/// half-written, and the same call continues work that was interrupted.
+/// The model is damaged or not supported, a gate refuses its quantization, or the pack cannot be written. Nothing is
+/// left half-written, and the same call continues work that was interrupted.
 pub fn pack(request: &PackRequest) -> Result<PackSummary> {
     let pack = request.options();
     let Some(recipe) = request.recipe()? else {
@@ -237,8 +237,8 @@ impl QuantizeRequest {
     }
 }
 
-/// Quantizes a model on trial, measures the error of each matrix, and writes a manifest for [`pack()`]. Returns the summary
-/// of `iec ptq --json`.
+/// Quantizes a model on trial, measures the error of each matrix, and writes a manifest for [`pack()`]. Returns the
+/// summary of `iec ptq --json`.
 ///
 /// # Errors
 /// The model is damaged or not supported, a gate refuses the quantization

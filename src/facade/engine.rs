@@ -35,8 +35,8 @@ const MOST: usize = 1024;
 const ROOM_TIME: Duration = Duration::from_millis(10);
 
 /// An opened model. Threads may share it, and its clones are the same engine: requests that run at the same time share
-/// the steps of the model, and each gets the same bits as alone. The last clone that is dropped cancels what is left and
-/// frees the model.
+/// the steps of the model, and each gets the same bits as alone. The last clone that is dropped cancels what is left
+/// and frees the model.
 ///
 /// ```
 /// use iec::{Engine, OpenOptions, Request};
@@ -102,7 +102,8 @@ impl Engine {
         Engine::start(name, Box::new(move || models::open_session(&path, &session, &places)), options)
     }
 
-    /// Opens the model that is embedded in the library: a small one that was trained on stories, for examples and tests.
+    /// Opens the model that is embedded in the library: a small one that was trained on stories, for examples and
+    /// tests.
     ///
     /// # Errors
     /// Its files cannot be written into the directory for temporary files.

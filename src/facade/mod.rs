@@ -1,6 +1,6 @@
-//! The names that other programs may rely on, re-exported at the root of the crate: an [`Engine`] that answers requests,
-//! conversions, and errors. All of them are methods and functions over the modules of the library, which may change at
-//! any time. The C ABI and the Python package are built on these names.
+//! The names that other programs may rely on, re-exported at the root of the crate: an [`Engine`] that answers
+//! requests, conversions, and errors. All of them are methods and functions over the modules of the library, which may
+//! change at any time. The C ABI and the Python package are built on these names.
 
 mod answer;
 mod convert;

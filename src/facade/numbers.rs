@@ -74,7 +74,7 @@ impl std::str::FromStr for Pooling {
 
 /// Kind of the rows that are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Rows {
+enum RowKind {
     Logits,
     Hidden,
 }
@@ -94,7 +94,7 @@ impl Engine {
     /// There is no token, a token is outside the vocabulary, the tokens do not fit the context or their logits the
     /// memory.
     pub fn logits(&self, ids: &[u32]) -> Result<Matrix> {
-        self.rows(ids, Rows::Logits)
+        self.rows(ids, RowKind::Logits)
     }
 
     /// Computes the output of the final norm for each of the tokens: `(tokens, hidden size)`.
@@ -102,7 +102,7 @@ impl Engine {
     /// # Errors
     /// The same as those of [`Engine::logits`]; also if the last layers are on a GPU.
     pub fn hidden_states(&self, ids: &[u32]) -> Result<Matrix> {
-        self.rows(ids, Rows::Hidden)
+        self.rows(ids, RowKind::Hidden)
     }
 
     /// Computes a vector of length 1 for a text from its hidden states. A model that was not trained for embeddings
@@ -134,7 +134,7 @@ impl Engine {
         Ok(answer.choices.pop().map(|choice| choice.prompt_tokens).unwrap_or_default())
     }
 
-    fn rows(&self, ids: &[u32], wanted: Rows) -> Result<Matrix> {
+    fn rows(&self, ids: &[u32], wanted: RowKind) -> Result<Matrix> {
         if ids.is_empty() {
             return Err(Error::usage("found no token, expected at least one"));
         }
@@ -144,8 +144,8 @@ impl Engine {
             .model()
             .compute(move |engine| -> Result<_> {
                 let columns = match wanted {
-                    Rows::Logits => engine.config().vocab,
-                    Rows::Hidden => engine.config().hidden,
+                    RowKind::Logits => engine.config().vocab,
+                    RowKind::Hidden => engine.config().hidden,
                 };
                 // With a budget for pages, other requests must not take those that the rest needs.
                 let at_once = if engine.most_pages().is_some() { tokens } else { PIECE };
@@ -174,18 +174,18 @@ impl Engine {
 }
 
 /// Passes the next tokens of a sequence through the model.
-fn rows_of(engine: &mut runtime::Engine, sequence: &mut Sequence, ids: &[u32], wanted: Rows) -> Result<Vec<f32>> {
+fn rows_of(engine: &mut runtime::Engine, sequence: &mut Sequence, ids: &[u32], wanted: RowKind) -> Result<Vec<f32>> {
     let (mut logits, mut hidden) = (Vec::new(), Vec::new());
     for tokens in ids.chunks(engine.step_rows()) {
-        let want = if wanted == Rows::Logits { Want::All } else { Want::Nothing };
+        let want = if wanted == RowKind::Logits { Want::All } else { Want::Nothing };
         let feed = Feed { sequence: &mut *sequence, tokens, want };
         let output = match wanted {
-            Rows::Logits => Output::Logits(&mut logits),
-            Rows::Hidden => Output::Hidden { logits: &mut logits, hidden: &mut hidden },
+            RowKind::Logits => Output::Logits(&mut logits),
+            RowKind::Hidden => Output::Hidden { logits: &mut logits, hidden: &mut hidden },
         };
         engine.step(&mut [feed], output)?;
     }
-    Ok(if wanted == Rows::Logits { logits } else { hidden })
+    Ok(if wanted == RowKind::Logits { logits } else { hidden })
 }
 
 /// Returns the mean of all rows, summed in f64 in their order.

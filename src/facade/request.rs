@@ -14,8 +14,8 @@ pub enum RequestKind {
 }
 
 /// A request for text. Its fields have the names and meanings of the server's API (`iec serve`), which are those of
-/// OpenAI and vLLM; [`Request::field`] sets any of them. A field that is unknown, or has a wrong value, is an error of the
-/// call that takes the request.
+/// OpenAI and vLLM; [`Request::field`] sets any of them. A field that is unknown, or has a wrong value, is an error of
+/// the call that takes the request.
 ///
 /// ```
 /// use iec::Request;

@@ -37,7 +37,7 @@ impl Details {
     ///
     /// # Errors
     /// The pack has no tokenizer.
-    pub fn of(session: &Session, template: Option<&Template>) -> crate::Result<Details> {
+    pub fn of(session: &Session, template: Option<&Template>) -> crate::error::Result<Details> {
         let (config, description) = (session.engine.config(), &session.reader.description);
         let tokenizer = session.tokenizer()?;
         let family = config.architecture.to_ascii_lowercase();

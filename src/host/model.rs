@@ -411,8 +411,8 @@ impl Model {
         self.status.wait(find)
     }
 
-    /// Runs `work` with the engine between two steps, and waits on this thread for its result; `None` if the engine ends
-    /// meanwhile. Other requests wait for it.
+    /// Runs `work` with the engine between two steps, and waits on this thread for its result; `None` if the engine
+    /// ends meanwhile. Other requests wait for it.
     pub fn compute<T, F>(&self, work: F) -> Option<T>
     where
         T: Send + 'static,

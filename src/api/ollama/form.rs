@@ -22,7 +22,7 @@ pub enum Endpoint {
 }
 
 /// Answer of either endpoint.
-pub struct Answer {
+pub struct OllamaAnswer {
     kind: Endpoint,
     /// Name of the model, as the client wrote it.
     model: String,
@@ -35,14 +35,14 @@ pub struct Answer {
     done_reason: &'static str,
 }
 
-impl Answer {
+impl OllamaAnswer {
     /// Creates the answer to a request that was prepared.
-    pub fn of(kind: Endpoint, model: String, unloads: bool, prepared: &mut Prepared) -> Answer {
+    pub fn of(kind: Endpoint, model: String, unloads: bool, prepared: &mut Prepared) -> OllamaAnswer {
         let usage = Usage { prompt: prepared.prompts.first().map_or(0, Vec::len), ..Usage::default() };
         let parts = Parts::new(prepared.parsers.pop());
         let (prefill, decode) = (Duration::ZERO, Duration::ZERO);
         let done_reason = if unloads { "unload" } else { "load" };
-        Answer { kind, model, parts, usage, begin: Instant::now(), prefill, decode, done_reason }
+        OllamaAnswer { kind, model, parts, usage, begin: Instant::now(), prefill, decode, done_reason }
     }
 
     /// Builds an object with a text, reasoning and calls.
@@ -123,7 +123,7 @@ fn now() -> String {
     format!("{seconds}.{:09}Z", time.subsec_nanos())
 }
 
-impl Form for Answer {
+impl Form for OllamaAnswer {
     fn framing(&self) -> Framing {
         Framing::Lines
     }

@@ -15,7 +15,7 @@ use super::settings::{Limits, Settings};
 use crate::generate::text::{Message, RenderOptions};
 use crate::session::infill::Gap;
 use crate::tools::ToolChoice;
-use form::{Answer, Endpoint};
+use form::{Endpoint, OllamaAnswer};
 use request::KeepAlive;
 use serde_json::json;
 use std::time::Duration;
@@ -98,6 +98,6 @@ fn job(
         texts: 1,
         keep_alive,
         id: "ollama-",
-        form: Box::new(move |named, _, prepared| Box::new(Answer::of(kind, named.model, unloads, prepared))),
+        form: Box::new(move |named, _, prepared| Box::new(OllamaAnswer::of(kind, named.model, unloads, prepared))),
     }
 }

@@ -1,7 +1,7 @@
 //! Tests of the requests and answers of ollama's API.
 
 use super::super::error::ApiError;
-use super::form::{Answer, Endpoint};
+use super::form::{Endpoint, OllamaAnswer};
 use super::*;
 use crate::api::form::{Events, Form};
 use crate::api::parts::tests::{any_pieces, done};
@@ -171,7 +171,7 @@ fn wrong_requests_are_refused_by_the_name_of_their_field() {
 /// Streams pieces, then the end; returns the lines and the whole answer.
 fn streamed(kind: Endpoint, batches: Vec<Vec<Piece>>, finish: Finish) -> (Vec<Value>, Value) {
     let mut prepared = Prepared { prompts: vec![vec![1; 7]], ..Prepared::default() };
-    let (mut form, mut events) = (Answer::of(kind, "m".into(), false, &mut prepared), Events::new(true));
+    let (mut form, mut events) = (OllamaAnswer::of(kind, "m".into(), false, &mut prepared), Events::new(true));
     for pieces in batches {
         form.apply(pieces, &mut events);
     }
@@ -209,7 +209,7 @@ fn a_call_is_sent_as_a_whole_and_the_last_line_has_the_numbers() {
 
 #[test]
 fn a_request_that_only_loads_says_so() {
-    let form = || Answer::of(Endpoint::Generate, "m".into(), false, &mut Prepared::default());
+    let form = || OllamaAnswer::of(Endpoint::Generate, "m".into(), false, &mut Prepared::default());
     let mut events = Events::new(true);
     form().end(&mut events);
     let line: Value = serde_json::from_str(&events.take()).unwrap();

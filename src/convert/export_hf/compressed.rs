@@ -11,7 +11,7 @@
 //! `compressors/mxfp4`. Codes of 5 and 6 bits are dense only since June 2026; before, words held whole codes.
 
 use super::format::{Stored, describe, group_size, note_small_groups};
-use super::matrix::Matrix;
+use super::matrix::ExportedMatrix;
 use super::plan::Module;
 use crate::convert::executor::TaskOutput;
 use crate::dtype::DType;
@@ -121,7 +121,7 @@ fn pack(codes: impl IntoIterator<Item = u8>, bits: usize, out: &mut Vec<u8>) {
 }
 
 /// Writes the tensors of a module.
-pub(super) fn fill(module: &Module, matrix: &mut Matrix<'_>, out: &mut TaskOutput<'_>) -> Result<()> {
+pub(super) fn fill(module: &Module, matrix: &mut ExportedMatrix<'_>, out: &mut TaskOutput<'_>) -> Result<()> {
     let (spec, cols) = (spec_of(module)?, module.cols);
     let (bits, flip) = match kind(&spec)? {
         Kind::Integers { bits, flip } => (bits, flip),

@@ -1,6 +1,6 @@
 //! Table of the formats: the tensors that a linear layer becomes, how they are filled, and `quantization_config`.
 
-use super::matrix::Matrix;
+use super::matrix::ExportedMatrix;
 use super::plan::Module;
 use super::{compressed, fp8, gptq};
 use crate::convert::executor::TaskOutput;
@@ -49,7 +49,7 @@ pub(super) struct Format {
     /// format has no equivalent.
     pub(super) tensors: fn(&Module) -> Result<Vec<Stored>>,
     /// Writes the tensors of a module.
-    pub(super) fill: fn(&Module, &mut Matrix<'_>, &mut TaskOutput<'_>) -> Result<()>,
+    pub(super) fill: fn(&Module, &mut ExportedMatrix<'_>, &mut TaskOutput<'_>) -> Result<()>,
     /// Returns `quantization_config` for these modules; the names are those of linear layers that stay floats.
     pub(super) config: fn(&[&Module], &[String]) -> Result<Value>,
     /// Returns notes for the user.

@@ -6,7 +6,7 @@
 //! divided by 448, the largest number of E4M3, or 1 if all its weights are 0; quotients are rounded to nearest even.
 
 use super::format::Stored;
-use super::matrix::Matrix;
+use super::matrix::ExportedMatrix;
 use super::plan::Module;
 use crate::convert::executor::TaskOutput;
 use crate::dtype::DType;
@@ -35,7 +35,7 @@ pub(super) fn tensors(module: &Module) -> Result<Vec<Stored>> {
 }
 
 /// Writes the tensors of a module, a row of blocks at a time.
-pub(super) fn fill(module: &Module, matrix: &mut Matrix<'_>, out: &mut TaskOutput<'_>) -> Result<()> {
+pub(super) fn fill(module: &Module, matrix: &mut ExportedMatrix<'_>, out: &mut TaskOutput<'_>) -> Result<()> {
     let mut band = Vec::new();
     matrix.values(|row, values| {
         if let Some(bad) = values.iter().find(|value| !value.is_finite()) {

@@ -6,7 +6,7 @@
 //! is the group of each input. Value = (code - 2^(n-1)) * scale. Source: GPTQModel 7, `nn_modules/qlinear`.
 
 use super::format::{Stored, describe, group_size, note_small_groups};
-use super::matrix::Matrix;
+use super::matrix::ExportedMatrix;
 use super::plan::Module;
 use crate::convert::executor::TaskOutput;
 use crate::dtype::DType;
@@ -68,7 +68,7 @@ pub(super) fn tensors(module: &Module) -> Result<Vec<Stored>> {
 }
 
 /// Writes the tensors of a module. Words of some inputs and all outputs are collected at a time.
-pub(super) fn fill(module: &Module, matrix: &mut Matrix<'_>, out: &mut TaskOutput<'_>) -> Result<()> {
+pub(super) fn fill(module: &Module, matrix: &mut ExportedMatrix<'_>, out: &mut TaskOutput<'_>) -> Result<()> {
     let (Codes { bits, flip, group }, Module { rows, cols, .. }) = (codes(module)?, module);
     let (groups, per_word) = (group.map_or(1, |size| cols / size), 32 / bits);
     let (all, height) = (cols / per_word, (BAND_BYTES / (4 * rows)).max(1));

@@ -21,17 +21,17 @@ struct MatrixPart<'a> {
 }
 
 /// Weight of a linear layer.
-pub(super) struct Matrix<'a> {
+pub(super) struct ExportedMatrix<'a> {
     parts: Vec<MatrixPart<'a>>,
     cols: usize,
 }
 
-impl<'a> Matrix<'a> {
+impl<'a> ExportedMatrix<'a> {
     /// Opens the weight of `module`.
     ///
     /// # Errors
     /// A matrix is too large for this machine.
-    pub(super) fn open(reader: &'a IebinReader, module: &Module) -> Result<Matrix<'a>> {
+    pub(super) fn open(reader: &'a IebinReader, module: &Module) -> Result<ExportedMatrix<'a>> {
         let part = |part: &TargetPart| {
             let entry = &reader.entries()[part.entry];
             let stack = RowStack::new(&entry.shape, false);
@@ -40,7 +40,7 @@ impl<'a> Matrix<'a> {
             let (matrix, rows) = (part.matrices.start, stack.rows / part.step);
             Ok(MatrixPart { source, matrix, phase: part.phase, step: part.step, rows })
         };
-        Ok(Matrix { parts: module.parts.iter().map(part).collect::<Result<_>>()?, cols: module.cols })
+        Ok(ExportedMatrix { parts: module.parts.iter().map(part).collect::<Result<_>>()?, cols: module.cols })
     }
 
     /// Calls `visit` with each row of codes: its number in the weight and the row.

@@ -25,7 +25,7 @@ use crate::iebin::IebinReader;
 use crate::job::{Command, Fingerprint, RunOptions};
 use crate::output::{make_absolute, refuse_within};
 use format::Format;
-use matrix::Matrix;
+use matrix::ExportedMatrix;
 use plan::{HfPlan, Item, TensorOfItem};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -171,7 +171,7 @@ fn make(reader: &IebinReader, format: &Format, item: &Item, out: &mut TaskOutput
     match item {
         Item::Plain(target) => fill::fill(reader, &[], target, out),
         Item::Coded(module) => {
-            let mut matrix = Matrix::open(reader, module)?;
+            let mut matrix = ExportedMatrix::open(reader, module)?;
             (format.fill)(module, &mut matrix, out).tensor(&module.name)?;
             Ok(OnlyBytes {})
         }

@@ -19,7 +19,7 @@ use std::time::Instant;
 const NUMBER: &str = r"-?[$0-9][0-9.,]*";
 
 /// Prompt with the expected result.
-struct Task {
+struct ExactMatchTask {
     prompt: String,
     answer: String,
     pattern: Regex,
@@ -108,7 +108,7 @@ fn pattern(text: &str) -> Result<Regex> {
 }
 
 /// Parses a line: `{"prompt", "answer", "regex"?}`, or `{"question", "answer"}` as in GSM8K.
-fn parse(value: &Value, usual: &Regex) -> Result<Task> {
+fn parse(value: &Value, usual: &Regex) -> Result<ExactMatchTask> {
     let prompt = match (text(value, &["prompt"]), text(value, &["question"])) {
         (Some(prompt), _) => prompt.to_string(),
         (None, Some(question)) => format!("Question: {question}\nAnswer:"),
@@ -122,7 +122,7 @@ fn parse(value: &Value, usual: &Regex) -> Result<Task> {
     let pattern = text(value, &["regex"]).map_or_else(|| Ok(usual.clone()), pattern)?;
     // GSM8K answers end with this marker and the result.
     let answer = answer.rsplit_once("####").map_or(answer.as_str(), |(_, result)| result);
-    Ok(Task { prompt, answer: plain(answer), pattern })
+    Ok(ExactMatchTask { prompt, answer: plain(answer), pattern })
 }
 
 /// Returns the last match in a text, cleaned by [`plain`]: its first group, or the whole match without a group.

@@ -23,7 +23,7 @@ const EXPECTED: &str = "expected {\"message\": TEXT} or {\"command\": NAME, …}
 
 /// Request of a program.
 #[derive(Debug, PartialEq)]
-enum Request {
+enum ChatLine {
     Message(String),
     Show,
     /// Command with its name.
@@ -76,13 +76,13 @@ pub fn serve(talk: &mut Talk) -> Result<()> {
 }
 
 /// Parses a request. Fields that the request does not have are refused.
-fn request(line: &str) -> Result<Request> {
+fn request(line: &str) -> Result<ChatLine> {
     let Value::Object(fields) = strict_json::parse(line.as_bytes())? else {
         return Err(Error::usage("request: found no JSON object, expected one").help(EXPECTED));
     };
     let Some(command) = fields.get("command") else {
         return match (fields.get("message"), fields.len()) {
-            (Some(Value::String(text)), 1) => Ok(Request::Message(text.clone())),
+            (Some(Value::String(text)), 1) => Ok(ChatLine::Message(text.clone())),
             _ => Err(Error::usage("request: found neither `message` alone nor `command`, expected one of them")
                 .help(EXPECTED)),
         };
@@ -102,7 +102,7 @@ fn request(line: &str) -> Result<Request> {
         _ => Err(Error::usage(format!("{name}: found no string `{field}`, expected one")).help(EXPECTED)),
     };
     let command = match *name {
-        "show" => return Ok(Request::Show),
+        "show" => return Ok(ChatLine::Show),
         "set" if matches!(fields.get("name").and_then(Value::as_str), Some("think" | "stats")) => {
             return Err(Error::usage("set: `think` and `stats` have no effect on events")
                 .help("every `done` event has the figures, and reasoning has events of its own"));
@@ -133,7 +133,7 @@ fn request(line: &str) -> Result<Request> {
         "clear" => Command::Clear,
         _ => Command::Exit,
     };
-    Ok(Request::Command(name, command))
+    Ok(ChatLine::Command(name, command))
 }
 
 /// Reads a list of adapters as in a line of a prompts file.
@@ -144,17 +144,17 @@ fn adapters(list: Option<&Value>) -> Result<Vec<(String, f32)>> {
 }
 
 /// Responds to a request; returns false if the conversation ends.
-fn respond(request: Request, talk: &mut Talk) -> Result<bool> {
+fn respond(request: ChatLine, talk: &mut Talk) -> Result<bool> {
     let (name, command) = match request {
-        Request::Message(message) => return answer(Question::Message(message), talk).map(|()| true),
-        Request::Show => {
+        ChatLine::Message(message) => return answer(Question::Message(message), talk).map(|()| true),
+        ChatLine::Show => {
             let mut state = talk.state();
             state["prompt_tokens"] = talk.conversation.prompt_tokens(&talk.session)?.into();
             state["left_out_turns"] = talk.conversation.skipped().into();
             state["messages"] = talk.conversation.history().to_json().into();
             return event("state", state).map(|()| true);
         }
-        Request::Command(name, command) => (name, command),
+        ChatLine::Command(name, command) => (name, command),
     };
     match talk.execute(command)? {
         Done::Said(_) => event("ok", json!({"command": name})).map(|()| true),
@@ -223,18 +223,18 @@ mod tests {
 
     #[test]
     fn requests_are_a_message_or_a_command_with_its_fields() {
-        let set = |value: &str| Request::Command("set", Command::Set(Some(("seed".into(), value.into()))));
-        let save = |overwrite| Request::Command("save", Command::Save { path: Some("a".into()), overwrite });
+        let set = |value: &str| ChatLine::Command("set", Command::Set(Some(("seed".into(), value.into()))));
+        let save = |overwrite| ChatLine::Command("save", Command::Save { path: Some("a".into()), overwrite });
         let cases = [
-            (r#"{"message": "Hi"}"#, Request::Message("Hi".into())),
-            (r#"{"message": "/exit"}"#, Request::Message("/exit".into())),
-            (r#"{"command": "show"}"#, Request::Show),
-            (r#"{"command": "undo"}"#, Request::Command("undo", Command::Undo)),
+            (r#"{"message": "Hi"}"#, ChatLine::Message("Hi".into())),
+            (r#"{"message": "/exit"}"#, ChatLine::Message("/exit".into())),
+            (r#"{"command": "show"}"#, ChatLine::Show),
+            (r#"{"command": "undo"}"#, ChatLine::Command("undo", Command::Undo)),
             (r#"{"command": "set", "name": "seed", "value": 7}"#, set("7")),
             (r#"{"command": "set", "name": "seed", "value": "7"}"#, set("7")),
             (r#"{"command": "save", "path": "a"}"#, save(false)),
             (r#"{"command": "save", "path": "a", "overwrite": true}"#, save(true)),
-            (r#"{"command": "load", "path": "a"}"#, Request::Command("load", Command::Load("a".into()))),
+            (r#"{"command": "load", "path": "a"}"#, ChatLine::Command("load", Command::Load("a".into()))),
         ];
         for (line, expected) in cases {
             assert_eq!(request(line).unwrap(), expected, "{line}");
