@@ -92,14 +92,15 @@ pub(crate) unsafe fn slice<'a, T>(data: *const T, length: usize, name: &str) -> 
     }
 }
 
-/// Writes a result for the caller.
+/// Writes a result for the caller, which is made only if there is a place for it: no result is lost.
 ///
 /// # Safety
 /// `out` is null or valid for a write.
-pub(crate) unsafe fn put<T>(out: *mut T, value: T, name: &str) -> Result<(), Failure> {
+pub(crate) unsafe fn put<T>(out: *mut T, name: &str, make: impl FnOnce() -> Result<T, Failure>) -> Result<(), Failure> {
     if out.is_null() {
         return Err(Failure::new(IEC_USAGE, format!("{name}: found null, expected a place for the result")));
     }
+    let value = make()?;
     // SAFETY: not null; the rest is the caller's duty.
     unsafe { out.write(value) };
     Ok(())

@@ -44,7 +44,7 @@ unsafe fn convert<T: DeserializeOwned, R: Serialize>(
         match out.is_null() {
             true => Ok(()),
             // SAFETY: not null; the rest is the caller's duty.
-            false => unsafe { put(out, string_out(as_json(&summary)?), "out") },
+            false => unsafe { put(out, "out", || Ok(string_out(as_json(&summary)?))) },
         }
     })
 }

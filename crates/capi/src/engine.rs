@@ -63,7 +63,7 @@ unsafe fn opened(engine: Engine, out: *mut *mut iec_engine) -> Result<(), Failur
     }
     let handle = Box::into_raw(Box::new(iec_engine { engine, last: Default::default() }));
     // SAFETY: not null; the rest is the caller's duty.
-    unsafe { put(out, handle, "out") }
+    unsafe { put(out, "out", || Ok(handle)) }
 }
 
 /// # Safety
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn iec_engine_destroy(engine: *mut iec_engine) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn iec_engine_describe(engine: *const iec_engine, out: *mut iec_string) -> i32 {
     // SAFETY: the caller's duty.
-    unsafe { call_with(engine, |handle| put(out, string_out(as_json(&handle.engine.description()?)?), "out")) }
+    unsafe { call_with(engine, |handle| put(out, "out", || Ok(string_out(as_json(&handle.engine.description()?)?)))) }
 }
 
 pub(crate) fn as_json(value: &impl serde::Serialize) -> Result<String, Failure> {
@@ -120,7 +120,7 @@ pub unsafe extern "C" fn iec_tokenize(
     // SAFETY: the caller's duty.
     unsafe {
         call_with(engine, |handle| {
-            put(out, ids_out(handle.engine.tokenize(text(input, "input")?, special != 0)?), "out")
+            put(out, "out", || Ok(ids_out(handle.engine.tokenize(text(input, "input")?, special != 0)?)))
         })
     }
 }
@@ -138,7 +138,7 @@ pub unsafe extern "C" fn iec_detokenize(
     unsafe {
         call_with(engine, |handle| {
             let text = handle.engine.detokenize(slice(ids, length, "ids")?, skip_special != 0)?;
-            put(out, string_out(text), "out")
+            put(out, "out", || Ok(string_out(text)))
         })
     }
 }
@@ -167,7 +167,9 @@ pub unsafe extern "C" fn iec_adapter_unload(engine: *const iec_engine, name: iec
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn iec_adapter_list(engine: *const iec_engine, out: *mut iec_string) -> i32 {
     // SAFETY: the caller's duty.
-    unsafe { call_with(engine, |handle| put(out, string_out(json!(handle.engine.adapters()?).to_string()), "out")) }
+    unsafe {
+        call_with(engine, |handle| put(out, "out", || Ok(string_out(json!(handle.engine.adapters()?).to_string()))))
+    }
 }
 
 /// Returns the counters of an engine. Set `struct_size` of `out` before.
@@ -197,14 +199,14 @@ pub unsafe extern "C" fn iec_get_metrics(engine: *const iec_engine, out: *mut ie
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn iec_get_metrics_json(engine: *const iec_engine, out: *mut iec_string) -> i32 {
     // SAFETY: the caller's duty.
-    unsafe { call_with(engine, |handle| put(out, string_out(as_json(&handle.engine.metrics())?), "out")) }
+    unsafe { call_with(engine, |handle| put(out, "out", || Ok(string_out(as_json(&handle.engine.metrics())?)))) }
 }
 
 /// Returns all counters and histograms of an engine in the text format of Prometheus. Free `out` with iec_string_free().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn iec_get_prometheus(engine: *const iec_engine, out: *mut iec_string) -> i32 {
     // SAFETY: the caller's duty.
-    unsafe { call_with(engine, |handle| put(out, string_out(handle.engine.prometheus()), "out")) }
+    unsafe { call_with(engine, |handle| put(out, "out", || Ok(string_out(handle.engine.prometheus())))) }
 }
 
 /// Sets a pointer to null. Only for the initialization of results.

@@ -31,7 +31,7 @@ pub unsafe extern "C" fn iec_generate(
     unsafe {
         call_with(engine, |handle| {
             if !out.is_null() {
-                put(out, no_string(), "out")?;
+                put(out, "out", || Ok(no_string()))?;
             }
             let (given, request) = read(request)?;
             generate(handle, &given, &request, out)
@@ -67,7 +67,7 @@ unsafe fn generate(
     }
     if !out.is_null() {
         // SAFETY: the caller's duty.
-        unsafe { put(out, string_out(as_json(&stream.into_answer())?), "out") }?;
+        unsafe { put(out, "out", || Ok(string_out(as_json(&stream.into_answer())?))) }?;
     }
     match is_cancelled {
         true => Err(Failure::new(IEC_CANCELLED, "the request was cancelled")),
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn iec_prompt_ids(
     out: *mut iec_ids,
 ) -> i32 {
     // SAFETY: the caller's duty.
-    unsafe { call_with(engine, |handle| put(out, ids_out(handle.engine.prompt_ids(&read(request)?.1)?), "out")) }
+    unsafe { call_with(engine, |handle| put(out, "out", || Ok(ids_out(handle.engine.prompt_ids(&read(request)?.1)?)))) }
 }
 
 /// Passes an event in the form of the header.

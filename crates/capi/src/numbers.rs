@@ -10,7 +10,7 @@ use engine::{Matrix, Pooling};
 unsafe fn put_matrix(out: *mut iec_matrix, matrix: Matrix) -> Result<(), Failure> {
     let columns = matrix.columns();
     // SAFETY: the caller's duty.
-    unsafe { put(out, matrix_out(matrix.into_values(), columns), "out") }
+    unsafe { put(out, "out", || Ok(matrix_out(matrix.into_values(), columns))) }
 }
 
 /// Computes the logits behind each of `length` tokens: a row per token, a column per token of the vocabulary. Free `out`
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn iec_embed(
             };
             let vector = handle.engine.embed(text(input, "input")?, pooling)?;
             let columns = vector.len();
-            put(out, matrix_out(vector, columns), "out")
+            put(out, "out", || Ok(matrix_out(vector, columns)))
         })
     }
 }
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn iec_score(engine: *const iec_engine, ids: *const u32, l
     unsafe {
         call_with(engine, |handle| {
             let scores = handle.engine.score(slice(ids, length, "ids")?, 0)?;
-            put(out, f64::NAN, "out")?;
+            put(out, "out", || Ok(f64::NAN))?;
             for (at, score) in scores.iter().enumerate().take(length.saturating_sub(1)) {
                 out.add(at + 1).write(score.logprob.unwrap_or(f64::NAN));
             }

@@ -167,9 +167,8 @@ pub type iec_on_event = Option<unsafe extern "C" fn(user: *mut c_void, event: *c
 
 /// Receiver of progress: a part of the work has `done` of `total` units (IEC_UNIT_BYTES or IEC_UNIT_ITEMS). Several
 /// threads call it, one after the other. A return value other than 0 cancels the work.
-pub type iec_on_progress = Option<
-    unsafe extern "C" fn(user: *mut c_void, label: iec_str, done: u64, total: u64, unit: i32) -> i32,
->;
+pub type iec_on_progress =
+    Option<unsafe extern "C" fn(user: *mut c_void, label: iec_str, done: u64, total: u64, unit: i32) -> i32>;
 
 /// A request for iec_generate(). Zero all bytes, then set `struct_size`.
 #[repr(C)]
