@@ -13,7 +13,7 @@ for tool in cc c++ valgrind nm; do
     command -v "$tool" >/dev/null || { echo "$tool is missing" >&2; exit 3; }
 done
 
-cargo build --quiet --locked --package iec-capi --profile "$profile"
+cargo build --quiet --locked --manifest-path crates/capi/Cargo.toml --profile "$profile"
 target=${CARGO_TARGET_DIR:-target}/$([ "$profile" = dev ] && echo debug || echo "$profile")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
