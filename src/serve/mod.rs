@@ -19,6 +19,7 @@ pub mod page;
 mod residency;
 mod rights;
 mod state;
+mod submit;
 mod toml_text;
 #[cfg(feature = "otel")]
 mod trace;
