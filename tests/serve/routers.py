@@ -57,12 +57,22 @@ def smg(context):
         found = answer["choices"][0]["message"]["content"]
         check(found == expected, f"smg answers {found!r}, the server {expected!r}")
         check(answer["usage"]["completion_tokens"] == 12, f"usage of smg: {answer['usage']}")
-        status, text = ask(port, "/v1/chat/completions", body | {"stream": True})
-        lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: {")]
-        deltas = [choice["delta"].get("content") or "" for line in lines for choice in json.loads(line)["choices"]]
+        streamed = body | {"stream": True, "stream_options": {"include_usage": True}}
+        _, text = ask(port, "/v1/chat/completions", streamed)
+        events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+        deltas = [choice["delta"].get("content") or "" for event in events for choice in event["choices"]]
         check("".join(deltas) == expected, f"smg streams {''.join(deltas)!r}, the server answers {expected!r}")
+        usage = [event["usage"] for event in events if event.get("usage")]
+        check(usage and usage[-1]["completion_tokens"] == 12, f"usage of a stream of smg: {usage}")
+        schema = {"type": "object", "properties": {"a": {"enum": ["x", "yz"]}}, "required": ["a"]}
+        schema["additionalProperties"] = False
+        form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+        status, text = ask(port, "/v1/chat/completions", body | {"response_format": form, "max_tokens": 40})
+        check(status == 200, f"smg with a schema: status {status}, {text[:500]}")
+        found = json.loads(json.loads(text)["choices"][0]["message"]["content"])
+        check(found.get("a") in ("x", "yz"), f"smg with a schema answers {found}")
     finally:
         router.terminate()
         router.wait()
         log.close()
-    return f"a chat through the router, whole and in {len(lines)} events"
+    return f"a chat through the router, whole and in {len(events)} events, and with a schema"

@@ -246,9 +246,9 @@ impl<'a> Run<'a> {
                 changes.extend(new);
             }
             Command::Compute(Compute(work)) => self.computations.push(work),
-            Command::Slots(answer) => _ = answer.send(self.slots()),
+            Command::Slots(answer) => answer.send(self.slots()),
             Command::Usage(answer) => _ = answer.send(self.usage()),
-            Command::FlushPrefixes(answer) => _ = answer.send(self.flush_prefixes()),
+            Command::FlushPrefixes(answer) => answer.send(self.flush_prefixes()),
             Command::Load => {}
             Command::Unload => self.unloads = true,
             Command::Drain(timeout) => self.drain = Some(Instant::now() + timeout),

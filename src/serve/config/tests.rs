@@ -268,3 +268,13 @@ fn a_collector_has_an_address_and_needs_a_build_with_open_telemetry() {
     assert!(!message("http://user:secret@localhost").contains("secret"));
     options(&[("otlp-endpoint", "https://collector.example/otlp")]).unwrap();
 }
+
+#[test]
+fn a_port_of_grpc_needs_its_feature_and_is_not_that_of_http() {
+    let with = |port| Given::merge(Given { grpc_port: Some(port), ..Given::default() }, Given::default());
+    let error = with(8080).unwrap_err().to_string();
+    match cfg!(feature = "grpc") {
+        true => assert!(with(0).is_ok() && error.contains("another port"), "{error}"),
+        false => assert!(error.contains("no gRPC") && with(0).is_err(), "{error}"),
+    }
+}

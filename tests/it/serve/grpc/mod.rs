@@ -72,7 +72,7 @@ fn whole(server: &Server, request: &GenerateRequest) -> Vec<GenerateComplete> {
     completes
 }
 
-fn ask<A: Message + Default>(server: &Server, method: &str, request: &impl Message) -> Result<A, Ended> {
+fn ask<A: Message + Default>(server: &Server, method: &str, request: &impl Message) -> Result<A, Box<Ended>> {
     ask_with(server, method, &[], request)
 }
 
@@ -81,11 +81,11 @@ fn ask_with<A: Message + Default>(
     method: &str,
     metadata: &[(&str, &str)],
     request: &impl Message,
-) -> Result<A, Ended> {
+) -> Result<A, Box<Ended>> {
     let (mut messages, ended) = run(async { Channel::open(server).await.call(method, metadata, request).await });
     match ended.code {
         OK => Ok(messages.pop().unwrap()),
-        _ => Err(ended),
+        _ => Err(Box::new(ended)),
     }
 }
 
