@@ -2,7 +2,7 @@
 # Checks `iec serve` with the clients and tools that people use: openai and anthropic, async-openai of Rust, instructor,
 # the Agents SDK, langgraph, the AI SDK, ollama's client, the OpenAI library in a browser, the tools of public MCP servers,
 # lm-evaluation-harness, schemathesis, jsonschema, Prometheus with the dashboard, wrk, haproxy, Chromium with the page,
-# aiperf, and the router SMG over gRPC (a build with --features grpc).
+# aiperf, and the router SMG over gRPC.
 #
 #   scripts/serve-accept.sh [--iec BIN] [--work DIR] [--no-install] [OPTION...]
 #
