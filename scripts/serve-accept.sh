@@ -2,7 +2,7 @@
 # Checks `iec serve` with the clients and tools that people use: openai and anthropic, async-openai of Rust, instructor,
 # the Agents SDK, langgraph, the AI SDK, ollama's client, the OpenAI library in a browser, the tools of public MCP servers,
 # lm-evaluation-harness, schemathesis, jsonschema, Prometheus with the dashboard, wrk, haproxy, Chromium with the page,
-# aiperf.
+# aiperf, and the router SMG over gRPC.
 #
 #   scripts/serve-accept.sh [--iec BIN] [--work DIR] [--no-install] [OPTION...]
 #
@@ -80,6 +80,8 @@ if [ -n "$install" ]; then
     echo "serve-accept.sh: aiperf is not installed; its part is skipped" >&2
   install_python venv-agents 'instructor==1.17.*' 'openai-agents==0.24.*' 'langgraph==1.2.*' 'langchain-openai==1.7.*' ||
     echo "serve-accept.sh: clients for agents are not installed; their parts are skipped" >&2
+  install_python venv-smg 'smg==1.13.0' ||
+    echo "serve-accept.sh: smg is not installed; its part is skipped" >&2
   install_node
   install_debian
 fi
@@ -89,7 +91,9 @@ aiperf=()
 [ ! -x "$work/venv-aiperf/bin/aiperf" ] || aiperf=(--aiperf "$work/venv-aiperf/bin/aiperf")
 agents=()
 [ ! -x "$work/venv-agents/bin/python" ] || agents=(--agents "$work/venv-agents/bin/python")
+smg=()
+[ ! -x "$work/venv-smg/bin/smg" ] || smg=(--smg "$work/venv-smg/bin/smg")
 export PYTHONDONTWRITEBYTECODE=1
 # Packs of another build are made again.
 rm -rf "$work/run/packs"
-"$python" "$root/tests/serve/accept.py" --iec "$iec" --work "$work/run" "${aiperf[@]}" "${agents[@]}" "${rest[@]}"
+"$python" "$root/tests/serve/accept.py" --iec "$iec" --work "$work/run" "${aiperf[@]}" "${agents[@]}" "${smg[@]}" "${rest[@]}"

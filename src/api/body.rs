@@ -84,6 +84,11 @@ impl Body {
         body.map_err(|e| json_error::of(text, &e))
     }
 
+    /// Creates the body of a request that came in another form than JSON.
+    pub fn of(fields: Map<String, Value>) -> Body {
+        Body { names: FieldNames::default(), fields, unknown: Vec::new(), prompts: None, tokens: None }
+    }
+
     /// Takes a field; `None` if it is absent or null.
     pub fn take(&mut self, name: &str) -> Option<Value> {
         self.fields.shift_remove(name).filter(|value| !value.is_null())

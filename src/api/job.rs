@@ -3,7 +3,7 @@
 use super::body::Body;
 use super::chat::{Chat, ChatForm, ChatRequest};
 use super::completions::{CompletionRequest, Completions};
-use super::error::{ApiError, ApiResult};
+use super::error::ApiResult;
 use super::form::Form;
 use super::prepare::{Plan, Prepared, PromptSource};
 use super::settings::{Limits, Settings};
@@ -45,25 +45,6 @@ pub struct Job {
     pub id: &'static str,
     /// Builds the form of the answer.
     pub form: MakeForm,
-}
-
-impl Job {
-    /// Checks settings against each other.
-    ///
-    /// # Errors
-    /// An answer must have more tokens than it may have.
-    pub fn check(&self) -> ApiResult<()> {
-        match self.max_tokens.filter(|most| self.settings.min_tokens > *most) {
-            Some(most) => {
-                let found = self.settings.min_tokens;
-                Err(ApiError::field(
-                    "min_tokens",
-                    format!("found {found}, expected at most the {most} of `max_tokens`"),
-                ))
-            }
-            None => Ok(()),
-        }
-    }
 }
 
 /// Reads the request of an endpoint.

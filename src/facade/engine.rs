@@ -410,7 +410,7 @@ fn read(request: &Request, is_stream: bool, facts: Arc<Facts>) -> Result<(Vec<pr
         RequestKind::Completion => job::completions,
         RequestKind::Chat => job::chat,
     };
-    let job = read(&mut body, &limits).and_then(|job| job.check().map(|()| job));
+    let job = read(&mut body, &limits).and_then(|job| job.settings.check(job.max_tokens).map(|()| job));
     let names = body.names.clone();
     let job: Job = job.and_then(|job| body.rest(true).map(|_| job)).map_err(|e| names.shown(e))?;
     let Job { sources, settings, max_tokens, logprobs, score, echo, texts, .. } = job;

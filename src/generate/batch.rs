@@ -8,7 +8,6 @@ use super::texts::Texts;
 use super::{Completion, Event, Finish, Options, Request};
 use crate::error::{Cause, Error, Result};
 use crate::progress::{self, ProgressBar};
-use crate::runtime::DiskCounts;
 use crate::runtime::engine::Engine;
 use crate::runtime::prefix_cache::{self, PrefixCache};
 use crate::runtime::profile::Stage;
@@ -227,19 +226,15 @@ impl<'a> Batch<'a> {
         self.scheduler.next_timer()
     }
 
-    /// Returns the numbers of pages of the prefix cache on disk; `None` if none are kept there.
-    pub fn disk_counts(&mut self) -> Option<DiskCounts> {
-        self.scheduler.cache().prefixes.as_ref()?.disk_counts()
+    /// Returns the prefix cache, if there is one, for what concerns its pages on disk.
+    pub fn prefixes(&mut self) -> Option<&mut PrefixCache> {
+        self.scheduler.cache().prefixes.as_deref_mut()
     }
 
-    /// Writes one full page of the prefix cache to the directory of [`PrefixCache::keep_in`]. Returns false once all
-    /// were written.
-    ///
-    /// # Errors
-    /// The file cannot be written.
-    pub fn save_prefix(&mut self) -> Result<bool> {
-        let prefixes = self.scheduler.cache().prefixes.as_mut();
-        prefixes.map_or(Ok(false), |prefixes| prefixes.save(1).map(|saved| saved.written > 0))
+    /// Empties the prefix cache, on disk too, except for pages that requests use.
+    pub fn flush_prefixes(&mut self) {
+        self.scheduler.clear_cache();
+        self.prefixes().into_iter().for_each(PrefixCache::clear_disk);
     }
 
     /// Returns the scheduler's count of pages.

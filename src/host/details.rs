@@ -12,6 +12,8 @@ const THINKING: [&str; 4] = ["enable_thinking", "reasoning_effort", "<think>", "
 pub struct Details {
     /// Family in lower case, such as `llama`.
     pub family: String,
+    /// Name of the architecture in the configuration of the checkpoint, such as `LlamaForCausalLM`.
+    pub architecture: String,
     /// Number of parameters.
     pub parameters: u64,
     /// Size of the weights in bytes.
@@ -45,6 +47,7 @@ impl Details {
         let source = template.map(|template| template.template.source());
         Ok(Details {
             family: family.map_or_else(|| config.architecture.to_ascii_lowercase(), String::from),
+            architecture: config.architecture.clone(),
             parameters: session.reader.entries().iter().map(|entry| entry.elements() as u64).sum(),
             bytes: session.reader.total_bytes(),
             digest: pack_digest(&session.reader),
@@ -76,9 +79,10 @@ mod tests {
     #[test]
     fn parameters_are_counted_in_units() {
         let size = |parameters| {
-            let (family, digest, quantization) = Default::default();
+            let (family, architecture, digest, quantization) = Default::default();
             let details = Details {
                 family,
+                architecture,
                 parameters,
                 bytes: 0,
                 digest,

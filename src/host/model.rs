@@ -190,6 +190,9 @@ pub enum Command {
     Slots(channel::Sender<Vec<Slot>>),
     /// Asks for the use of all keys, in the order of their numbers.
     Usage(Sender<UsageOf>),
+    /// Empties the prefix cache, in memory and on disk, unless requests are queued or computed; the answer says whether
+    /// it was emptied.
+    FlushPrefixes(channel::Sender<bool>),
     /// Loads the model.
     Load,
     /// Removes the model from memory once its batch is empty.

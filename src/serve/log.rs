@@ -6,9 +6,8 @@ use super::caller::Caller;
 use super::config::LogFormat;
 use crate::api::answer::Usage;
 use crate::api::error::ApiError;
-use crate::api::form::Form;
 use crate::host::reply::Done;
-use axum::extract::Request;
+use axum::http::HeaderMap;
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Instant;
@@ -32,18 +31,19 @@ pub struct Record {
 }
 
 impl Record {
-    /// Creates the record of a request.
-    pub fn new(app: &Arc<App>, caller: &Caller, request: &Request) -> Record {
+    /// Creates the record of a request to an endpoint, which is the path of a URL. Its headers may name a trace.
+    #[cfg_attr(not(feature = "otel"), expect(unused_variables, reason = "only traces read headers"))]
+    pub fn new(app: &Arc<App>, caller: &Caller, endpoint: &str, headers: &HeaderMap) -> Record {
         let mut record = Record::default();
         record.app = Some(app.clone());
         record.id.clone_from(&caller.id);
         record.key.clone_from(&caller.key().0.name);
-        record.endpoint = request.uri().path().into();
+        record.endpoint = endpoint.into();
         let begin = Instant::now();
         record.begin = Some(begin);
         #[cfg(feature = "otel")]
         {
-            record.span = app.tracer.as_ref().and_then(|tracer| tracer.begin(request.headers(), begin));
+            record.span = app.tracer.as_ref().and_then(|tracer| tracer.begin(headers, begin));
         }
         // The status of a request whose client left, by the convention of nginx.
         (record.status, record.finish) = (499, "disconnected".into());
@@ -78,10 +78,10 @@ impl Record {
         self.finish = error.code.unwrap_or("error").into();
     }
 
-    /// Records the end of an answer.
-    pub fn finish(&mut self, form: &dyn Form) {
-        (self.status, self.usage) = (200, form.usage());
-        self.finish = form.finish().into();
+    /// Records the end of an answer, and the reason why its first text ended.
+    pub fn finish(&mut self, usage: Usage, finish: &str) {
+        (self.status, self.usage) = (200, usage);
+        self.finish = finish.into();
     }
 }
 

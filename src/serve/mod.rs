@@ -1,4 +1,5 @@
-//! HTTP server for models: the API of OpenAI and Anthropic over the sessions of this program.
+//! Server for models: the APIs of OpenAI and Anthropic over HTTP, and that of vLLM's engine over gRPC, for the sessions
+//! of this program.
 //!
 //! [`run`] opens the sockets and starts the threads of [`crate::host`] for each model. The thread that called [`run`]
 //! serves all connections: it reads requests with [`crate::api`], submits them, and writes their events.
@@ -8,6 +9,8 @@ mod app;
 mod bodies;
 mod caller;
 pub mod config;
+#[cfg(feature = "grpc")]
+mod grpc;
 mod http;
 pub mod keys;
 mod loading;
@@ -19,6 +22,7 @@ pub mod page;
 mod residency;
 mod rights;
 mod state;
+mod submit;
 mod toml_text;
 #[cfg(feature = "otel")]
 mod trace;
@@ -292,14 +296,18 @@ impl Life {
     async fn run(mut self, listeners: &Listeners) -> Result<Ended> {
         let (stop, stopped) = watch::channel(false);
         let router = http::router(self.app.clone());
+        #[cfg(feature = "grpc")]
+        let calls = grpc::serve(self.app.clone(), listeners.grpc(), stopped.clone(), LAST_BYTES);
+        #[cfg(not(feature = "grpc"))]
+        let calls = std::future::ready(Ok::<(), Error>(()));
         let connections = listeners.serve(router, stopped, LAST_BYTES);
         let ends = async {
             let ended = self.until_end().await;
             let _ = stop.send(true);
             ended
         };
-        let (served, ended) = tokio::join!(connections, ends);
-        served?;
+        let (served, called, ended) = tokio::join!(connections, calls, ends);
+        served.and(called)?;
         ended
     }
 

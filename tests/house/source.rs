@@ -90,7 +90,10 @@ fn collect(dir: &Path, found: &mut Vec<(String, String)>) {
         let path = entry.expect("a readable directory").path();
         let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
         if path.is_dir() {
-            collect(&path, found);
+            // Folders of this name hold what scripts make.
+            if name != "generated" {
+                collect(&path, found);
+            }
         } else if name.ends_with(".rs") && name != "tests.rs" {
             found.push((path.to_str().expect("plain names").to_string(), fs::read_to_string(&path).expect("UTF-8")));
         }

@@ -19,6 +19,7 @@ import evaluation
 import load
 import monitoring
 import node_clients
+import routers
 import schemas
 import soak
 from server import ROOT, Context, Failure, Skip
@@ -42,6 +43,7 @@ PARTS = {
     "prometheus": monitoring.prometheus,
     "wrk": load.wrk,
     "haproxy": load.haproxy,
+    "smg": routers.smg,
     "chromium": browser.chromium,
     "aiperf": load.aiperf,
 }
@@ -88,6 +90,7 @@ def main():
     )
     parser.add_argument("--aiperf", help="the program aiperf")
     parser.add_argument("--agents", metavar="PYTHON", help="a Python with instructor, openai-agents and langgraph")
+    parser.add_argument("--smg", metavar="PROGRAM", help="the router SMG")
     parser.add_argument("--list", action="store_true", help="print the names of the parts")
     options = parser.parse_args()
     options.schemas = options.schemas or (300 if options.full else 60)

@@ -118,7 +118,7 @@ class Server:
         )
         line = self.process.stdout.readline()
         check(line.startswith("{"), f"the server did not start: {line}{self.log()}")
-        self.url = json.loads(line)["http"]
+        self.url, self.grpc = json.loads(line)["http"], json.loads(line)["grpc"]
         self.host, port = self.url.removeprefix("http://").rsplit(":", 1)
         self.port = int(port)
 

@@ -201,11 +201,13 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
 /// Prints where the server listens: for programs as JSON, on a terminal as text.
 fn announce(address: &Address) -> Result<()> {
     let http = format!("http://{}", address.tcp);
+    let grpc = address.grpc.map(|address| format!("grpc://{address}"));
     if std::io::stdout().is_terminal() {
+        let grpc = grpc.map_or(String::new(), |grpc| format!(" and {grpc}"));
         let unix = address.unix.as_ref().map_or(String::new(), |path| format!(" and {}", path.display()));
-        return console::print_line(format_args!("listening on {http}{unix}; Ctrl-C ends the server"));
+        return console::print_line(format_args!("listening on {http}{unix}{grpc}; Ctrl-C ends the server"));
     }
-    console::print_json(&json!({"event": "listening", "http": http, "unix": address.unix, "grpc": null}))
+    console::print_json(&json!({"event": "listening", "http": http, "unix": address.unix, "grpc": grpc}))
 }
 
 /// Returns the receiver of log lines.

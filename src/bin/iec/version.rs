@@ -6,6 +6,7 @@ use std::ffi::OsString;
 /// Features of the crate that change what the program can do.
 const FEATURES: &[(&str, bool)] = &[
     ("cli", cfg!(feature = "cli")),
+    ("grpc", cfg!(feature = "grpc")),
     ("hub", cfg!(feature = "hub")),
     ("otel", cfg!(feature = "otel")),
     ("reference", cfg!(feature = "reference")),

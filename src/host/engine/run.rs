@@ -220,7 +220,7 @@ impl<'a> Run<'a> {
         if !self.batch.is_empty() || self.unsaved.is_none_or(|since| since.elapsed() < SAVE_AFTER) {
             return;
         }
-        match self.batch.save_prefix() {
+        match self.batch.prefixes().map_or(Ok(false), |prefixes| prefixes.save(1).map(|saved| saved.written > 0)) {
             Ok(true) => {}
             Ok(false) => self.unsaved = None,
             // The end of the server tries again, and reports why it failed.
@@ -246,8 +246,9 @@ impl<'a> Run<'a> {
                 changes.extend(new);
             }
             Command::Compute(Compute(work)) => self.computations.push(work),
-            Command::Slots(answer) => _ = answer.send(self.slots()),
+            Command::Slots(answer) => answer.send(self.slots()),
             Command::Usage(answer) => _ = answer.send(self.usage()),
+            Command::FlushPrefixes(answer) => answer.send(self.flush_prefixes()),
             Command::Load => {}
             Command::Unload => self.unloads = true,
             Command::Drain(timeout) => self.drain = Some(Instant::now() + timeout),
@@ -256,6 +257,15 @@ impl<'a> Run<'a> {
         }
         // A step applies it: a request that was cancelled leaves the batch.
         self.worked = true;
+    }
+
+    /// Empties the prefix cache if there is nothing to compute. Returns whether it did.
+    fn flush_prefixes(&mut self) -> bool {
+        let is_idle = self.lives.all.is_empty() && self.batch.is_empty();
+        if is_idle {
+            self.batch.flush_prefixes();
+        }
+        is_idle
     }
 
     /// Returns the choices in the batch, in their order.
@@ -455,7 +465,7 @@ impl<'a> Run<'a> {
 
     /// Reports pages of the prefix cache that were read from disk since the last step.
     fn tell_disk(&mut self) {
-        let Some(now) = self.batch.disk_counts() else { return };
+        let Some(now) = self.batch.prefixes().and_then(|prefixes| prefixes.disk_counts()) else { return };
         let before = std::mem::replace(&mut self.disk, now);
         for (result, pages) in [
             (DiskPages::Hit, now.hit - before.hit),

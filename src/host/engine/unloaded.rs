@@ -14,7 +14,9 @@ pub fn wait(commands: &Receiver<Command>, changes: &mut Vec<KeyChange>, usage: &
             Ok(Command::Drain(_)) | Err(_) => return false,
             Ok(Command::Keys(new)) => changes.extend(new),
             Ok(Command::Usage(answer)) => _ = answer.send(usage.clone()),
-            Ok(Command::Slots(answer)) => _ = answer.send(Vec::new()),
+            Ok(Command::Slots(answer)) => answer.send(Vec::new()),
+            // Pages on disk are removed by the engine, which alone knows them.
+            Ok(Command::FlushPrefixes(answer)) => answer.send(false),
             Ok(Command::Arrive(arrival)) => {
                 arrival.outlet.send(Reply::Refused(Refusal::Stopped("the model is not loaded".into())));
             }

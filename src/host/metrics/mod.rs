@@ -49,6 +49,35 @@ pub struct Metrics {
     start: f64,
 }
 
+/// Requests and memory at a moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Sequences in the batch.
+    pub running: u64,
+    /// Sequences that wait for a place in the batch.
+    pub waiting: u64,
+    /// Positions of the KV cache that running sequences use.
+    pub used_tokens: u64,
+    /// Positions of the whole KV cache; 0 without a limit.
+    pub total_tokens: u64,
+    /// Prompt tokens that were searched for in the prefix cache so far, and those that were found.
+    pub prefix: (u64, u64),
+}
+
+impl Load {
+    fn plus(self, model: &ModelMetrics) -> Load {
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let page = of(&model.page_tokens);
+        Load {
+            running: self.running + of(&model.running),
+            waiting: self.waiting + of(&model.waiting),
+            used_tokens: self.used_tokens + of(&model.pages_used) * page,
+            total_tokens: self.total_tokens + of(&model.pages_total) * page,
+            prefix: (self.prefix.0 + of(&model.prefix_queries), self.prefix.1 + of(&model.prefix_hits)),
+        }
+    }
+}
+
 impl Default for Metrics {
     fn default() -> Metrics {
         Metrics::new()
@@ -87,6 +116,12 @@ impl Metrics {
     /// Removes a model, and its series with it.
     pub fn remove_model(&self, name: &str) {
         lock(&self.models).retain(|model| model.name != name);
+    }
+
+    /// Returns the load of all models together.
+    pub fn load(&self) -> Load {
+        let models = lock(&self.models).clone();
+        models.iter().fold(Load::default(), |load, model| load.plus(model))
     }
 
     /// Counts tokens that a key is charged for. `key` is the public name of the key.

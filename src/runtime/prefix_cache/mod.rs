@@ -93,6 +93,11 @@ impl PrefixCache {
         Ok(())
     }
 
+    /// Removes all pages on disk.
+    pub fn clear_disk(&mut self) {
+        self.store.iter_mut().for_each(PrefixStore::clear);
+    }
+
     /// Counts the pages of each part that the cache holds.
     pub fn pages(&self) -> usize {
         self.tree.pages()

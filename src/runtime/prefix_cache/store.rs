@@ -245,6 +245,12 @@ impl PrefixStore {
         let _ = remove_if_there(&self.path(name));
     }
 
+    /// Forgets all pages and removes their files.
+    pub fn clear(&mut self) {
+        let names: Vec<PageName> = self.files.keys().copied().collect();
+        names.iter().for_each(|name| self.remove(name));
+    }
+
     fn path(&self, name: &PageName) -> PathBuf {
         let hex: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
         self.dir.join(&hex[..2]).join(format!("{hex}.{EXTENSION}"))

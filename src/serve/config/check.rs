@@ -42,6 +42,7 @@ impl ServeSettings {
         }
         self.check_hosts()?;
         self.check_otlp()?;
+        self.check_grpc()?;
         self.check_names()?;
         if self.no_auth && self.api_key_file.is_some() {
             return Err(Error::usage("no-auth: found api-key-file, too, expected one of them")
@@ -62,6 +63,17 @@ impl ServeSettings {
             None => Ok(()),
             Some(_) => Err(Error::usage("otlp-endpoint: this build has no OpenTelemetry")
                 .help("build with --features otel, or leave out otlp-endpoint")),
+        }
+    }
+
+    fn check_grpc(&self) -> Result<()> {
+        match self.grpc_port {
+            Some(_) if cfg!(not(feature = "grpc")) => Err(Error::usage("grpc-port: this build has no gRPC")
+                .help("build with --features grpc, or leave out grpc-port")),
+            Some(port) if port != 0 && port == self.port => {
+                Err(Error::usage(format!("grpc-port: found {port}, expected another port than that of HTTP")))
+            }
+            _ => Ok(()),
         }
     }
 

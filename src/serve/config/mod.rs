@@ -204,6 +204,9 @@ settings! {
     port: u16 = 8080;
     /// Unix socket to listen on
     unix: PathBuf;
+    /// Port for gRPC on the same host, in the protocol of vLLM's engine; 0 lets the system choose one [default: no
+    /// gRPC]
+    grpc_port: u16;
     /// File of API keys with their limits. A server on another interface than the loopback one needs keys
     api_key_file: PathBuf;
     /// Serve without keys, on any interface

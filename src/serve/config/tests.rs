@@ -23,6 +23,7 @@ fn the_defaults_are_those_of_the_contract() {
         ("host", "127.0.0.1"),
         ("port", "8080"),
         ("unix", ""),
+        ("grpc-port", ""),
         ("api-key-file", ""),
         ("no-auth", ""),
         ("max-seqs", "32"),
@@ -61,7 +62,7 @@ fn the_defaults_are_those_of_the_contract() {
     assert_eq!(defaults, expected);
     assert_eq!(Given::merge(Given::default(), Given::default()).unwrap(), ServeSettings::default());
     assert!(SETTINGS.iter().all(|row| !row.help().is_empty() && !row.help().starts_with(' ')));
-    assert_eq!(SETTINGS[5].variable(), "IEC_MAX_SEQS");
+    assert_eq!(SETTINGS[6].variable(), "IEC_MAX_SEQS");
 }
 
 #[test]
@@ -70,6 +71,8 @@ fn every_setting_of_the_file_and_of_options_has_the_same_effect() {
         ("host", "\"::1\"", "::1"),
         ("port", "0", "0"),
         ("unix", "\"run/iec.sock\"", "run/iec.sock"),
+        #[cfg(feature = "grpc")]
+        ("grpc-port", "50051", "50051"),
         ("api-key-file", "\"keys.toml\"", "keys.toml"),
         ("no-auth", "true", "on"),
         ("max-seqs", "16", "16"),
@@ -106,7 +109,8 @@ fn every_setting_of_the_file_and_of_options_has_the_same_effect() {
         ("otlp-endpoint", "\"http://127.0.0.1:4318\"", "http://127.0.0.1:4318"),
     ];
     let names: Vec<String> = SETTINGS.iter().map(Setting::name).collect();
-    let possible = names.iter().filter(|name| cfg!(feature = "otel") || *name != "otlp-endpoint");
+    let missing = [("otlp-endpoint", cfg!(feature = "otel")), ("grpc-port", cfg!(feature = "grpc"))];
+    let possible = names.iter().filter(|name| !missing.contains(&(name.as_str(), false)));
     assert_eq!(cases.map(|(name, ..)| name).to_vec(), possible.collect::<Vec<_>>());
     for (name, toml, text) in cases {
         let from_file = merge(&format!("{name} = {toml}")).unwrap();
@@ -267,4 +271,14 @@ fn a_collector_has_an_address_and_needs_a_build_with_open_telemetry() {
     assert!(message("http://user:secret@localhost").contains("found a user name"));
     assert!(!message("http://user:secret@localhost").contains("secret"));
     options(&[("otlp-endpoint", "https://collector.example/otlp")]).unwrap();
+}
+
+#[test]
+fn a_port_of_grpc_needs_its_feature_and_is_not_that_of_http() {
+    let with = |port| Given::merge(Given { grpc_port: Some(port), ..Given::default() }, Given::default());
+    let error = with(8080).unwrap_err().to_string();
+    match cfg!(feature = "grpc") {
+        true => assert!(with(0).is_ok() && error.contains("another port"), "{error}"),
+        false => assert!(error.contains("no gRPC") && with(0).is_err(), "{error}"),
+    }
 }

@@ -20,15 +20,15 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
 /// Time in which the headers of a request must come.
-const HEADER_TIME: Duration = Duration::from_secs(10);
+pub const HEADER_TIME: Duration = Duration::from_secs(10);
 /// Largest size of the headers of a request in bytes.
-const HEADER_BYTES: usize = 16 << 10;
+pub const HEADER_BYTES: usize = 16 << 10;
 /// Largest number of connections.
 const MOST_CONNECTIONS: u64 = 4096;
 /// Number of open files that connections leave for other things: models, adapters, processes for templates.
 const OTHER_FILES: u64 = 256;
 /// Time to wait after the system refused a connection, such as for want of file descriptors.
-const REFUSED_TIME: Duration = Duration::from_millis(50);
+pub const REFUSED_TIME: Duration = Duration::from_millis(50);
 
 /// Places at which the server listens.
 #[derive(Debug, Clone)]
@@ -37,6 +37,8 @@ pub struct Address {
     pub tcp: SocketAddr,
     /// Path of the Unix socket.
     pub unix: Option<PathBuf>,
+    /// Address of the TCP socket of gRPC.
+    pub grpc: Option<SocketAddr>,
 }
 
 /// Open sockets.
@@ -44,6 +46,7 @@ pub struct Address {
 pub struct Listeners {
     tcp: StdTcpListener,
     unix: Option<(StdUnixListener, PathBuf)>,
+    grpc: Option<StdTcpListener>,
 }
 
 /// Removes the Unix socket of a server that ends.
@@ -61,18 +64,10 @@ impl Listeners {
     /// # Errors
     /// An address is in use, or the system refuses it.
     pub fn open(settings: &ServeSettings) -> Result<Listeners> {
-        let name = format!("{}:{}", settings.host, settings.port);
-        let refused = |e: std::io::Error| {
-            Error::new(Cause::Io(e))
-                .at(&name)
-                .help("choose another --port (0 = any free one), or end the process that uses it")
-        };
-        // An address of IPv6 may be given with or without brackets.
-        let host = settings.host.trim_start_matches('[').trim_end_matches(']');
-        let tcp = StdTcpListener::bind((host, settings.port)).map_err(refused)?;
-        tcp.set_nonblocking(true)?;
+        let tcp = open_tcp(&settings.host, settings.port, "--port")?;
         let unix = settings.unix.as_deref().map(open_unix).transpose()?;
-        Ok(Listeners { tcp, unix })
+        let grpc = settings.grpc_port.map(|port| open_tcp(&settings.host, port, "--grpc-port")).transpose()?;
+        Ok(Listeners { tcp, unix, grpc })
     }
 
     /// Returns the places.
@@ -80,7 +75,15 @@ impl Listeners {
     /// # Errors
     /// The system does not tell the address.
     pub fn address(&self) -> Result<Address> {
-        Ok(Address { tcp: self.tcp.local_addr()?, unix: self.unix.as_ref().map(|(_, path)| path.clone()) })
+        let unix = self.unix.as_ref().map(|(_, path)| path.clone());
+        let grpc = self.grpc.as_ref().map(StdTcpListener::local_addr).transpose()?;
+        Ok(Address { tcp: self.tcp.local_addr()?, unix, grpc })
+    }
+
+    /// Returns the socket of gRPC, if there is one.
+    #[cfg(feature = "grpc")]
+    pub fn grpc(&self) -> Option<&StdTcpListener> {
+        self.grpc.as_ref()
     }
 
     /// Takes connections until `stop` is true, then lets those finish that are answering, at most for `patience`.
@@ -119,8 +122,22 @@ impl Listeners {
     }
 }
 
+/// Opens a TCP socket; `option` is the one that names its port.
+fn open_tcp(host: &str, port: u16, option: &str) -> Result<StdTcpListener> {
+    let refused = |e: std::io::Error| {
+        Error::new(Cause::Io(e))
+            .at(format!("{host}:{port}"))
+            .help(format!("choose another {option} (0 = any free one), or end the process that uses it"))
+    };
+    // An address of IPv6 may be given with or without brackets.
+    let inner = host.trim_start_matches('[').trim_end_matches(']');
+    let tcp = StdTcpListener::bind((inner, port)).map_err(refused)?;
+    tcp.set_nonblocking(true)?;
+    Ok(tcp)
+}
+
 /// Returns the number of connections for which the limit of open files suffices.
-fn most_connections() -> usize {
+pub fn most_connections() -> usize {
     let files = open_files().unwrap_or(u64::MAX);
     files.saturating_sub(OTHER_FILES).max(files / 4).clamp(1, MOST_CONNECTIONS) as usize
 }

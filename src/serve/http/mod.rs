@@ -1,15 +1,15 @@
 //! Connections: routes, checks of every request, and the bodies of answers.
 
 mod adapters;
-mod body;
+pub(super) mod body;
 mod check;
 mod cors;
 mod generate;
 mod info;
-mod listen;
-mod models;
+pub(super) mod listen;
+pub(super) mod models;
 mod ollama;
-mod respond;
+pub(super) mod respond;
 mod routes;
 mod slots;
 mod stream;

@@ -71,7 +71,7 @@ impl StreamBody {
 
     fn end(&mut self) {
         self.form.end(&mut self.events);
-        self.record.finish(self.form.as_ref());
+        self.record.finish(self.form.usage(), self.form.finish());
         self.is_over = true;
     }
 }

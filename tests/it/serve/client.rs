@@ -28,6 +28,8 @@ pub struct Server {
     child: Child,
     /// Host and port.
     pub address: String,
+    /// Host and port of gRPC.
+    pub grpc: Option<String>,
     log: Arc<Mutex<String>>,
     /// Thread that reads the log until the process ends.
     reader: JoinHandle<()>,
@@ -79,7 +81,8 @@ impl Server {
         });
         assert_eq!(listening["event"], "listening");
         let address = listening["http"].as_str().unwrap().strip_prefix("http://").unwrap().to_string();
-        Server { child, address, log, reader }
+        let grpc = listening["grpc"].as_str().and_then(|url| url.strip_prefix("grpc://")).map(String::from);
+        Server { child, address, grpc, log, reader }
     }
 
     /// Waits until all models are loaded.

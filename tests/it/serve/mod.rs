@@ -8,6 +8,8 @@ mod cuda;
 mod errors;
 mod events;
 mod fields;
+#[cfg(feature = "grpc")]
+mod grpc;
 mod items;
 mod keys;
 mod known;
