@@ -43,7 +43,7 @@ const ROOM_TIME: Duration = Duration::from_millis(10);
 ///
 /// let engine = Engine::open_embedded(&OpenOptions::default())?;
 /// let answer = engine.generate(&Request::text("Once upon a time").max_tokens(8).temperature(0.0))?;
-/// assert_eq!(answer.text(), ", there was a little girl n");
+/// assert_eq!(answer.text(), ", there was a little girl");
 /// # Ok::<(), iec::Error>(())
 /// ```
 #[derive(Debug, Clone)]
@@ -197,7 +197,7 @@ impl Engine {
     ///         text += &new;
     ///     }
     /// }
-    /// assert_eq!(text, ", there was a little girl n");
+    /// assert_eq!(text, ", there was a little girl");
     /// # Ok::<(), iec::Error>(())
     /// ```
     ///

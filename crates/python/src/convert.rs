@@ -5,9 +5,9 @@ use crate::errors::{of_parts, raise};
 use engine::{InspectRequest, PackRequest, Progress, QuantizeRequest, VerifyRequest};
 use pyo3::prelude::*;
 use serde_json::Value;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Longest time between two looks for signals.

@@ -3,7 +3,7 @@
 >>> import iec
 >>> engine = iec.Engine.embedded(threads=1)
 >>> engine.generate("Once upon a time", max_tokens=8, temperature=0).text
-', there was a little girl n'
+', there was a little girl'
 >>> engine.close()
 """
 

@@ -111,7 +111,7 @@ class Engine:
 
     >>> with Engine.embedded(threads=1) as engine:
     ...     engine.generate("Once upon a time", max_tokens=8, temperature=0).text
-    ', there was a little girl n'
+    ', there was a little girl'
     """
 
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
@@ -152,7 +152,7 @@ class Engine:
 
         >>> with Engine.embedded(threads=1) as engine:
         ...     "".join(event.text for event in engine.stream("Once upon a time", max_tokens=8, temperature=0))
-        ', there was a little girl n'
+        ', there was a little girl'
         """
         prompt = prompt if isinstance(prompt, str) else list(prompt)
         return Stream(self._native.stream(False, _body({"prompt": prompt}, sampling, fields)))
@@ -197,7 +197,8 @@ class Engine:
         import numpy
 
         if isinstance(text, str):
-            return _array(self._native.embed(text, pooling))[0]
+            vector: npt.NDArray[np.float32] = _array(self._native.embed(text, pooling))[0]
+            return vector
         rows = [_array(self._native.embed(one, pooling)) for one in text]
         return numpy.concatenate(rows) if rows else numpy.zeros((0, 0), numpy.float32)
 
@@ -239,7 +240,7 @@ class AsyncEngine:
     ...     async with AsyncEngine(Engine.embedded(threads=1)) as engine:
     ...         return (await engine.generate("Once upon a time", max_tokens=8, temperature=0)).text
     >>> asyncio.run(story())
-    ', there was a little girl n'
+    ', there was a little girl'
     """
 
     def __init__(self, engine: Engine | str | os.PathLike[str], max_waiting: int = 64, **options: Any) -> None:
