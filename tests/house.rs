@@ -486,11 +486,19 @@ fn idle_exceptions(sources: &Sources) -> Vec<String> {
     found
 }
 
-/// Returns the packages of a lock file that do not come from crates.io with a checksum, except this one.
+/// Packages of this repository.
+const OWN: [&str; 3] = ["iec", "iec-capi", "iec-python"];
+
+/// Returns the packages of a lock file that do not come from crates.io with a checksum, except those of this
+/// repository.
 fn unpinned(lock: &str) -> Vec<String> {
     let registry = "\nsource = \"registry+https://github.com/rust-lang/crates.io-index\"\nchecksum = \"";
     let packages = lock.split("[[package]]\nname = \"").skip(1).filter(|package| !package.contains(registry));
-    packages.filter_map(|package| package.split('"').next()).filter(|name| *name != "iec").map(String::from).collect()
+    packages
+        .filter_map(|package| package.split('"').next())
+        .filter(|name| !OWN.contains(name))
+        .map(String::from)
+        .collect()
 }
 
 fn refuse(rule: &str, found: Vec<String>) {

@@ -293,7 +293,8 @@ int32_t iec_engine_open(struct iec_str model,
 int32_t iec_engine_open_embedded(const struct iec_open_options *options,
                                  struct iec_engine **out);
 
-// Cancels all requests of an engine, and frees it. Null is fine. No other call with the engine may run.
+// Cancels all requests of an engine, and frees it. Null is fine. No other call with the engine may run; within a callback
+// of the engine it does nothing.
 void iec_engine_destroy(struct iec_engine *engine);
 
 // Describes the model as a JSON object: family, context, sizes, whether it has a chat template. Free `out` with

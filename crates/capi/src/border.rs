@@ -5,14 +5,14 @@ use crate::types::{
     IEC_ENGINE, IEC_REENTERED, IEC_USAGE, iec_engine, iec_ids, iec_matrix, iec_metrics, iec_open_options, iec_request,
     iec_str, iec_string,
 };
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
 thread_local! {
-    /// Engine whose callback runs on this thread.
-    static CALLING: Cell<*const iec_engine> = const { Cell::new(ptr::null()) };
+    /// Engines whose callbacks run on this thread: a callback may use another engine, which has callbacks, too.
+    static CALLING: RefCell<Vec<*const iec_engine>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Does the work of a function without an engine. A panic becomes a failure.
@@ -32,7 +32,7 @@ pub(crate) unsafe fn call_with(
     let Some(found) = (unsafe { shared(engine) }) else {
         return keep(Err(Failure::new(IEC_USAGE, "the engine is null")), None);
     };
-    if CALLING.get() == engine {
+    if is_calling(engine) {
         let message = "a callback called a function with the engine that called it";
         return keep(Err(Failure::new(IEC_REENTERED, message)), None);
     }
@@ -41,10 +41,16 @@ pub(crate) unsafe fn call_with(
 
 /// Marks that a callback of the engine runs on this thread.
 pub(crate) fn in_callback<T>(engine: &iec_engine, callback: impl FnOnce() -> T) -> T {
-    let before = CALLING.replace(engine);
+    CALLING.with_borrow_mut(|calling| calling.push(engine));
     let result = callback();
-    CALLING.set(before);
+    CALLING.with_borrow_mut(|calling| calling.pop());
     result
+}
+
+/// Returns true if a callback of the engine runs on this thread.
+pub(crate) fn is_calling(engine: *const iec_engine) -> bool {
+    // At the end of a thread, when its variables are gone, no callback runs on it.
+    CALLING.try_with(|calling| calling.borrow().contains(&engine)).unwrap_or(false)
 }
 
 fn without_panics(work: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {

@@ -1,6 +1,6 @@
 //! Opening, describing and closing engines; tokens; adapters; counters.
 
-use crate::border::{call, call_with, ids_out, put, put_sized, sized, slice, string_out, text};
+use crate::border::{call, call_with, ids_out, is_calling, put, put_sized, sized, slice, string_out, text};
 use crate::error::Failure;
 use crate::types::{
     IEC_ABI_VERSION, IEC_ENGINE, IEC_USAGE, iec_engine, iec_ids, iec_metrics, iec_open_options, iec_str, iec_string,
@@ -87,10 +87,11 @@ unsafe fn open_options(options: *const iec_open_options) -> Result<OpenOptions, 
     Ok(options.with_caches(&|name| std::env::var_os(name))?)
 }
 
-/// Cancels all requests of an engine, and frees it. Null is fine. No other call with the engine may run.
+/// Cancels all requests of an engine, and frees it. Null is fine. No other call with the engine may run; within a callback
+/// of the engine it does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn iec_engine_destroy(engine: *mut iec_engine) {
-    if !engine.is_null() {
+    if !engine.is_null() && !is_calling(engine) {
         // SAFETY: `opened` made it of a box.
         let engine = unsafe { Box::from_raw(engine) };
         let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(engine)));

@@ -52,16 +52,16 @@ unsafe fn generate(
     // SAFETY: the caller's duty.
     let cancel = unsafe { shared(given.cancel) };
     let _running = cancel.map(|cancel| Running::begin(cancel, &canceller));
-    let mut is_cancelled = false;
+    let (mut receiver, mut is_cancelled) = (given.on_event, false);
     for event in stream.by_ref() {
         let event = event?;
         is_cancelled |= event.delta == Delta::End(FinishReason::Cancelled);
-        if let Some(on_event) = given.on_event.filter(|_| !is_cancelled) {
+        if let Some(on_event) = receiver {
             // SAFETY: the caller's duty; the event lives until the callback has returned.
             let wants_end = with_event(&event, |event| in_callback(handle, || unsafe { on_event(given.user, event) }));
             if wants_end != 0 {
                 canceller.cancel();
-                is_cancelled = true;
+                (receiver, is_cancelled) = (None, true);
             }
         }
     }

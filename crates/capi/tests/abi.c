@@ -54,6 +54,7 @@ static int on_event(void *user, const iec_event *event) {
         iec_ids ids;
         seen->reentered += iec_tokenize(seen->engine, text("a"), 1, &ids) == IEC_REENTERED;
         seen->reentered += iec_generate(seen->engine, NULL, NULL) == IEC_REENTERED;
+        iec_engine_destroy(seen->engine); /* does nothing here */
     }
     if (seen->cancel && seen->events == 2) {
         iec_cancel_requests(seen->cancel);

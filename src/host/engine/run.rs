@@ -71,7 +71,7 @@ pub(super) struct Run<'a> {
     /// Whether the last step had work.
     worked: bool,
     /// Computations that the next step does first.
-    computations: Vec<Box<dyn FnOnce(&mut Engine) + Send>>,
+    computations: Vec<Compute>,
     /// Time of the last step that had work, if pages of the prefix cache may not be on disk since.
     unsaved: Option<Instant>,
     #[cfg(test)]
@@ -245,7 +245,7 @@ impl<'a> Run<'a> {
                 new.iter().for_each(|change| self.change(change));
                 changes.extend(new);
             }
-            Command::Compute(Compute(work)) => self.computations.push(work),
+            Command::Compute(work) => self.computations.push(work),
             Command::Slots(answer) => answer.send(self.slots()),
             Command::Usage(answer) => _ = answer.send(self.usage()),
             Command::FlushPrefixes(answer) => answer.send(self.flush_prefixes()),
@@ -396,7 +396,7 @@ impl<'a> Run<'a> {
     fn step(&mut self) -> Result<StepReport> {
         #[cfg(test)]
         assert!(!self.panics, "a panic that a test asked for");
-        self.computations.drain(..).for_each(|work| work(self.engine));
+        self.computations.drain(..).for_each(|Compute(work)| work(self.engine));
         let (lives, metrics, now) = (&self.lives, self.metrics, self.now());
         let mut sink = |event: &Event<'_>| {
             if let Some(live) = lives.all.get(&event.request) {

@@ -130,7 +130,7 @@ pub(in super::super) unsafe fn byte_zeros<I: Isa, const KIND: u8>(
     let zeros = unsafe { piece.zeros(isa, group) };
     let pairs = isa.or(zeros, isa.shl::<8>(zeros));
     let bytes = isa.or(pairs, isa.shl::<16>(pairs));
-    isa.sub_i8(bytes, isa.splat(offset * 0x0101_0101))
+    isa.sub_i8(bytes, isa.splat(offset.wrapping_mul(0x0101_0101)))
 }
 
 /// Unpacks quarter `i` of `block` to bytes and adds an offset, which is 0 or that of the kind of codes. `zeros` are
