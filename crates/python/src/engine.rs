@@ -9,6 +9,9 @@ use std::path::PathBuf;
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
+/// A token: id, log-probability, most likely tokens with theirs.
+type Score = (u32, f64, Vec<(u32, f64)>);
+
 /// An opened model.
 #[pyclass(frozen, module = "iec._iec")]
 pub struct NativeEngine {
@@ -109,7 +112,7 @@ impl NativeEngine {
     }
 
     /// Computes the log-probability of each token but the first, with the most likely tokens at its place.
-    fn score(&self, py: Python<'_>, ids: Vec<u32>, top: usize) -> PyResult<Vec<(u32, f64, Vec<(u32, f64)>)>> {
+    fn score(&self, py: Python<'_>, ids: Vec<u32>, top: usize) -> PyResult<Vec<Score>> {
         let engine = self.get(py)?;
         let scores = detached(py, || engine.score(&ids, top))?;
         Ok(scores.into_iter().map(|token| (token.id, token.logprob.unwrap_or(f64::NAN), token.top)).collect())
