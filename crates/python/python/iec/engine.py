@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import operator
 import os
 import sysconfig
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -24,6 +26,9 @@ __all__ = ["AsyncEngine", "Engine", "Stream"]
 Messages = str | Sequence[Mapping[str, Any]]
 Prompt = str | Sequence[int]
 T = TypeVar("T")
+
+# Largest number of requests of a list that are in the engine at a time.
+_MOST_REQUESTS = 256
 
 
 def _program() -> str | None:
@@ -50,6 +55,14 @@ def _body(first: Mapping[str, Any], sampling: Sampling | None, fields: Mapping[s
 
 def _is_many(prompt: object) -> bool:
     return not isinstance(prompt, str) and isinstance(prompt, Sequence) and not all(isinstance(one, int) for one in prompt)
+
+
+def _ids(ids: Sequence[int]) -> list[int]:
+    """Token ids as numbers of Python: those of numpy are none for JSON."""
+    try:
+        return [operator.index(one) for one in ids]
+    except TypeError as error:
+        raise UsageError(f"found a value that is no token id: {error}") from error
 
 
 def _messages(messages: Messages) -> list[Mapping[str, Any]]:
@@ -102,6 +115,32 @@ class Stream:
         return result_of(self._native.answer())
 
 
+def _results(streams: Iterator[Stream]) -> list[Result]:
+    """Reads streams together, in windows, and returns their answers in order.
+
+    The engine pauses a text of which many events wait. Texts that are read one after the other would not be computed
+    together.
+    """
+    begun = enumerate(streams)
+    running: dict[int, Stream] = {}
+    results: dict[int, Result] = {}
+    try:
+        while True:
+            running.update(islice(begun, _MOST_REQUESTS - len(running)))
+            if not running:
+                return [results[at] for at in range(len(results))]
+            # Waits for the first, and takes what is there of the others.
+            seconds = 0.01
+            for at, stream in list(running.items()):
+                if stream._native.next_events(seconds) == []:
+                    results[at] = result_of(stream._native.answer())
+                    del running[at]
+                seconds = 0.0
+    finally:
+        for stream in running.values():
+            stream.cancel()
+
+
 class Engine:
     """An opened model.
 
@@ -135,7 +174,9 @@ class Engine:
         self._native.close(seconds)
 
     @overload
-    def generate(self, prompt: Prompt, sampling: Sampling | None = ..., **fields: Any) -> Result: ...
+    def generate(  # pyright: ignore[reportOverlappingOverload]
+        self, prompt: Prompt, sampling: Sampling | None = ..., **fields: Any
+    ) -> Result: ...
     @overload
     def generate(self, prompt: Sequence[Prompt], sampling: Sampling | None = ..., **fields: Any) -> list[Result]: ...
     def generate(
@@ -143,8 +184,7 @@ class Engine:
     ) -> Result | list[Result]:
         """Continues a text or token ids; of a list of them, each on its own, in the same steps of the model."""
         if _is_many(prompt):
-            streams = [self.stream(one, sampling, **fields) for one in prompt]  # type: ignore[arg-type]
-            return [stream.result() for stream in streams]
+            return _results(self.stream(one, sampling, **fields) for one in prompt)  # type: ignore[arg-type]
         return self.stream(prompt, sampling, **fields).result()  # type: ignore[arg-type]
 
     def stream(self, prompt: Prompt, sampling: Sampling | None = None, **fields: Any) -> Stream:
@@ -154,18 +194,19 @@ class Engine:
         ...     "".join(event.text for event in engine.stream("Once upon a time", max_tokens=8, temperature=0))
         ', there was a little girl'
         """
-        prompt = prompt if isinstance(prompt, str) else list(prompt)
+        prompt = prompt if isinstance(prompt, str) else _ids(prompt)
         return Stream(self._native.stream(False, _body({"prompt": prompt}, sampling, fields)))
 
     @overload
-    def chat(self, messages: Messages, sampling: Sampling | None = ..., **fields: Any) -> Result: ...
+    def chat(  # pyright: ignore[reportOverlappingOverload]
+        self, messages: Messages, sampling: Sampling | None = ..., **fields: Any
+    ) -> Result: ...
     @overload
     def chat(self, messages: Sequence[Messages], sampling: Sampling | None = ..., **fields: Any) -> list[Result]: ...
     def chat(self, messages: Any, sampling: Sampling | None = None, **fields: Any) -> Result | list[Result]:
         """Answers a conversation: a text of the user, or messages with ``role`` and ``content``; or a list of those."""
         if not isinstance(messages, str) and messages and not isinstance(messages[0], Mapping):
-            streams = [self.chat_stream(one, sampling, **fields) for one in messages]
-            return [stream.result() for stream in streams]
+            return _results(self.chat_stream(one, sampling, **fields) for one in messages)
         return self.chat_stream(messages, sampling, **fields).result()
 
     def chat_stream(self, messages: Messages, sampling: Sampling | None = None, **fields: Any) -> Stream:
@@ -202,10 +243,22 @@ class Engine:
         rows = [_array(self._native.embed(one, pooling)) for one in text]
         return numpy.concatenate(rows) if rows else numpy.zeros((0, 0), numpy.float32)
 
-    def score(self, prompt: Prompt, top: int = 0) -> list[Token]:
-        """Computes the log-probability of each token but the first, and the ``top`` most likely tokens at its place."""
-        ids = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
-        return [Token(id, logprob, likely) for id, logprob, likely in self._native.score(ids, top)]
+    @overload
+    def score(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+        self, prompt: Prompt, top: int = ...
+    ) -> list[Token]: ...
+    @overload
+    def score(self, prompt: Sequence[Prompt], top: int = ...) -> list[list[Token]]: ...
+    def score(self, prompt: Prompt | Sequence[Prompt], top: int = 0) -> list[Token] | list[list[Token]]:
+        """Computes the log-probability of each token but the first, and the ``top`` most likely tokens at its place.
+
+        A list of texts or token ids is computed together; the result is a list of such lists.
+        """
+        fields: dict[str, Any] = {"max_tokens": 0, "echo": True, "logprobs": top}
+        prompts = list(prompt) if _is_many(prompt) else [prompt]
+        results = _results(self.stream(one, None, **fields) for one in prompts)  # type: ignore[arg-type]
+        scores = [result.choices[0].prompt_tokens for result in results]
+        return scores if _is_many(prompt) else scores[0]
 
     def load_adapter(self, name: str, path: str | os.PathLike[str], scale: float = 1.0) -> None:
         """Loads an adapter (LoRA or DoRA of PEFT), which requests name in ``adapters``."""

@@ -150,6 +150,11 @@ class Event:
     finish_reason: str | None = None
     tokens: list[Token] = field(default_factory=list)
 
+    @property
+    def token_ids(self) -> list[int]:
+        """Ids of the tokens whose text the event shows."""
+        return [token.id for token in self.tokens]
+
 
 def tokens_of(tokens: Sequence[Any]) -> list[Token]:
     return [Token(id, logprob, top) for id, logprob, top in tokens]
