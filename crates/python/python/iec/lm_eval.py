@@ -143,7 +143,7 @@ class IecLM(TemplateLM):  # type: ignore[misc]
             groups.setdefault(repr(request.args[1]), []).append(at)
         texts = [""] * len(requests)
         for members in groups.values():
-            kwargs = dict(normalize_gen_kwargs(requests[members[0]].args[1], self.max_gen_toks))
+            kwargs = dict[str, Any](normalize_gen_kwargs(requests[members[0]].args[1], self.max_gen_toks))
             until = [text for text in kwargs.pop("until", []) if text]
             most = int(kwargs.pop("max_gen_toks"))
             if kwargs.pop("do_sample", False) is False:
