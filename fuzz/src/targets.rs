@@ -623,7 +623,7 @@ fn body(data: &[u8], read: iec::api::job::ReadJob) {
     let limits = Limits { max_n: 16, max_logprobs: 20, strict_fields: false, unloads: true };
     let Ok(mut body) = Body::parse(data) else { return };
     let Ok(job) = read(&mut body, &limits) else { return };
-    assert!(job.texts >= 1 && job.texts <= limits.max_n);
+    assert!(job.wanted.texts >= 1 && job.wanted.texts <= limits.max_n);
     let _ = body.rest(false);
 }
 

@@ -6,7 +6,7 @@ use super::error::{ApiError, ApiResult};
 use super::form::{Events, Form};
 use super::job::{Job, Named};
 use super::object::{Object, list};
-use super::prepare::{Prepared, PromptSource};
+use super::prepare::{Prepared, PromptSource, Wanted};
 use super::settings::{Limits, Settings};
 use crate::generate::Finish;
 use crate::host::reply::{Done, Token};
@@ -58,14 +58,8 @@ pub fn read(body: &mut Body, limits: &Limits) -> ApiResult<Job> {
     }
     let shows = most != Some(0);
     Ok(Job {
-        sources: vec![PromptSource::Gap(Box::new(gap))],
-        settings,
         // A request for no token computes the prompt, which later requests find in the prefix cache.
-        max_tokens: most.map(|most| most.max(1)),
-        logprobs: None,
-        score: None,
-        echo: false,
-        texts: 1,
+        wanted: Wanted::new(vec![PromptSource::Gap(Box::new(gap))], settings, most.map(|most| most.max(1))),
         keep_alive: None,
         id: "infill-",
         form: Box::new(move |named, plan, prepared| Box::new(Filled::of(named, plan.seed, shows, prepared))),
@@ -229,13 +223,17 @@ mod tests {
         ignored.sort();
         let expected =
             Gap { prefix: "a".into(), suffix: "b".into(), context: vec![("f".into(), "x".into())], begun: "c".into() };
-        assert!(matches!(&job.sources[..], [PromptSource::Gap(gap)] if **gap == expected), "{:?}", job.sources);
-        let sampling = &job.settings.sampling;
-        assert_eq!((job.max_tokens, sampling.top_k, sampling.repeat_penalty), (Some(128), Some(40), Some(1.1)));
+        assert!(
+            matches!(&job.wanted.sources[..], [PromptSource::Gap(gap)] if **gap == expected),
+            "{:?}",
+            job.wanted.sources
+        );
+        let sampling = &job.wanted.settings.sampling;
+        assert_eq!((job.wanted.max_tokens, sampling.top_k, sampling.repeat_penalty), (Some(128), Some(40), Some(1.1)));
         assert_eq!(ignored, ["n_indent", "response_fields", "samplers", "t_max_prompt_ms"]);
         for (most, expected) in [(json!(-1), None), (json!(0), Some(1)), (Value::Null, None)] {
             let body = json!({"input_prefix": "", "input_suffix": "", "n_predict": most});
-            assert_eq!(self::job(&body).unwrap().0.max_tokens, expected);
+            assert_eq!(self::job(&body).unwrap().0.wanted.max_tokens, expected);
         }
     }
 

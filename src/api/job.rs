@@ -5,8 +5,8 @@ use super::chat::{Chat, ChatForm, ChatRequest};
 use super::completions::{CompletionRequest, Completions};
 use super::error::ApiResult;
 use super::form::Form;
-use super::prepare::{Plan, Prepared, PromptSource};
-use super::settings::{Limits, Settings};
+use super::prepare::{Plan, Prepared, Wanted};
+use super::settings::Limits;
 use std::time::Duration;
 
 /// Names in an answer.
@@ -25,20 +25,8 @@ pub type MakeForm = Box<dyn FnOnce(Named, &Plan, &mut Prepared) -> Box<dyn Form>
 
 /// A request that was read and not yet encoded.
 pub struct Job {
-    /// Texts to continue.
-    pub sources: Vec<PromptSource>,
-    /// Settings of the client.
-    pub settings: Settings,
-    /// Largest number of tokens of an answer; `None` = as many as the context holds.
-    pub max_tokens: Option<usize>,
-    /// Number of most likely tokens that are reported with each token of an answer.
-    pub logprobs: Option<usize>,
-    /// Number of most likely tokens that are reported with each token of the prompt.
-    pub score: Option<usize>,
-    /// Whether the answer shows the prompt.
-    pub echo: bool,
-    /// Number of texts that are generated for each prompt.
-    pub texts: usize,
+    /// Texts to generate.
+    pub wanted: Wanted,
     /// Idle time after which the model is unloaded; the inner `None` = never, the outer one = that of the settings.
     pub keep_alive: Option<Option<Duration>>,
     /// Beginning of the id of the answer.
@@ -56,15 +44,14 @@ pub type ReadJob = fn(&mut Body, &Limits) -> ApiResult<Job>;
 /// A field has a wrong value.
 pub fn completions(body: &mut Body, limits: &Limits) -> ApiResult<Job> {
     let mut request = CompletionRequest::take(body, limits)?;
-    let (logprobs, score) = (request.answer_logprobs(), request.score());
     Ok(Job {
-        sources: std::mem::take(&mut request.sources),
-        settings: request.settings.clone(),
-        max_tokens: Some(request.max_tokens),
-        logprobs,
-        score,
-        echo: request.echo,
-        texts: request.best_of,
+        wanted: Wanted {
+            logprobs: request.answer_logprobs(),
+            score: request.score(),
+            echo: request.echo,
+            texts: request.best_of,
+            ..Wanted::new(std::mem::take(&mut request.sources), request.settings.clone(), Some(request.max_tokens))
+        },
         keep_alive: None,
         id: "cmpl-",
         form: Box::new(move |named, plan, prepared| Box::new(Completions::new(named, &request, plan, prepared))),
@@ -79,13 +66,7 @@ pub fn chat(body: &mut Body, limits: &Limits) -> ApiResult<Job> {
     let ChatRequest { source, settings, max_tokens, logprobs, shows_reasoning } = ChatRequest::take(body, limits)?;
     let form = ChatForm { logprobs: logprobs.is_some(), shows_reasoning };
     Ok(Job {
-        sources: vec![source],
-        texts: settings.n,
-        settings,
-        max_tokens,
-        logprobs,
-        score: None,
-        echo: false,
+        wanted: Wanted { logprobs, texts: settings.n, ..Wanted::new(vec![source], settings, max_tokens) },
         keep_alive: None,
         id: "chatcmpl-",
         form: Box::new(move |named, plan, prepared| Box::new(Chat::new(named, &form, plan, prepared))),

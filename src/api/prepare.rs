@@ -71,6 +71,59 @@ pub struct Conversation {
     pub parallel: bool,
 }
 
+/// Texts to generate, in the words of a client.
+#[derive(Debug)]
+pub struct Wanted {
+    /// Texts to continue.
+    pub sources: Vec<PromptSource>,
+    /// Settings of the client.
+    pub settings: Settings,
+    /// Largest number of tokens of an answer; `None` = as many as the context holds.
+    pub max_tokens: Option<usize>,
+    /// Number of most likely tokens that are reported with each token of an answer.
+    pub logprobs: Option<usize>,
+    /// Number of most likely tokens that are reported with each token of the prompt.
+    pub score: Option<usize>,
+    /// Whether the answer shows the prompt.
+    pub echo: bool,
+    /// Number of texts that are generated for each prompt.
+    pub texts: usize,
+}
+
+impl Wanted {
+    /// Describes one text for each prompt, without probabilities and prompts in the answer.
+    pub fn new(sources: Vec<PromptSource>, settings: Settings, max_tokens: Option<usize>) -> Wanted {
+        Wanted { sources, settings, max_tokens, logprobs: None, score: None, echo: false, texts: 1 }
+    }
+
+    /// Checks settings against each other.
+    ///
+    /// # Errors
+    /// An answer must have more tokens than it may have.
+    pub fn check(&self) -> ApiResult<()> {
+        match self.max_tokens.filter(|most| self.settings.min_tokens > *most) {
+            Some(most) => {
+                let found = self.settings.min_tokens;
+                let message = format!("found {found}, expected at most the {most} of `max_tokens`");
+                Err(ApiError::field("min_tokens", message))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Adds what the model and the server decide, and returns the texts to continue apart from their description.
+    pub fn plan(
+        self,
+        facts: Arc<Facts>,
+        adapters: Vec<(String, f32)>,
+        owner: Option<String>,
+        seed: u64,
+    ) -> (Vec<PromptSource>, Plan) {
+        let Wanted { sources, settings, max_tokens, logprobs, score, echo, texts } = self;
+        (sources, Plan { settings, facts, max_tokens, logprobs, score, echo, texts, adapters, owner, seed })
+    }
+}
+
 /// Description of the texts that are generated for each prompt.
 #[derive(Debug)]
 pub struct Plan {

@@ -148,23 +148,6 @@ impl Settings {
             truncate: take_truncation(body)?,
         })
     }
-
-    /// Checks settings against the largest number of tokens of an answer, if there is one.
-    ///
-    /// # Errors
-    /// An answer must have more tokens than it may have.
-    pub fn check(&self, max_tokens: Option<usize>) -> ApiResult<()> {
-        match max_tokens.filter(|most| self.min_tokens > *most) {
-            Some(most) => {
-                let found = self.min_tokens;
-                Err(ApiError::field(
-                    "min_tokens",
-                    format!("found {found}, expected at most the {most} of `max_tokens`"),
-                ))
-            }
-            None => Ok(()),
-        }
-    }
 }
 
 /// Rule by which a prompt is shortened.

@@ -201,10 +201,13 @@ impl Engine {
     /// # Ok::<(), iec::Error>(())
     /// ```
     ///
+    /// With the field `stream` = false, the request may choose the best of several texts (`best_of`): the events are those
+    /// of all texts, and [`Stream::into_answer`] keeps the best.
+    ///
     /// # Errors
     /// The same as those of [`Engine::generate`].
     pub fn stream(&self, request: &Request) -> Result<Stream> {
-        self.submit(request, true)
+        self.submit(request, request.is_stream())
     }
 
     /// Encodes a text; `special` adds the special tokens of the tokenizer, such as that of the beginning.
@@ -384,9 +387,7 @@ impl Engine {
     /// Reads a request and encodes its prompts. Waits while there is no room for its adapters.
     fn prepare(&self, request: &Request, is_stream: bool) -> Result<(Plan, Prepared)> {
         let facts = self.facts()?;
-        let (sources, mut plan) = read(request, is_stream, facts)?;
-        plan.adapters = plan.settings.sampling.adapters.clone().unwrap_or_default();
-        let work = Arc::new((sources, plan));
+        let work = Arc::new(read(request, is_stream, facts)?);
         loop {
             let shared = work.clone();
             match self.encode(move |encoder| Ok(prepare::prepare(encoder, &shared.0, &shared.1)))?? {
@@ -410,13 +411,13 @@ fn read(request: &Request, is_stream: bool, facts: Arc<Facts>) -> Result<(Vec<pr
         RequestKind::Completion => job::completions,
         RequestKind::Chat => job::chat,
     };
-    let job = read(&mut body, &limits).and_then(|job| job.settings.check(job.max_tokens).map(|()| job));
+    let job = read(&mut body, &limits).and_then(|job| job.wanted.check().map(|()| job));
     let names = body.names.clone();
     let job: Job = job.and_then(|job| body.rest(true).map(|_| job)).map_err(|e| names.shown(e))?;
-    let Job { sources, settings, max_tokens, logprobs, score, echo, texts, .. } = job;
-    let seed = settings.seed.unwrap_or_else(random);
-    let adapters = Vec::new();
-    Ok((sources, Plan { settings, facts, max_tokens, logprobs, score, echo, texts, adapters, owner: None, seed }))
+    let wanted = job.wanted;
+    let seed = wanted.settings.seed.unwrap_or_else(random);
+    let adapters = wanted.settings.sampling.adapters.clone().unwrap_or_default();
+    Ok(wanted.plan(facts, adapters, None, seed))
 }
 
 impl Inner {

@@ -8,6 +8,7 @@ use crate::resources;
 use crate::runtime;
 use crate::runtime::adapters::AdapterSet;
 use crate::runtime::{Feed, Output, Sequence, Want};
+use crate::{interrupt, progress};
 
 /// Tokens that are computed at a time while other requests may compute between them.
 const PIECE: usize = 128;
@@ -159,7 +160,9 @@ impl Engine {
         let mut values = Vec::new();
         resources::try_reserve(&mut values, tokens.saturating_mul(columns))
             .map_err(|_| Error::new(Cause::OutOfMemory(format!("{tokens} rows need {bytes} bytes"))))?;
+        let bar = progress::items("tokens", tokens as u64);
         for piece in ids.chunks(at_once) {
+            interrupt::check()?;
             let piece = piece.to_vec();
             let computed = self.model().compute(move |engine| {
                 let computed = rows_of(engine, &mut sequence, &piece, wanted);
@@ -167,6 +170,7 @@ impl Engine {
             });
             let (rows, next) = computed.ok_or_else(ended)??;
             values.extend_from_slice(&rows);
+            bar.inc((rows.len() / columns) as u64);
             sequence = next;
         }
         Ok(Matrix { columns, values })

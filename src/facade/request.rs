@@ -141,6 +141,11 @@ impl Request {
         self.kind
     }
 
+    /// Returns true unless the field `stream` is false.
+    pub(super) fn is_stream(&self) -> bool {
+        self.fields.get("stream") != Some(&Value::Bool(false))
+    }
+
     /// Returns the JSON object.
     pub fn to_json(&self) -> String {
         Value::Object(self.fields.clone()).to_string()

@@ -4,8 +4,7 @@
 use super::app::{App, Target};
 use super::caller::Caller;
 use crate::api::error::{ApiError, ApiResult, ApiStatus};
-use crate::api::prepare::{self, Plan, Prepared, PromptSource};
-use crate::api::settings::Settings;
+use crate::api::prepare::{self, Plan, Prepared, Wanted};
 use crate::host::model::{Arrival, Ticket};
 use crate::rng::random;
 use std::sync::Arc;
@@ -18,24 +17,6 @@ const ROOM_TIME: Duration = Duration::from_millis(50);
 /// Bits that a seed of the server leaves out, so that clients whose numbers are doubles can send it back, and the seeds
 /// of the other answers, too.
 const UNNEEDED_SEED_BITS: u32 = 12;
-
-/// Texts to generate, in the words of a client.
-pub struct Wanted {
-    /// Texts to continue.
-    pub sources: Vec<PromptSource>,
-    /// Settings of the client.
-    pub settings: Settings,
-    /// Largest number of tokens of an answer; `None` = as many as the context holds.
-    pub max_tokens: Option<usize>,
-    /// Number of most likely tokens that are reported with each token of an answer.
-    pub logprobs: Option<usize>,
-    /// Number of most likely tokens that are reported with each token of the prompt.
-    pub score: Option<usize>,
-    /// Whether the answer shows the prompt.
-    pub echo: bool,
-    /// Number of texts that are generated for each prompt.
-    pub texts: usize,
-}
 
 /// A request whose prompts are encoded.
 pub struct Ready {
@@ -53,13 +34,10 @@ pub struct Ready {
 /// # Errors
 /// A setting is not valid for the model, a prompt does not fit, the preparation takes too long, or the engine ends.
 pub async fn prepare(app: &App, caller: &Caller, wanted: Wanted, target: Target) -> ApiResult<Ready> {
-    let Wanted { sources, settings, max_tokens, logprobs, score, echo, texts } = wanted;
-    let named = settings.seed;
+    let named = wanted.settings.seed;
     let seed = named.unwrap_or_else(|| random() >> UNNEEDED_SEED_BITS);
     let owner = caller.key().0.cache_owner().map(String::from);
-    let (facts, adapters) = (target.facts.clone(), target.adapters.clone());
-    let plan = Plan { settings, facts, max_tokens, logprobs, score, echo, texts, adapters, owner, seed };
-    let work = Arc::new((sources, plan));
+    let work = Arc::new(wanted.plan(target.facts.clone(), target.adapters.clone(), owner, seed));
     let begin = Instant::now();
     loop {
         let shared = work.clone();

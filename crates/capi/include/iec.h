@@ -261,28 +261,30 @@ int32_t iec_quantize(struct iec_str request,
                      void *user,
                      struct iec_string *out);
 
-// Describes a pack, a checkpoint, a weight file or a manifest: `request` is a JSON object with `path`, and `tensors` or
+// Describes a pack, a checkpoint, a weight file or a manifest: `request` is a JSON object with `path`, and `tensors`
+// or
 // `stats`. `out` gets a JSON object for iec_string_free().
 int32_t iec_inspect(struct iec_str request,
                     iec_on_progress on_progress,
                     void *user,
                     struct iec_string *out);
 
-// Compares the tensors and files of a pack with their recorded hashes: `request` is a JSON object with `pack`, and `key`
-// for its signature. `out` gets a JSON object with `differences` for iec_string_free().
+// Compares the tensors and files of a pack with their recorded hashes: `request` is a JSON object with `pack`, and
+// `key` for its signature. `out` gets a JSON object with `differences` for iec_string_free().
 int32_t iec_verify(struct iec_str request,
                    iec_on_progress on_progress,
                    void *user,
                    struct iec_string *out);
 
-// Returns the version of the interface that the library has. It is at least IEC_ABI_VERSION of the header that a program
-// was compiled with, unless the library is older.
+// Returns the version of the interface that the library has. It is at least IEC_ABI_VERSION of the header that a
+// program was compiled with, unless the library is older.
 uint32_t iec_abi_version(void);
 
 // Returns the version of the library, such as "0.1.0"; it lives as long as the process.
 const char *iec_version(void);
 
-// Opens a model: a pack, a checkpoint directory, a GGUF file, or ORG/NAME of a downloaded model. `options` may be null.
+// Opens a model: a pack, a checkpoint directory, a GGUF file, or ORG/NAME of a downloaded model. `options` may be
+// null.
 // `out` gets an engine for iec_engine_destroy().
 int32_t iec_engine_open(struct iec_str model,
                         const struct iec_open_options *options,
@@ -293,8 +295,8 @@ int32_t iec_engine_open(struct iec_str model,
 int32_t iec_engine_open_embedded(const struct iec_open_options *options,
                                  struct iec_engine **out);
 
-// Cancels all requests of an engine, and frees it. Null is fine. No other call with the engine may run; within a callback
-// of the engine it does nothing.
+// Cancels all requests of an engine, and frees it. Null is fine. No other call with the engine may run; within a
+// callback of the engine it does nothing.
 void iec_engine_destroy(struct iec_engine *engine);
 
 // Describes the model as a JSON object: family, context, sizes, whether it has a chat template. Free `out` with
@@ -308,7 +310,8 @@ int32_t iec_tokenize(const struct iec_engine *engine,
                      int32_t special,
                      struct iec_ids *out);
 
-// Decodes `length` token ids; `skip_special` other than 0 leaves special tokens out. Free `out` with iec_string_free().
+// Decodes `length` token ids; `skip_special` other than 0 leaves special tokens out. Free `out` with
+// iec_string_free().
 int32_t iec_detokenize(const struct iec_engine *engine,
                        const uint32_t *ids,
                        size_t length,
@@ -333,9 +336,9 @@ int32_t iec_get_metrics(const struct iec_engine *engine, struct iec_metrics *out
 // Returns all counters of an engine as a JSON object. Free `out` with iec_string_free().
 int32_t iec_get_metrics_json(const struct iec_engine *engine, struct iec_string *out);
 
-// Returns all counters and histograms of an engine in the text format of Prometheus. Free `out` with iec_string_free().
-int32_t iec_get_prometheus(const struct iec_engine *engine,
-                           struct iec_string *out);
+// Returns all counters and histograms of an engine in the text format of Prometheus. Free `out` with
+// iec_string_free().
+int32_t iec_get_prometheus(const struct iec_engine *engine, struct iec_string *out);
 
 // Returns the message of the last call of this thread that failed, or an empty text. Free it with iec_string_free().
 struct iec_string iec_last_error(void);
@@ -348,8 +351,8 @@ struct iec_string iec_last_help(void);
 struct iec_string iec_engine_last_error(const struct iec_engine *engine);
 
 // Answers a request. Its events are passed to `on_event` on this thread, and `out`, if it is not null, gets the whole
-// answer as a JSON object for iec_string_free(). A request that was cancelled returns IEC_CANCELLED, and `out` gets the
-// answer so far.
+// answer as a JSON object for iec_string_free(). A request that was cancelled returns IEC_CANCELLED, and `out` gets
+// the answer so far.
 int32_t iec_generate(const struct iec_engine *engine,
                      const struct iec_request *request,
                      struct iec_string *out);
@@ -368,14 +371,15 @@ void iec_cancel_requests(const struct iec_cancel *cancel);
 // Frees a handle that no request uses. Null is fine.
 void iec_cancel_free(struct iec_cancel *cancel);
 
-// Computes the logits behind each of `length` tokens: a row per token, a column per token of the vocabulary. Free `out`
-// with iec_matrix_free().
+// Computes the logits behind each of `length` tokens: a row per token, a column per token of the vocabulary. Free
+// `out` with iec_matrix_free().
 int32_t iec_logits(const struct iec_engine *engine,
                    const uint32_t *ids,
                    size_t length,
                    struct iec_matrix *out);
 
-// Computes the output of the final norm for each of `length` tokens: a row per token. Free `out` with iec_matrix_free().
+// Computes the output of the final norm for each of `length` tokens: a row per token. Free `out` with
+// iec_matrix_free().
 int32_t iec_hidden_states(const struct iec_engine *engine,
                           const uint32_t *ids,
                           size_t length,

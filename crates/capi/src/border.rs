@@ -1,4 +1,4 @@
-//! What every function does with the pointers of a caller, and with panics.
+//! Pointers of a caller, panics and results: the border that every function crosses.
 
 use crate::error::{Failure, keep};
 use crate::types::{
@@ -124,8 +124,8 @@ unsafe impl Sized for iec_request {}
 // SAFETY: numbers, of which the first is the size.
 unsafe impl Sized for iec_metrics {}
 
-/// Reads a struct of a caller who may have been compiled with an earlier or a later version of it: fields that the caller
-/// does not know are zero, and fields that this library does not know must be zero.
+/// Reads a struct of a caller who may have been compiled with an earlier or a later version of it: fields that the
+/// caller does not know are zero, and fields that this library does not know must be zero.
 ///
 /// # Safety
 /// `pointer` is null or points to as many bytes as its first field says.

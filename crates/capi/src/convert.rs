@@ -75,7 +75,8 @@ pub unsafe extern "C" fn iec_quantize(
     unsafe { convert(request, on_progress, user, out, engine::quantize) }
 }
 
-/// Describes a pack, a checkpoint, a weight file or a manifest: `request` is a JSON object with `path`, and `tensors` or
+/// Describes a pack, a checkpoint, a weight file or a manifest: `request` is a JSON object with `path`, and `tensors`
+/// or
 /// `stats`. `out` gets a JSON object for iec_string_free().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn iec_inspect(
@@ -88,8 +89,8 @@ pub unsafe extern "C" fn iec_inspect(
     unsafe { convert(request, on_progress, user, out, engine::inspect) }
 }
 
-/// Compares the tensors and files of a pack with their recorded hashes: `request` is a JSON object with `pack`, and `key`
-/// for its signature. `out` gets a JSON object with `differences` for iec_string_free().
+/// Compares the tensors and files of a pack with their recorded hashes: `request` is a JSON object with `pack`, and
+/// `key` for its signature. `out` gets a JSON object with `differences` for iec_string_free().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn iec_verify(
     request: iec_str,

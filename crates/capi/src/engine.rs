@@ -9,8 +9,8 @@ use engine::{AdapterOptions, Engine, OpenOptions};
 use serde_json::json;
 use std::ptr;
 
-/// Returns the version of the interface that the library has. It is at least IEC_ABI_VERSION of the header that a program
-/// was compiled with, unless the library is older.
+/// Returns the version of the interface that the library has. It is at least IEC_ABI_VERSION of the header that a
+/// program was compiled with, unless the library is older.
 #[unsafe(no_mangle)]
 pub extern "C" fn iec_abi_version() -> u32 {
     IEC_ABI_VERSION
@@ -27,7 +27,8 @@ pub extern "C" fn iec_version() -> *const std::ffi::c_char {
     VERSION.as_ptr()
 }
 
-/// Opens a model: a pack, a checkpoint directory, a GGUF file, or ORG/NAME of a downloaded model. `options` may be null.
+/// Opens a model: a pack, a checkpoint directory, a GGUF file, or ORG/NAME of a downloaded model. `options` may be
+/// null.
 /// `out` gets an engine for iec_engine_destroy().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn iec_engine_open(
@@ -87,8 +88,8 @@ unsafe fn open_options(options: *const iec_open_options) -> Result<OpenOptions, 
     Ok(options.with_caches(&|name| std::env::var_os(name))?)
 }
 
-/// Cancels all requests of an engine, and frees it. Null is fine. No other call with the engine may run; within a callback
-/// of the engine it does nothing.
+/// Cancels all requests of an engine, and frees it. Null is fine. No other call with the engine may run; within a
+/// callback of the engine it does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn iec_engine_destroy(engine: *mut iec_engine) {
     if !engine.is_null() && !is_calling(engine) {
@@ -126,7 +127,8 @@ pub unsafe extern "C" fn iec_tokenize(
     }
 }
 
-/// Decodes `length` token ids; `skip_special` other than 0 leaves special tokens out. Free `out` with iec_string_free().
+/// Decodes `length` token ids; `skip_special` other than 0 leaves special tokens out. Free `out` with
+/// iec_string_free().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn iec_detokenize(
     engine: *const iec_engine,
@@ -203,7 +205,8 @@ pub unsafe extern "C" fn iec_get_metrics_json(engine: *const iec_engine, out: *m
     unsafe { call_with(engine, |handle| put(out, "out", || Ok(string_out(as_json(&handle.engine.metrics())?)))) }
 }
 
-/// Returns all counters and histograms of an engine in the text format of Prometheus. Free `out` with iec_string_free().
+/// Returns all counters and histograms of an engine in the text format of Prometheus. Free `out` with
+/// iec_string_free().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn iec_get_prometheus(engine: *const iec_engine, out: *mut iec_string) -> i32 {
     // SAFETY: the caller's duty.

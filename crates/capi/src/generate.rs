@@ -19,8 +19,8 @@ pub(crate) struct Cancel {
 }
 
 /// Answers a request. Its events are passed to `on_event` on this thread, and `out`, if it is not null, gets the whole
-/// answer as a JSON object for iec_string_free(). A request that was cancelled returns IEC_CANCELLED, and `out` gets the
-/// answer so far.
+/// answer as a JSON object for iec_string_free(). A request that was cancelled returns IEC_CANCELLED, and `out` gets
+/// the answer so far.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn iec_generate(
     engine: *const iec_engine,
@@ -47,6 +47,11 @@ unsafe fn generate(
     request: &Request,
     out: *mut iec_string,
 ) -> Result<(), Failure> {
+    // Without a receiver of events, the best of several texts may be chosen at the end.
+    let request = match given.on_event {
+        Some(_) => request,
+        None => &request.clone().field("stream", false),
+    };
     let mut stream = handle.engine.stream(request)?;
     let canceller = stream.cancel_handle();
     // SAFETY: the caller's duty.

@@ -5,8 +5,8 @@
 //!
 //! # Safety
 //! All functions of the header have the same duties for their caller: a pointer is null or valid for what the function
-//! reads or writes, a handle is null or was returned by this library and not freed, and what a function was given is not
-//! changed while it runs.
+//! reads or writes, a handle is null or was returned by this library and not freed, and what a function was given is
+//! not changed while it runs.
 
 #![allow(non_camel_case_types)]
 // One text for all functions, above.

@@ -13,8 +13,8 @@ unsafe fn put_matrix(out: *mut iec_matrix, matrix: Matrix) -> Result<(), Failure
     unsafe { put(out, "out", || Ok(matrix_out(matrix.into_values(), columns))) }
 }
 
-/// Computes the logits behind each of `length` tokens: a row per token, a column per token of the vocabulary. Free `out`
-/// with iec_matrix_free().
+/// Computes the logits behind each of `length` tokens: a row per token, a column per token of the vocabulary. Free
+/// `out` with iec_matrix_free().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn iec_logits(
     engine: *const iec_engine,
@@ -26,7 +26,8 @@ pub unsafe extern "C" fn iec_logits(
     unsafe { call_with(engine, |handle| put_matrix(out, handle.engine.logits(slice(ids, length, "ids")?)?)) }
 }
 
-/// Computes the output of the final norm for each of `length` tokens: a row per token. Free `out` with iec_matrix_free().
+/// Computes the output of the final norm for each of `length` tokens: a row per token. Free `out` with
+/// iec_matrix_free().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn iec_hidden_states(
     engine: *const iec_engine,

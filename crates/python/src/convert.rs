@@ -1,7 +1,8 @@
-//! Long calls with progress: they run on a thread of their own, while the calling thread shows the progress and looks for
-//! signals.
+//! Long calls with progress: they run on a thread of their own, while the calling thread shows the progress and looks
+//! for signals.
 
 use crate::errors::{of_parts, raise};
+use crate::wait::{SLICE, no_thread, panicked};
 use engine::{InspectRequest, PackRequest, Progress, QuantizeRequest, VerifyRequest};
 use pyo3::prelude::*;
 use serde_json::Value;
@@ -9,9 +10,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-
-/// Longest time between two looks for signals.
-const SLICE: Duration = Duration::from_millis(50);
 
 /// Progress for the callback: label, done, total.
 type Step = (String, u64, u64);
@@ -37,7 +35,7 @@ pub fn watched<T: Send + 'static>(
     let thread = std::thread::Builder::new()
         .name("iec-python".into())
         .spawn(move || engine::with_progress(observer, work))
-        .map_err(|e| of_parts(py, 6, "out_of_memory", &format!("the system refuses another thread: {e}"), None))?;
+        .map_err(|e| no_thread(py, &e))?;
     let mut raised = None;
     loop {
         let received = py.detach(|| {
@@ -63,7 +61,7 @@ pub fn watched<T: Send + 'static>(
         (Some(exception), _) => Err(exception),
         (None, Ok(Ok(value))) => Ok(value),
         (None, Ok(Err(error))) => Err(raise(py, &error)),
-        (None, Err(_)) => Err(of_parts(py, 5, "engine", "a function of the library panicked", None)),
+        (None, Err(_)) => Err(panicked(py)),
     }
 }
 

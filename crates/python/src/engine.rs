@@ -1,33 +1,36 @@
 //! The engine.
 
-use crate::errors::{detached, of_parts, raise};
+use crate::errors::{of_parts, raise};
 use crate::matrix::Matrix;
 use crate::stream::NativeStream;
+use crate::wait::{Owner, detached, waited};
 use engine::{AdapterOptions, Engine, OpenOptions, Pooling, Request, RequestKind};
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
-/// A token: id, log-probability, most likely tokens with theirs.
-type Score = (u32, f64, Vec<(u32, f64)>);
-
 /// An opened model.
 #[pyclass(frozen, module = "iec._iec")]
 pub struct NativeEngine {
     engine: RwLock<Option<Engine>>,
-    /// Process that opened it: threads do not survive a fork.
-    process: u32,
+    owner: Owner,
 }
 
 impl NativeEngine {
     fn get(&self, py: Python<'_>) -> PyResult<Engine> {
-        if std::process::id() != self.process {
-            let message = "the engine belongs to the process that was forked";
-            return Err(of_parts(py, 5, "engine", message, Some("open the model in the new process")));
-        }
+        self.owner.check(py)?;
         let engine = self.engine.read().unwrap_or_else(PoisonError::into_inner).clone();
         engine.ok_or_else(|| of_parts(py, 5, "engine", "the engine is closed", Some("open the model again")))
+    }
+}
+
+impl Drop for NativeEngine {
+    /// In a forked process, the engine is not freed: its threads, for which that would wait, are not there.
+    fn drop(&mut self) {
+        if !self.owner.is_here() {
+            std::mem::forget(self.engine.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        }
     }
 }
 
@@ -55,86 +58,79 @@ impl NativeEngine {
             Some(path) => Engine::open(path, &options),
             None => Engine::open_embedded(&options),
         })?;
-        Ok(NativeEngine { engine: RwLock::new(Some(engine)), process: std::process::id() })
+        Ok(NativeEngine { engine: RwLock::new(Some(engine)), owner: Owner::this() })
     }
 
     /// Finishes all requests, at the longest for `seconds`, and frees the model.
     fn close(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
-        if std::process::id() != self.process {
+        if !self.owner.is_here() {
             return Ok(());
         }
         let engine = self.engine.write().unwrap_or_else(PoisonError::into_inner).take();
         let time = Duration::try_from_secs_f64(seconds).unwrap_or_default();
-        engine.map_or(Ok(()), |engine| detached(py, || engine.close(time)))
+        engine.map_or(Ok(()), |engine| waited(py, move || engine.close(time)))
     }
 
     /// Begins to answer a request.
     fn stream(&self, py: Python<'_>, is_chat: bool, json: &str) -> PyResult<NativeStream> {
         let (engine, request) = (self.get(py)?, request(py, is_chat, json)?);
-        detached(py, || engine.stream(&request)).map(NativeStream::new)
+        waited(py, move || engine.stream(&request)).map(NativeStream::new)
     }
 
     /// Encodes a text.
-    fn tokenize(&self, py: Python<'_>, text: &str, special: bool) -> PyResult<Vec<u32>> {
+    fn tokenize(&self, py: Python<'_>, text: String, special: bool) -> PyResult<Vec<u32>> {
         let engine = self.get(py)?;
-        detached(py, || engine.tokenize(text, special))
+        waited(py, move || engine.tokenize(&text, special))
     }
 
     /// Decodes token ids.
     fn detokenize(&self, py: Python<'_>, ids: Vec<u32>, skip_special: bool) -> PyResult<String> {
         let engine = self.get(py)?;
-        detached(py, || engine.detokenize(&ids, skip_special))
+        waited(py, move || engine.detokenize(&ids, skip_special))
     }
 
     /// Returns the token ids of the prompt that a request has.
     fn prompt_ids(&self, py: Python<'_>, is_chat: bool, json: &str) -> PyResult<Vec<u32>> {
         let (engine, request) = (self.get(py)?, request(py, is_chat, json)?);
-        detached(py, || engine.prompt_ids(&request))
+        waited(py, move || engine.prompt_ids(&request))
     }
 
     /// Computes the logits behind each token.
     fn logits(&self, py: Python<'_>, ids: Vec<u32>) -> PyResult<Matrix> {
         let engine = self.get(py)?;
-        detached(py, || engine.logits(&ids)).map(Matrix::of)
+        waited(py, move || engine.logits(&ids)).map(Matrix::of)
     }
 
     /// Computes the output of the final norm for each token.
     fn hidden_states(&self, py: Python<'_>, ids: Vec<u32>) -> PyResult<Matrix> {
         let engine = self.get(py)?;
-        detached(py, || engine.hidden_states(&ids)).map(Matrix::of)
+        waited(py, move || engine.hidden_states(&ids)).map(Matrix::of)
     }
 
     /// Computes the vector of a text.
-    fn embed(&self, py: Python<'_>, text: &str, pooling: &str) -> PyResult<Matrix> {
+    fn embed(&self, py: Python<'_>, text: String, pooling: &str) -> PyResult<Matrix> {
         let engine = self.get(py)?;
         let pooling: Pooling = pooling.parse().map_err(|e| raise(py, &e))?;
-        detached(py, || engine.embed(text, pooling)).map(Matrix::of_vector)
-    }
-
-    /// Computes the log-probability of each token but the first, with the most likely tokens at its place.
-    fn score(&self, py: Python<'_>, ids: Vec<u32>, top: usize) -> PyResult<Vec<Score>> {
-        let engine = self.get(py)?;
-        let scores = detached(py, || engine.score(&ids, top))?;
-        Ok(scores.into_iter().map(|token| (token.id, token.logprob.unwrap_or(f64::NAN), token.top)).collect())
+        waited(py, move || engine.embed(&text, pooling)).map(Matrix::of_vector)
     }
 
     /// Loads an adapter.
     fn load_adapter(&self, py: Python<'_>, name: String, path: PathBuf, scale: f32) -> PyResult<()> {
         let (engine, mut adapter) = (self.get(py)?, AdapterOptions::new(name, path));
         adapter.scale = scale;
-        detached(py, || engine.load_adapter(&adapter))
+        waited(py, move || engine.load_adapter(&adapter))
     }
 
     /// Removes an adapter.
-    fn unload_adapter(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+    fn unload_adapter(&self, py: Python<'_>, name: String) -> PyResult<()> {
         let engine = self.get(py)?;
-        detached(py, || engine.unload_adapter(name))
+        waited(py, move || engine.unload_adapter(&name))
     }
 
     /// Returns the names of adapters.
     fn adapters(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         let engine = self.get(py)?;
-        detached(py, || engine.adapters())
+        waited(py, move || engine.adapters())
     }
 
     /// Returns the counters as JSON.

@@ -16,13 +16,3 @@ pub fn of_parts(py: Python<'_>, code: i32, kind: &str, message: &str, help: Opti
         .and_then(|function| function.call1((code, kind, message, help)));
     made.map_or_else(|e| e, PyErr::from_value)
 }
-
-/// Runs work of the library without the interpreter. A panic becomes an error of the engine.
-pub fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> engine::Result<T> + Send) -> PyResult<T> {
-    let done = py.detach(|| std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)));
-    match done {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) => Err(raise(py, &error)),
-        Err(_) => Err(of_parts(py, 5, "engine", "a function of the library panicked", None)),
-    }
-}

@@ -1,5 +1,6 @@
-//! Native part of the Python package `iec`: an engine, streams, matrices and conversions, over the promised names of the
-//! library. Requests and options come as JSON texts. The Python files beside this crate are the interface for users.
+//! Native part of the Python package `iec`: an engine, streams, matrices and conversions, over the promised names of
+//! the library. Requests and options come as JSON texts. The Python files beside this crate are the interface for
+//! users.
 //!
 //! Every wait releases the interpreter and looks for signals, so that Ctrl-C works everywhere.
 
@@ -8,6 +9,7 @@ mod engine;
 mod errors;
 mod matrix;
 mod stream;
+mod wait;
 
 use pyo3::prelude::*;
 

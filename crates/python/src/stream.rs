@@ -1,13 +1,14 @@
 //! Streams of events.
 
-use crate::errors::{detached, of_parts};
+use crate::errors::of_parts;
+use crate::wait::{Owner, SLICE, detached};
 use engine::{CancelHandle, Delta, FinishReason, Stream, StreamEvent, TokenInfo};
 use pyo3::prelude::*;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Longest time between two looks for signals.
-const SLICE: Duration = Duration::from_millis(50);
+/// Time that stands for no limit.
+const FOREVER: Duration = Duration::from_secs(1 << 30);
 /// Largest number of events of a batch.
 const BATCH: usize = 256;
 
@@ -21,13 +22,14 @@ pub type Event = (usize, &'static str, String, usize, String, String, Vec<Token>
 pub struct NativeStream {
     stream: Mutex<Option<Stream>>,
     cancel: CancelHandle,
+    owner: Owner,
 }
 
 impl NativeStream {
     /// Takes a stream of the library.
     pub fn new(stream: Stream) -> NativeStream {
         let cancel = stream.cancel_handle();
-        NativeStream { stream: Mutex::new(Some(stream)), cancel }
+        NativeStream { stream: Mutex::new(Some(stream)), cancel, owner: Owner::this() }
     }
 
     /// Waits for events until `until`, at most a slice; returns those that came, and whether the stream has ended.
@@ -48,29 +50,60 @@ impl NativeStream {
     }
 }
 
+impl NativeStream {
+    /// Takes events until there are enough, the stream ends or `seconds` have passed; returns those of the last batch,
+    /// and whether the stream has ended. A signal cancels the request.
+    fn wait_for(
+        &self,
+        py: Python<'_>,
+        seconds: Option<f64>,
+        enough: impl Fn(&[StreamEvent]) -> bool,
+    ) -> PyResult<(Vec<StreamEvent>, bool)> {
+        self.owner.check(py)?;
+        let limit = seconds.map_or(FOREVER, |seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default());
+        let until = Instant::now() + limit.min(FOREVER);
+        loop {
+            let (events, is_over) = detached(py, || self.take(until))?;
+            if is_over || enough(&events) {
+                return Ok((events, is_over));
+            }
+            py.check_signals().inspect_err(|_| self.cancel.cancel())?;
+            if Instant::now() >= until {
+                return Ok((events, false));
+            }
+        }
+    }
+}
+
+impl Drop for NativeStream {
+    /// In a forked process, the request is not cancelled: it belongs to the other process.
+    fn drop(&mut self) {
+        if !self.owner.is_here() {
+            std::mem::forget(self.stream.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        }
+    }
+}
+
 #[pymethods]
 impl NativeStream {
     /// Waits for the next events, and returns all that are there; an empty list at the end, and None if `seconds` have
     /// passed.
     #[pyo3(signature = (seconds=None))]
     fn next_events(&self, py: Python<'_>, seconds: Option<f64>) -> PyResult<Option<Vec<Event>>> {
-        let begin = Instant::now();
-        let limit = seconds.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default());
-        loop {
-            let until = limit.map_or(begin + Duration::from_secs(1 << 30), |limit| begin + limit);
-            let (events, is_over) = detached(py, || self.take(until))?;
-            if !events.is_empty() || is_over {
-                return Ok(Some(events.into_iter().map(parts).collect()));
-            }
-            py.check_signals().inspect_err(|_| self.cancel.cancel())?;
-            if Instant::now() >= until {
-                return Ok(None);
-            }
-        }
+        let (events, is_over) = self.wait_for(py, seconds, |events| !events.is_empty())?;
+        let is_late = events.is_empty() && !is_over;
+        Ok((!is_late).then(|| events.into_iter().map(parts).collect()))
+    }
+
+    /// Takes events without returning them, until the stream ends or `seconds` have passed; returns whether it has
+    /// ended.
+    fn skip(&self, py: Python<'_>, seconds: Option<f64>) -> PyResult<bool> {
+        Ok(self.wait_for(py, seconds, |_| false)?.1)
     }
 
     /// Returns the answer so far as a JSON object, and cancels what has not ended. No further event follows.
     fn answer(&self, py: Python<'_>) -> PyResult<String> {
+        self.owner.check(py)?;
         let taken = self.stream.lock().unwrap_or_else(PoisonError::into_inner).take();
         let stream = taken.ok_or_else(|| of_parts(py, 2, "usage", "the answer of this stream was taken", None))?;
         let answer = py.detach(|| stream.into_answer());
@@ -79,7 +112,9 @@ impl NativeStream {
 
     /// Cancels the request.
     fn cancel(&self) {
-        self.cancel.cancel();
+        if self.owner.is_here() {
+            self.cancel.cancel();
+        }
     }
 }
 

@@ -7,7 +7,7 @@ mod request;
 use super::body::Body;
 use super::error::{ApiError, ApiResult};
 use super::job::Job;
-use super::prepare::PromptSource;
+use super::prepare::{PromptSource, Wanted};
 use super::settings::Limits;
 use form::AnthropicMessage;
 use request::MessagesRequest;
@@ -22,13 +22,7 @@ pub fn read(body: &mut Body, limits: &Limits) -> ApiResult<Job> {
         return Err(ApiError::field("max_tokens", "found none, expected the largest number of tokens of the answer"));
     }
     Ok(Job {
-        sources: vec![source],
-        settings,
-        max_tokens,
-        logprobs: None,
-        score: None,
-        echo: false,
-        texts: 1,
+        wanted: Wanted::new(vec![source], settings, max_tokens),
         keep_alive: None,
         id: "msg_",
         form: Box::new(|named, plan, prepared| Box::new(AnthropicMessage::of(named, plan, prepared))),

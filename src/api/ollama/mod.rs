@@ -10,7 +10,7 @@ use super::body::Body;
 use super::chat::ChatRequest;
 use super::error::ApiResult;
 use super::job::Job;
-use super::prepare::{Conversation, PromptSource};
+use super::prepare::{Conversation, PromptSource, Wanted};
 use super::settings::{Limits, Settings};
 use crate::generate::text::{Message, RenderOptions};
 use crate::session::infill::Gap;
@@ -89,13 +89,7 @@ fn job(
     // A request without a prompt that keeps the model for no time unloads it.
     let unloads = sources.is_empty() && keep_alive == Some(Some(Duration::ZERO));
     Job {
-        sources,
-        settings,
-        max_tokens,
-        logprobs: None,
-        score: None,
-        echo: false,
-        texts: 1,
+        wanted: Wanted::new(sources, settings, max_tokens),
         keep_alive,
         id: "ollama-",
         form: Box::new(move |named, _, prepared| Box::new(OllamaAnswer::of(kind, named.model, unloads, prepared))),

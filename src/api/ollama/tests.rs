@@ -34,19 +34,22 @@ fn options_are_those_of_other_endpoints() {
     });
     let body = json!({"messages": hello(), "options": options, "format": "json", "keep_alive": "5m"});
     let (job, ignored) = read(chat, &body).unwrap();
-    let Settings { sampling, seed, stop, constraint, stream, .. } = job.settings;
+    let Settings { sampling, seed, stop, constraint, stream, .. } = job.wanted.settings;
     assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p), (Some(0.5), Some(3), Some(0.9)));
     assert_eq!((sampling.min_p, sampling.typical_p, sampling.repeat_penalty), (Some(0.1), Some(0.8), Some(1.1)));
     assert_eq!((sampling.repeat_last_n, sampling.presence_penalty), (Some(5), Some(0.25)));
     assert_eq!((sampling.frequency_penalty, sampling.mirostat.is_some()), (Some(0.75), true));
-    assert_eq!((seed, stop, job.max_tokens, stream), (Some(7), vec!["x".to_string()], Some(9), true));
+    assert_eq!((seed, stop, job.wanted.max_tokens, stream), (Some(7), vec!["x".to_string()], Some(9), true));
     assert!(matches!(constraint, Some(ConstraintSource::JsonSchema(_))));
     assert_eq!((ignored, job.keep_alive), (vec!["options.num_ctx".to_string()], Some(Some(Duration::from_secs(300)))));
 
     let unset = json!({"messages": hello(), "options": {"num_predict": -1, "seed": -1}, "format": "", "stream": false});
     let (job, ignored) = read(chat, &unset).unwrap();
-    assert_eq!((job.max_tokens, job.settings.seed, job.settings.stream, ignored), (None, None, false, vec![]));
-    assert_eq!(job.settings.constraint, None);
+    assert_eq!(
+        (job.wanted.max_tokens, job.wanted.settings.seed, job.wanted.settings.stream, ignored),
+        (None, None, false, vec![])
+    );
+    assert_eq!(job.wanted.settings.constraint, None);
 }
 
 #[test]
@@ -86,7 +89,7 @@ fn messages_and_reasoning_are_those_of_chat_completions() {
         {"role": "tool", "tool_name": "f", "content": "5"},
     ], "think": "low"});
     let (job, _) = read(chat, &body).unwrap();
-    let [PromptSource::Chat(chat)] = &job.sources[..] else { panic!("{:?}", job.sources) };
+    let [PromptSource::Chat(chat)] = &job.wanted.sources[..] else { panic!("{:?}", job.wanted.sources) };
     let [_, assistant, tool] = &chat.messages[..] else { panic!("{:?}", chat.messages) };
     assert_eq!((assistant.content.as_str(), assistant.reasoning_content.as_deref()), ("", Some("why")));
     assert_eq!(assistant.tool_calls[0].function.name, "f");
@@ -112,7 +115,7 @@ fn a_text_is_a_conversation_unless_it_is_raw() {
     ];
     for Case(body, expected) in cases {
         let (job, _) = read(generate, &body).unwrap_or_else(|e| panic!("{body}: {e:?}"));
-        let found = match &job.sources[..] {
+        let found = match &job.wanted.sources[..] {
             [] => "none",
             [PromptSource::Text(..)] => "text",
             [PromptSource::Chat(_)] => "chat",
@@ -122,7 +125,7 @@ fn a_text_is_a_conversation_unless_it_is_raw() {
         };
         assert_eq!(found, expected, "{body}");
     }
-    assert!(read(chat, &json!({})).unwrap().0.sources.is_empty(), "a request without messages loads the model");
+    assert!(read(chat, &json!({})).unwrap().0.wanted.sources.is_empty(), "a request without messages loads the model");
 }
 
 #[test]

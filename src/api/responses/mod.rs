@@ -7,7 +7,7 @@ mod request;
 use super::body::Body;
 use super::error::ApiResult;
 use super::job::Job;
-use super::prepare::PromptSource;
+use super::prepare::{PromptSource, Wanted};
 use super::settings::Limits;
 use form::Responses;
 use request::ResponsesRequest;
@@ -19,13 +19,7 @@ use request::ResponsesRequest;
 pub fn read(body: &mut Body, limits: &Limits) -> ApiResult<Job> {
     let ResponsesRequest { source, settings, max_tokens, logprobs, echo } = ResponsesRequest::take(body, limits)?;
     Ok(Job {
-        sources: vec![source],
-        settings,
-        max_tokens,
-        logprobs,
-        score: None,
-        echo: false,
-        texts: 1,
+        wanted: Wanted { logprobs, ..Wanted::new(vec![source], settings, max_tokens) },
         keep_alive: None,
         id: "resp_",
         form: Box::new(move |named, plan, prepared| Box::new(Responses::of(named, echo, plan, prepared))),

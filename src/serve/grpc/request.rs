@@ -10,9 +10,8 @@ use super::proto::vllm::grpc::engine::{GenerateRequest, SamplingParams};
 use crate::api::body::{Body, FieldNames};
 use crate::api::constraint_fields::of_value;
 use crate::api::error::{ApiError, ApiResult};
-use crate::api::prepare::PromptSource;
+use crate::api::prepare::{PromptSource, Wanted};
 use crate::api::settings::{Limits, Settings};
-use crate::serve::submit::Wanted;
 use serde_json::{Map, Number, Value, json};
 
 /// Returns the names by which clients know the fields that errors name.
@@ -46,21 +45,18 @@ pub fn read(request: GenerateRequest, limits: &Limits) -> ApiResult<Wanted> {
     let prompt_logprobs = body.count("prompt_logprobs", 0, most)?;
     let max_tokens = body.count("max_tokens", 0, usize::MAX)?;
     let mut settings = Settings::take(&mut body, limits)?;
-    settings.check(max_tokens)?;
     (settings.constraint, settings.schema_field) = match constraint {
         None => (None, ""),
         Some(constraint) => (source_of(constraint)?, "json_schema"),
     };
-    Ok(Wanted {
-        sources: vec![source],
-        max_tokens,
+    let wanted = Wanted {
         logprobs,
         // Without an answer the prompt is computed, too.
         score: prompt_logprobs.or((max_tokens == Some(0)).then_some(0)),
-        echo: false,
         texts: settings.n,
-        settings,
-    })
+        ..Wanted::new(vec![source], settings, max_tokens)
+    };
+    wanted.check().map(|()| wanted)
 }
 
 /// Refuses fields that would change the answer and that this server does not have.

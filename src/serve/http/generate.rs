@@ -12,7 +12,7 @@ use crate::host::reply::Reply;
 use crate::serve::app::App;
 use crate::serve::caller::Caller;
 use crate::serve::log::Record;
-use crate::serve::submit::{self, Wanted};
+use crate::serve::submit;
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
@@ -96,19 +96,18 @@ async fn start(
     let mut body = Body::parse(&bytes)?;
     drop(bytes);
     let model = body.text("model")?;
-    let job = read(&mut body, &app.limits).and_then(|job| job.settings.check(job.max_tokens).map(|()| job));
+    let job = read(&mut body, &app.limits).and_then(|job| job.wanted.check().map(|()| job));
     let job = job.map_err(|e| body.names.shown(e))?;
     let names = body.names.clone();
     let mut ignored = Ignored::read(app, body).map_err(|e| names.shown(e))?;
-    let named = job.settings.sampling.adapters.clone().unwrap_or_default();
+    let named = job.wanted.settings.sampling.adapters.clone().unwrap_or_default();
     let target = app.target(caller.key().0, model.as_deref(), &named).await?;
     record.model(&target);
     if let Some(time) = job.keep_alive {
         target.lease.keep(time);
     }
-    let (is_stream, shown) = (job.settings.stream, target.shown.clone());
-    let Job { sources, settings, max_tokens, logprobs, score, echo, texts, id, form, .. } = job;
-    let wanted = Wanted { sources, settings, max_tokens, logprobs, score, echo, texts };
+    let (is_stream, shown) = (job.wanted.settings.stream, target.shown.clone());
+    let Job { wanted, id, form, .. } = job;
     let mut ready = submit::prepare(app, caller, wanted, target).await.map_err(|e| names.shown(e))?;
     drop(room);
     ignored.extend(std::mem::take(&mut ready.prepared.ignored));

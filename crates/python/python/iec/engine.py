@@ -110,8 +110,7 @@ class Stream:
 
     def result(self) -> Result:
         """Reads the rest of the events, and returns the whole answer."""
-        for _ in self:
-            pass
+        self._native.skip()
         return result_of(self._native.answer())
 
 
@@ -132,7 +131,7 @@ def _results(streams: Iterator[Stream]) -> list[Result]:
             # Waits for the first, and takes what is there of the others.
             seconds = 0.01
             for at, stream in list(running.items()):
-                if stream._native.next_events(seconds) == []:
+                if stream._native.skip(seconds):
                     results[at] = result_of(stream._native.answer())
                     del running[at]
                 seconds = 0.0
@@ -183,6 +182,7 @@ class Engine:
         self, prompt: Prompt | Sequence[Prompt], sampling: Sampling | None = None, **fields: Any
     ) -> Result | list[Result]:
         """Continues a text or token ids; of a list of them, each on its own, in the same steps of the model."""
+        fields["stream"] = False
         if _is_many(prompt):
             return _results(self.stream(one, sampling, **fields) for one in prompt)  # type: ignore[arg-type]
         return self.stream(prompt, sampling, **fields).result()  # type: ignore[arg-type]
@@ -205,6 +205,7 @@ class Engine:
     def chat(self, messages: Sequence[Messages], sampling: Sampling | None = ..., **fields: Any) -> list[Result]: ...
     def chat(self, messages: Any, sampling: Sampling | None = None, **fields: Any) -> Result | list[Result]:
         """Answers a conversation: a text of the user, or messages with ``role`` and ``content``; or a list of those."""
+        fields["stream"] = False
         if not isinstance(messages, str) and messages and not isinstance(messages[0], Mapping):
             return _results(self.chat_stream(one, sampling, **fields) for one in messages)
         return self.chat_stream(messages, sampling, **fields).result()
@@ -334,6 +335,7 @@ class AsyncEngine:
 
     async def generate(self, prompt: Prompt, sampling: Sampling | None = None, **fields: Any) -> Result:
         """Continues a text or token ids."""
+        fields["stream"] = False
         return await self._result(lambda: self.engine.stream(prompt, sampling, **fields))
 
     def stream(self, prompt: Prompt, sampling: Sampling | None = None, **fields: Any) -> AsyncIterator[Event]:
@@ -342,6 +344,7 @@ class AsyncEngine:
 
     async def chat(self, messages: Messages, sampling: Sampling | None = None, **fields: Any) -> Result:
         """Answers a conversation."""
+        fields["stream"] = False
         return await self._result(lambda: self.engine.chat_stream(messages, sampling, **fields))
 
     def chat_stream(self, messages: Messages, sampling: Sampling | None = None, **fields: Any) -> AsyncIterator[Event]:
