@@ -88,7 +88,7 @@ int main(int argc, char **argv) try {
     for (std::string line; std::getline(std::cin, line);) {
         messages += (messages.empty() ? "" : ", ") + std::string("{\"role\": \"user\", \"content\": ") + quoted(line) + "}";
         std::string answer;
-        engine.chat("{\"messages\": [" + messages + "], \"max_tokens\": 64}", [&](std::string_view text) {
+        engine.chat("{\"messages\": [" + messages + "], \"max_tokens\": 64, \"temperature\": 0}", [&](std::string_view text) {
             answer += text;
             std::cout << text << std::flush;
         });

@@ -97,6 +97,7 @@ impl NativeStream {
 
     /// Takes events without returning them, until the stream ends or `seconds` have passed; returns whether it has
     /// ended.
+    #[pyo3(signature = (seconds=None))]
     fn skip(&self, py: Python<'_>, seconds: Option<f64>) -> PyResult<bool> {
         Ok(self.wait_for(py, seconds, |_| false)?.1)
     }

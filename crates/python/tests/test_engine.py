@@ -56,6 +56,14 @@ def test_streams_are_the_answer(engine: iec.Engine) -> None:
     assert all(len(token.top) == 2 and token.logprob is not None for token in whole.choices[0].tokens)
 
 
+def test_the_best_of_several_texts(engine: iec.Engine) -> None:
+    fields = dict(max_tokens=12, seed=5, temperature=1.2, logprobs=0)
+    every = engine.generate("The cat", n=6, **fields)
+    best = engine.generate("The cat", n=2, best_of=6, **fields)
+    means = sorted((sum(token.logprob or 0.0 for token in one.tokens) for one in every.choices), reverse=True)
+    assert [sum(token.logprob or 0.0 for token in one.tokens) for one in best.choices] == means[:2]
+
+
 def test_conversations(engine: iec.Engine) -> None:
     result = engine.chat("Once upon a time", greedy(60))
     assert result.text.startswith(STORY.strip())
