@@ -32,39 +32,37 @@ impl NativeStream {
         NativeStream { stream: Mutex::new(Some(stream)), cancel, owner: Owner::this() }
     }
 
-    /// Waits for events until `until`, at most a slice; returns those that came, and whether the stream has ended.
-    fn take(&self, until: Instant) -> engine::Result<(Vec<StreamEvent>, bool)> {
+    /// Waits for events until `until`, at most a slice; returns those that came, and whether the stream has ended. With
+    /// `shows`, the first event ends the wait; otherwise events are dropped, and the interpreter is not needed for each.
+    fn take(&self, until: Instant, shows: bool) -> engine::Result<(Vec<StreamEvent>, bool)> {
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(stream) = stream.as_mut() else { return Ok((Vec::new(), true)) };
         let mut events = Vec::new();
-        let mut time = SLICE.min(until.saturating_duration_since(Instant::now()));
+        let until = until.min(Instant::now() + SLICE);
         while events.len() < BATCH {
+            let time = if events.is_empty() { until.saturating_duration_since(Instant::now()) } else { Duration::ZERO };
             match stream.next_within(time)? {
-                Some(Some(event)) => events.push(event),
+                Some(Some(event)) if shows => events.push(event),
+                Some(Some(_)) if Instant::now() >= until => break,
+                Some(Some(_)) => {}
                 Some(None) => return Ok((events, true)),
                 None => break,
             }
-            time = Duration::ZERO;
         }
         Ok((events, false))
     }
 }
 
 impl NativeStream {
-    /// Takes events until there are enough, the stream ends or `seconds` have passed; returns those of the last batch,
+    /// Takes events until there are some, if they are to be shown, the stream ends or `seconds` have passed; returns them,
     /// and whether the stream has ended. A signal cancels the request.
-    fn wait_for(
-        &self,
-        py: Python<'_>,
-        seconds: Option<f64>,
-        enough: impl Fn(&[StreamEvent]) -> bool,
-    ) -> PyResult<(Vec<StreamEvent>, bool)> {
+    fn wait_for(&self, py: Python<'_>, seconds: Option<f64>, shows: bool) -> PyResult<(Vec<StreamEvent>, bool)> {
         self.owner.check(py)?;
         let limit = seconds.map_or(FOREVER, |seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default());
         let until = Instant::now() + limit.min(FOREVER);
         loop {
-            let (events, is_over) = detached(py, || self.take(until))?;
-            if is_over || enough(&events) {
+            let (events, is_over) = detached(py, || self.take(until, shows))?;
+            if is_over || !events.is_empty() {
                 return Ok((events, is_over));
             }
             py.check_signals().inspect_err(|_| self.cancel.cancel())?;
@@ -90,7 +88,7 @@ impl NativeStream {
     /// passed.
     #[pyo3(signature = (seconds=None))]
     fn next_events(&self, py: Python<'_>, seconds: Option<f64>) -> PyResult<Option<Vec<Event>>> {
-        let (events, is_over) = self.wait_for(py, seconds, |events| !events.is_empty())?;
+        let (events, is_over) = self.wait_for(py, seconds, true)?;
         let is_late = events.is_empty() && !is_over;
         Ok((!is_late).then(|| events.into_iter().map(parts).collect()))
     }
@@ -99,7 +97,7 @@ impl NativeStream {
     /// ended.
     #[pyo3(signature = (seconds=None))]
     fn skip(&self, py: Python<'_>, seconds: Option<f64>) -> PyResult<bool> {
-        Ok(self.wait_for(py, seconds, |_| false)?.1)
+        Ok(self.wait_for(py, seconds, false)?.1)
     }
 
     /// Returns the answer so far as a JSON object, and cancels what has not ended. No further event follows.

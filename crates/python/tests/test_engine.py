@@ -161,7 +161,9 @@ def test_tasks(engine: iec.Engine) -> None:
 def test_ctrl_c_ends_a_call(tmp_path: Path) -> None:
     program = textwrap.dedent(
         """
-        import iec, sys
+        import iec, signal
+        # Background processes of a shell ignore the signal.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         engine = iec.Engine.embedded(threads=1)
         print("ready", flush=True)
         try:

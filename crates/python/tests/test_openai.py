@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -69,7 +70,10 @@ def test_chunks_that_are_not_read_cancel_the_request(engine: iec.Engine) -> None
     next(chunks)
     del chunks
     assert engine.generate("a", max_tokens=1).usage.completion_tokens == 1
-    assert engine.metrics()["running"] == 0
+    deadline = time.time() + 60
+    while engine.metrics()["running"]:
+        assert time.time() < deadline
+        time.sleep(0.01)
 
 
 def test_long_lists_keep_their_order_and_their_answers(engine: iec.Engine) -> None:
