@@ -159,6 +159,7 @@ impl Engine {
                 let work = || engine::work(&of_thread, &commands, &shared, &mut UsageOf::new());
                 let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
                 let done = done.unwrap_or_else(|_| Err(Error::engine("the thread of the model panicked")));
+                of_thread.jobs.close();
                 of_thread.set_status(if done.is_ok() { Status::Unloaded } else { Status::Failed });
                 done
             })

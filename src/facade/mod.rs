@@ -20,4 +20,4 @@ pub use engine::{Engine, ModelDescription};
 pub use numbers::{Matrix, Pooling};
 pub use options::{AdapterOptions, OpenOptions};
 pub use request::{Request, RequestKind};
-pub use stream::{CancelHandle, Delta, Stream, StreamEvent};
+pub use stream::{CancelHandle, Delta, Stream, StreamEvent, StreamNext};

@@ -131,6 +131,10 @@ impl OpenOptions {
     /// # Errors
     /// The text is no JSON object, or a field is unknown or has a wrong value.
     pub fn from_json(text: &str) -> Result<OpenOptions> {
+        // Without this, an array would set the fields in their order.
+        if !text.trim_start().starts_with('{') {
+            return Err(Error::usage("options: expected a JSON object"));
+        }
         serde_json::from_str(text).map_err(|e| Error::usage(format!("options: {e}")))
     }
 

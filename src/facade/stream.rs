@@ -54,6 +54,17 @@ pub enum Delta {
     End(FinishReason),
 }
 
+/// Result of a wait for the next event.
+#[derive(Debug, Clone, PartialEq)]
+pub enum StreamNext {
+    /// An event.
+    Event(StreamEvent),
+    /// The stream has ended.
+    End,
+    /// No event came in this time.
+    TimedOut,
+}
+
 /// Stream of the events of a request: an iterator, and by [`Stream::poll_next`] a source for tasks of any asynchronous
 /// runtime. When it is dropped, the request is cancelled.
 pub struct Stream {
@@ -137,22 +148,21 @@ impl Stream {
         CancelHandle { canceller: self.ticket.canceller(), is_cancelled: self.is_cancelled.clone() }
     }
 
-    /// Waits for the next event until `time` has passed; `Ok(None)` if none came. An ended stream returns
-    /// `Ok(Some(None))`.
+    /// Waits for the next event until `time` has passed.
     ///
     /// # Errors
     /// The request was refused or failed. No event follows.
-    pub fn next_within(&mut self, time: Duration) -> Result<Option<Option<StreamEvent>>> {
+    pub fn next_within(&mut self, time: Duration) -> Result<StreamNext> {
         loop {
             if let Some(event) = self.events.pop_front() {
-                return Ok(Some(Some(event)));
+                return Ok(StreamNext::Event(event));
             }
             if self.is_over {
-                return Ok(Some(None));
+                return Ok(StreamNext::End);
             }
             match self.ticket.inlet.wait_for(time) {
                 Ok(reply) => self.take(reply)?,
-                Err(TimedOut) => return Ok(None),
+                Err(TimedOut) => return Ok(StreamNext::TimedOut),
             }
         }
     }

@@ -19,13 +19,19 @@ struct JobState {
     waiting: VecDeque<Job>,
     /// Number of groups of threads that were stopped.
     stops: u64,
+    /// Whether no group of threads follows.
+    is_closed: bool,
 }
 
 impl Jobs {
-    /// Adds work.
+    /// Adds work. It is dropped if no thread will do it, so that whoever waits for its result is woken.
     pub fn push(&self, job: Job) {
-        self.state().waiting.push_back(job);
-        self.changed.notify_one();
+        let mut state = self.state();
+        if !state.is_closed {
+            state.waiting.push_back(job);
+            drop(state);
+            self.changed.notify_one();
+        }
     }
 
     /// Returns the number of the current group of threads, which [`Jobs::stop_later`] ends.
@@ -66,7 +72,14 @@ impl Jobs {
 
     /// Drops the work that waits.
     pub fn clear(&self) {
-        self.state().waiting.clear();
+        let dropped = std::mem::take(&mut self.state().waiting);
+        drop(dropped);
+    }
+
+    /// Drops the work that waits and all that comes later, because the model has ended.
+    pub fn close(&self) {
+        self.state().is_closed = true;
+        self.clear();
     }
 
     fn state(&self) -> MutexGuard<'_, JobState> {
@@ -80,5 +93,25 @@ pub struct StopLater<'a>(&'a Jobs);
 impl Drop for StopLater<'_> {
     fn drop(&mut self) {
         self.0.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn work_for_a_model_that_has_ended_is_dropped() {
+        let (jobs, kept) = (Jobs::default(), Arc::new(()));
+        let job = || {
+            let kept = kept.clone();
+            Box::new(move |_: &Encoder<'_>| drop(kept)) as Job
+        };
+        jobs.push(job());
+        assert_eq!(Arc::strong_count(&kept), 2);
+        jobs.close();
+        jobs.push(job());
+        assert_eq!(Arc::strong_count(&kept), 1);
     }
 }

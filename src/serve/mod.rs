@@ -206,6 +206,7 @@ fn start(
             model.set_status(Status::Failed);
             Err(Error::engine("the thread of the model panicked"))
         });
+        model.jobs.close();
         if result.is_ok() {
             model.set_status(Status::Unloaded);
         }

@@ -2,7 +2,7 @@
 
 use crate::errors::of_parts;
 use crate::wait::{Owner, SLICE, detached};
-use engine::{CancelHandle, Delta, FinishReason, Stream, StreamEvent, TokenInfo};
+use engine::{CancelHandle, Delta, FinishReason, Stream, StreamEvent, StreamNext, TokenInfo};
 use pyo3::prelude::*;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -42,11 +42,11 @@ impl NativeStream {
         while events.len() < BATCH {
             let time = if events.is_empty() { until.saturating_duration_since(Instant::now()) } else { Duration::ZERO };
             match stream.next_within(time)? {
-                Some(Some(event)) if shows => events.push(event),
-                Some(Some(_)) if Instant::now() >= until => break,
-                Some(Some(_)) => {}
-                Some(None) => return Ok((events, true)),
-                None => break,
+                StreamNext::Event(event) if shows => events.push(event),
+                StreamNext::Event(_) if Instant::now() >= until => break,
+                StreamNext::Event(_) => {}
+                StreamNext::End => return Ok((events, true)),
+                StreamNext::TimedOut => break,
             }
         }
         Ok((events, false))
