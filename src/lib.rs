@@ -42,6 +42,8 @@ pub mod calibration;
 #[doc(hidden)]
 pub mod catalogue;
 #[doc(hidden)]
+pub mod chat;
+#[doc(hidden)]
 pub mod convert;
 #[doc(hidden)]
 pub mod dedup;
@@ -142,6 +144,6 @@ pub use runtime::{KvType, Precision};
 #[doc(inline)]
 pub use scheme::Scheme;
 #[doc(inline)]
-pub use session::chat::TemplateChoice;
+pub use session::chat_templates::TemplateChoice;
 #[doc(inline)]
 pub use task::Progress;

@@ -158,6 +158,11 @@ const MODULES: &[Module] = &[
         may_import: &["runtime", "generate", "sched", "tools", "session", "host"],
     },
     Module {
+        name: "chat",
+        question: "what is a conversation? history, commands, settings, answers that reuse what was read",
+        may_import: &["runtime", "generate", "tools", "session", "host", "api"],
+    },
+    Module {
         name: "serve",
         question: "how do many clients use models over HTTP?",
         may_import: &["convert", "runtime", "generate", "sched", "tools", "session", "models", "host", "api"],

@@ -1,5 +1,6 @@
 //! Errors of the HTTP API.
 
+use crate::error::{Cause, Error};
 use crate::host::reply::Refusal;
 use crate::sched::Rejection;
 use serde_json::{Value, json};
@@ -158,5 +159,18 @@ impl ApiError {
             _ => self.kind(),
         };
         json!({"type": "error", "error": {"type": kind, "message": self.message}})
+    }
+}
+
+impl From<ApiError> for Error {
+    /// Converts the error of a request: what the request is to blame for is [`Cause::Usage`].
+    fn from(error: ApiError) -> Error {
+        let ApiError { status, message, code, .. } = error;
+        let cause = match (status.is_server_error(), status == ApiStatus::SERVICE_UNAVAILABLE) {
+            (true, true) if code.is_none() => Cause::OutOfMemory(message),
+            (true, _) => Cause::Engine(message),
+            (false, _) => Cause::Usage(message),
+        };
+        Error::new(cause)
     }
 }

@@ -5,30 +5,23 @@ use super::options::{AdapterOptions, OpenOptions};
 use super::request::{Request, RequestKind};
 use super::stream::{Started, Stream};
 use crate::api::body::Body;
-use crate::api::error::ApiError;
 use crate::api::job::{self, Job};
 use crate::api::prepare::{self, Plan, Prepared};
 use crate::api::settings::Limits;
-use crate::error::{Cause, Error, Result};
-use crate::host::KeyChange;
-use crate::host::engine::{self, Drained, Shared, UsageOf};
-use crate::host::metrics::{EngineMetrics, Metrics};
-use crate::host::model::{Arrival, Command, Facts, Model, Open, Served, Status};
-use crate::host::turns::Turns;
+use crate::error::{Error, Result};
+use crate::host::engine::Shared;
+use crate::host::metrics::EngineMetrics;
+use crate::host::model::{Facts, Open, Served};
+use crate::host::own::Host;
 use crate::models::{self, embedded};
-use crate::resources::spawn_deep;
 use crate::rng::random;
-use crate::sched::{self, KeyLimits};
+use crate::sched;
 use crate::session::{Session, SessionOptions};
-use crate::task;
 use serde::Serialize;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Bytes of stack of the thread that computes.
-const STACK: usize = 8 << 20;
 /// Largest number of answers to a prompt, and of most likely tokens at a place.
 const MOST: usize = 1024;
 /// Time between two attempts to find room for adapters.
@@ -53,11 +46,9 @@ pub struct Engine {
 
 #[derive(Debug)]
 struct Inner {
-    model: Arc<Model>,
-    metrics: Arc<Metrics>,
+    host: Host,
     /// Adapters that the model has when it is opened again after a failure.
     adapters: Mutex<Vec<AdapterOptions>>,
-    thread: Mutex<Option<JoinHandle<Result<Drained>>>>,
 }
 
 /// Properties of an opened model.
@@ -120,62 +111,12 @@ impl Engine {
     }
 
     fn start(name: String, open: Open, options: &OpenOptions) -> Result<Engine> {
-        // The task of the caller is that of the first opening, and not of the steps later.
-        let caller = Mutex::new(task::current());
-        let open = move || {
-            let caller = caller.lock().unwrap_or_else(PoisonError::into_inner).take();
-            task::run(caller, &open)
-        };
-        let metrics = Arc::new(Metrics::new());
-        let shared = Shared {
-            log: Arc::new(|_| {}),
-            check_weights: false,
-            process_ends: false,
-            slow_reader: None,
-            turns: Turns::new(1),
-            metrics: metrics.clone(),
-            limits: sched::Options {
-                max_seqs: options.max_seqs.max(1),
-                max_step_tokens: options.max_step_tokens.max(1),
-                max_queue: usize::MAX,
-                // The largest number would be replaced by one that depends on the speed.
-                max_queue_tokens: u64::MAX - 1,
-                queue_timeout: sched::Micros::MAX,
-                ..sched::Options::with_pages(0, 0)
-            },
-            prefix_cache: options.prefix_cache,
-            max_adapters: usize::MAX,
-            record_use: None,
-            state: None,
-        };
+        let shared = Shared { prefix_cache: options.prefix_cache, ..Shared::without_limits() };
+        let limits = sched::Options { max_seqs: options.max_seqs.max(1), ..shared.limits };
         let template = options.chat_template.clone();
-        let served = Served { name, open: Box::new(open), template, plan: None, on_request: false };
-        let (model, commands) = Model::new(0, served, false);
-        let model = Arc::new(model);
-        model.send(Command::Keys(vec![KeyChange::Add(KeyLimits { max_priority: i32::MIN, ..KeyLimits::default() })]));
-        let of_thread = model.clone();
-        let start = || {
-            spawn_deep("iec-engine", STACK, move || {
-                let work = || engine::work(&of_thread, &commands, &shared, &mut UsageOf::new());
-                let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-                let done = done.unwrap_or_else(|_| Err(Error::engine("the thread of the model panicked")));
-                of_thread.jobs.close();
-                of_thread.set_status(if done.is_ok() { Status::Unloaded } else { Status::Failed });
-                done
-            })
-        };
-        let thread = task::run(None, start)?;
-        let inner =
-            Inner { model, metrics, adapters: Mutex::new(options.adapters.clone()), thread: Mutex::new(Some(thread)) };
-        let is_open = inner.model.wait(|status| match status {
-            Status::Ready(_) => Some(true),
-            Status::Failed => Some(false),
-            _ => None,
-        });
-        match is_open {
-            true => Ok(Engine { inner: Arc::new(inner) }),
-            false => Err(inner.end().err().unwrap_or_else(|| Error::engine("the model cannot be opened"))),
-        }
+        let served = Served { name, open, template, plan: None, on_request: false };
+        let host = Host::start(served, Shared { limits, ..shared })?;
+        Ok(Engine { inner: Arc::new(Inner { host, adapters: Mutex::new(options.adapters.clone()) }) })
     }
 
     /// Answers a request, and returns when all of its texts have ended.
@@ -217,7 +158,7 @@ impl Engine {
     /// The text has more tokens than the context.
     pub fn tokenize(&self, text: &str, special: bool) -> Result<Vec<u32>> {
         let text = text.to_string();
-        self.encode(move |encoder| encoder.encode(&text, special))
+        self.inner.host.encode(move |encoder| encoder.encode(&text, special))
     }
 
     /// Decodes tokens.
@@ -225,11 +166,11 @@ impl Engine {
     /// # Errors
     /// A token is outside the vocabulary.
     pub fn detokenize(&self, ids: &[u32], skip_special: bool) -> Result<String> {
-        let (ids, vocab) = (ids.to_vec(), self.facts()?.vocab);
+        let (ids, vocab) = (ids.to_vec(), self.inner.host.facts()?.vocab);
         if let Some(id) = ids.iter().find(|id| **id as usize >= vocab) {
             return Err(Error::usage(format!("found the token id {id}, expected an id below {vocab}")));
         }
-        self.encode(move |encoder| encoder.tokenizer()?.decode(&ids, skip_special))
+        self.inner.host.encode(move |encoder| encoder.tokenizer()?.decode(&ids, skip_special))
     }
 
     /// Returns the tokens of the prompt that a request has.
@@ -247,7 +188,7 @@ impl Engine {
     /// There is an adapter of this name, its files are damaged, or it does not fit the model.
     pub fn load_adapter(&self, adapter: &AdapterOptions) -> Result<()> {
         let source = adapter.source()?;
-        self.encode(move |encoder| {
+        self.inner.host.encode(move |encoder| {
             let adapters = encoder.adapters();
             adapters.add(source.clone())?;
             adapters.set(&[(source.name.clone(), 1.0)]).map(drop).inspect_err(|_| {
@@ -265,7 +206,7 @@ impl Engine {
     /// There is none of this name, or requests use it.
     pub fn unload_adapter(&self, name: &str) -> Result<()> {
         let owned = name.to_string();
-        self.encode(move |encoder| encoder.adapters().remove(&owned))?;
+        self.inner.host.encode(move |encoder| encoder.adapters().remove(&owned))?;
         let mut adapters = self.inner.adapters.lock().unwrap_or_else(PoisonError::into_inner);
         adapters.retain(|adapter| adapter.name != name);
         self.keep_adapters(&adapters)
@@ -276,23 +217,24 @@ impl Engine {
     /// # Errors
     /// The engine has failed.
     pub fn adapters(&self) -> Result<Vec<String>> {
-        self.encode(|encoder| Ok(encoder.adapters().names()))
+        self.inner.host.encode(|encoder| Ok(encoder.adapters().names()))
     }
 
     fn keep_adapters(&self, adapters: &[AdapterOptions]) -> Result<()> {
-        self.inner.model.set_adapters(adapters.iter().map(AdapterOptions::source).collect::<Result<_>>()?);
+        self.inner.host.model.set_adapters(adapters.iter().map(AdapterOptions::source).collect::<Result<_>>()?);
         Ok(())
     }
 
     /// Returns the counters of the engine.
     pub fn metrics(&self) -> EngineMetrics {
-        let model = self.inner.metrics.model(&self.inner.model.name);
+        let host = &self.inner.host;
+        let model = host.metrics.model(&host.model.name);
         model.map(|model| model.snapshot()).unwrap_or_default()
     }
 
     /// Returns all counters, with histograms of times, in the text format of Prometheus.
     pub fn prometheus(&self) -> String {
-        self.inner.metrics.render()
+        self.inner.host.metrics.render()
     }
 
     /// Describes the model.
@@ -300,7 +242,7 @@ impl Engine {
     /// # Errors
     /// The engine has failed.
     pub fn description(&self) -> Result<ModelDescription> {
-        let facts = self.facts()?;
+        let facts = self.inner.host.facts()?;
         let details = &facts.details;
         Ok(ModelDescription {
             family: details.family.clone(),
@@ -324,33 +266,11 @@ impl Engine {
     /// # Errors
     /// The engine has failed.
     pub fn close(self, time: Duration) -> Result<()> {
-        self.inner.model.send(Command::Drain(time));
-        self.inner.end()
+        self.inner.host.close(time)
     }
 
-    pub(super) fn model(&self) -> &Model {
-        &self.inner.model
-    }
-
-    /// Returns the properties of the model. While the engine is opened again after a failure, waits for that.
-    fn facts(&self) -> Result<Arc<Facts>> {
-        self.inner.model.wait(|status| match status {
-            Status::Ready(facts) => Some(Ok(facts.clone())),
-            Status::Loading => None,
-            Status::Unloading | Status::Unloaded | Status::Failed => {
-                Some(Err(Error::engine("the engine has ended").help("open the model again")))
-            }
-        })
-    }
-
-    fn encode<T, F>(&self, work: F) -> Result<T>
-    where
-        T: Send + 'static,
-        F: FnOnce(&crate::session::Encoder<'_>) -> Result<T> + Send + 'static,
-    {
-        self.facts()?;
-        let ended = || Err(Error::engine("the engine has ended").help("open the model again"));
-        self.inner.model.encode_and_wait(work).unwrap_or_else(ended)
+    pub(super) fn host(&self) -> &Host {
+        &self.inner.host
     }
 
     fn submit(&self, request: &Request, is_stream: bool) -> Result<Stream> {
@@ -362,16 +282,7 @@ impl Engine {
         let echoed = |text: usize| shown.get(text / best.0).map(|prompt| prompt.text.clone());
         let beginnings = (0..texts).filter_map(echoed).collect();
         let adapters = plan.adapters.iter().map(|(name, _)| name.clone()).collect();
-        let ticket = self.inner.model.submit(|ticket, outlet| Arrival {
-            ticket,
-            choices,
-            key: 0,
-            key_name: "default".into(),
-            adapters,
-            deadline: None,
-            arrived,
-            outlet,
-        });
+        let ticket = self.inner.host.submit(choices, adapters, arrived);
         Ok(Stream::new(Started {
             ticket,
             parsers,
@@ -387,11 +298,11 @@ impl Engine {
 
     /// Reads a request and encodes its prompts. Waits while there is no room for its adapters.
     fn prepare(&self, request: &Request, is_stream: bool) -> Result<(Plan, Prepared)> {
-        let facts = self.facts()?;
+        let facts = self.inner.host.facts()?;
         let work = Arc::new(read(request, is_stream, facts)?);
         loop {
             let shared = work.clone();
-            match self.encode(move |encoder| Ok(prepare::prepare(encoder, &shared.0, &shared.1)))?? {
+            match self.inner.host.encode(move |encoder| Ok(prepare::prepare(encoder, &shared.0, &shared.1)))?? {
                 Some(prepared) => {
                     let (_, plan) = Arc::try_unwrap(work)
                         .map_err(|_| Error::engine("the engine failed while it read the request"))?;
@@ -419,36 +330,4 @@ fn read(request: &Request, is_stream: bool, facts: Arc<Facts>) -> Result<(Vec<pr
     let seed = wanted.settings.seed.unwrap_or_else(random);
     let adapters = wanted.settings.sampling.adapters.clone().unwrap_or_default();
     Ok(wanted.plan(facts, adapters, None, seed))
-}
-
-impl Inner {
-    /// Waits for the end of the thread.
-    fn end(&self) -> Result<()> {
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        match thread.map(JoinHandle::join) {
-            None | Some(Ok(Ok(_))) => Ok(()),
-            Some(Ok(Err(e))) => Err(e),
-            Some(Err(_)) => Err(Error::engine("the thread of the model panicked")),
-        }
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        self.model.send(Command::Drain(Duration::ZERO));
-        let _ = self.end();
-    }
-}
-
-impl From<ApiError> for Error {
-    /// Converts the error of a request: what the request is to blame for is [`Cause::Usage`].
-    fn from(error: ApiError) -> Error {
-        let ApiError { status, message, code, .. } = error;
-        let cause = match (status.is_server_error(), status == crate::api::error::ApiStatus::SERVICE_UNAVAILABLE) {
-            (true, true) if code.is_none() => Cause::OutOfMemory(message),
-            (true, _) => Cause::Engine(message),
-            (false, _) => Cause::Usage(message),
-        };
-        Error::new(cause)
-    }
 }

@@ -142,7 +142,8 @@ impl Engine {
         let ended = || Error::engine("the engine ended before the computation");
         let tokens = ids.len();
         let (mut sequence, columns, at_once) = self
-            .model()
+            .host()
+            .model
             .compute(move |engine| -> Result<_> {
                 let columns = match wanted {
                     RowKind::Logits => engine.config().vocab,
@@ -164,7 +165,7 @@ impl Engine {
         for piece in ids.chunks(at_once) {
             interrupt::check()?;
             let piece = piece.to_vec();
-            let computed = self.model().compute(move |engine| {
+            let computed = self.host().model.compute(move |engine| {
                 let computed = rows_of(engine, &mut sequence, &piece, wanted);
                 computed.map(|rows| (rows, sequence))
             });

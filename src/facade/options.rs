@@ -6,7 +6,7 @@ use crate::runtime::device::{Devices, Offload};
 use crate::runtime::kv::KvType;
 use crate::runtime::{EngineOptions, Precision};
 use crate::session::adapters::AdapterSource;
-use crate::session::chat::TemplateChoice;
+use crate::session::chat_templates::TemplateChoice;
 use crate::session::template::RenderProcess;
 use crate::session::{SessionOptions, Speculation};
 use serde::{Deserialize, Deserializer};
@@ -175,6 +175,7 @@ impl OpenOptions {
                 context: self.context,
                 kv: self.kv,
                 kv_memory: self.kv_memory,
+                prefill_chunk: self.max_step_tokens.max(1) as usize,
                 offload: Offload { devices, layers: self.gpu_layers.filter(|layers| *layers > 0) },
                 ..EngineOptions::default()
             },

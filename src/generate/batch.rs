@@ -185,11 +185,6 @@ impl<'a> Batch<'a> {
         self.scheduler.cancel(id)
     }
 
-    /// Returns true if the next step may compute prompts.
-    pub(super) fn has_prompts(&self) -> bool {
-        self.scheduler.has_prompts()
-    }
-
     /// Returns true if no request is waiting or running.
     pub fn is_empty(&self) -> bool {
         self.scheduler.waiting() + self.scheduler.running() == 0
@@ -255,7 +250,8 @@ impl<'a> Batch<'a> {
     /// A text that cannot be computed ends alone, with the error in its completion.
     ///
     /// # Errors
-    /// `sink` fails, the draft model fails, or the user interrupts. The batch must then be finished.
+    /// `sink` fails, the draft model fails, or the user interrupts. The batch must then be dropped, or after an interrupt
+    /// continued with [`Batch::interrupt`].
     pub fn step(
         &mut self,
         engine: &mut Engine,
@@ -314,14 +310,24 @@ impl<'a> Batch<'a> {
         Ok(report)
     }
 
-    /// Ends all requests where they are, and returns the texts of those that have been in a step, with
-    /// [`Finish::Interrupted`].
-    pub(super) fn interrupt(&mut self, options: &Options<'_>) -> Result<Vec<Completion>> {
+    /// Ends all requests where they are, with [`Finish::Interrupted`], and returns their texts. The batch may be used
+    /// again, also after a step that an interrupt has ended.
+    ///
+    /// # Errors
+    /// The end of a text cannot be decoded.
+    pub fn interrupt(&mut self, options: &Options<'_>) -> Result<Vec<Completion>> {
         self.scheduler.end_all();
+        self.paused.clear();
+        self.masked.clear();
+        self.bar = None;
         let mut texts = Vec::new();
-        for (_, mut slot) in self.slots.drain() {
-            slot.interrupt(options, Finish::Interrupted)?;
-            texts.push(slot.complete(options.keep_prefixes));
+        for (id, slot) in self.slots.drain() {
+            self.scheduler.cache().remove(id);
+            texts.push(slot.complete(options, Finish::Interrupted)?);
+        }
+        for (id, (index, request)) in std::mem::take(&mut self.waiting) {
+            self.scheduler.cache().remove(id);
+            texts.push(Completion::without_text(index, request.ids.len(), Finish::Interrupted, None));
         }
         Ok(texts)
     }
@@ -362,9 +368,8 @@ impl<'a> Batch<'a> {
                     self.paused.remove(&id);
                     self.masked.remove(&id);
                     let finish = ending(finish);
-                    if let Some(mut slot) = self.slots.remove(&id) {
-                        slot.interrupt(options, finish)?;
-                        report.ended.push((id, slot.complete(options.keep_prefixes)));
+                    if let Some(slot) = self.slots.remove(&id) {
+                        report.ended.push((id, slot.complete(options, finish)?));
                     } else if let Some((index, request)) = self.waiting.remove(&id) {
                         report.ended.push((id, Completion::without_text(index, request.ids.len(), finish, None)));
                     }

@@ -61,6 +61,8 @@ pub struct Request {
     pub spent: Duration,
     /// Prefix cache: tokens read before. Those at the beginning of the prompt are not computed again.
     pub prefix: Option<CachedPrefix>,
+    /// Whether the completion returns its prefix cache for a later request.
+    pub keep_prefix: bool,
     /// Order of computation: of the requests that wait, those with the lowest value are computed first.
     pub priority: i32,
     /// Adapters with which the text is computed; `None` = those of the engine.
@@ -161,14 +163,9 @@ pub struct Options<'a> {
     pub eos: &'a [u32],
     /// Whether special tokens are shown in the text.
     pub show_special: bool,
-    /// Whether completions return their prefix cache for a later request.
-    pub keep_prefixes: bool,
     /// Whether an invalid request fails alone: its completion carries the error. Otherwise it fails the whole run
     /// before anything is computed.
     pub skip_invalid: bool,
-    /// Whether an interrupt (SIGINT) ends the texts where they are, with [`Finish::Interrupted`], instead of failing
-    /// the run. Requests that still wait for a slot get no completion.
-    pub keep_interrupted: bool,
 }
 
 /// Reason why a text ended.
@@ -184,7 +181,7 @@ pub enum Finish {
     Length,
     /// The context was full.
     Context,
-    /// The user interrupted, and [`Options::keep_interrupted`] is set.
+    /// The user interrupted.
     Interrupted,
     /// The request was invalid and nothing was generated.
     Invalid,
@@ -267,7 +264,7 @@ pub struct Completion {
     pub stopped_by: Option<String>,
     /// Probabilities of the tokens of the prompt except the first, if [`Request::score`] asks for them.
     pub scores: Vec<Likelihood>,
-    /// Prefix cache of the whole text for a later request, if [`Options::keep_prefixes`] is set.
+    /// Prefix cache of the whole text for a later request, if [`Request::keep_prefix`] is set.
     pub prefix: Option<CachedPrefix>,
     /// Reason why the request was invalid or failed.
     pub error: Option<Error>,
@@ -441,20 +438,12 @@ impl GenerationRun<'_> {
                 return Ok(());
             }
             let begin = Instant::now();
-            let reads = batch.has_prompts();
-            let (reads, ended) = match batch.step(engine, speculator, 0, options, sink) {
-                Err(e) if options.keep_interrupted && e.is_sigint() => {
-                    self.more = false;
-                    (reads, batch.interrupt(options)?)
-                }
-                Err(e) => return Err(e),
-                Ok(report) => (report.reads, report.ended.into_iter().map(|(_, completion)| completion).collect()),
-            };
-            let (time, stages) = if reads { &mut self.prefill } else { &mut self.decode };
+            let report = batch.step(engine, speculator, 0, options, sink)?;
+            let (time, stages) = if report.reads { &mut self.prefill } else { &mut self.decode };
             *time += begin.elapsed();
             engine.lap(Stage::Other);
             stages.merge(&engine.take_stages());
-            for completion in ended {
+            for (_, completion) in report.ended {
                 self.end(completion, options)?;
             }
         }

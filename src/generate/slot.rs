@@ -40,6 +40,8 @@ pub(super) struct Slot {
     masked: Vec<f32>,
     /// Number of most likely tokens that are reported with each token of the prompt, if the prompt is scored.
     score: Option<usize>,
+    /// Whether the completion returns the sequence.
+    keep_prefix: bool,
     scores: Vec<Likelihood>,
 }
 
@@ -106,6 +108,7 @@ impl Slot {
             allowed: request.allowed,
             masked: Vec::new(),
             score: request.score,
+            keep_prefix: request.keep_prefix,
             scores: Vec::new(),
         })
     }
@@ -339,24 +342,20 @@ impl Slot {
         (self.finish, self.error) = (Some(Finish::Failed), Some(error));
     }
 
-    /// Ends the text where it is, unless it has ended. Draft tokens of the step that was interrupted are removed.
-    pub(super) fn interrupt(&mut self, options: &Options<'_>, finish: Finish) -> Result<()> {
+    /// Returns the completion of the text, which ends where it is unless it has ended. Draft tokens of a step that was
+    /// interrupted are removed.
+    pub(super) fn complete(mut self, options: &Options<'_>, finish: Finish) -> Result<Completion> {
         if self.finish.is_none() {
             self.ids.truncate(self.prompt_tokens + self.marks.len());
             self.sequence.truncate(self.ids.len());
-            self.finish = Some(finish);
             if let Some(tokenizer) = options.tokenizer {
                 self.written.finish(tokenizer)?;
             }
         }
-        Ok(())
-    }
-
-    /// Returns the completion of a text that has ended.
-    pub(super) fn complete(self, keep_prefix: bool) -> Completion {
-        let constraint_met = self.constraint.map(|constraint| match self.finish {
-            Some(Finish::Eos | Finish::Complete) => true,
-            Some(Finish::Length | Finish::Context) => constraint.may_end(),
+        let finish = self.finish.unwrap_or(finish);
+        let constraint_met = self.constraint.map(|constraint| match finish {
+            Finish::Eos | Finish::Complete => true,
+            Finish::Length | Finish::Context => constraint.may_end(),
             _ => false,
         });
         let generated = self.ids[self.prompt_tokens..].to_vec();
@@ -364,11 +363,11 @@ impl Slot {
         read.truncate(self.sequence.len());
         let Memory { sequence: mut draft, drafted, accepted, .. } = self.memory;
         draft.iter_mut().for_each(|draft| draft.truncate(read.len()));
-        Completion {
+        Ok(Completion {
             index: self.index,
             ids: generated,
             text: self.written.text,
-            finish: self.finish.unwrap_or(Finish::Interrupted),
+            finish,
             prompt_tokens: self.prompt_tokens,
             reused_tokens: self.reused_tokens.unwrap_or(0),
             started: self.started,
@@ -378,8 +377,8 @@ impl Slot {
             constraint_met,
             stopped_by: self.written.stopped_by,
             scores: self.scores,
-            prefix: keep_prefix.then_some(CachedPrefix { sequence: self.sequence, ids: read, draft }),
+            prefix: self.keep_prefix.then_some(CachedPrefix { sequence: self.sequence, ids: read, draft }),
             error: self.error,
-        }
+        })
     }
 }

@@ -1,6 +1,6 @@
 //! Description of a loaded model for clients that choose a model by its family, size and abilities.
 
-use crate::session::chat::Template;
+use crate::session::chat_templates::Template;
 use crate::session::{Session, pack_digest};
 use crate::tools::Format;
 
@@ -8,8 +8,10 @@ use crate::tools::Format;
 const THINKING: [&str; 4] = ["enable_thinking", "reasoning_effort", "<think>", "thinking"];
 
 /// Description of a model.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Details {
+    /// Name of the model in reports.
+    pub name: String,
     /// Family in lower case, such as `llama`.
     pub family: String,
     /// Name of the architecture in the configuration of the checkpoint, such as `LlamaForCausalLM`.
@@ -28,6 +30,14 @@ pub struct Details {
     pub layers: usize,
     /// Number of query heads, and of heads of keys and values.
     pub heads: (usize, usize),
+    /// Type in which products read the weights, such as `int4w`.
+    pub precision: String,
+    /// Name of the device: `cpu`, or that of the GPUs.
+    pub device: String,
+    /// Number of threads.
+    pub threads: usize,
+    /// Instruction set of the CPU's kernels.
+    pub isa: &'static str,
     /// Whether the chat template has a known form of calls.
     pub has_tools: bool,
     /// Whether the chat template has a place for reasoning.
@@ -40,12 +50,14 @@ impl Details {
     /// # Errors
     /// The pack has no tokenizer.
     pub fn of(session: &Session, template: Option<&Template>) -> crate::error::Result<Details> {
-        let (config, description) = (session.engine.config(), &session.reader.description);
+        let (engine, description) = (&session.engine, &session.reader.description);
+        let config = engine.config();
         let tokenizer = session.tokenizer()?;
         let family = config.architecture.to_ascii_lowercase();
         let family = ["forcausallm", "forconditionalgeneration"].iter().find_map(|end| family.strip_suffix(end));
         let source = template.map(|template| template.template.source());
         Ok(Details {
+            name: session.name.clone(),
             family: family.map_or_else(|| config.architecture.to_ascii_lowercase(), String::from),
             architecture: config.architecture.clone(),
             parameters: session.reader.entries().iter().map(|entry| entry.elements() as u64).sum(),
@@ -55,6 +67,10 @@ impl Details {
             hidden: config.hidden,
             layers: config.n_layers,
             heads: (config.n_heads, config.n_kv_heads),
+            precision: engine.precision().to_string(),
+            device: engine.device(),
+            threads: engine.threads(),
+            isa: engine.isa(),
             has_tools: template.is_some_and(|template| Format::of(&template.template, tokenizer).is_some()),
             thinks: source.is_some_and(|source| THINKING.iter().any(|word| source.contains(word))),
         })
@@ -78,23 +94,7 @@ mod tests {
 
     #[test]
     fn parameters_are_counted_in_units() {
-        let size = |parameters| {
-            let (family, architecture, digest, quantization) = Default::default();
-            let details = Details {
-                family,
-                architecture,
-                parameters,
-                bytes: 0,
-                digest,
-                quantization,
-                hidden: 0,
-                layers: 0,
-                heads: (0, 0),
-                has_tools: false,
-                thinks: false,
-            };
-            details.parameter_size()
-        };
+        let size = |parameters| Details { parameters, ..Details::default() }.parameter_size();
         let cases = [(999, "999"), (1000, "1.0K"), (260_032, "260K"), (1_100_048_384, "1.1B"), (70_000_000_000, "70B")];
         for (parameters, text) in cases {
             assert_eq!(size(parameters), text, "{parameters}");

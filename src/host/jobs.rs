@@ -24,7 +24,7 @@ struct JobState {
 }
 
 impl Jobs {
-    /// Adds work. It is dropped if no thread will do it, so that whoever waits for its result is woken.
+    /// Adds work. It is dropped if no thread will do it, which wakes the caller that waits for its result.
     pub fn push(&self, job: Job) {
         let mut state = self.state();
         if !state.is_closed {

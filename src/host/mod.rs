@@ -18,6 +18,7 @@ pub mod lease;
 mod log_line;
 pub mod metrics;
 pub mod model;
+pub mod own;
 pub mod reply;
 pub mod token_text;
 pub mod turns;

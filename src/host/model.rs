@@ -12,7 +12,8 @@ use crate::generate::sampler::{Breakers, Sampling};
 use crate::runtime::Engine;
 use crate::sched::{KeyId, KeyLimits};
 use crate::session::adapters::{AdapterSource, Adapters};
-use crate::session::chat::{Template, TemplateChoice};
+use crate::session::chat_templates::{Template, TemplateChoice};
+use crate::session::default_sampling::DefaultSampling;
 use crate::session::infill::Infill;
 use crate::session::recent::Recent;
 use crate::session::{Encoder, Session};
@@ -53,8 +54,8 @@ pub struct Facts {
     pub fingerprint: String,
     /// Sampling of requests that name none.
     pub sampling: Sampling,
-    /// Note about what the model's recommended sampling has and this program has not.
-    pub note: Option<String>,
+    /// Sampling of conversations that name none.
+    pub recommended: DefaultSampling,
     /// Chat template, with the tokens and texts that end a turn; `None` if the model has none.
     pub template: Option<ChatFormat>,
     /// Form of prompts for fill-in-the-middle; `None` if the tokenizer has no tokens for it.
@@ -74,7 +75,7 @@ pub struct Facts {
 }
 
 /// Chat template of a model, and what ends a turn.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct ChatFormat {
     /// The template.
     pub template: Template,

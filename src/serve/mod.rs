@@ -227,6 +227,7 @@ fn shared(
         log,
         check_weights: settings.check_weights,
         record_use: usage_log.map(recorder),
+        shows_prompts: false,
         process_ends: true,
         slow_reader: Some(SLOW_READER),
         turns: turns::Turns::new(models),
@@ -357,7 +358,7 @@ impl Life {
             self.tell("READY=1");
             for model in &self.app.models {
                 if let Status::Ready(facts) = model.status()
-                    && let Some(note) = &facts.note
+                    && let Some(note) = facts.recommended.note()
                 {
                     (self.app.log)(&format!("{note} (model `{}`)", model.name));
                 }

@@ -2,8 +2,7 @@
 //!
 //! Errors never show a value: a key file may contain a plain key by mistake, and errors go to logs.
 
-use crate::error::{Error, Result};
-use crate::session::chat::command::nearest;
+use crate::error::{Error, Result, nearest};
 use std::ops::RangeInclusive;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};

@@ -126,24 +126,6 @@ pub fn check_name(name: &str) -> std::result::Result<(), String> {
 }
 
 impl Session {
-    /// Uses these adapters, with their scales, for all texts from now on that choose none. They are loaded if necessary.
-    ///
-    /// # Errors
-    /// A name is unknown, an adapter cannot be loaded, or they cannot be used together; the former ones stay in use.
-    pub fn use_adapters(&mut self, names: &[(String, f32)]) -> Result<()> {
-        let before = self.engine.adapters().clone();
-        // The former ones may have to leave memory.
-        self.engine.set_adapters(AdapterSet::default());
-        let set = self.adapters.set(names).and_then(|set| {
-            set.ok_or_else(|| {
-                Error::new(Cause::OutOfMemory("found no room for these adapters in --lora-memory".into()))
-            })
-        });
-        let (set, outcome) = set.map_or_else(|e| (before, Err(e)), |set| (set, Ok(())));
-        self.engine.set_adapters(set);
-        outcome
-    }
-
     /// Registers adapters. If all of them fit in the memory for adapters, they are loaded and used together for
     /// sequences that choose none; if they cannot be used together, only requests that choose some are valid. Otherwise
     /// each is loaded when a request needs it.

@@ -54,6 +54,11 @@ impl<'a> Encoder<'a> {
         dry_breakers(texts, || self.tokenizer(), self.vocab)
     }
 
+    /// Returns the largest number of tokens of a sequence.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
     /// Returns the number of tokens of the model's vocabulary.
     pub fn vocab(&self) -> usize {
         self.vocab

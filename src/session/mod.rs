@@ -1,13 +1,14 @@
 //! Opens a pack for text generation: tokenizer, chat template, engine, source of draft tokens and default sampling.
 //!
 //! [`Session::open`] opens a pack by its path ([`crate::models::open_session`] whatever a user may name as a model),
-//! [`Session::generate`] continues prompts, and [`Metrics`] reports the speed. A [`chat::Conversation`] keeps the
-//! history of a chat. The commands `run`, `bench`, `eval` and `verify` are built on these types.
+//! [`Session::generate`] continues prompts, and [`Metrics`] reports the speed. The commands `run`, `bench`, `eval` and
+//! `verify` are built on these types.
 
 pub mod adapters;
 mod ahead;
-pub mod chat;
+pub mod chat_templates;
 pub mod dedup;
+pub mod default_sampling;
 mod encoder;
 pub mod infill;
 pub mod kv_gate;
@@ -130,12 +131,8 @@ pub struct GenerateOptions {
     pub stop_tokens: Vec<u32>,
     /// Show special tokens in the text.
     pub show_special: bool,
-    /// Return the KV cache of each text with its completion, so that a later request can continue it.
-    pub keep_prefixes: bool,
     /// Let an invalid request fail alone: its completion carries the error, and the others are generated.
     pub skip_invalid: bool,
-    /// Let an interrupt (SIGINT) end the texts where they are instead of failing.
-    pub keep_interrupted: bool,
 }
 
 /// Result of one call of [`Session::generate`]: the texts and the time they took.
@@ -360,17 +357,7 @@ impl Session {
 
     /// Prints, with `--verbose`, how often weights of a deduplicated pack were rebuilt.
     pub fn note_rebuilds(&self) {
-        let Some(rebuilds) = self.engine.rebuilds() else { return };
-        progress::detail(1, || {
-            format!(
-                "{}: rebuilt {} matrices ({}), released {} of them, kept at most {} in memory",
-                self.name,
-                rebuilds.matrices,
-                human_bytes(rebuilds.bytes),
-                rebuilds.evicted,
-                human_bytes(rebuilds.peak_bytes)
-            )
-        });
+        note_rebuilds(&self.name, &self.engine);
     }
 
     fn describe(&self) -> String {
@@ -387,6 +374,20 @@ impl Session {
             human_bytes(engine.weight_bytes_per_token())
         )
     }
+}
+
+/// Prints, with `--verbose`, how often weights of the deduplicated pack of an engine were rebuilt.
+pub fn note_rebuilds(name: &str, engine: &Engine) {
+    let Some(rebuilds) = engine.rebuilds() else { return };
+    progress::detail(1, || {
+        format!(
+            "{name}: rebuilt {} matrices ({}), released {} of them, kept at most {} in memory",
+            rebuilds.matrices,
+            human_bytes(rebuilds.bytes),
+            rebuilds.evicted,
+            human_bytes(rebuilds.peak_bytes)
+        )
+    });
 }
 
 /// Engine, prefix cache (if there is one) and source of draft tokens, as generation uses them.
@@ -417,9 +418,7 @@ impl Parts<'_> {
             waiting: 0,
             eos: &eos,
             show_special: options.show_special,
-            keep_prefixes: options.keep_prefixes,
             skip_invalid: options.skip_invalid,
-            keep_interrupted: options.keep_interrupted,
         };
         self.engine.take_gpu_time();
         let (begin, before) = (Instant::now(), Usage::now());

@@ -266,10 +266,7 @@ pub const READ_ONLY: &[(&str, &str)] = &[
 
 /// Commands that no scenario runs, with the reason.
 pub const LEFT_OUT: &[(&str, &str)] = &[
-    (
-        "chat",
-        "it writes files only at requests of its user; session::chat::history writes them through output::AtomicFile",
-    ),
+    ("chat", "it writes files only at requests of its user; chat::history writes them through output::AtomicFile"),
     (
         "serve",
         "it ends by a signal only; into --state-dir it writes pages as run does, and lists through output::AtomicFile",

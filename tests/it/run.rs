@@ -446,8 +446,8 @@ fn a_reused_conversation_gives_the_same_answer_as_a_fresh_one() {
     let pack = packed("gptoss-mxfp4");
     let mut engine = Engine::open(&IebinReader::open(pack.path()).unwrap(), &EngineOptions::default()).unwrap();
     let mut continued = |ids: &[u32], prefix: Option<CachedPrefix>| -> Completion {
-        let request = Request { ids: ids.to_vec(), max_new: 8, prefix, ..Request::default() };
-        let options = Options { tokenizer: None, batch: 1, eos: &[], keep_prefixes: true, ..Options::default() };
+        let request = Request { ids: ids.to_vec(), max_new: 8, prefix, keep_prefix: true, ..Request::default() };
+        let options = Options { tokenizer: None, batch: 1, eos: &[], ..Options::default() };
         generate(&mut engine, None, &mut Speculator::off(), vec![request], &options, |_| Ok(()))
             .unwrap()
             .completions

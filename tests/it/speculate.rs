@@ -15,8 +15,8 @@ fn open(name: &str) -> Engine {
 }
 
 fn complete(engine: &mut Engine, speculator: &mut Speculator, ids: &[u32], max_new: usize) -> Completion {
-    let request = Request { ids: ids.to_vec(), max_new, ..Request::default() };
-    let options = Options { tokenizer: None, batch: 1, eos: &[], keep_prefixes: true, ..Options::default() };
+    let request = Request { ids: ids.to_vec(), max_new, keep_prefix: true, ..Request::default() };
+    let options = Options { tokenizer: None, batch: 1, eos: &[], ..Options::default() };
     generate(engine, None, speculator, vec![request], &options, |_| Ok(())).unwrap().completions.remove(0)
 }
 

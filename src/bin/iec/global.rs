@@ -20,7 +20,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 /// Threads, verbosity and color.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct Global {
     /// Number of worker threads, or auto: one per physical core [default: auto]
     #[arg(

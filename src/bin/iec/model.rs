@@ -133,6 +133,66 @@ fn parse_precision(text: &str) -> std::result::Result<PrecisionOrAuto, String> {
     }
 }
 
+/// A model that is to be opened, on any thread.
+#[derive(Debug)]
+pub struct Opener {
+    pack: PathBuf,
+    options: SessionOptions,
+    notes: Notes,
+    /// Directory of the embedded model, whose files must live until its template and sampling were read.
+    _home: Option<TempDir>,
+}
+
+impl Opener {
+    /// Opens the model.
+    ///
+    /// # Errors
+    /// The same as for [`ModelArgs::open`].
+    pub fn open(&self) -> Result<Session> {
+        Session::open(&self.pack, &self.options).map(|session| self.notes.print(session))
+    }
+}
+
+/// Options that notes about an opened model depend on.
+#[derive(Debug)]
+struct Notes {
+    /// Whether an option bounds the context.
+    is_bounded: bool,
+    kv_memory: Option<u64>,
+    check: bool,
+    device: DeviceArgs,
+    global: Global,
+}
+
+impl Notes {
+    /// Prints notes about the device of the model and its adapters, and whether the gate refused its quantization.
+    fn print(&self, session: Session) -> Session {
+        let global = &self.global;
+        if session.reader.description.quality.as_ref().is_some_and(|quality| quality.refused) {
+            global.note(format!(
+                "note: {}: the gate refused the quantization of this pack; `iec inspect` shows why",
+                session.name
+            ));
+        }
+        let (context, longest) = (session.engine.context(), session.engine.config().max_context);
+        if context < longest && !self.is_bounded {
+            let memory = match self.kv_memory {
+                Some(budget) => format!("--kv-memory {}", human_bytes(budget)),
+                None => "the memory of the GPU".to_string(),
+            };
+            global.note(format!("note: {memory} holds a context of {context} tokens, not {longest}"));
+        }
+        if self.check
+            && let Some(name) = session.reader.added_template()
+        {
+            global.note(format_args!("note: {name} was added to the pack, which does not record it"));
+        }
+        session.adapters.notes().iter().for_each(|note| global.note(format_args!("note: {note}")));
+        self.device.note(&session.engine, global);
+        session
+    }
+}
+
 impl ModelArgs {
     /// Returns true if an option or a variable names the model, or the current directory holds one.
     pub fn is_named(&self) -> Result<bool> {
@@ -175,21 +235,20 @@ impl ModelArgs {
         self.open_with(&self.options(global, speculation)?, global)
     }
 
-    /// Opens the model for answers to users, or the embedded one if none is named: with prompt lookup if no option
-    /// names a speculation. The directory of the embedded model must live until its template and sampling were read.
+    /// Finds the model for answers to users, or the embedded one if none is named: with prompt lookup if no option
+    /// names a speculation.
     ///
     /// # Errors
-    /// The same as for [`ModelArgs::open`].
-    pub fn open_to_answer(&self, global: &Global) -> Result<(Session, Option<TempDir>)> {
-        let options = self.options(global, Speculation::Ngram)?;
+    /// There is no such model, or options contradict each other.
+    pub fn to_answer(&self, global: &Global) -> Result<Opener> {
+        let (options, notes) = (self.options(global, Speculation::Ngram)?, self.notes(global));
         if self.is_named()? {
-            return Ok((self.noted(Session::open(self.path()?, &options)?, global)?, None));
+            return Ok(Opener { pack: self.path()?.to_path_buf(), options, notes, _home: None });
         }
         global.note("note: no model named; using the embedded one, which tells stories");
         let home = tempfile::tempdir()?;
         let options = SessionOptions { name: Some(embedded::NAME.into()), ..options };
-        let session = Session::open(&embedded::pack_into(home.path())?, &options)?;
-        Ok((self.noted(session, global)?, Some(home)))
+        Ok(Opener { pack: embedded::pack_into(home.path())?, options, notes, _home: Some(home) })
     }
 
     /// Prints a note if --prefetch has a number, in a command that does not encode prompts ahead.
@@ -209,8 +268,11 @@ impl ModelArgs {
         self.open_with(&SessionOptions { engine, ..options }, global)
     }
 
-    /// Opens another model with these options, except those that belong to the model that they name.
-    pub fn open_other(&self, model: &Path, global: &Global) -> Result<Session> {
+    /// Finds another model, for these options except those that belong to the model that they name.
+    ///
+    /// # Errors
+    /// There is no such model, or options contradict each other.
+    pub fn other_to_answer(&self, model: &Path, global: &Global) -> Result<Opener> {
         let found = resolve(model, self.precision.and_then(|asked| asked.0), &Places::of(&non_empty_variable)?)?;
         let options = self.options(global, Speculation::Ngram)?;
         let speculation = match options.speculation {
@@ -220,7 +282,7 @@ impl ModelArgs {
         let name = found.record.as_ref().map(|record| record.shown_source().to_string());
         let (weights, tokenizer, adapters) = (None, None, Vec::new());
         let options = SessionOptions { weights, tokenizer, name, speculation, adapters, ..options };
-        self.noted(Session::open(&found.pack, &options)?, global)
+        Ok(Opener { pack: found.pack, options, notes: self.notes(global), _home: None })
     }
 
     /// Opens the model to measure the effect of --kv, even if it was found to be worse.
@@ -230,7 +292,7 @@ impl ModelArgs {
 
     /// Opens the model, whose adapters are used together.
     fn open_with(&self, options: &SessionOptions, global: &Global) -> Result<Session> {
-        let session = self.noted(Session::open(self.path()?, options)?, global)?;
+        let session = self.notes(global).print(Session::open(self.path()?, options)?);
         session.adapters.together()?;
         Ok(session)
     }
@@ -260,33 +322,12 @@ impl ModelArgs {
 
     /// Opens the embedded model.
     pub fn open_embedded(&self, global: &Global) -> Result<Session> {
-        self.noted(embedded::open_session(&self.options(global, Speculation::Off)?)?, global)
+        Ok(self.notes(global).print(embedded::open_session(&self.options(global, Speculation::Off)?)?))
     }
 
-    /// Prints notes about the device of the model and its adapters, and whether the gate refused its quantization.
-    fn noted(&self, session: Session, global: &Global) -> Result<Session> {
-        if session.reader.description.quality.as_ref().is_some_and(|quality| quality.refused) {
-            global.note(format!(
-                "note: {}: the gate refused the quantization of this pack; `iec inspect` shows why",
-                session.name
-            ));
-        }
-        let (context, longest) = (session.engine.context(), session.engine.config().max_context);
-        if context < longest && self.ctx.is_none() {
-            let memory = match self.kv_memory {
-                Some(budget) => format!("--kv-memory {}", human_bytes(budget)),
-                None => "the memory of the GPU".to_string(),
-            };
-            global.note(format!("note: {memory} holds a context of {context} tokens, not {longest}"));
-        }
-        if self.check
-            && let Some(name) = session.reader.added_template()
-        {
-            global.note(format_args!("note: {name} was added to the pack, which does not record it"));
-        }
-        session.adapters.notes().iter().for_each(|note| global.note(format_args!("note: {note}")));
-        self.device.note(&session.engine, global);
-        Ok(session)
+    fn notes(&self, global: &Global) -> Notes {
+        let (is_bounded, kv_memory, check) = (self.ctx.is_some(), self.kv_memory, self.check);
+        Notes { is_bounded, kv_memory, check, device: self.device.clone(), global: global.clone() }
     }
 
     /// Opens the pack without an engine for its weights.

@@ -125,7 +125,16 @@ impl SamplingArgs {
     /// # Errors
     /// The same as those of [`SamplingArgs::check`], or a text has no valid tokens.
     pub fn sampling(&self, session: &Session, defaults: Sampling) -> Result<Sampling> {
-        self.texts().resolve(self.numbers(defaults)?, || session.tokenizer(), session.engine.config().vocab)
+        let (texts, numbers) = self.unresolved(defaults)?;
+        texts.resolve(numbers, || session.tokenizer(), session.engine.config().vocab)
+    }
+
+    /// Returns the texts whose tokens a tokenizer gives, and the other parameters, over those of `defaults`.
+    ///
+    /// # Errors
+    /// The same as those of [`SamplingArgs::check`].
+    pub fn unresolved(&self, defaults: Sampling) -> Result<(SamplingTexts, Sampling)> {
+        Ok((self.texts(), self.numbers(defaults)?))
     }
 
     /// Returns true if options choose which steps remove tokens: `--mirostat` or `--samplers`.

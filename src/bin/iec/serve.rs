@@ -17,7 +17,7 @@ use iec::resources::memory_left;
 use iec::serve::config::{Given, LogFormat, ModelSource, SETTINGS, ServeSettings, Setting, Size};
 use iec::serve::keys::Keys;
 use iec::serve::{self, Address, Reload, Reloaded, Server, ServerSignal};
-use iec::session::chat::TemplateChoice;
+use iec::session::chat_templates::TemplateChoice;
 use iec::session::plan::MemoryPlan;
 use iec::session::{Session, SessionOptions, Speculation};
 use serde_json::json;

@@ -24,8 +24,8 @@ use crate::runtime::adapters::AdapterSet;
 use crate::runtime::kv::PAGE;
 use crate::sched::{self, KeyUsage};
 use crate::session::Session;
-use crate::session::chat::TemplateChoice;
-use crate::session::chat::defaults::DefaultSampling;
+use crate::session::chat_templates::TemplateChoice;
+use crate::session::default_sampling::DefaultSampling;
 use crate::session::infill::Infill;
 use crate::session::recent::Recent;
 use run::{End, Run};
@@ -52,6 +52,8 @@ pub struct Shared {
     pub log: LogLine,
     /// Whether weights are compared with their hashes while they are served.
     pub check_weights: bool,
+    /// Whether a progress bar is shown while a long prompt is computed.
+    pub shows_prompts: bool,
     /// Whether the process ends with the models, so that the system frees their memory at once.
     pub process_ends: bool,
     /// Time after which a request is cancelled whose reader takes nothing; `None` = its text pauses as long as that.
@@ -107,6 +109,7 @@ pub fn work(model: &Arc<Model>, commands: &Receiver<Command>, shared: &Shared, u
             Ok((End::Failed(why), _)) => {
                 failures.retain(|time: &Instant| time.elapsed() < FAILURES_WITHIN);
                 failures.push(Instant::now());
+                (shared.log)(&format!("the engine of model {} failed and is opened again: {why}", model.name));
                 if failures.len() >= MOST_FAILURES {
                     let failed = std::io::Error::other(format!("the engine failed {MOST_FAILURES} times: {why}"));
                     fail(model, shared, failed.into())?;
@@ -247,7 +250,7 @@ fn facts(session: &Session, choice: &TemplateChoice) -> Result<Facts> {
         eos: session.engine.config().eos.clone(),
         fingerprint: session.fingerprint(),
         sampling,
-        note: recommended.note(),
+        recommended,
         template,
         details,
         infill: Infill::of(tokenizer),

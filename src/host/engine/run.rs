@@ -90,7 +90,9 @@ impl<'a> Run<'a> {
         let Parts { engine, prefixes, speculator, .. } = parts;
         let drafts = if speculator.is_off() { 0 } else { u32::MAX };
         let mut batch = Batch::new(engine, prefixes, sched::Options { drafts, ..shared.limits.clone() });
-        batch.hide_progress();
+        if !shared.shows_prompts {
+            batch.hide_progress();
+        }
         engine.profile(true);
         let options =
             generate::Options { tokenizer: encoder.tokenizer().ok(), eos, skip_invalid: true, ..Default::default() };
@@ -161,6 +163,10 @@ impl<'a> Run<'a> {
             drop(turn);
             match done {
                 Ok(Ok(report)) => self.after(report, begin),
+                Ok(Err(e)) if e.is_interrupt() => match self.batch.interrupt(&self.options) {
+                    Ok(ended) => ended.into_iter().for_each(|completion| self.end(completion)),
+                    Err(e) => return End::Failed(e.to_string()),
+                },
                 Ok(Err(e)) => return End::Failed(e.to_string()),
                 Err(_) => return End::Failed("a step of the engine panicked".into()),
             }

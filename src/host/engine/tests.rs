@@ -12,6 +12,7 @@ use std::sync::mpsc::channel;
 
 fn shared() -> Shared {
     Shared {
+        shows_prompts: false,
         process_ends: false,
         slow_reader: None,
         turns: Turns::new(1),

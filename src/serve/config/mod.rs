@@ -36,7 +36,7 @@ use crate::runtime::KvType;
 use crate::sched;
 use crate::serve::toml_text::{Document, Field, Table};
 use crate::session::adapters::AdapterSource;
-use crate::session::chat::TemplateChoice;
+use crate::session::chat_templates::TemplateChoice;
 use serde_json::{Map, Value as Json, json};
 use std::io::Read;
 use std::path::{Path, PathBuf};

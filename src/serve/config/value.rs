@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::runtime::KvType;
 use crate::serve::toml_text::Field;
-use crate::session::chat::TemplateChoice;
+use crate::session::chat_templates::TemplateChoice;
 use crate::units::{duration_text, parse_count, parse_duration, parse_size};
 use serde_json::{Value as Json, json};
 use std::fmt;

@@ -11,7 +11,7 @@ use crate::models::embedded;
 use crate::serve::config::ServeSettings;
 use crate::serve::keys::Keys;
 use crate::serve::residency::Residency;
-use crate::session::chat::TemplateChoice;
+use crate::session::chat_templates::TemplateChoice;
 use crate::session::{Session, SessionOptions};
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -58,6 +58,7 @@ impl Running {
             log: Arc::new(|_| {}),
             check_weights: false,
             record_use: None,
+            shows_prompts: false,
             process_ends: true,
             slow_reader: None,
             turns: Turns::new(fakes.len()),

@@ -1,7 +1,7 @@
 //! Completion of commands, settings, subjects and file names.
 
-use iec::session::chat::command::COMMANDS;
-use iec::session::chat::settings;
+use iec::chat::command::COMMANDS;
+use iec::chat::settings;
 use std::path::Path;
 
 /// Subjects of `/show`.

@@ -6,12 +6,12 @@
 
 use super::talk::{Done, Question, Talk, goes_on};
 use crate::{advice, console};
+use iec::chat::command::Command;
+use iec::chat::{AnswerPart, Reply};
 use iec::error::{Cause, Error, Result};
 use iec::files::Stream;
 use iec::generate::Finish;
 use iec::interrupt;
-use iec::session::chat::command::Command;
-use iec::session::chat::{AnswerPart, Reply};
 use iec::session::prompt_request::PromptRequest;
 use iec::session::prompts;
 use iec::strict_json;
@@ -149,7 +149,7 @@ fn respond(request: ChatLine, talk: &mut Talk) -> Result<bool> {
         ChatLine::Message(message) => return answer(Question::Message(message), talk).map(|()| true),
         ChatLine::Show => {
             let mut state = talk.state();
-            state["prompt_tokens"] = talk.conversation.prompt_tokens(&talk.session)?.into();
+            state["prompt_tokens"] = talk.conversation.prompt_tokens(&talk.host)?.into();
             state["left_out_turns"] = talk.conversation.skipped().into();
             state["messages"] = talk.conversation.history().to_json().into();
             return event("state", state).map(|()| true);

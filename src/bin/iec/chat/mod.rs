@@ -11,23 +11,28 @@ mod talk;
 mod terminal;
 
 use crate::global::Global;
-use crate::model::ModelArgs;
+use crate::model::{ModelArgs, Opener};
 use crate::names::offering;
 use crate::sampling::SamplingArgs;
 use editor::Editor;
+use iec::chat::settings::{Settings, Think};
+use iec::chat::{ChatOptions, Conversation, History};
 use iec::error::{Context, Error, Result};
 use iec::files::Stream;
 use iec::generate::sampler::Sampling;
 use iec::generate::text::Variables;
+use iec::host::engine::Shared;
+use iec::host::model::{ChatFormat, Facts, Served};
+use iec::host::own::Host;
 use iec::interrupt;
-use iec::session::chat::defaults::DefaultSampling;
-use iec::session::chat::settings::{Settings, Think};
-use iec::session::chat::{ChatOptions, Conversation, History, Template, TemplateChoice};
+use iec::sched;
+use iec::session::chat_templates::{self, Template, TemplateChoice};
 use iec::session::{Session, prompts};
 use iec::units::parse_count;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{BufReader, IsTerminal};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use talk::{Question, Talk};
 
 /// Arguments of `iec chat`.
@@ -96,7 +101,19 @@ impl ConversationArgs {
     /// # Errors
     /// The template cannot be read, or a variable has another source.
     pub fn open_template(&self, choice: &TemplateChoice, session: &Session) -> Result<Template> {
-        let mut template = choice.open(session)?;
+        self.with_variables(choice.open(session)?)
+    }
+
+    /// Returns the chat template of an opened model and what ends a turn, with the variables of the options.
+    ///
+    /// # Errors
+    /// The model has no template, or a variable has another source.
+    fn format(&self, facts: &Facts) -> Result<ChatFormat> {
+        let format = facts.template.clone().ok_or_else(|| chat_templates::missing(&facts.root))?;
+        Ok(ChatFormat { template: self.with_variables(format.template)?, ..format })
+    }
+
+    fn with_variables(&self, mut template: Template) -> Result<Template> {
         if let Some(variables) = &self.chat_template_kwargs {
             template.template = template.template.with_variables(variables.clone())?;
         }
@@ -139,12 +156,8 @@ pub fn start(start: Start<'_>, global: &Global) -> Result<()> {
     start.check()?;
     let loaded = start.conversation.load.as_deref().map(History::load).transpose()?;
     start.model.note_prompts_ahead(global);
-    let (mut session, home) = start.model.open_to_answer(global)?;
-    let adapters: Vec<(String, f32)> = session.adapters.names().into_iter().map(|name| (name, 1.0)).collect();
-    session.use_adapters(&adapters)?;
     let interactive = std::io::stdin().is_terminal() && !start.json && start.prompt.is_none();
-    let mut talk = Talk { adapters, ..start.talk(session, loaded, global)? };
-    drop(home);
+    let mut talk = start.talk(start.model.to_answer(global)?, loaded, global)?;
     if !start.json && !interactive && talk.settings.sampling.temperature > 0.0 {
         global.note(format_args!("sampling: {}", talk.describe_sampling()));
     }
@@ -180,8 +193,8 @@ impl Start<'_> {
     /// # Errors
     /// The model cannot be opened, or has no chat template. The conversation then stays as it was.
     fn change_model(&self, talk: &mut Talk, model: &Path, global: &Global) -> Result<()> {
-        let session = self.model.open_other(model, global)?;
-        let mut other = self.talk(session, Some(talk.conversation.history().clone()), global)?;
+        let opener = self.model.other_to_answer(model, global)?;
+        let mut other = self.talk(opener, Some(talk.conversation.history().clone()), global)?;
         other.take_over(talk);
         other.inputs = self.model.inputs_with(model);
         *talk = other;
@@ -206,16 +219,19 @@ impl Start<'_> {
         Ok(())
     }
 
-    /// Returns the conversation with its settings.
-    fn talk(&self, session: Session, loaded: Option<History>, global: &Global) -> Result<Talk> {
-        let choice = self.conversation.chat_template.clone().unwrap_or_default();
-        let template = self.conversation.open_template(&choice, &session)?;
-        let mut conversation = Conversation::new(template, None);
+    /// Opens the model, and returns the conversation with its settings. All adapters of the model are in use.
+    fn talk(&self, opener: Opener, loaded: Option<History>, global: &Global) -> Result<Talk> {
+        let host = self.host(opener, global)?;
+        let facts = host.facts()?;
+        let mut conversation = Conversation::new(self.conversation.format(&facts)?);
         conversation.load(loaded.unwrap_or_default());
         if let Some(system) = &self.conversation.system {
             conversation.set_system(Some(system.clone()));
         }
-        let mut default = DefaultSampling::of(&session)?;
+        let names = host.encode(|encoder| Ok(encoder.adapters().names()))?;
+        let adapters: Vec<(String, f32)> = names.into_iter().map(|name| (name, 1.0)).collect();
+        conversation.use_adapters(&adapters, &host)?;
+        let mut default = facts.recommended.clone();
         if let Some(note) = default.note() {
             global.note(note);
         }
@@ -226,7 +242,9 @@ impl Start<'_> {
             let Sampling { top_k, top_p, min_p, typical_p, .. } = Sampling::default();
             plain = Sampling { top_k, top_p, min_p, typical_p, ..plain };
         }
-        let mut sampling = self.sampling.sampling(&session, plain)?;
+        let (texts, numbers) = self.sampling.unresolved(plain)?;
+        let mut sampling =
+            host.encode(move |encoder| texts.resolve(numbers, || encoder.tokenizer(), encoder.vocab()))?;
         sampling.add_bans(&default.sampling);
         sampling.validate()?;
         let sampling_source = match sampling == default.sampling {
@@ -239,16 +257,41 @@ impl Start<'_> {
         let inputs = self.model.inputs();
         let file = self.conversation.load.clone();
         Ok(Talk {
-            session,
+            host,
+            facts,
             conversation,
             settings,
             options: self.options.clone(),
             sampling_source,
             inputs,
             file,
-            adapters: Vec::new(),
+            adapters,
             last: None,
         })
+    }
+
+    /// Opens the model on a thread of its own. The conversation keeps the KV cache of its earlier turns, so no prefix
+    /// cache is needed.
+    fn host(&self, opener: Opener, global: &Global) -> Result<Host> {
+        let (shared, notes) = (Shared::without_limits(), global.clone());
+        let served = Served {
+            name: "chat".into(),
+            open: Box::new(move || opener.open()),
+            template: self.conversation.chat_template.clone().unwrap_or_default(),
+            plan: None,
+            on_request: false,
+        };
+        let limits = sched::Options { max_seqs: 1, prompts_first: true, step: sched::Micros::MAX, ..shared.limits };
+        Host::start(
+            served,
+            Shared {
+                log: Arc::new(move |line| notes.note(line)),
+                shows_prompts: true,
+                prefix_cache: false,
+                limits,
+                ..shared
+            },
+        )
     }
 }
 

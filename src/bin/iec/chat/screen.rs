@@ -2,9 +2,9 @@
 
 use super::flow::Flow;
 use crate::console;
+use iec::chat::AnswerPart;
+use iec::chat::settings::Think;
 use iec::error::Result;
-use iec::session::chat::AnswerPart;
-use iec::session::chat::settings::Think;
 
 /// Beginning of reasoning on a terminal without colors.
 const REASONING: &str = "(reasoning: ";

@@ -2,24 +2,30 @@
 //! them.
 
 use super::completion::SUBJECTS;
+use iec::chat::command::{COMMANDS, Command};
+use iec::chat::settings::{NAMES, Settings};
+use iec::chat::{AnswerPart, ChatOptions, Conversation, History, Reply};
 use iec::convert::source::gguf::Gguf;
-use iec::error::{Cause, Error, Result};
+use iec::error::{Cause, Error, Result, nearest};
 use iec::files;
 use iec::generate::sampler::Sampling;
 use iec::generate::{Completion, Finish};
+use iec::host::model::Facts;
+use iec::host::own::Host;
 use iec::iebin::JSON_NAME;
 use iec::interrupt;
 use iec::output::Inputs;
-use iec::session::Session;
-use iec::session::chat::command::{COMMANDS, Command, nearest};
-use iec::session::chat::settings::{NAMES, Settings};
-use iec::session::chat::{AnswerPart, ChatOptions, Conversation, History, Reply};
+use iec::session;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Conversation with its model and settings.
 pub struct Talk {
-    pub session: Session,
+    /// Model, and the thread that computes for it.
+    pub host: Host,
+    /// Properties of the model.
+    pub facts: Arc<Facts>,
     pub conversation: Conversation,
     pub settings: Settings,
     pub options: ChatOptions,
@@ -59,15 +65,16 @@ impl Talk {
     /// Answers a question; `sink` shows the text. An interrupt ends the answer and not the process, if the options
     /// keep interrupted answers.
     pub fn answer(&mut self, question: Question, sink: impl FnMut(AnswerPart, &str) -> Result<()>) -> Result<Reply> {
-        let Talk { session, conversation, settings, options, .. } = self;
+        let Talk { host, conversation, settings, options, .. } = self;
         let reply = match question {
-            Question::Message(text) => conversation.answer(text, session, settings, options, sink),
-            Question::Again => conversation.regenerate(session, settings, options, sink),
+            Question::Message(text) => conversation.answer(text, host, settings, options, sink),
+            Question::Again => conversation.regenerate(host, settings, options, sink),
         }?;
         if options.keep_interrupted {
             interrupt::take_interrupt();
         }
-        session.note_rebuilds();
+        let facts = self.facts.clone();
+        self.host.model.compute(move |engine| session::note_rebuilds(&facts.details.name, engine));
         self.last = Some(self.describe_speed(&reply.completion));
         Ok(reply)
     }
@@ -120,11 +127,11 @@ impl Talk {
                 self.file = None;
                 said("the conversation is empty".into())
             }
-            Command::Adapters(None) => said(self.describe_adapters()),
+            Command::Adapters(None) => self.describe_adapters().and_then(said),
             Command::Adapters(Some(names)) => {
-                self.session.use_adapters(&names)?;
+                self.conversation.use_adapters(&names, &self.host)?;
                 self.adapters = names;
-                said(self.describe_adapters())
+                self.describe_adapters().and_then(said)
             }
         }
     }
@@ -134,21 +141,22 @@ impl Talk {
         let path =
             path.ok_or_else(|| Error::usage("/save: found no file name, expected one").help("write /save FILE"))?;
         let overwrite = overwrite || self.file.as_ref() == Some(&path);
-        self.conversation.save(&path, &self.session, overwrite, &self.inputs)?;
+        self.conversation.history().save(&path, &self.facts.details.name, overwrite, &self.inputs)?;
         let line = format!("saved to {}", path.display());
         self.file = Some(path);
         Ok(line)
     }
 
     /// Describes the adapters in use and all that can be chosen in one line.
-    fn describe_adapters(&self) -> String {
+    fn describe_adapters(&self) -> Result<String> {
         let one = |(name, scale): &(String, f32)| if *scale == 1.0 { name.clone() } else { format!("{name}:{scale}") };
-        let (used, all) = (self.adapters.iter().map(one).collect::<Vec<_>>(), self.session.adapters.names());
-        match (used.is_empty(), all.is_empty()) {
+        let used: Vec<String> = self.adapters.iter().map(one).collect();
+        let all = self.host.encode(|encoder| Ok(encoder.adapters().names()))?;
+        Ok(match (used.is_empty(), all.is_empty()) {
             (_, true) => "no adapters; name them with --lora NAME=DIR when iec starts".into(),
             (true, _) => format!("adapters: none in use, of {}", all.join(", ")),
             (false, _) => format!("adapters: {} in use, of {}", used.join(" "), all.join(", ")),
-        }
+        })
     }
 
     fn describe_system(&self) -> String {
@@ -170,7 +178,7 @@ impl Talk {
             Some("settings" | "sampling") => self.list_settings(),
             Some("stats") => vec![self.last.clone().unwrap_or_else(|| "no answer yet".into())],
             Some("system") => vec![self.describe_system()],
-            Some("template") => vec![format!("template: {}", self.conversation.template().name)],
+            Some("template") => vec![format!("template: {}", self.conversation.template_name())],
             Some("history") => self.list_history(),
             Some(other) => {
                 let near = nearest(other, SUBJECTS.iter().copied());
@@ -200,13 +208,13 @@ impl Talk {
 
     /// Describes model, precision, context and device in one line.
     pub fn describe_model(&self) -> String {
-        let (session, engine) = (&self.session, &self.session.engine);
-        let device = match engine.device().as_str() {
-            "cpu" => format!("cpu, {} threads, {}", engine.threads(), engine.isa()),
+        let details = &self.facts.details;
+        let device = match details.device.as_str() {
+            "cpu" => format!("cpu, {} threads, {}", details.threads, details.isa),
             other => other.to_string(),
         };
-        let architecture = &engine.config().architecture;
-        format!("{}: {architecture}, {}, context {}, {device}", session.name, engine.precision(), engine.context())
+        let (name, context) = (&details.name, self.facts.context);
+        format!("{name}: {}, {}, context {context}, {device}", details.architecture, details.precision)
     }
 
     /// Describes the sampling and the seed in one line.
@@ -216,8 +224,8 @@ impl Talk {
     }
 
     fn describe_context(&self) -> Result<String> {
-        let context = self.session.engine.context();
-        let Some(used) = self.conversation.prompt_tokens(&self.session)? else {
+        let context = self.facts.context;
+        let Some(used) = self.conversation.prompt_tokens(&self.host)? else {
             let found = format!("the conversation has more than {context} tokens");
             return Ok(format!("context: {found}; the next answer leaves out the oldest turns"));
         };
@@ -239,13 +247,13 @@ impl Talk {
             done.prefill_time().as_secs_f64(),
             done.ids.len(),
             done.prompt_tokens + done.ids.len(),
-            self.session.engine.context()
+            self.facts.context
         )
     }
 
     /// Returns what the user must know about an answer: turns that were left out, and why it was cut.
     pub fn notes(&self, reply: &Reply) -> Vec<String> {
-        let (context, tokens) = (self.session.engine.context(), reply.completion.ids.len());
+        let (context, tokens) = (self.facts.context, reply.completion.ids.len());
         let mut notes = Vec::new();
         if reply.newly_skipped > 0 {
             let turns = left_out(self.conversation.skipped());
@@ -268,7 +276,7 @@ impl Talk {
 
     /// Returns the state of the conversation for programs.
     pub fn state(&self) -> Value {
-        let engine = &self.session.engine;
+        let details = &self.facts.details;
         let values = NAMES.iter().filter_map(|(name, _)| Some(((*name).to_string(), self.settings.get(name)?)));
         let values: serde_json::Map<String, Value> = values
             .map(|(name, text)| {
@@ -277,23 +285,23 @@ impl Talk {
             })
             .collect();
         json!({
-            "model": self.session.name,
-            "architecture": engine.config().architecture,
-            "precision": engine.precision().to_string(),
-            "context": engine.context(),
-            "device": engine.device(),
-            "threads": engine.threads(),
-            "template": self.conversation.template().name,
+            "model": details.name,
+            "architecture": details.architecture,
+            "precision": details.precision,
+            "context": self.facts.context,
+            "device": details.device,
+            "threads": details.threads,
+            "template": self.conversation.template_name(),
             "settings": values,
         })
     }
 
     /// Returns the banner: model, precision, context and seed. /show has the rest.
     pub fn greeting(&self) -> Vec<String> {
-        let engine = &self.session.engine;
-        let name = self.session.name.rsplit('/').find(|part| !part.is_empty()).unwrap_or(&self.session.name);
+        let details = &self.facts.details;
+        let name = details.name.rsplit('/').find(|part| !part.is_empty()).unwrap_or(&details.name);
         vec![
-            format!("{name}: {}, context {}", engine.precision(), engine.context()),
+            format!("{name}: {}, context {}", details.precision, self.facts.context),
             format!("seed {}; /help lists the commands", self.settings.sampling.seed),
         ]
     }
@@ -341,7 +349,7 @@ pub fn goes_on(error: &Error) -> bool {
 }
 
 fn help() -> Vec<String> {
-    let row = |row: &iec::session::chat::command::CommandRow| {
+    let row = |row: &iec::chat::command::CommandRow| {
         let call = format!("/{} {}", row.names[0], row.arguments);
         let others: Vec<String> = row.names[1..].iter().map(|name| format!("/{name}")).collect();
         let also = if others.is_empty() { String::new() } else { format!(" ({})", others.join(", ")) };

@@ -6,9 +6,9 @@ use super::talk::{Done, Question, Talk, goes_on, names_model};
 use super::{Start, external};
 use crate::global::Global;
 use crate::{advice, console};
+use iec::chat::command::{Command, Input, parse};
 use iec::error::{Error, Result};
 use iec::interrupt;
-use iec::session::chat::command::{Command, Input, parse};
 
 /// Step that follows an input of the user.
 enum Next {

@@ -11,6 +11,7 @@ use crate::model::ModelArgs;
 use crate::names::{ON_OR_OFF, named};
 use crate::report_args::ReportArgs;
 use crate::sampling::SamplingArgs;
+use iec::chat::ChatOptions;
 use iec::error::{Context, Error, Result};
 use iec::files::Stream;
 use iec::generate::Request;
@@ -19,7 +20,6 @@ use iec::output::{Rules, Target};
 use iec::report::measurement::record::Meta;
 use iec::report::measurement::{Measured, Measurement};
 use iec::runtime::Saved;
-use iec::session::chat::ChatOptions;
 use iec::session::prompt_request::PromptRequest;
 use iec::session::request::RunSettings;
 use iec::session::trace::Trace;
@@ -133,7 +133,8 @@ fn generate(args: &Args, global: &Global) -> Result<()> {
     args.report.prepare()?;
     let trace = args.trace_target()?;
     let source = args.constraint.source()?;
-    let (mut session, home) = args.model.open_to_answer(global)?;
+    let opener = args.model.to_answer(global)?;
+    let mut session = opener.open()?;
     session.sampling = args.sampling.sampling(&session, Sampling::default())?;
     let requested = args.prompts()?;
     let prompts: Vec<String> = requested.iter().map(|request| request.shown().to_string()).collect();
@@ -188,7 +189,6 @@ fn generate(args: &Args, global: &Global) -> Result<()> {
     output::finish(&rounds[0], &session, args.max_new(), global)?;
     // The process ends now, and the system frees all memory at once; dropping the model buffer by buffer takes 5 ms.
     std::mem::forget(session);
-    drop(home);
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! Commands of a conversation: lines that begin with a slash. A line that begins with two is a message without the
 //! first.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, nearest};
 use std::path::PathBuf;
 
 /// Input of the user.
@@ -144,13 +144,6 @@ pub fn parse(text: &str) -> Result<Input> {
         Some(row) => (row.make)(arguments.trim()).map(Input::Command),
         None => Err(unknown(name)),
     }
-}
-
-/// Returns the name in `names` that is most similar to `name`, if one is similar.
-pub fn nearest<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let scored = names.into_iter().map(|known| (strsim::jaro_winkler(name, known), known));
-    let best = scored.max_by(|a, b| a.0.total_cmp(&b.0));
-    best.filter(|(score, _)| *score > 0.75).map(|(_, known)| known)
 }
 
 fn unknown(name: &str) -> Error {

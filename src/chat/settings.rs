@@ -1,7 +1,6 @@
 //! Settings of a conversation, changed by `/set`.
 
-use super::command::nearest;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, nearest};
 use crate::generate::sampler::Sampling;
 use std::str::FromStr;
 

@@ -28,7 +28,7 @@ macro_rules! row {
         BuiltIn {
             name: $name,
             about: $about,
-            source: include_str!(concat!("templates/", $name, ".jinja")),
+            source: include_str!(concat!("chat_templates/", $name, ".jinja")),
             ends: $ends,
         }
     };
@@ -115,7 +115,10 @@ impl TemplateChoice {
         let dir = &session.reader.dir;
         match self {
             TemplateChoice::Auto => {
-                let template = session.chat_template().map_err(|e| without_template(e, dir))?;
+                let template = session.chat_template().map_err(|e| match e.cause() {
+                    Cause::Unsupported(_) => missing(dir),
+                    _ => e,
+                })?;
                 Ok(Template { name: template.path().display().to_string(), template, ends: &[] })
             }
             TemplateChoice::BuiltIn(row) => {
@@ -150,11 +153,8 @@ impl Template {
     }
 }
 
-/// Replaces the error for a model without a template by one that lists the built-in templates.
-fn without_template(error: Error, dir: &Path) -> Error {
-    if !matches!(error.cause(), Cause::Unsupported(_)) {
-        return error;
-    }
+/// Builds the error for the model in `dir` that has no template; it lists the built-in templates.
+pub fn missing(dir: &Path) -> Error {
     Error::unsupported("found no chat template; the model continues texts and may not be trained to answer")
         .at(dir)
         .help(format!(
