@@ -250,8 +250,8 @@ impl<'a> Batch<'a> {
     /// A text that cannot be computed ends alone, with the error in its completion.
     ///
     /// # Errors
-    /// `sink` fails, the draft model fails, or the user interrupts. The batch must then be dropped, or after an interrupt
-    /// continued with [`Batch::interrupt`].
+    /// `sink` fails, the draft model fails, or the user interrupts. The batch must then be dropped, or after an
+    /// interrupt continued with [`Batch::interrupt`].
     pub fn step(
         &mut self,
         engine: &mut Engine,
