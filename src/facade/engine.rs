@@ -152,13 +152,16 @@ impl Engine {
         self.submit(request, request.is_stream())
     }
 
-    /// Encodes a text; `special` adds the special tokens of the tokenizer, such as that of the beginning.
+    /// Encodes a text of any length; `special` adds the special tokens of the tokenizer, such as that of the beginning.
     ///
     /// # Errors
-    /// The text has more tokens than the context.
+    /// The tokenizer would make the text many times longer.
     pub fn tokenize(&self, text: &str, special: bool) -> Result<Vec<u32>> {
         let text = text.to_string();
-        self.inner.host.encode(move |encoder| encoder.encode(&text, special))
+        self.inner.host.encode(move |encoder| {
+            let tokenizer = encoder.tokenizer()?;
+            if special { tokenizer.encode(&text) } else { tokenizer.encode_plain(&text) }
+        })
     }
 
     /// Decodes tokens.

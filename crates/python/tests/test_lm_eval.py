@@ -78,13 +78,9 @@ def test_texts_of_the_length_of_the_context_and_beyond(model: IecLM) -> None:
         assert abs(logprob - wanted) < LARGEST_DIFFERENCE, length
 
 
-def test_a_text_that_cannot_be_encoded_is_refused(model: IecLM) -> None:
-    with pytest.raises(iec.UsageError, match="bytes"):
-        model.loglikelihood_rolling([asked(STORY[:6000])])
-
-
 def test_whole_texts_in_windows(model: IecLM) -> None:
-    short, long = "Once upon a time, there was a dog.", STORY[:4000]
+    # The longer one has more bytes than a prompt may have.
+    short, long = "Once upon a time, there was a dog.", STORY[:9000]
     found = model.loglikelihood_rolling([asked(short), asked(long)])
     ids = model.tok_encode(short)
     # The harness puts the token of the beginning before texts that have one already.
@@ -101,7 +97,7 @@ def test_whole_texts_in_windows(model: IecLM) -> None:
         rows = logprobs(model.engine, ids[begin : end - 1])
         wanted += sum(float(rows[at - begin - 1, ids[at]]) for at in range(predicted, end))
         predicted = end
-    assert len(ids) > 1024 and abs(found[1] - wanted) < LARGEST_DIFFERENCE
+    assert len(ids) > 2048 and abs(found[1] - wanted) < LARGEST_DIFFERENCE
 
 
 def test_answers_end_before_stop_texts(model: IecLM) -> None:

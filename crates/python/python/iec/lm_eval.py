@@ -8,8 +8,7 @@ has no other way for classes of other packages, so that its program is started f
 engine, and ``max_length``, ``max_gen_toks``, ``add_bos_token``, ``prefix_token_id`` as those of the model ``hf``. Needs
 neither torch nor transformers.
 
-Conversations (``--apply_chat_template``) are not supported. A text of more than nine bytes per token of the context is
-refused, because ``Engine.tokenize`` does not encode it.
+Conversations (``--apply_chat_template``) are not supported.
 """
 
 from __future__ import annotations
