@@ -182,8 +182,6 @@ pub fn start(start: Start<'_>, global: &Global) -> Result<()> {
             }
         }
     }
-    // The process ends now, and the system frees all memory at once.
-    std::mem::forget(talk);
     Ok(())
 }
 
