@@ -2,7 +2,7 @@
 """Makes tests/fixtures/templates/golden.json.zst: what transformers renders from chat templates.
 
 The templates are those beside the output (written for these tests in the manner of the common families) and the
-built-in ones of src/session/chat/templates. Each renders every conversation of CASES with `apply_chat_template`; the
+built-in ones of src/session/chat_templates. Each renders every conversation of CASES with `apply_chat_template`; the
 result is its text, or `null` where it raises. EXPRESSIONS are short templates for single features of Jinja, rendered
 with CONTEXT. The clock shows NOW.
 
@@ -203,7 +203,7 @@ def main():
     out = Path(sys.argv[1])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), **TOKENS)
     paths = sorted((ROOT / "tests/fixtures/templates").glob("*.jinja"))
-    paths += sorted((ROOT / "src/session/chat/templates").glob("*.jinja"))
+    paths += sorted((ROOT / "src/session/chat_templates").glob("*.jinja"))
 
     def rendered(template, case):
         options = {name: case.get(name, False) for name in ("add_generation_prompt", "continue_final_message")}
