@@ -2,7 +2,7 @@
 
 use crate::convert::LeftOutPart;
 use crate::convert::published::PublishedSummary;
-use crate::scheme::QuantSpec;
+use crate::scheme::{QuantSpec, ScaleType};
 use serde::Serialize;
 
 pub use super::disk::Disk;
@@ -77,5 +77,6 @@ impl DryRun {
 pub fn in_words(spec: &QuantSpec) -> String {
     let info = spec.scheme.info();
     let group = if info.is_block_format { String::new() } else { format!("/{}", spec.granularity) };
-    format!("{}{group}{}", info.name, if spec.symmetric { "" } else { " affine" })
+    let scales = if spec.scale_dtype == ScaleType::I8Row { " i8_row" } else { "" };
+    format!("{}{group}{scales}{}", info.name, if spec.symmetric { "" } else { " affine" })
 }

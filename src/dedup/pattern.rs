@@ -103,7 +103,7 @@ impl Pattern {
                 let numbers = match spec.scale_dtype {
                     ScaleType::F16 => Numbers::F16,
                     ScaleType::F32 => Numbers::F32,
-                    ScaleType::E8m0 | ScaleType::I8 | ScaleType::E4m3 => Numbers::Bytes,
+                    ScaleType::E8m0 | ScaleType::I8 | ScaleType::E4m3 | ScaleType::I8Row => Numbers::Bytes,
                 };
                 let codes = match spec.code_map() {
                     CodeMap::Table(CodeTable::E2m1) => Codes::Magnitude,

@@ -107,6 +107,7 @@ impl PackedJson {
         if self.bias != 0 && !(self.bias == 8 && may_be_biased) {
             return Err(Error::unsupported(format!("bias: found {}, expected 0, or 8 for symmetric int4", self.bias)));
         }
+        layout.refuse_two_levels()?;
         let (codes, scales, zeros) = layout.canonical_sizes(layout.rows);
         let fields = [
             ("q4_nbytes", &self.packed_bin, self.q4_offset, self.q4_nbytes, codes),

@@ -64,6 +64,51 @@ pub(super) fn stored_scales(dtype: ScaleType, scales: &Lanes) -> Lanes {
     stored
 }
 
+/// Largest number of steps of a scale of [`ScaleType::I8Row`].
+const MOST_STEPS: f32 = 127.0;
+
+/// Chooses the step of the scales of each row, of which the largest scale has [`MOST_STEPS`], and rounds all scales to
+/// whole steps.
+pub(super) fn round_to_steps(choices: &mut [Choices]) -> Lanes {
+    let mut steps = [0f32; LANES];
+    for choices in &*choices {
+        for lane in 0..LANES {
+            steps[lane] = steps[lane].max(choices.scale[lane].abs());
+        }
+    }
+    steps.iter_mut().for_each(|step| *step /= MOST_STEPS);
+    choices.iter_mut().for_each(|choices| choices.scale = whole_steps(&choices.scale, &steps));
+    steps
+}
+
+/// Rounds scales to whole steps.
+#[inline(always)]
+pub(super) fn whole_steps(scales: &Lanes, steps: &Lanes) -> Lanes {
+    let mut whole = steps_of(scales, steps);
+    for lane in 0..LANES {
+        whole[lane] *= steps[lane];
+    }
+    whole
+}
+
+/// Returns the whole numbers of steps that are nearest to scales.
+#[inline(always)]
+fn steps_of(scales: &Lanes, steps: &Lanes) -> Lanes {
+    let (inverse, mut whole) = (inverses(steps), [0f32; LANES]);
+    for lane in 0..LANES {
+        let steps = scales[lane] * inverse[lane];
+        let steps = if steps < -MOST_STEPS { -MOST_STEPS } else { steps };
+        let steps = if steps > MOST_STEPS { MOST_STEPS } else { steps };
+        whole[lane] = (steps + ROUND) - ROUND;
+    }
+    whole
+}
+
+/// Writes scales of [`ScaleType::I8Row`].
+pub(super) fn put_steps(scales: &Lanes, steps: &Lanes, out: &mut [u8]) {
+    out.iter_mut().zip(steps_of(scales, steps)).for_each(|(out, steps)| *out = steps as i8 as u8);
+}
+
 fn halves(scales: &Lanes) -> [f16; LANES] {
     let mut halves = [f16::ZERO; LANES];
     halves.convert_from_f32_slice(scales);

@@ -187,6 +187,7 @@ impl Quantizer {
             let (quant, inputs) = (&self.quant, self.inputs.as_ref());
             choices = single::Tile { level: *level, quant, layout, values, inputs }.choices()?;
         }
+        let steps = (spec.scale_dtype == ScaleType::I8Row).then(|| lanes::round_to_steps(&mut choices));
         for (r, row) in values.chunks_exact(layout.cols).enumerate() {
             self.load(row, &mut work.values);
             for (lanes, x) in weights.iter_mut().zip(&work.values) {
@@ -200,8 +201,11 @@ impl Quantizer {
                 (choices.scale[r], choices.zero[r]) = (scale, f32::from(zero));
             }
         }
-        let coded = gptq::Tile { level: *level, layout, correlations, weights: &weights, choices }.encode();
+        let coded = gptq::Tile { level: *level, layout, correlations, weights: &weights, choices, steps }.encode();
         for r in 0..values.len() / layout.cols {
+            if let Some(steps) = &steps {
+                work.row.supers.copy_from_slice(&steps[r].to_le_bytes());
+            }
             for (group, choices) in coded.choices.iter().enumerate() {
                 let zero = choices.zero[r] as u8;
                 work.row.set_choice(spec, group, choices.scale[r], zero);

@@ -6,7 +6,7 @@ use super::plain::{self, CodeRange, LANES};
 use super::search::{lopsided, small};
 use crate::error::Result;
 use crate::quant_spec::{Method, TensorQuant};
-use crate::scheme::{BLOCK, PlainScale, TILE_ROWS, TileLayout};
+use crate::scheme::{BLOCK, PlainScale, ScaleType, TILE_ROWS, TileLayout};
 use crate::simd::{Level, black_box};
 
 /// Tile to be quantized.
@@ -32,6 +32,9 @@ impl Tile<'_> {
     /// # Errors
     /// A scale does not fit its storage type.
     pub fn encode(&self, tile: &mut [u8]) -> Result<()> {
+        if self.layout.spec.scale_dtype == ScaleType::I8Row {
+            return self.encode_steps(tile);
+        }
         let (head, codes) = tile.split_at_mut(self.layout.codes_offset);
         let (scales, zeros) = head.split_at_mut(self.layout.zeros_offset);
         let spec = &self.layout.spec;
@@ -50,6 +53,24 @@ impl Tile<'_> {
                 zeros.iter_mut().zip(zero).for_each(|(stored, zero)| *stored = zero as u8);
             }
         })
+    }
+
+    /// Fills a tile whose scales are multiples of a number of their row, which the scales of all blocks decide.
+    fn encode_steps(&self, tile: &mut [u8]) -> Result<()> {
+        let (head, codes) = tile.split_at_mut(self.layout.codes_offset);
+        let (scales, supers) = head.split_at_mut(self.layout.supers_offset);
+        let mut choices = self.choices()?;
+        let steps = lanes::round_to_steps(&mut choices);
+        supers.as_chunks_mut().0.iter_mut().zip(steps).for_each(|(number, step)| *number = step.to_le_bytes());
+        let blocks = codes.chunks_exact_mut(self.layout.block_bytes).zip(scales.chunks_exact_mut(TILE_ROWS));
+        let (mut rows, mut turned) = ([[0f32; BLOCK]; LANES], lanes::Block([[0f32; LANES]; BLOCK]));
+        for (block, ((out, scales), choices)) in blocks.zip(choices).enumerate() {
+            self.load(block * BLOCK, BLOCK.min(self.layout.cols - block * BLOCK), &mut rows);
+            lanes::turn(&rows, &mut turned);
+            lanes::put_steps(&choices.scale, &steps, scales);
+            self.level.run(Encode { x: black_box(&turned.0), spec: &self.layout.spec, choices, out });
+        }
+        Ok(())
     }
 
     /// Returns scale and zero point of each block without computing codes.

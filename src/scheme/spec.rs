@@ -78,6 +78,17 @@ impl QuantSpec {
     /// Returns an error for combinations of parameters that no encoder writes.
     pub fn validate(&self) -> Result<()> {
         let info = self.scheme.info();
+        if self.scale_dtype == ScaleType::I8Row {
+            return match info.may_scale_rows && self.symmetric && self.granularity == Granularity::Group(32) {
+                true => Ok(()),
+                false => Err(Error::unsupported(format!(
+                    "found i8_row scales with scheme {} and groups of {}, expected symmetric groups of 32 of nl4, \
+                     int4, int5 or int6",
+                    info.name, self.granularity
+                ))
+                .help("leave the type of scales out")),
+            };
+        }
         if info.is_block_format && *self != QuantSpec::usual(self.scheme) {
             return Err(Error::unsupported(format!(
                 "scheme {} supports only groups of {}, symmetric, with {:?} scales",
@@ -89,7 +100,7 @@ impl QuantSpec {
         let is_free = |scale| match scale {
             ScaleType::F16 | ScaleType::F32 => true,
             ScaleType::E8m0 => info.codes == CodeMap::E4m3,
-            ScaleType::I8 | ScaleType::E4m3 => false,
+            ScaleType::I8 | ScaleType::E4m3 | ScaleType::I8Row => false,
         };
         if let Some(fixed) = Some(self.scale_dtype).filter(|scale| *scale != info.scale_dtype && !is_free(*scale)) {
             return Err(Error::unsupported(format!("scheme {} does not support {fixed:?} scales", info.name))

@@ -224,6 +224,8 @@ pub struct SchemeInfo {
     pub minimum: Minimum,
     /// Default storage type of scales.
     pub scale_dtype: ScaleType,
+    /// True if symmetric groups of 32 may have scales of [`ScaleType::I8Row`].
+    pub may_scale_rows: bool,
     /// Rule for the plain scale, with which a search begins.
     pub plain_scale: PlainScale,
     /// True if the default method searches for the best scale. For int8 the search reduces the squared error by only
@@ -233,8 +235,8 @@ pub struct SchemeInfo {
     /// True if published checkpoints contain these codes. They are stored unchanged, and `iec ptq` does not offer the
     /// scheme as a target.
     pub is_source_format: bool,
-    /// Group sizes, each with its symmetry (true = symmetric), that the bit-budget planner may choose from.
-    pub budget: &'static [(u32, bool)],
+    /// Shapes of groups that the bit-budget planner may choose from: size, symmetry (true = symmetric), type of scales.
+    pub budget: &'static [(u32, bool, ScaleType)],
 }
 
 /// Template for entries with integer codes and a selectable group size.
@@ -251,20 +253,28 @@ const INTEGERS: SchemeInfo = SchemeInfo {
     granularity: Granularity::Group(32),
     minimum: Minimum::None,
     scale_dtype: ScaleType::F16,
+    may_scale_rows: true,
     plain_scale: PlainScale::Magnitude,
     is_searched: true,
     is_source_format: false,
-    budget: &[(32, true)],
+    budget: &[(32, true, ScaleType::I8Row)],
 };
 
 /// Template for entries with GGML's blocks of 32 and one scale per block.
-const GGML_BLOCKS: SchemeInfo =
-    SchemeInfo { is_block_format: true, order: CodeOrder::Halves, plain_scale: PlainScale::SignedPeak, ..INTEGERS };
+const GGML_BLOCKS: SchemeInfo = SchemeInfo {
+    is_block_format: true,
+    order: CodeOrder::Halves,
+    may_scale_rows: false,
+    plain_scale: PlainScale::SignedPeak,
+    budget: &[(32, true, ScaleType::F16)],
+    ..INTEGERS
+};
 
 /// Template for GGML's types with two levels of scales: a small integer per group, and fp16 numbers per super-block.
 const SUPER_BLOCKS: SchemeInfo = SchemeInfo {
     is_block_format: true,
     scale_dtype: ScaleType::I8,
+    may_scale_rows: false,
     is_searched: false,
     is_source_format: true,
     budget: &[],
@@ -278,7 +288,12 @@ pub static SCHEMES: [SchemeInfo; 17] = [
     SchemeInfo {
         older_names: &["int4", "int4w", "q4"],
         may_be_affine: true,
-        budget: &[(128, true), (64, true), (64, false), (32, false)],
+        budget: &[
+            (128, true, ScaleType::F16),
+            (64, true, ScaleType::F16),
+            (64, false, ScaleType::F16),
+            (32, false, ScaleType::F16),
+        ],
         ..INTEGERS
     },
     SchemeInfo {
@@ -286,6 +301,8 @@ pub static SCHEMES: [SchemeInfo; 17] = [
         name: "nl4",
         dtype: "NL4",
         codes: CodeMap::Table(CodeTable::Iq4Nl),
+        may_scale_rows: true,
+        budget: INTEGERS.budget,
         ..GGML_BLOCKS
     },
     SchemeInfo {
@@ -295,6 +312,7 @@ pub static SCHEMES: [SchemeInfo; 17] = [
         codes: CodeMap::Table(CodeTable::E2m1),
         is_block_format: true,
         scale_dtype: ScaleType::E8m0,
+        may_scale_rows: false,
         is_searched: false,
         is_source_format: true,
         budget: &[],
@@ -310,7 +328,9 @@ pub static SCHEMES: [SchemeInfo; 17] = [
         bits: 8,
         codes: CodeMap::Bytes,
         granularity: Granularity::Row,
+        may_scale_rows: false,
         is_searched: false,
+        budget: GGML_BLOCKS.budget,
         ..INTEGERS
     },
     SchemeInfo {
@@ -384,6 +404,7 @@ pub static SCHEMES: [SchemeInfo; 17] = [
         codes: CodeMap::E4m3,
         granularity: Granularity::Row,
         scale_dtype: ScaleType::F32,
+        may_scale_rows: false,
         is_searched: false,
         is_source_format: true,
         budget: &[],

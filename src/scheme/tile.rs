@@ -11,8 +11,8 @@
 //! 2. **zero points** or **minimums** (affine schemes and those with a [`Minimum`] of its own): for each group 16
 //!    entries (`[group][row]`);
 //! 3. **super-scales** (schemes with two levels of scales): for each super-block of 256 along K, 16 fp16 numbers that
-//!    multiply its scales, then 16 that multiply its minimums, if there are any; for NVFP4, 16 f32 numbers, one per
-//!    row, that multiply all its scales;
+//!    multiply its scales, then 16 that multiply its minimums, if there are any; for scales of rows (NVFP4 and
+//!    [`ScaleType::I8Row`]), 16 f32 numbers, one per row, that multiply all its scales;
 //! 4. **codes**: for each block of 32 along K:
 //!    * 4 bit: 256 bytes as 4 vectors of 64. In vector `i`, bytes `4r..4r+4` belong to row `r`; the low nibble of byte
 //!      `j` is k = 4i + j, the high nibble is k = 16 + 4i + j. Symmetric integer codes are stored biased by 8
@@ -106,7 +106,7 @@ impl TileLayout {
         let groups = if block_groups > 1 { blocks.checked_mul(block_groups)? } else { spec.groups(cols) };
         let super_blocks = match spec.scale_dtype {
             ScaleType::I8 => cols.div_ceil(SUPER_BLOCK),
-            ScaleType::E4m3 => 1,
+            ScaleType::E4m3 | ScaleType::I8Row => 1,
             ScaleType::F16 | ScaleType::F32 | ScaleType::E8m0 => 0,
         };
         let scales = groups.checked_mul(TILE_ROWS * spec.scale_dtype.size())?;
@@ -203,6 +203,7 @@ impl TileLayout {
             ScaleType::F32 => single(scales, index),
             ScaleType::E8m0 => e8m0(scales[index]),
             ScaleType::E4m3 => e4m3(scales[index]) * single(supers, lane),
+            ScaleType::I8Row => f32::from(scales[index] as i8) * single(supers, lane),
             ScaleType::I8 if minimum == Minimum::Nibble => of_super(0) * f32::from(scales[index] & 15),
             ScaleType::I8 if minimum == Minimum::U8 => of_super(0) * f32::from(scales[index]),
             ScaleType::I8 => of_super(0) * f32::from(scales[index] as i8),
@@ -216,6 +217,18 @@ impl TileLayout {
         // The encoders of `iec` write only zero points of at most 15; larger ones in other files are read as 15.
         let zero = if self.spec.symmetric { 0 } else { zeros[index].min(15) };
         Factors { scale: scale * self.spec.code_map().unit(), zero, minimum }
+    }
+
+    /// Refuses scales of two levels for files of canonical bytes, which have no place for the numbers of rows.
+    ///
+    /// # Errors
+    /// Scales are multiplied by numbers that many groups share.
+    pub fn refuse_two_levels(&self) -> Result<()> {
+        match self.spec.has_two_levels() {
+            false => Ok(()),
+            true => Err(Error::unsupported("found scales of two levels, which files of `iec q4` have no place for")
+                .help("quantize with f16 scales, or give the manifest to `iec pack --q4-map`")),
+        }
     }
 
     /// Returns the number of canonical codes of a row: one per column, padded to whole blocks for block formats.

@@ -48,6 +48,12 @@ fn stores() -> Vec<Store> {
     stores.extend(
         SCHEMES
             .iter()
+            .filter(|info| info.may_scale_rows)
+            .map(|info| spec(info.scheme, Granularity::Group(32), true, ScaleType::I8Row)),
+    );
+    stores.extend(
+        SCHEMES
+            .iter()
             .filter(|info| info.is_block_format && info.is_source_format)
             .map(|info| info.scheme)
             .map(|scheme| Store::Tiles(QuantSpec::usual(scheme))),

@@ -75,6 +75,7 @@ fn tiles(rng: &mut Rng, layout: &TileLayout) -> Result<Bytes> {
             let supers = &mut tile[layout.supers_offset..layout.codes_offset];
             match layout.spec.scale_dtype {
                 ScaleType::E4m3 => supers.as_chunks_mut().0.fill(0.0001f32.to_le_bytes()),
+                ScaleType::I8Row => supers.as_chunks_mut().0.fill(0.00003f32.to_le_bytes()),
                 _ => supers.as_chunks_mut().0.iter_mut().for_each(|number| *number = number_near(rng, 0.00006)),
             }
             if layout.spec.minimum() == Minimum::F16 {
@@ -108,6 +109,6 @@ fn scale(rng: &mut Rng, layout: &TileLayout, at: &mut [u8]) {
         ScaleType::F16 => at[..2].copy_from_slice(&number_near(rng, size)),
         ScaleType::F32 => at[..4].copy_from_slice(&f16::from_le_bytes(number_near(rng, size)).to_f32().to_le_bytes()),
         ScaleType::E8m0 => at[0] = 118 + (rng.next_u64() % 8) as u8,
-        ScaleType::I8 | ScaleType::E4m3 => at[0] = rng.next_u64() as u8,
+        ScaleType::I8 | ScaleType::E4m3 | ScaleType::I8Row => at[0] = rng.next_u64() as u8,
     }
 }

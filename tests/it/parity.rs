@@ -30,6 +30,9 @@ fn stores(rows: usize, cols: usize) -> Vec<MatrixStore> {
         tiled(QuantSpec::Q4_0),
         tiled(QuantSpec::MXFP4),
         tiled(QuantSpec::usual(Scheme::Nl4)),
+        tiled(spec(Scheme::Nl4, Granularity::Group(32), true, ScaleType::I8Row)),
+        tiled(spec(Scheme::Int4, Granularity::Group(32), true, ScaleType::I8Row)),
+        tiled(spec(Scheme::Int6, Granularity::Group(32), true, ScaleType::I8Row)),
         tiled(spec(Scheme::Int4, Granularity::Group(64), true, ScaleType::F16)),
         tiled(spec(Scheme::Int4, Granularity::Row, true, ScaleType::F32)),
         tiled(spec(Scheme::Int4, Granularity::Group(128), false, ScaleType::F16)),
@@ -90,8 +93,7 @@ fn matrix(rng: &mut Rng, rows: usize, cols: usize, store: MatrixStore) -> Matrix
                 if layout.spec.minimum() == Minimum::F16 {
                     scales(rng, ScaleType::F16, &mut tile[layout.zeros_offset..layout.supers_offset]);
                 }
-                let of_rows = layout.spec.scale_dtype == ScaleType::E4m3;
-                let supers = if of_rows { ScaleType::F32 } else { ScaleType::F16 };
+                let supers = if layout.spec.scale_dtype.is_of_row() { ScaleType::F32 } else { ScaleType::F16 };
                 scales(rng, supers, &mut tile[layout.supers_offset..layout.codes_offset]);
             }
         }
@@ -110,7 +112,7 @@ fn scales(rng: &mut Rng, dtype: ScaleType, out: &mut [u8]) {
                     _ => 110 + (rng.next_u64() % 20) as u8,
                 }
             }
-            ScaleType::I8 | ScaleType::E4m3 => {}
+            ScaleType::I8 | ScaleType::E4m3 | ScaleType::I8Row => {}
         }
     }
 }
@@ -229,14 +231,14 @@ fn the_largest_codes_and_activations_do_not_saturate() {
                 let supers =
                     &mut rest[layout.supers_offset - layout.zeros_offset..layout.codes_offset - layout.zeros_offset];
                 match layout.spec.scale_dtype {
-                    ScaleType::E4m3 => supers.as_chunks_mut().0.fill(1f32.to_le_bytes()),
+                    dtype if dtype.is_of_row() => supers.as_chunks_mut().0.fill(1f32.to_le_bytes()),
                     _ => supers.as_chunks_mut().0.fill(f16::ONE.to_le_bytes()),
                 }
                 match layout.spec.scale_dtype {
                     ScaleType::F16 => scales.as_chunks_mut().0.fill(f16::ONE.to_le_bytes()),
                     ScaleType::F32 => scales.as_chunks_mut().0.fill(1f32.to_le_bytes()),
                     ScaleType::E8m0 => scales.fill(127),
-                    ScaleType::I8 | ScaleType::E4m3 => scales.fill(code),
+                    ScaleType::I8 | ScaleType::E4m3 | ScaleType::I8Row => scales.fill(code),
                 }
             }
             let matrix = Matrix::new(rows, cols, store, Bytes::copied(&bytes)).unwrap();

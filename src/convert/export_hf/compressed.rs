@@ -39,7 +39,7 @@ enum Kind {
 fn kind(spec: &QuantSpec) -> Result<Kind> {
     let bits = spec.scheme.bits() as usize;
     match spec.code_map() {
-        _ if !spec.scheme.has_encoder() => {
+        _ if !spec.scheme.has_encoder() || spec.has_two_levels() => {
             Err(Error::unsupported(format!("found {}, which compressed-tensors has no format for", describe(spec))))
         }
         CodeMap::Biased(_) | CodeMap::Affine | CodeMap::Unsigned => Ok(Kind::Integers { bits, flip: 0 }),
@@ -61,7 +61,7 @@ pub(super) fn scale_type(spec: &QuantSpec) -> DType {
     match spec.scale_dtype {
         ScaleType::F16 => DType::F16,
         ScaleType::F32 => DType::F32,
-        ScaleType::E8m0 | ScaleType::I8 | ScaleType::E4m3 => DType::U8,
+        ScaleType::E8m0 | ScaleType::I8 | ScaleType::E4m3 | ScaleType::I8Row => DType::U8,
     }
 }
 

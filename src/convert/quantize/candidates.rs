@@ -142,18 +142,17 @@ fn choices_for(tensor: &Tensor) -> Result<Vec<TensorQuant>> {
 /// Returns the schemes that a plan for a size budget may choose besides leaving a tensor as it is, by increasing bits
 /// per weight, each with its method for quantizing without calibration.
 pub fn choices() -> impl Iterator<Item = TensorQuant> {
-    let rows =
-        SCHEMES.iter().flat_map(|row| row.budget.iter().map(move |(group, symmetric)| (row, *group, *symmetric)));
-    let mut fields: Vec<_> = rows.collect();
-    fields.sort_by_key(|(row, group, symmetric)| {
-        let of_group = if *symmetric { 16 } else { 24 };
+    let mut fields: Vec<_> = SCHEMES.iter().flat_map(|row| row.budget.iter().map(move |shape| (row, *shape))).collect();
+    fields.sort_by_key(|(row, (group, symmetric, scales))| {
+        let of_group = 8 * scales.size() as u32 + if *symmetric { 0 } else { 8 };
         row.bits * 256 + of_group * 256 / group
     });
-    fields.into_iter().map(|(row, group, symmetric)| {
+    fields.into_iter().map(|(row, (group, symmetric, scales))| {
         let fields = QuantFields {
             scheme: Some(row.scheme),
             group_size: Some(Granularity::Group(group)),
             symmetric: Some(symmetric),
+            scale_dtype: Some(scales),
             ..QuantFields::default()
         };
         fields.resolve(&QuantFields::default()).expect("every scheme of the table exists")
@@ -168,8 +167,8 @@ mod tests {
     #[test]
     fn a_budget_has_these_choices_and_one_of_them_is_measured_alone() {
         let names: Vec<String> = choices().map(|quant| in_words(&quant.spec)).collect();
-        let expected = ["int4/128", "int4/64", "int4/64 affine", "q4_0", "nl4", "int4/32 affine", "int5/32", "int6/32"];
-        assert_eq!(names, [&expected[..], &["int8/32"]].concat());
+        let expected = ["int4/128", "int4/64", "nl4 i8_row", "int4/64 affine", "q4_0", "int4/32 affine"];
+        assert_eq!(names, [&expected[..], &["int5/32 i8_row", "int6/32 i8_row", "int8/32"]].concat());
         assert!(choices().any(|quant| quant.spec == MEASURED));
     }
 }

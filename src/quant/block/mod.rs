@@ -90,7 +90,11 @@ impl CodedRow {
             ScaleType::F16 => self.scales[2 * group..][..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes()),
             ScaleType::F32 => self.scales[4 * group..][..4].copy_from_slice(&scale.to_le_bytes()),
             ScaleType::E8m0 => self.scales[group] = (scale.to_bits() >> 23) as u8,
-            ScaleType::I8 | ScaleType::E4m3 => unreachable!("no encoder chooses scales of two levels"),
+            ScaleType::I8Row => {
+                let step = f32::from_le_bytes(self.supers[..4].try_into().expect("the number of the row"));
+                self.scales[group] = (scale / step).round() as i8 as u8;
+            }
+            ScaleType::I8 | ScaleType::E4m3 => unreachable!("no encoder chooses these scales"),
         }
     }
 
@@ -155,7 +159,7 @@ pub fn unpack_codes(layout: &TileLayout, packed: &[u8], row: &mut CodedRow) {
 pub fn stored_scale(dtype: ScaleType, scale: f32) -> Result<f32> {
     let stored = match dtype {
         ScaleType::F16 => f16::from_f32(scale).to_f32(),
-        ScaleType::F32 | ScaleType::E8m0 | ScaleType::I8 | ScaleType::E4m3 => scale,
+        ScaleType::F32 | ScaleType::E8m0 | ScaleType::I8 | ScaleType::E4m3 | ScaleType::I8Row => scale,
     };
     if stored.is_finite() {
         return Ok(stored);

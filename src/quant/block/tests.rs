@@ -25,8 +25,22 @@ fn specs() -> impl Strategy<Value = QuantSpec> {
     })
 }
 
+/// Returns specifications whose scales are multiples of a number of their row, which canonical bytes do not hold.
+fn specs_of_rows() -> impl Strategy<Value = QuantSpec> {
+    let rows: Vec<Scheme> = SCHEMES.iter().filter(|row| row.may_scale_rows).map(|row| row.scheme).collect();
+    prop::sample::select(rows).prop_map(of_row)
+}
+
+fn of_row(scheme: Scheme) -> QuantSpec {
+    QuantSpec { scale_dtype: ScaleType::I8Row, ..QuantSpec::usual(scheme) }
+}
+
 fn matrices() -> impl Strategy<Value = (QuantSpec, usize, usize, Vec<f32>)> {
-    (specs(), 1usize..36, 1usize..150).prop_flat_map(|(spec, rows, cols)| {
+    matrices_of(specs())
+}
+
+fn matrices_of(specs: impl Strategy<Value = QuantSpec>) -> impl Strategy<Value = (QuantSpec, usize, usize, Vec<f32>)> {
+    (specs, 1usize..36, 1usize..150).prop_flat_map(|(spec, rows, cols)| {
         let values = prop::collection::vec(prop_oneof![4 => -2.0f32..2.0, 1 => Just(0.0f32)], rows * cols);
         (Just(spec), Just(rows), Just(cols), values)
     })
@@ -71,7 +85,9 @@ proptest! {
     }
 
     #[test]
-    fn decoding_agrees_with_the_scalar_kernel((spec, rows, cols, values) in matrices()) {
+    fn decoding_agrees_with_the_scalar_kernel(
+        (spec, rows, cols, values) in matrices_of(prop_oneof![4 => specs(), 1 => specs_of_rows()]),
+    ) {
         let (layout, tiles) = encode(spec, rows, cols, &values);
         let mut decoded = vec![f32::NAN; rows * cols];
         tile::dequantize_rows(&layout, &tiles, 0..rows, &mut decoded);
@@ -133,6 +149,37 @@ proptest! {
             };
             prop_assert!((x - y).abs() <= bound, "{x} became {y}, scale {scale}");
         }
+    }
+}
+
+#[test]
+fn scales_of_rows_cost_next_to_nothing() {
+    let mut rng = crate::rng::Rng::new(3);
+    let (rows, cols) = (33, 416);
+    // Groups of different sizes, as in trained models.
+    let sizes: Vec<f64> = (0..rows * cols / BLOCK).map(|_| (0.3 * rng.next_normal()).exp()).collect();
+    let values: Vec<f32> = (0..rows * cols).map(|i| (rng.next_normal() * sizes[i / BLOCK]) as f32).collect();
+    for scheme in SCHEMES.iter().filter(|row| row.may_scale_rows).map(|row| row.scheme) {
+        for method in [Method::Rtn, Method::Search] {
+            let error = |spec| total_error(spec, method, rows, cols, &values);
+            let (half, of_row) = (error(QuantSpec::usual(scheme)), error(of_row(scheme)));
+            assert!(of_row < 1.012 * half, "{}: {of_row} against {half}", scheme.name());
+        }
+    }
+    // Rows of zeros, and groups that are tiny beside another one, become zeros.
+    let mut row = [0f32; 64];
+    for peak in [0.0, 1.0] {
+        row[40] = peak;
+        row[3] = peak * 1e-6;
+        let (layout, tiles) = encode(of_row(Scheme::Nl4), 1, 64, &row);
+        let mut decoded = [f32::NAN; 64];
+        tile::dequantize_rows(&layout, &tiles, 0..1, &mut decoded);
+        assert!((decoded[40] - peak).abs() < 0.02 && decoded[3] == 0.0, "{decoded:?}");
+    }
+    let affine = QuantSpec { symmetric: false, ..of_row(Scheme::Int4) };
+    let wide = QuantSpec { granularity: Granularity::Group(64), ..of_row(Scheme::Int4) };
+    for wrong in [of_row(Scheme::Q4_0), of_row(Scheme::Int8), of_row(Scheme::Iq4Xs), affine, wide] {
+        assert!(wrong.validate().is_err(), "{wrong:?}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::Correlations;
 use crate::quant::block::iq4_nl;
-use crate::quant::lanes::{Choices, Lanes, Limits, inverses, stored_scales, times};
+use crate::quant::lanes::{Choices, Lanes, Limits, inverses, stored_scales, times, whole_steps};
 use crate::quant::plain::{LANES, ROUND};
 use crate::scheme::{BLOCK, QuantSpec, TileLayout};
 use crate::simd::{Kernel, Level, black_box};
@@ -23,6 +23,8 @@ pub(in crate::quant) struct Tile<'a> {
     pub weights: &'a [Lanes],
     /// Scales, rounded to their storage type, and zero points of each group.
     pub choices: Vec<Choices>,
+    /// Numbers of the rows whose multiples scales are; `None` for scales of one level.
+    pub steps: Option<Lanes>,
 }
 
 /// Codes and scales of a rounded tile.
@@ -92,6 +94,7 @@ impl Tile<'_> {
                 let choice = &mut self.choices[group];
                 self.level.run(Rescale {
                     spec: &self.layout.spec,
+                    steps: self.steps.as_ref(),
                     hessian: own,
                     gradient: &mut gradient,
                     codes,
@@ -267,6 +270,7 @@ impl<const TABLE: bool> Kernel<Lanes> for Improve<'_, TABLE> {
 /// Kernel that moves the scale of a block to its optimum while all codes are fixed.
 struct Rescale<'a> {
     spec: &'a QuantSpec,
+    steps: Option<&'a Lanes>,
     hessian: &'a [[f32; BLOCK]],
     gradient: &'a mut [Lanes; BLOCK],
     codes: &'a [Lanes],
@@ -301,7 +305,10 @@ impl Kernel for Rescale<'_> {
         for lane in 0..LANES {
             scale[lane] = self.choice.scale[lane] + wanted[lane] / curvature[lane];
         }
-        let scale = stored_scales(self.spec.scale_dtype, &scale);
+        let scale = match self.steps {
+            Some(steps) => whole_steps(&scale, steps),
+            None => stored_scales(self.spec.scale_dtype, &scale),
+        };
         let mut change = [0f32; LANES];
         for lane in 0..LANES {
             // A curvature of zero results in a step that is NaN or infinite. After rounding to the storage type, a

@@ -44,6 +44,10 @@ pub enum Kind {
     Fp8 = 27,
     /// Tiles of NVFP4.
     Nvfp4 = 28,
+    /// Tiles of 4-bit integers whose scales are multiplied by a number of their row.
+    Int4Row = 29,
+    /// Tiles of 4-bit indices into the table of IQ4_NL, with such scales.
+    Nl4Row = 30,
 }
 
 impl Kind {
@@ -90,6 +94,8 @@ impl Kind {
             Kind::Iq4Xs => "iq4_xs",
             Kind::Fp8 => "fp8",
             Kind::Nvfp4 => "nvfp4",
+            Kind::Int4Row => "int4_row",
+            Kind::Nl4Row => "nl4_row",
         }
     }
 }

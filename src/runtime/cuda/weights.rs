@@ -152,6 +152,7 @@ fn describe(store: MatrixStore, rows: usize, cols: usize) -> Result<(Kind, args:
                 ScaleType::I8 if minimum == Minimum::None => 3,
                 ScaleType::I8 => 4,
                 ScaleType::E4m3 => 5,
+                ScaleType::I8Row => 6,
             };
             args.minimum = match minimum {
                 Minimum::None => 0,
@@ -183,18 +184,21 @@ fn describe(store: MatrixStore, rows: usize, cols: usize) -> Result<(Kind, args:
 /// Returns the kind of tiles.
 fn kind_of(spec: QuantSpec) -> Kind {
     let (two_levels, minimum) = (spec.has_two_levels(), spec.minimum());
+    let of_row = spec.scale_dtype == ScaleType::I8Row;
     match (spec.code_map(), spec.scheme.bits()) {
         (CodeMap::E4m3, _) => Kind::Fp8,
         (CodeMap::Bytes, _) => Kind::Int8,
         (CodeMap::Affine, _) => Kind::Int4Affine,
         (CodeMap::Table(CodeTable::E2m1), _) if two_levels => Kind::Nvfp4,
         (CodeMap::Table(CodeTable::E2m1), _) => Kind::Mxfp4,
+        (CodeMap::Table(CodeTable::Iq4Nl), _) if of_row => Kind::Nl4Row,
         (CodeMap::Table(CodeTable::Iq4Nl), _) if two_levels => Kind::Iq4Xs,
         (CodeMap::Table(CodeTable::Iq4Nl), _) => Kind::Nl4,
         (CodeMap::Biased(_), 3) => Kind::Q3K,
+        (CodeMap::Biased(_), 4) if of_row => Kind::Int4Row,
         (CodeMap::Biased(_), 4) => Kind::Int4,
         (CodeMap::Biased(_), 5) => Kind::Int5,
-        (CodeMap::Biased(_), _) if two_levels => Kind::Q6K,
+        (CodeMap::Biased(_), _) if two_levels && !of_row => Kind::Q6K,
         (CodeMap::Biased(_), _) => Kind::Int6,
         (CodeMap::Unsigned, 2) => Kind::Q2K,
         (CodeMap::Unsigned, 4) if minimum == Minimum::F16 => Kind::Q4_1,

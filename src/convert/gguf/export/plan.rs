@@ -204,7 +204,11 @@ impl<'a> ExportSource<'a> {
                         FLOATS.to_string(),
                     ),
                     None => {
-                        let scales = if spec.symmetric { "f32 scales" } else { "zero points" };
+                        let scales = match (spec.symmetric, spec.has_two_levels()) {
+                            (false, _) => "zero points",
+                            (true, true) => "scales of rows",
+                            (true, false) => "f32 scales",
+                        };
                         let (scheme, group) = (spec.scheme.name(), spec.granularity);
                         let found =
                             format!("found {scheme} with group size {group} and {scales}, which has no type in GGML");

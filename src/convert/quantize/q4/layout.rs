@@ -49,7 +49,9 @@ impl Q4Layout {
 
     fn place(&mut self, tensor: &Tensor, quant: TensorQuant) -> Result<PackedJson> {
         let (count, rows, cols) = tensor.matrices()?;
-        let (codes, scales, zeros) = TileLayout::new(quant.spec, rows, cols)?.canonical_sizes(rows);
+        let layout = TileLayout::new(quant.spec, rows, cols)?;
+        layout.refuse_two_levels()?;
+        let (codes, scales, zeros) = layout.canonical_sizes(rows);
         let after = |end: &mut u64, per_matrix: usize| {
             let start = *end;
             *end = (per_matrix as u64)

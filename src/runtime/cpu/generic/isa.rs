@@ -371,9 +371,8 @@ impl<'a> Piece<'a> {
         // SAFETY: the caller guarantees that the tile has the group, so the scales of its rows are readable.
         unsafe {
             if const { matches!(kind::common_scale(KIND), ScaleType::E4m3) } {
-                let of_rows = self.tile.add(self.layout.supers_offset + 4 * self.row);
                 let scales = e4m3(isa, isa.load_u8(self.tile.add(first)));
-                let scales = isa.mul_f32(scales, isa.as_f32(isa.load(of_rows)));
+                let scales = isa.mul_f32(scales, self.of_row(isa));
                 return isa.mul_f32(scales, isa.splat_f32(0.5));
             }
             if const { matches!(kind::common_scale(KIND), ScaleType::I8) } {
@@ -394,12 +393,26 @@ impl<'a> Piece<'a> {
             if dtype == ScaleType::F32 {
                 return isa.as_f32(isa.load(self.tile.add(4 * first)));
             }
+            if dtype == ScaleType::I8Row {
+                let integers = isa.sra::<24>(isa.shl::<24>(isa.load_u8(self.tile.add(first))));
+                return isa.mul_f32(isa.to_f32(integers), self.of_row(isa));
+            }
             // This is E8M0, for which 2^-127 is subnormal: its bits are 1 << 22.
             let exponents = isa.load_u8(self.tile.add(first));
             let bits = isa.max(isa.shl::<23>(exponents), isa.splat(1 << 22));
             let unit = if KIND == kind::E4M3 { 1.0 } else { 0.5 };
             isa.mul_f32(isa.as_f32(bits), isa.splat_f32(unit))
         }
+    }
+
+    /// Loads the f32 numbers of the rows that multiply scales.
+    ///
+    /// # Safety
+    /// The tile has these numbers.
+    #[inline(always)]
+    unsafe fn of_row<I: Isa>(&self, isa: I) -> I::Float {
+        // SAFETY: the caller guarantees that the section of super-scales holds a number for each of the 16 rows.
+        unsafe { isa.as_f32(isa.load(self.tile.add(self.layout.supers_offset + 4 * self.row))) }
     }
 
     /// Loads the fp16 numbers of the super-block of a group: those for scales (0), or for minimums (1).

@@ -27,11 +27,21 @@ enum Kind : uint32_t {
     KIND_IQ4_XS = 26,
     KIND_FP8 = 27,
     KIND_NVFP4 = 28,
+    KIND_INT4_ROW = 29,
+    KIND_NL4_ROW = 30,
 };
 
-// How scales are stored. Those of the last three are multiplied by numbers that many groups share: an f16 number for
-// each 256 columns, or the f32 number of the row.
-enum ScaleKind : uint32_t { SCALE_F16 = 0, SCALE_F32 = 1, SCALE_E8M0 = 2, SCALE_I8 = 3, SCALE_U8 = 4, SCALE_E4M3 = 5 };
+// How scales are stored. Those from SCALE_I8 on are multiplied by numbers that many groups share: an f16 number for
+// each 256 columns, or, for the last two, the f32 number of the row.
+enum ScaleKind : uint32_t {
+    SCALE_F16 = 0,
+    SCALE_F32 = 1,
+    SCALE_E8M0 = 2,
+    SCALE_I8 = 3,
+    SCALE_U8 = 4,
+    SCALE_E4M3 = 5,
+    SCALE_I8_ROW = 6,
+};
 
 // How minimums are stored: f16; a byte, or the upper four bits of the scale's byte, which are multiplied by the second
 // f16 number of their 256 columns and subtracted.

@@ -17,7 +17,7 @@ struct Coding {
     uint32_t block_groups;  // groups in a block
 };
 
-// Scales of one level, whose type the matrix says.
+// Scales whose type the matrix says.
 #define SCALE_ANY 255
 
 // Returns the coding of a kind.
@@ -32,6 +32,8 @@ constexpr Coding coding_of(uint32_t kind) {
            : kind == KIND_Q5_K   ? Coding{5, 0, SCALE_U8, MINIMUM_U8, 1}
            : kind == KIND_Q6_K   ? Coding{6, 32, SCALE_I8, MINIMUM_NONE, 2}
            : kind == KIND_IQ4_XS ? Coding{4, CODES_NL4, SCALE_I8, MINIMUM_NONE, 1}
+           : kind == KIND_INT4_ROW ? Coding{4, 8, SCALE_I8_ROW, MINIMUM_NONE, 1}
+           : kind == KIND_NL4_ROW  ? Coding{4, CODES_NL4, SCALE_I8_ROW, MINIMUM_NONE, 1}
            : kind == KIND_FP8    ? Coding{8, CODES_E4M3, SCALE_ANY, MINIMUM_NONE, 1}
                                  : Coding{4, CODES_E2M1, SCALE_E4M3, MINIMUM_NONE, 2};
 }
@@ -74,6 +76,11 @@ struct Factors {
     float2 minimum[2];
 };
 
+// Returns whether scales are multiplied by the f32 number of their row.
+__device__ __forceinline__ bool is_of_row(const Coding& coding) {
+    return coding.scale_kind == SCALE_E4M3 || coding.scale_kind == SCALE_I8_ROW;
+}
+
 // Returns the bytes of a scale.
 __device__ __forceinline__ uint32_t scale_bytes(uint32_t scale_kind) {
     return scale_kind == SCALE_F32 ? 4 : scale_kind == SCALE_F16 ? 2 : 1;
@@ -88,7 +95,7 @@ __device__ __forceinline__ Rows<KIND> coded_rows(const Matrix& w, const uint8_t*
     rows.codes = opaque(bytes + w.codes_offset + lane.g * 8);
     rows.scales = opaque(bytes + 2 * lane.g * scale_bytes(coding.scale_kind));
     rows.zeros = bytes + w.zeros_offset + 2 * lane.g * (coding.minimum == MINIMUM_F16 ? 2 : 1);
-    rows.supers = bytes + w.supers_offset + 2 * lane.g * (coding.scale_kind == SCALE_E4M3 ? 4 : 2);
+    rows.supers = bytes + w.supers_offset + 2 * lane.g * (is_of_row(coding) ? 4 : 2);
     rows.t = lane.t;
     rows.group_shift = group_shift_of(w);
     return rows;
@@ -116,7 +123,7 @@ __device__ __forceinline__ Raw<KIND> load_coded(const Rows<KIND>& rows, uint32_t
     if (coding.block_groups == 2) {  // these scales are bytes
         raw.scales[1] = __ldg(reinterpret_cast<const uint16_t*>(rows.scales + uint64_t(group + 1) * TILE_ROWS));
     }
-    if (coding.scale_kind == SCALE_E4M3) {
+    if (is_of_row(coding)) {
         load_scales(rows.supers, 4, raw.supers);
     } else if (coding.scale_kind == SCALE_U8) {
         const uint8_t* supers = rows.supers + uint64_t(block / 8) * (4 * TILE_ROWS);
@@ -150,6 +157,7 @@ __device__ __forceinline__ float2 narrow_scales(const Coding& coding, uint32_t w
     case SCALE_E4M3:
         return make_float2(float_of_e4m3(x), float_of_e4m3(y));
     case SCALE_I8:
+    case SCALE_I8_ROW:
         return make_float2(float(int8_t(x)), float(int8_t(y)));
     default:
         const uint32_t mask = coding.minimum == MINIMUM_NIBBLE ? 15 : 255;
@@ -162,7 +170,7 @@ template <uint32_t KIND>
 __device__ __forceinline__ Factors factors_of(const Rows<KIND>& rows, const Raw<KIND>& raw) {
     const Coding coding = rows.coding();
     float2 supers = make_float2(1.0f, 1.0f), second = supers;
-    if (coding.scale_kind == SCALE_E4M3) {
+    if (is_of_row(coding)) {
         supers = make_float2(__uint_as_float(raw.supers[0]), __uint_as_float(raw.supers[1]));
     } else if (coding.scale_kind == SCALE_I8 || coding.scale_kind == SCALE_U8) {
         supers = halves_of(raw.supers[0]);

@@ -1,8 +1,8 @@
 // Matrix products: y = x w^T + bias, for one matrix or for the experts that tokens chose.
 //
 // Entry points: KIND is one of f32, f16, bf16, int4, int4_affine, nl4, mxfp4, int8, int5, int6, q4_1, q5_1, q2_k, q3_k,
-// q4_k, q5_k, q6_k, iq4_xs, fp8, nvfp4 (`Kind` in args.cuh). STORE is one of f32, f16, bf16, `coded` for the kinds from int5
-// on, and `tiles` for those before.
+// q4_k, q5_k, q6_k, iq4_xs, fp8, nvfp4, int4_row, nl4_row (`Kind` in args.cuh). STORE is one of f32, f16, bf16, `coded`
+// for the kinds from int5 on, and `tiles` for those before.
 //
 //   name                              reads     rows of x   threads     dynamic shared   where
 //   matmul_f32_KIND_8                 x         at most 8   128 .. 512  0                any GPU; `coded` from int5 on
@@ -125,6 +125,10 @@ MATMUL_FEW(iq4_xs, KIND_IQ4_XS, 2)
 MATMUL_FEW(nvfp4, KIND_NVFP4, 1)
 MATMUL_FEW(nvfp4, KIND_NVFP4, 2)
 MATMUL_FEW(fp8, KIND_FP8, 2)
+MATMUL_FEW(int4_row, KIND_INT4_ROW, 1)
+MATMUL_FEW(int4_row, KIND_INT4_ROW, 2)
+MATMUL_FEW(nl4_row, KIND_NL4_ROW, 1)
+MATMUL_FEW(nl4_row, KIND_NL4_ROW, 2)
 
 MATMUL_64(f16, KIND_F16, 2)
 MATMUL_64(bf16, KIND_BF16, 1)

@@ -54,11 +54,11 @@ pub fn scheme(kind: GgmlType) -> Option<QuantSpec> {
 }
 
 /// Returns the GGML type that represents a scheme exactly: the same codes, or those of 6 bits in bytes with the scale
-/// of a group repeated in each of its blocks. `None` if there is none, as for zero points and f32 scales. Blocks of
-/// NVFP4 hold the codes and the scales of groups, but not the numbers of rows, which must be 1.
+/// of a group repeated in each of its blocks. `None` if there is none, as for zero points, f32 scales and those of rows.
+/// Blocks of NVFP4 hold the codes and the scales of groups, but not the numbers of rows, which must be 1.
 pub fn twin(spec: &QuantSpec) -> Option<GgmlType> {
     match spec.scheme {
-        _ if spec.scale_dtype == ScaleType::F32 || !spec.symmetric => None,
+        _ if matches!(spec.scale_dtype, ScaleType::F32 | ScaleType::I8Row) || !spec.symmetric => None,
         Scheme::Q4_0 | Scheme::Int4 => Some(GgmlType::Q4_0),
         Scheme::Int5 => Some(GgmlType::Q5_0),
         Scheme::Int6 | Scheme::Int8 => Some(GgmlType::Q8_0),
