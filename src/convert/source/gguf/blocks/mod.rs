@@ -54,8 +54,8 @@ pub fn scheme(kind: GgmlType) -> Option<QuantSpec> {
 }
 
 /// Returns the GGML type that represents a scheme exactly: the same codes, or those of 6 bits in bytes with the scale
-/// of a group repeated in each of its blocks. `None` if there is none, as for zero points, f32 scales and those of rows.
-/// Blocks of NVFP4 hold the codes and the scales of groups, but not the numbers of rows, which must be 1.
+/// of a group repeated in each of its blocks. `None` if there is none, as for zero points, f32 scales and those of
+/// rows. Blocks of NVFP4 hold the codes and the scales of groups, but not the numbers of rows, which must be 1.
 pub fn twin(spec: &QuantSpec) -> Option<GgmlType> {
     match spec.scheme {
         _ if matches!(spec.scale_dtype, ScaleType::F32 | ScaleType::I8Row) || !spec.symmetric => None,
