@@ -110,7 +110,7 @@ impl PackRequest {
 /// # let (model, pack) = (home.path().join("model"), home.path().join("pack"));
 /// # iec::models::embedded::write_to(&model)?;
 /// let summary = iec::pack(&iec::PackRequest::new(&model, &pack))?;
-/// assert_eq!(summary.tensors, 48);
+/// assert_eq!(summary.tensors, 47);
 /// let engine = iec::Engine::open(&pack, &iec::OpenOptions::default())?;
 /// # Ok::<(), iec::Error>(())
 /// ```
