@@ -67,18 +67,27 @@ pub(super) fn stored_scales(dtype: ScaleType, scales: &Lanes) -> Lanes {
 /// Largest number of steps of a scale of [`ScaleType::I8Row`].
 const MOST_STEPS: f32 = 127.0;
 
-/// Chooses the step of the scales of each row, of which the largest scale has [`MOST_STEPS`], and rounds all scales to
-/// whole steps.
-pub(super) fn round_to_steps(choices: &mut [Choices]) -> Lanes {
+/// Returns the steps of the scales of rows: the largest scale of a row has [`MOST_STEPS`].
+pub(super) fn steps_of_rows(choices: &[Choices]) -> Lanes {
     let mut steps = [0f32; LANES];
-    for choices in &*choices {
+    for choices in choices {
         for lane in 0..LANES {
             steps[lane] = steps[lane].max(choices.scale[lane].abs());
         }
     }
-    steps.iter_mut().for_each(|step| *step /= MOST_STEPS);
-    choices.iter_mut().for_each(|choices| choices.scale = whole_steps(&choices.scale, &steps));
-    steps
+    steps.map(|step| step / MOST_STEPS)
+}
+
+/// Returns the choices with the scales rounded to whole steps, towards zero and away from it.
+pub(super) fn around(choices: &Choices, steps: &Lanes) -> [Choices; 2] {
+    let (inverse, mut around) = (inverses(steps), [*choices; 2]);
+    for lane in 0..LANES {
+        let exact = choices.scale[lane] * inverse[lane];
+        // Of the largest scale the quotient may be a bit more than its number of steps.
+        let most = exact.abs().ceil().min(MOST_STEPS).copysign(exact);
+        (around[0].scale[lane], around[1].scale[lane]) = (exact.trunc() * steps[lane], most * steps[lane]);
+    }
+    around
 }
 
 /// Rounds scales to whole steps.

@@ -183,11 +183,11 @@ impl Quantizer {
         let mut weights = vec![[0f32; TILE_ROWS]; width];
         let mut choices = vec![Choices { scale: [0.0; TILE_ROWS], zero: [0.0; TILE_ROWS] }; layout.groups];
         let single = self.has_single_blocks();
+        let mut steps = None;
         if single {
             let (quant, inputs) = (&self.quant, self.inputs.as_ref());
-            choices = single::Tile { level: *level, quant, layout, values, inputs }.choices()?;
+            (choices, steps) = single::Tile { level: *level, quant, layout, values, inputs }.choices()?;
         }
-        let steps = (spec.scale_dtype == ScaleType::I8Row).then(|| lanes::round_to_steps(&mut choices));
         for (r, row) in values.chunks_exact(layout.cols).enumerate() {
             self.load(row, &mut work.values);
             for (lanes, x) in weights.iter_mut().zip(&work.values) {

@@ -55,36 +55,58 @@ impl Tile<'_> {
         })
     }
 
-    /// Fills a tile whose scales are multiples of a number of their row, which the scales of all blocks decide.
+    /// Fills a tile whose scales are multiples of a number of their row.
     fn encode_steps(&self, tile: &mut [u8]) -> Result<()> {
         let (head, codes) = tile.split_at_mut(self.layout.codes_offset);
         let (scales, supers) = head.split_at_mut(self.layout.supers_offset);
-        let mut choices = self.choices()?;
-        let steps = lanes::round_to_steps(&mut choices);
+        let (choices, steps) = self.choices()?;
+        let steps = steps.expect("scales of rows have steps");
         supers.as_chunks_mut().0.iter_mut().zip(steps).for_each(|(number, step)| *number = step.to_le_bytes());
-        let blocks = codes.chunks_exact_mut(self.layout.block_bytes).zip(scales.chunks_exact_mut(TILE_ROWS));
-        let (mut rows, mut turned) = ([[0f32; BLOCK]; LANES], lanes::Block([[0f32; LANES]; BLOCK]));
-        for (block, ((out, scales), choices)) in blocks.zip(choices).enumerate() {
-            self.load(block * BLOCK, BLOCK.min(self.layout.cols - block * BLOCK), &mut rows);
-            lanes::turn(&rows, &mut turned);
-            lanes::put_steps(&choices.scale, &steps, scales);
-            self.level.run(Encode { x: black_box(&turned.0), spec: &self.layout.spec, choices, out });
-        }
-        Ok(())
+        let mut blocks = codes.chunks_exact_mut(self.layout.block_bytes).zip(scales.chunks_exact_mut(TILE_ROWS));
+        self.each_turned(|block, _, x, _| {
+            let (out, scales) = blocks.next().expect("codes for every block");
+            lanes::put_steps(&choices[block].scale, &steps, scales);
+            self.level.run(Encode { x, spec: &self.layout.spec, choices: choices[block], out });
+            Ok(())
+        })
     }
 
-    /// Returns scale and zero point of each block without computing codes.
+    /// Returns scale and zero point of each block without computing codes, and the steps of [`ScaleType::I8Row`].
     ///
     /// # Errors
     /// A scale does not fit its storage type.
-    pub fn choices(&self) -> Result<Vec<Choices>> {
+    pub fn choices(&self) -> Result<(Vec<Choices>, Option<Lanes>)> {
         let mut all = Vec::with_capacity(self.layout.blocks);
-        self.each_block(|_, _, _, choices| all.push(choices)).map(|()| all)
+        self.each_block(|_, _, _, choices| all.push(choices))?;
+        if self.layout.spec.scale_dtype != ScaleType::I8Row {
+            return Ok((all, None));
+        }
+        let steps = lanes::steps_of_rows(&all);
+        self.each_turned(|block, _, x, importance| {
+            let [less, more] = lanes::around(&all[block], &steps);
+            // The peak of a plain choice must not be cut.
+            all[block] = match self.quant.method {
+                Method::Rtn => more,
+                _ => small::better(self.level, x, importance, &self.layout.spec, &less, &more),
+            };
+            Ok(())
+        })?;
+        Ok((all, Some(steps)))
     }
 
     /// Calls `f` for each block of columns with its index, its transposed columns, and the choices of all rows: the
     /// plain ones, whose scales are not yet rounded to their storage type, and the final ones.
     fn each_block(&self, mut f: impl FnMut(usize, Turned<'_>, Choices, Choices)) -> Result<()> {
+        self.each_turned(|block, rows, x, importance| {
+            let unrounded = self.plain(rows, x);
+            f(block, x, unrounded, self.choose(x, importance, &unrounded)?);
+            Ok(())
+        })
+    }
+
+    /// Calls `f` for each block of columns with its index, its rows, its transposed columns, and the weights of their
+    /// squared errors.
+    fn each_turned(&self, mut f: impl FnMut(usize, Rows<'_>, Turned<'_>, Option<&[f32]>) -> Result<()>) -> Result<()> {
         let spec = &self.layout.spec;
         let mut rows = [[0f32; BLOCK]; LANES];
         let mut turned = lanes::Block([[0f32; LANES]; BLOCK]);
@@ -101,8 +123,7 @@ impl Tile<'_> {
                 None if spec.has_table() && width < BLOCK => Some(&real[..]),
                 None => None,
             };
-            let unrounded = self.plain((&rows, width), x);
-            f(block, x, unrounded, self.choose(x, importance, &unrounded)?);
+            f(block, (&rows, width), x, importance)?;
         }
         Ok(())
     }

@@ -42,6 +42,24 @@ pub(in crate::quant) fn improve(
     improve_as(level, columns, spec, from, plain)
 }
 
+/// Returns, for each group, the choice with the smaller error; the second one of equals.
+pub(in crate::quant) fn better(
+    level: Level,
+    x: Turned<'_>,
+    importance: Option<&[f32]>,
+    spec: &QuantSpec,
+    found: &Choices,
+    plain: &Choices,
+) -> Choices {
+    let (columns, found) = (Columns { x, importance: importance.unwrap_or(black_box(&ONES)) }, *found);
+    match (importance.is_some(), spec.has_table()) {
+        (true, false) => level.run(Better::<true, false> { columns, spec, found, plain }),
+        (false, false) => level.run(Better::<false, false> { columns, spec, found, plain }),
+        (true, true) => level.run(Better::<true, true> { columns, spec, found, plain }),
+        (false, true) => level.run(Better::<false, true> { columns, spec, found, plain }),
+    }
+}
+
 const ONES: [f32; BLOCK] = [1.0; BLOCK];
 
 /// Columns of a block and their importance.
