@@ -36,6 +36,13 @@ nl4-int5      | nl4  | nl4  | int5 |
 nl4-int6      | nl4  | nl4  | int6 |
 nl4-int5-int5 | nl4  | int5 | int5 |
 nl4-int6-int6 | nl4  | int6 | int6 |
+nl4-row       | nl4-row | nl4-row | nl4-row |
+nl4-row-search | nl4-row | nl4-row | nl4-row | --method=search
+nl4-row-int6  | nl4-row | nl4-row | int6-row |
+nl4-row-int5-int6 | nl4-row | int5-row | int6-row |
+int4-row      | int4-row | int4-row | int4-row |
+int5-row      | int5-row | int5-row | int5-row |
+int6-row      | int6-row | int6-row | int6-row |
 int5          | int5 | int5 | int5 |
 int6          | int6 | int6 | int6 |
 int8          | int8 | int8 | int8 |
@@ -45,6 +52,7 @@ TABLE
 fields() {
   case $1 in
     int4a) echo '"scheme": "int4", "symmetric": false' ;;
+    *-row) echo "\"scheme\": \"${1%-row}\", \"scale_dtype\": \"i8_row\"" ;;
     int8) echo '"scheme": "int8", "group_size": 32' ;;
     *) echo "\"scheme\": \"$1\"" ;;
   esac
@@ -68,7 +76,7 @@ RULES
   "$iec" pack -q --hf-dir "$model" --q4-map "$work/manifest.json" --calib "$work/calib" --out-dir "$work/pack" --overwrite \
     --json > "$work/packed"
   precision=int4w
-  [[ $body == int[568] ]] && precision=int8w
+  [[ $body == int[568]* ]] && precision=int8w
   "$iec" eval -q --model-dir "$work/pack" --precision $precision --text "$text" --kl-ref "$work/float" --json > "$work/found"
   grep -o '"kl":{[^}]*}' "$work/found" > "$work/kl"
   top=$(grep -o '"top1_agreement":{[^}]*}' "$work/found" | grep -o '"value":[0-9.]*' | cut -d: -f2)
