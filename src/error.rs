@@ -284,13 +284,6 @@ pub fn printable(text: &str, longest: usize) -> String {
     out
 }
 
-/// Returns the name in `names` that is most similar to `name`, if one is similar.
-pub fn nearest<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let scored = names.into_iter().map(|known| (strsim::jaro_winkler(name, known), known));
-    let best = scored.max_by(|a, b| a.0.total_cmp(&b.0));
-    best.filter(|(score, _)| *score > 0.75).map(|(_, known)| known)
-}
-
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match &self.inner.cause {

@@ -112,6 +112,8 @@ pub mod signature;
 #[doc(hidden)]
 pub mod simd;
 #[doc(hidden)]
+pub mod similar;
+#[doc(hidden)]
 pub mod strict_json;
 #[doc(hidden)]
 pub mod task;

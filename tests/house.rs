@@ -57,6 +57,7 @@ const GROUND: &[Shelf] = &[
             "rng",
             "sha256",
             "simd",
+            "similar",
             "task",
             "units",
             "windowed",

@@ -1,7 +1,8 @@
 //! Commands of a conversation: lines that begin with a slash. A line that begins with two is a message without the
 //! first.
 
-use crate::error::{Error, Result, nearest};
+use crate::error::{Error, Result};
+use crate::similar::nearest;
 use std::path::PathBuf;
 
 /// Input of the user.

@@ -1,7 +1,8 @@
 //! Settings of a conversation, changed by `/set`.
 
-use crate::error::{Error, Result, nearest};
+use crate::error::{Error, Result};
 use crate::generate::sampler::Sampling;
+use crate::similar::nearest;
 use std::str::FromStr;
 
 /// Display of reasoning.

@@ -2,7 +2,8 @@
 //!
 //! Errors never show a value: a key file may contain a plain key by mistake, and errors go to logs.
 
-use crate::error::{Error, Result, nearest};
+use crate::error::{Error, Result};
+use crate::similar::nearest;
 use std::ops::RangeInclusive;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
