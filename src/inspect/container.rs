@@ -16,7 +16,7 @@ use crate::iebin::rebuild::Rebuild;
 use crate::iebin::{Description, Entry, IebinReader, JSON_NAME, Store};
 use crate::mapped::{Bytes, MappedFile};
 use crate::model_config::ModelConfig;
-use crate::scheme::{Granularity, QuantSpec, TileLayout};
+use crate::scheme::{Granularity, QuantSpec, ScaleType, TileLayout};
 use crate::strict_json;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -278,13 +278,14 @@ fn packed_tensor(entry: &Entry, content: Content) -> Result<StoredTensor> {
     })
 }
 
-/// Formats a quantization format as `q4_0`, `nl4`, `mxfp4`, `int4 g64`, `int4 row affine` or `int8 tensor`.
+/// Formats a quantization format as `q4_0`, `nl4`, `nl4 i8_row`, `mxfp4`, `int4 g64`, `int4 row affine` or `int8 tensor`.
 pub fn describe_spec(spec: &QuantSpec) -> String {
     let affine = if spec.symmetric { "" } else { " affine" };
+    let scales = if spec.scale_dtype == ScaleType::I8Row { " i8_row" } else { "" };
     let info = spec.scheme.info();
     match spec.granularity {
-        _ if info.is_block_format => info.name.into(),
-        Granularity::Group(n) => format!("{} g{n}{affine}", info.name),
+        _ if info.is_block_format => format!("{}{scales}", info.name),
+        Granularity::Group(n) => format!("{} g{n}{affine}{scales}", info.name),
         granularity => format!("{} {granularity}{affine}", info.name),
     }
 }

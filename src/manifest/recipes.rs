@@ -31,10 +31,11 @@ macro_rules! recipe {
 }
 
 /// All recipes. The first one with a number of bits is the recipe that this number stands for.
-pub static RECIPES: [Recipe; 12] = [
+pub static RECIPES: [Recipe; 13] = [
     recipe!("int4", 4, "q4_0 for all matrices of the layers; embedding and output matrix in int8"),
     recipe!("int4-head8", 4, "q4_0; output matrix in int8 with a scale per row; embedding as it is"),
     recipe!("nl4", 4, "IQ4_NL instead of q4_0: the size of int4, smaller error"),
+    recipe!("nl4-row", 4, "nl4 with scales of a byte (4.25 bits); embedding and output matrix in int6 (6.25)"),
     recipe!("nl4-mixed", 4, "nl4; down projections in int5, v_proj, embedding and output matrix in int6"),
     recipe!("int5", 5, "int5 with a scale per 32 weights; embedding and output matrix in int8"),
     recipe!("int6", 6, "int6 with a scale per 32 weights; embedding and output matrix in int8"),
@@ -104,7 +105,7 @@ mod tests {
 
     #[test]
     fn recipes_for_any_family_quantize_the_matrices_of_layers_and_no_router() {
-        for recipe in &RECIPES[..7] {
+        for recipe in &RECIPES[..8] {
             let has = |name: &str| bits(recipe, name);
             assert_eq!((has(ATTENTION), has(EXPERTS)), (Some(recipe.bits), Some(recipe.bits)), "{}", recipe.name);
             let mixers = ["conv.in_proj", "conv.out_proj", "linear_attn.q_proj", "linear_attn.z_proj", "mamba.b_proj"];
