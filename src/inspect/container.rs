@@ -278,7 +278,7 @@ fn packed_tensor(entry: &Entry, content: Content) -> Result<StoredTensor> {
     })
 }
 
-/// Formats a quantization format as `q4_0`, `nl4`, `nl4 i8_row`, `mxfp4`, `int4 g64`, `int4 row affine` or `int8 tensor`.
+/// Formats a quantization format as `q4_0`, `nl4`, `nl4 i8_row`, `int4 g64`, `int4 row affine` or `int8 tensor`.
 pub fn describe_spec(spec: &QuantSpec) -> String {
     let affine = if spec.symmetric { "" } else { " affine" };
     let scales = if spec.scale_dtype == ScaleType::I8Row { " i8_row" } else { "" };
