@@ -161,6 +161,8 @@ pub struct QuantizeRequest {
     pub target_bpw: Option<f64>,
     /// Largest number of bytes of the weights of the whole pack.
     pub target_size: Option<u64>,
+    /// Largest expected divergence in nats per token on `plan_text`. The smallest such pack is chosen.
+    pub target_kl: Option<f64>,
     /// Text on which the error of each tensor is measured for a budget.
     pub plan_text: Option<PathBuf>,
     /// Statistics of activations (`iec calib`).
@@ -187,17 +189,22 @@ impl QuantizeRequest {
 
     fn budget(&self) -> Result<Option<Budget>> {
         let text = self.plan_text.clone().map(|text| TextWindows { text, windows: Some(crate::trial::WINDOWS) });
-        let target = match (self.target_bpw, self.target_size) {
-            (None, None) if text.is_some() => {
-                return Err(Error::usage("plan_text needs target_bpw or target_size"));
+        let target = match (self.target_bpw, self.target_size, self.target_kl) {
+            (None, None, None) if text.is_some() => {
+                return Err(Error::usage("plan_text needs target_bpw, target_size or target_kl"));
             }
-            (None, None) => return Ok(None),
-            (Some(bits), None) if bits > 0.0 && bits <= 64.0 => Target::BitsPerWeight(bits),
-            (None, Some(bytes)) => Target::Bytes(bytes),
-            (Some(bits), None) => {
+            (None, None, None) => return Ok(None),
+            (Some(bits), None, None) if bits > 0.0 && bits <= 64.0 => Target::BitsPerWeight(bits),
+            (None, Some(bytes), None) => Target::Bytes(bytes),
+            (None, None, Some(_)) if text.is_none() => return Err(Error::usage("target_kl needs plan_text")),
+            (None, None, Some(kl)) if kl > 0.0 && kl.is_finite() => Target::Divergence(kl),
+            (Some(bits), None, None) => {
                 return Err(Error::usage(format!("target_bpw: found {bits}, expected bits per weight, like 4.5")));
             }
-            (Some(_), Some(_)) => return Err(Error::usage("found target_bpw and target_size, expected one of them")),
+            (None, None, Some(kl)) => {
+                return Err(Error::usage(format!("target_kl: found {kl}, expected nats per token, like 0.002")));
+            }
+            _ => return Err(Error::usage("found several of target_bpw, target_size and target_kl, expected one")),
         };
         if self.bits.is_some() || self.scheme.is_some() || self.rules.is_some() {
             return Err(Error::usage("a budget chooses the schemes itself; leave out bits, scheme and rules"));

@@ -1,5 +1,5 @@
-//! Record of how a bit or size budget was distributed over the tensors, written by `ptq --target-bpw` and
-//! `--target-size`.
+//! Record of how a budget was distributed over the tensors, written by `ptq --target-bpw`, `--target-size` and
+//! `--target-kl`.
 
 use crate::provenance::SourceFile;
 use serde::{Deserialize, Serialize};
@@ -41,6 +41,8 @@ pub enum Target {
     BitsPerWeight(f64),
     /// Bytes of its `model.ie.bin`.
     Bytes(u64),
+    /// Expected divergence in nats per token; the pack is as small as it allows.
+    Divergence(f64),
 }
 
 /// Measure of the cost of a tensor.

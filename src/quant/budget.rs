@@ -24,13 +24,7 @@ pub fn smallest(tensors: &[Vec<Choice>]) -> u64 {
 /// without choices get index 0.
 pub fn spend(tensors: &[Vec<Choice>], budget: u64) -> Option<Vec<usize>> {
     let mut left = budget.checked_sub(smallest(tensors))?;
-    let hulls: Vec<Vec<usize>> = tensors.iter().map(|choices| hull(choices)).collect();
-    let mut steps: Vec<HullStep> = Vec::new();
-    for (tensor, hull) in hulls.iter().enumerate() {
-        steps.extend(hull.windows(2).enumerate().map(|(at, pair)| HullStep::new(tensor, at, &tensors[tensor], pair)));
-    }
-    // Within a tensor the slopes decrease, so sorting keeps its steps in order.
-    steps.sort_by(|a, b| b.slope.total_cmp(&a.slope).then((a.tensor, a.at).cmp(&(b.tensor, b.at))));
+    let (hulls, steps) = steps(tensors);
     let mut reached = vec![0; tensors.len()];
     for step in steps {
         if reached[step.tensor] == step.at && step.bytes <= left {
@@ -45,6 +39,65 @@ pub fn spend(tensors: &[Vec<Choice>], budget: u64) -> Option<Vec<usize>> {
         chosen[tensor] = choice;
     }
     Some(chosen)
+}
+
+/// Returns the index of the choice for each tensor with which the total cost is at most `most`, with nearly the fewest
+/// bytes; `None` when no choices cost so little. Tensors without choices get index 0.
+pub fn reach(tensors: &[Vec<Choice>], most: f64) -> Option<Vec<usize>> {
+    let (hulls, steps) = steps(tensors);
+    let at = |reached: &[usize]| -> Vec<usize> {
+        hulls.iter().zip(reached).map(|(hull, at)| hull.get(*at).copied().unwrap_or(0)).collect()
+    };
+    let mut reached = vec![0; tensors.len()];
+    // Costs are added anew in the order of the tensors, so that the result has the cost that its parts have.
+    let total = |chosen: &[usize]| -> f64 {
+        tensors.iter().zip(chosen).filter_map(|(choices, i)| choices.get(*i)).map(|choice| choice.cost).sum()
+    };
+    let mut steps = steps.into_iter();
+    loop {
+        let chosen = at(&reached);
+        if total(&chosen) <= most {
+            return Some(chosen);
+        }
+        let step = steps.next()?;
+        reached[step.tensor] = step.at + 1;
+        if total(&at(&reached)) <= most {
+            // A smaller step than the last one may suffice.
+            let fewest = changes(tensors, &chosen).filter(|(tensor, choice)| {
+                let mut other = chosen.clone();
+                other[*tensor] = *choice;
+                total(&other) <= most
+            });
+            let bytes = |(tensor, choice): &(usize, usize)| {
+                tensors[*tensor][*choice].bytes.saturating_sub(tensors[*tensor][chosen[*tensor]].bytes)
+            };
+            let (tensor, choice) = fewest.min_by_key(bytes)?;
+            let mut chosen = chosen;
+            chosen[tensor] = choice;
+            return Some(chosen);
+        }
+    }
+}
+
+/// Returns all changes of a single tensor that cost less: the tensor and its choice.
+fn changes<'a>(tensors: &'a [Vec<Choice>], chosen: &'a [usize]) -> impl Iterator<Item = (usize, usize)> + 'a {
+    tensors.iter().zip(chosen).enumerate().flat_map(|(tensor, (choices, now))| {
+        let less = |choice: &Choice| choices.get(*now).is_some_and(|now| choice.cost < now.cost);
+        choices.iter().enumerate().filter(move |(_, choice)| less(choice)).map(move |(i, _)| (tensor, i))
+    })
+}
+
+/// Returns the hull of each tensor, and the steps on all hulls by what they save per byte, most first. Within a tensor
+/// they are in the order of the hull.
+fn steps(tensors: &[Vec<Choice>]) -> (Vec<Vec<usize>>, Vec<HullStep>) {
+    let hulls: Vec<Vec<usize>> = tensors.iter().map(|choices| hull(choices)).collect();
+    let mut steps: Vec<HullStep> = Vec::new();
+    for (tensor, hull) in hulls.iter().enumerate() {
+        steps.extend(hull.windows(2).enumerate().map(|(at, pair)| HullStep::new(tensor, at, &tensors[tensor], pair)));
+    }
+    // Within a tensor the slopes decrease, so sorting keeps its steps in order.
+    steps.sort_by(|a, b| b.slope.total_cmp(&a.slope).then((a.tensor, a.at).cmp(&(b.tensor, b.at))));
+    (hulls, steps)
 }
 
 /// Returns the single change (tensor, choice) that saves most within the remaining bytes.
@@ -142,6 +195,34 @@ mod tests {
         let Some((first, rest)) = tensors.split_first() else { return Some(0.0) };
         let each = first.iter().filter(|c| c.bytes <= budget);
         each.filter_map(|c| Some(c.cost + exhaustive(rest, budget - c.bytes)?)).min_by(f64::total_cmp)
+    }
+
+    #[test]
+    fn a_cost_is_reached_with_few_bytes() {
+        let mut rng = Rng::new(8);
+        let mut below = |n: u64| rng.next_u64() % n;
+        for case in 0..500 {
+            let tensors: Vec<Vec<Choice>> = (0..1 + below(4))
+                .map(|_| (0..1 + below(5)).map(|_| choice(1 + below(40), below(1000) as f64)).collect())
+                .collect();
+            let most = below(1500) as f64;
+            let taken = |chosen: &[usize]| -> Vec<Choice> {
+                tensors.iter().zip(chosen).map(|(choices, i)| choices[*i]).collect()
+            };
+            let cost = |chosen: &[usize]| taken(chosen).iter().map(|c| c.cost).sum::<f64>();
+            let bytes = |chosen: &[usize]| taken(chosen).iter().map(|c| c.bytes).sum::<u64>();
+            let least: f64 = tensors.iter().map(|t| t.iter().map(|c| c.cost).fold(f64::INFINITY, f64::min)).sum();
+            let Some(found) = reach(&tensors, most) else {
+                assert!(least > most, "case {case}");
+                continue;
+            };
+            assert!(cost(&found) <= most, "case {case}");
+            // The fewest bytes with which some combination costs so little.
+            let best = (0..=bytes(&found)).find(|budget| exhaustive(&tensors, *budget).is_some_and(|c| c <= most));
+            let step = tensors.iter().flatten().map(|c| c.bytes).max().unwrap();
+            assert!(bytes(&found) <= best.unwrap() + step, "case {case}: {} {best:?}", bytes(&found));
+        }
+        assert_eq!(reach(&[vec![], vec![choice(4, 2.0), choice(8, 0.5)]], 1.0), Some(vec![0, 1]));
     }
 
     #[test]

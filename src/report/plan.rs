@@ -1,4 +1,4 @@
-//! Formats a plan of `ptq --target-bpw` or `--target-size` as a table and in one line.
+//! Formats a plan of `ptq --target-bpw`, `--target-size` or `--target-kl` as a table and in one line.
 
 use super::table::Table;
 use crate::manifest::plan::{Plan, Target, Yardstick};
@@ -25,6 +25,7 @@ pub fn describe(plan: &Plan) -> String {
         Target::BitsPerWeight(bits) if bits.abs() < 1e3 => format!("{bits} bits per weight"),
         Target::BitsPerWeight(bits) => format!("{} bits per weight", decimals(bits, 3)),
         Target::Bytes(bytes) => format!("{} ({bytes} bytes)", human_bytes(bytes)),
+        Target::Divergence(kl) => format!("a divergence of {kl}"),
     };
     let measure = match plan.yardstick {
         Yardstick::Divergence => "divergence in nats per token",

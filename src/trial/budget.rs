@@ -22,7 +22,7 @@ use crate::job::{Job, RunOptions};
 use crate::manifest::Document;
 use crate::manifest::plan::{Plan, PlanText, PlannedTensor, Target, Uniform, Yardstick};
 use crate::progress;
-use crate::quant::budget::{Choice, spend};
+use crate::quant::budget::{Choice, reach, spend};
 use crate::quant::metrics::nine_digits;
 use crate::quant_spec::TensorQuant;
 use std::collections::BTreeMap;
@@ -41,7 +41,7 @@ pub const HEAD_COUNTS: f64 = 64.0;
 pub struct Planner<'a> {
     /// Model, its selection of tensors whose scheme is planned, and the packs that divergences are measured with.
     pub ptq: &'a Ptq,
-    /// Budget of the pack.
+    /// Budget of the pack. A divergence needs a question.
     pub target: Target,
     /// Text that divergences are measured on; without it, the plan is based on errors of outputs or weights.
     pub question: Option<Question>,
@@ -148,7 +148,7 @@ impl Planner<'_> {
         };
         let (least, weights) = all(|sizes| sizes.into_iter().min())?;
         let (as_it_is, _) = all(|sizes| sizes.last().copied())?;
-        let budget = self.budget(weights);
+        let Some(budget) = self.budget(weights) else { return Ok(()) };
         let bits = |bytes: u64| bytes as f64 * 8.0 / weights.max(1) as f64;
         if budget < least {
             return Err(too_small(bits(least), least));
@@ -160,11 +160,12 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Returns the budget in bytes of payload.
-    fn budget(&self, weights: u64) -> u64 {
+    /// Returns the budget in bytes of payload, if it is one of bytes.
+    fn budget(&self, weights: u64) -> Option<u64> {
         match self.target {
-            Target::BitsPerWeight(bits) => (bits * weights as f64 / 8.0) as u64,
-            Target::Bytes(bytes) => bytes,
+            Target::BitsPerWeight(bits) => Some((bits * weights as f64 / 8.0) as u64),
+            Target::Bytes(bytes) => Some(bytes),
+            Target::Divergence(_) => None,
         }
     }
 
@@ -222,15 +223,23 @@ impl Planner<'_> {
         let choices = subjects.iter().zip(costs).map(choices).collect::<Result<Vec<_>>>()?;
         let fixed = tensors.iter().filter(|tensor| !self.has_choice(tensor));
         let fixed: u64 = fixed.map(|tensor| AS_IT_IS.bytes(tensor)).sum::<Result<u64>>()?;
-        let mut budget = self.budget(tensors.iter().map(Tensor::elements).sum());
+        let stored = |chosen: &[usize]| {
+            let stored = subjects.iter().zip(chosen).map(|(subject, i)| (&subject.tensor, &subject.candidates[*i]));
+            lay_out(tensors, stored)
+        };
+        let Some(mut budget) = self.budget(tensors.iter().map(Tensor::elements).sum()) else {
+            let Target::Divergence(most) = self.target else { unreachable!("other targets are bytes") };
+            // A tensor that stays as it is costs nothing, so that every divergence is in reach.
+            let chosen = reach(&choices, most).expect("a plan without quantization");
+            return stored(&chosen).map(|layout| (chosen, layout));
+        };
         loop {
             let Some(chosen) = budget.checked_sub(fixed).and_then(|budget| spend(&choices, budget)) else {
                 let least = crate::quant::budget::smallest(&choices) + fixed;
                 let weights: u64 = tensors.iter().map(Tensor::elements).sum();
                 return Err(too_small(least as f64 * 8.0 / weights as f64, least));
             };
-            let stored = subjects.iter().zip(&chosen).map(|(subject, i)| (&subject.tensor, &subject.candidates[*i]));
-            let layout = lay_out(tensors, stored)?;
+            let layout = stored(&chosen)?;
             match self.target {
                 // Gaps between tensors are part of the size.
                 Target::Bytes(bytes) if layout.total_bytes > bytes => {

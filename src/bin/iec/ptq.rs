@@ -221,6 +221,18 @@ struct BudgetArgs {
         conflicts_with = "target_bpw"
     )]
     target_size: Option<u64>,
+    /// Choose the smallest pack whose expected KL divergence from the model before quantization is at most X nats per
+    /// token on --plan-text: the sum of the divergences of its tensors, each quantized alone. The divergence of the
+    /// whole pack is measured last, and both are printed
+    #[arg(
+        help_heading = "Mixed precision under a budget",
+        long,
+        value_name = "X",
+        requires = "plan_text",
+        conflicts_with_all = OTHERS,
+        conflicts_with_all = ["target_bpw", "target_size"]
+    )]
+    target_kl: Option<f64>,
     /// Text on which the model is measured with each tensor quantized alone. Parts of the same file that calibration or
     /// the gate reads are skipped. Without it, errors of outputs (with --calib) or of weights decide
     #[arg(help_heading = "Mixed precision under a budget", long, value_name = "FILE")]
@@ -380,13 +392,22 @@ impl BudgetArgs {
     /// The budget is not a valid number of bits or bytes, or options are given that need a budget.
     fn budget(&self) -> Result<Option<Budget>> {
         let target = match (self.target_bpw, self.target_size) {
+            _ if self.target_kl.is_some() => {
+                let kl = self.target_kl.unwrap_or_default();
+                if !(kl > 0.0 && kl.is_finite()) {
+                    return Err(Error::usage(format!("--target-kl: found {kl}, expected nats per token, like 0.002")));
+                }
+                Target::Divergence(kl)
+            }
             (Some(bits), _) if !(bits > 0.0 && bits <= 64.0) => {
                 return Err(Error::usage(format!("--target-bpw: found {bits}, expected bits per weight, like 4.5")));
             }
             (Some(bits), _) => Target::BitsPerWeight(bits),
             (None, Some(bytes)) => Target::Bytes(bytes),
             (None, None) if self.plan_text.is_some() => {
-                return Err(Error::usage("--plan-text without a budget").help("add --target-bpw or --target-size"));
+                return Err(
+                    Error::usage("--plan-text without a budget").help("add --target-bpw, --target-size or --target-kl")
+                );
             }
             (None, None) => return Ok(None),
         };
