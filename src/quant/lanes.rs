@@ -78,16 +78,17 @@ pub(super) fn steps_of_rows(choices: &[Choices]) -> Lanes {
     steps.map(|step| step / MOST_STEPS)
 }
 
-/// Returns the choices with the scales rounded to whole steps, towards zero and away from it.
-pub(super) fn around(choices: &Choices, steps: &Lanes) -> [Choices; 2] {
-    let (inverse, mut around) = (inverses(steps), [*choices; 2]);
+/// Returns the choices with the scales rounded to whole steps away from zero and, for a negative or positive `more`, to as
+/// many steps less or more.
+pub(super) fn rounded_up(choices: &Choices, steps: &Lanes, more: f32) -> Choices {
+    let (inverse, mut rounded) = (inverses(steps), *choices);
     for lane in 0..LANES {
         let exact = choices.scale[lane] * inverse[lane];
         // Of the largest scale the quotient may be a bit more than its number of steps.
-        let most = exact.abs().ceil().min(MOST_STEPS).copysign(exact);
-        (around[0].scale[lane], around[1].scale[lane]) = (exact.trunc() * steps[lane], most * steps[lane]);
+        let whole = (exact.abs().ceil() + more).clamp(0.0, MOST_STEPS).copysign(exact);
+        rounded.scale[lane] = whole * steps[lane];
     }
-    around
+    rounded
 }
 
 /// Rounds scales to whole steps.

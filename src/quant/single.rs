@@ -23,6 +23,10 @@ pub(super) struct Tile<'a> {
     pub inputs: Option<&'a InputStats>,
 }
 
+/// Whole steps that are tried for a scale beside the next one above it. The error is not smooth in the scale, so that the
+/// best of several is as good as the scale that a search without steps finds.
+const STEPS_AROUND: [f32; 4] = [-2.0, -1.0, 1.0, 2.0];
+
 /// One block of each of the 16 rows, and the number of its columns that belong to the matrix; the others are padding.
 type Rows<'a> = (&'a [[f32; BLOCK]; LANES], usize);
 
@@ -83,12 +87,15 @@ impl Tile<'_> {
         }
         let steps = lanes::steps_of_rows(&all);
         self.each_turned(|block, _, x, importance| {
-            let [less, more] = lanes::around(&all[block], &steps);
             // The peak of a plain choice must not be cut.
-            all[block] = match self.quant.method {
-                Method::Rtn => more,
-                _ => small::better(self.level, x, importance, &self.layout.spec, &less, &more),
-            };
+            let mut best = lanes::rounded_up(&all[block], &steps, 0.0);
+            if self.quant.method != Method::Rtn {
+                for more in STEPS_AROUND {
+                    let other = lanes::rounded_up(&all[block], &steps, more);
+                    best = small::better(self.level, x, importance, &self.layout.spec, &other, &best);
+                }
+            }
+            all[block] = best;
             Ok(())
         })?;
         Ok((all, Some(steps)))
