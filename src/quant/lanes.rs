@@ -78,8 +78,7 @@ pub(super) fn steps_of_rows(choices: &[Choices]) -> Lanes {
     steps.map(|step| step / MOST_STEPS)
 }
 
-/// Returns the choices with the scales rounded to whole steps away from zero and, for a negative or positive `more`, to as
-/// many steps less or more.
+/// Returns the choices with the scales rounded to whole steps away from zero, and to `more` steps beyond.
 pub(super) fn rounded_up(choices: &Choices, steps: &Lanes, more: f32) -> Choices {
     let (inverse, mut rounded) = (inverses(steps), *choices);
     for lane in 0..LANES {
