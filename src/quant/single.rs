@@ -23,8 +23,8 @@ pub(super) struct Tile<'a> {
     pub inputs: Option<&'a InputStats>,
 }
 
-/// Whole steps that are tried for a scale beside the next one above it. The error is not smooth in the scale, so that the
-/// best of several is as good as the scale that a search without steps finds.
+/// Whole steps that are tried for a scale beside the next one above it. The error is not smooth in the scale, so that
+/// the best of several is as good as the scale that a search without steps finds.
 const STEPS_AROUND: [f32; 4] = [-2.0, -1.0, 1.0, 2.0];
 
 /// One block of each of the 16 rows, and the number of its columns that belong to the matrix; the others are padding.
