@@ -35,7 +35,7 @@ pub static RECIPES: [Recipe; 13] = [
     recipe!("int4", 4, "q4_0 for all matrices of the layers; embedding and output matrix in int8"),
     recipe!("int4-head8", 4, "q4_0; output matrix in int8 with a scale per row; embedding as it is"),
     recipe!("nl4", 4, "IQ4_NL instead of q4_0: the size of int4, smaller error"),
-    recipe!("nl4-row", 4, "nl4 with scales of a byte (4.25 bits); embedding and output matrix in int6 (6.25)"),
+    recipe!("nl4-row", 4, "nl4 with scales of a byte (4.25 bits); embedding and output matrix in int6"),
     recipe!("nl4-mixed", 4, "nl4; down projections in int5, v_proj, embedding and output matrix in int6"),
     recipe!("int5", 5, "int5 with a scale per 32 weights; embedding and output matrix in int8"),
     recipe!("int6", 6, "int6 with a scale per 32 weights; embedding and output matrix in int8"),

@@ -105,6 +105,10 @@ impl Planner<'_> {
             planned.insert(tensor.name.clone(), PlannedTensor { stored, bits, cost: costs[*choice] });
             decisions.extend(candidate.quant.map(|quant| (tensor.name.clone(), quant)));
         }
+        if decisions.is_empty() {
+            return Err(Error::usage("found a target that no scheme meets for any tensor; nothing would be quantized")
+                .help("choose a larger target, or pack the checkpoint without --q4-map"));
+        }
         let uniform = alone.as_ref().map(|alone| -> Result<Uniform> {
             let same: Vec<Candidate> = subjects.iter().map(|s| s.measured().unwrap_or(&AS_IT_IS).clone()).collect();
             let layout = lay_out(&tensors, subjects.iter().map(|s| &s.tensor).zip(&same))?;
