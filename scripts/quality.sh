@@ -46,6 +46,13 @@ int6-row      | int6-row | int6-row | int6-row |
 int5          | int5 | int5 | int5 |
 int6          | int6 | int6 | int6 |
 int8          | int8 | int8 | int8 |
+t3            | t3   | t3   | t3   |
+t3-search     | t3   | t3   | t3   | --method=search
+t3-32         | t3-32 | t3-32 | t3-32 |
+t3-nl4-int6   | t3   | nl4-row | int6-row |
+t3-32-nl4-int6 | t3-32 | nl4-row | int6-row |
+t2-nl4-int6   | t2   | nl4-row | int6-row |
+t2-32-nl4-int6 | t2-32 | nl4-row | int6-row |
 TABLE
 )
 
@@ -53,6 +60,7 @@ fields() {
   case $1 in
     int4a) echo '"scheme": "int4", "symmetric": false' ;;
     *-row) echo "\"scheme\": \"${1%-row}\", \"scale_dtype\": \"i8_row\"" ;;
+    t[23]-32) echo "\"scheme\": \"${1%-32}\", \"group_size\": 32" ;;
     int8) echo '"scheme": "int8", "group_size": 32' ;;
     *) echo "\"scheme\": \"$1\"" ;;
   esac

@@ -5,6 +5,7 @@
 use crate::error::{Error, Result};
 use crate::scheme::{CodeMap, Granularity, QuantSpec, ScaleType, Scheme};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 
 /// Method that chooses codes and scales.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,7 +79,7 @@ impl TensorQuant {
         if !self.spec.scheme.has_encoder() {
             let name = self.spec.scheme.name();
             let found = format!("scheme {name} is kept where a GGUF file has it, but nothing is quantized to it");
-            return Err(Error::usage(found).help("choose one of q4_0, int4, nl4, int5, int6 and int8"));
+            return Err(Error::usage(found).help("choose one of q4_0, int4, nl4, int5, int6, int8, t2 and t3"));
         }
         if let Some(limit) = self.clamp
             && !(limit.is_finite() && limit > 0.0)
@@ -107,6 +108,10 @@ impl TensorQuant {
             ));
         }
         let Some(p) = self.percentile else { return Ok(()) };
+        if self.spec.trellis().is_some() {
+            let found = format!("scheme {} does not support percentiles", self.spec.scheme.name());
+            return Err(Error::usage(found).help("leave out --percentile"));
+        }
         if !(p > 50.0 && p <= 100.0) {
             return Err(Error::usage(format!("percentile: found {p}, expected above 50 and at most 100")));
         }
@@ -125,11 +130,11 @@ pub struct QuantFields {
     /// Quantization scheme; if absent, [`QuantFields::resolve`] chooses it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheme: Option<Scheme>,
-    /// Bits per weight: 4, 5, 6 or 8; must agree with the scheme.
+    /// Bits per weight: 2, 3, 4, 5, 6 or 8; must agree with the scheme.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bits: Option<u32>,
-    /// Number of weights that share a scale: 32, 64, 128, 256, `row` or `tensor`. int8 defaults to `row`, all
-    /// other schemes to 32.
+    /// Number of weights that share a scale: 32, 64, 128, 256, `row` or `tensor`. int8 defaults to `row`, t2 and t3
+    /// to 128, all other schemes to 32.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group_size: Option<Granularity>,
     /// False for quantization with zero points (int4 only).
@@ -215,8 +220,8 @@ impl QuantFields {
         let with_bits = || Scheme::offered().filter(|scheme| scheme.bits() == bits);
         let has_shape = |scheme: &Scheme| self.in_scheme(*scheme).validate().is_ok();
         with_bits().find(has_shape).or(with_bits().next()).ok_or_else(|| {
-            let mut known: Vec<String> = Scheme::offered().map(|scheme| scheme.bits().to_string()).collect();
-            known.dedup();
+            let known: BTreeSet<u32> = Scheme::offered().map(Scheme::bits).collect();
+            let mut known: Vec<String> = known.iter().map(u32::to_string).collect();
             let last = known.pop().unwrap_or_default();
             Error::usage(format!("found {bits} bits per weight, expected {} or {last}", known.join(", ")))
         })

@@ -108,7 +108,9 @@ impl Pattern {
                 let codes = match spec.code_map() {
                     CodeMap::Table(CodeTable::E2m1) => Codes::Magnitude,
                     CodeMap::Table(CodeTable::Iq4Nl) | CodeMap::Biased(8) | CodeMap::Affine => Codes::Offset,
-                    CodeMap::Biased(_) | CodeMap::Unsigned | CodeMap::Bytes | CodeMap::E4m3 => Codes::Bytes,
+                    CodeMap::Biased(_) | CodeMap::Trellis(_) | CodeMap::Unsigned | CodeMap::Bytes | CodeMap::E4m3 => {
+                        Codes::Bytes
+                    }
                 };
                 vec![
                     NumberRun { numbers, bytes: scales },

@@ -147,7 +147,7 @@ pub struct QuantizeRequest {
     pub model: PathBuf,
     /// Manifest to write.
     pub out: PathBuf,
-    /// Bits of each stored code: 4, 5, 6 or 8.
+    /// Bits of each stored code: 2, 3, 4, 5, 6 or 8.
     pub bits: Option<u32>,
     /// Quantization scheme, such as `nl4`; `None` = that of the bits.
     pub scheme: Option<Scheme>,
@@ -214,16 +214,17 @@ impl QuantizeRequest {
 
     fn options(&self, out: PathBuf) -> Result<PtqOptions> {
         let budget = self.budget()?;
+        let fields = QuantFields { bits: self.bits, scheme: self.scheme, ..QuantFields::default() };
         // With a budget, the bounds on the cosine of each tensor apply only if they are set.
         let default = match budget {
             Some(_) => Gate { cosine: 0.0, cosine_min: 0.0, ..Gate::default() },
-            None => Gate::default(),
+            None => Gate::of_scheme(&fields)?,
         };
         Ok(PtqOptions {
             model: ModelSource { path: self.model.clone(), config: None },
             out,
             selection: SelectionOptions {
-                fields: QuantFields { bits: self.bits, scheme: self.scheme, ..QuantFields::default() },
+                fields,
                 include: self.include.clone(),
                 exclude: self.exclude.clone(),
                 ..SelectionOptions::default()

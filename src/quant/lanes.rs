@@ -67,12 +67,12 @@ pub(super) fn stored_scales(dtype: ScaleType, scales: &Lanes) -> Lanes {
 /// Largest number of steps of a scale of [`ScaleType::I8Row`].
 const MOST_STEPS: f32 = 127.0;
 
-/// Returns the steps of the scales of rows: the largest scale of a row has [`MOST_STEPS`].
-pub(super) fn steps_of_rows(choices: &[Choices]) -> Lanes {
+/// Returns the steps of the scales of rows, of which all are given: the largest scale of a row has [`MOST_STEPS`].
+pub(super) fn steps_of_rows<'a>(scales: impl Iterator<Item = &'a Lanes>) -> Lanes {
     let mut steps = [0f32; LANES];
-    for choices in choices {
+    for scales in scales {
         for lane in 0..LANES {
-            steps[lane] = steps[lane].max(choices.scale[lane].abs());
+            steps[lane] = steps[lane].max(scales[lane].abs());
         }
     }
     steps.map(|step| step / MOST_STEPS)

@@ -24,6 +24,7 @@ mod search;
 mod single;
 pub mod spread;
 pub mod stream;
+mod trellis;
 pub mod trial;
 
 use crate::error::{Error, Result};
@@ -126,7 +127,10 @@ impl Quantizer {
             self.refuse_non_finite(values)?;
             tile.fill(0);
             let inputs = self.inputs.as_ref();
-            if let Some(correlations) = inputs.and_then(InputStats::correlations) {
+            if self.quant.spec.trellis().is_some() {
+                let Quantizer { level, quant, layout, .. } = self;
+                trellis::TrellisTile { level: *level, quant, layout, values, inputs }.encode(tile);
+            } else if let Some(correlations) = inputs.and_then(InputStats::correlations) {
                 self.compensate(correlations, values, tile)?;
             } else if self.has_single_blocks() {
                 let Quantizer { level, quant, layout, .. } = self;

@@ -29,6 +29,7 @@ impl CodeRange {
             CodeMap::Unsigned => CodeRange { low: 0.0, high: ((1u32 << spec.scheme.bits()) - 1) as f32, bias: 0 },
             CodeMap::Bytes => CodeRange { low: -127.0, high: 127.0, bias: 0 },
             CodeMap::E4m3 => unreachable!("no encoder chooses codes of FP8"),
+            CodeMap::Trellis(_) => unreachable!("codes of a trellis are chosen together"),
         }
     }
 }

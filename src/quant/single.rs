@@ -85,7 +85,7 @@ impl Tile<'_> {
         if self.layout.spec.scale_dtype != ScaleType::I8Row {
             return Ok((all, None));
         }
-        let steps = lanes::steps_of_rows(&all);
+        let steps = lanes::steps_of_rows(all.iter().map(|choices| &choices.scale));
         self.each_turned(|block, _, x, importance| {
             // The peak of a plain choice must not be cut.
             let mut best = lanes::rounded_up(&all[block], &steps, 0.0);

@@ -12,8 +12,10 @@ mod granularity;
 mod spec;
 mod table;
 mod tile;
+mod trellis;
 
 pub use granularity::{Granularity, ScaleType};
 pub use spec::QuantSpec;
 pub use table::{CodeMap, CodeOrder, CodeTable, Minimum, PlainScale, SCHEMES, Scheme, SchemeInfo, e4m3};
 pub use tile::{BLOCK, Factors, SUPER_BLOCK, TILE_ALIGN, TILE_ROWS, TileLayout};
+pub use trellis::{INDEX_BITS, STEPS, T2, T3, Trellis};

@@ -2,6 +2,7 @@
 
 use super::granularity::{Granularity, ScaleType};
 use super::table::{CodeMap, Minimum, Scheme, SchemeInfo};
+use super::trellis::Trellis;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -64,6 +65,15 @@ impl QuantSpec {
         matches!(self.code_map(), CodeMap::Table(_))
     }
 
+    /// Returns the trellis of the codes, if they have one.
+    #[inline]
+    pub fn trellis(&self) -> Option<&'static Trellis> {
+        match self.scheme.info().codes {
+            CodeMap::Trellis(trellis) => Some(trellis),
+            _ => None,
+        }
+    }
+
     /// Returns the bias that tiles add to the integer value of a code: half the range of the codes, or 0 if codes are
     /// two's complement bytes. Returns `None` if a zero point or a table defines the values.
     pub fn bias(&self) -> Option<u8> {
@@ -71,7 +81,7 @@ impl QuantSpec {
             CodeMap::Biased(bias) => Some(bias),
             CodeMap::Bytes => Some(0),
             CodeMap::Unsigned => Some(0),
-            CodeMap::Affine | CodeMap::Table(_) | CodeMap::E4m3 => None,
+            CodeMap::Affine | CodeMap::Table(_) | CodeMap::Trellis(_) | CodeMap::E4m3 => None,
         }
     }
 
@@ -79,14 +89,17 @@ impl QuantSpec {
     pub fn validate(&self) -> Result<()> {
         let info = self.scheme.info();
         if self.scale_dtype == ScaleType::I8Row {
-            return match info.may_scale_rows && self.symmetric && self.granularity == Granularity::Group(32) {
+            let may_scale = matches!(self.granularity, Granularity::Group(n) if info.row_scaled.contains(&n));
+            return match may_scale && self.symmetric {
                 true => Ok(()),
                 false => Err(Error::unsupported(format!(
-                    "found i8_row scales with scheme {} and groups of {}, expected symmetric groups of 32 of nl4, \
-                     int4, int5 or int6",
-                    info.name, self.granularity
+                    "found i8_row scales with scheme {} and {}groups of {}, expected symmetric groups of 32 of nl4, \
+                     int4, int5 or int6, or of 32, 64 or 128 of t2 or t3",
+                    info.name,
+                    if self.symmetric { "" } else { "affine " },
+                    self.granularity
                 ))
-                .help("leave the type of scales out")),
+                .help("leave the group size, the zero points and the type of scales out")),
             };
         }
         if info.is_block_format && *self != QuantSpec::usual(self.scheme) {
@@ -98,7 +111,7 @@ impl QuantSpec {
         }
         // Powers of two scale FP8 codes, too (MXFP8).
         let is_free = |scale| match scale {
-            ScaleType::F16 | ScaleType::F32 => true,
+            ScaleType::F16 | ScaleType::F32 => info.scale_dtype != ScaleType::I8Row,
             ScaleType::E8m0 => info.codes == CodeMap::E4m3,
             ScaleType::I8 | ScaleType::E4m3 | ScaleType::I8Row => false,
         };

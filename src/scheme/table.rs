@@ -5,6 +5,7 @@
 //! of [`SchemeInfo`].
 
 use super::granularity::{Granularity, ScaleType};
+use super::trellis::{self, Trellis};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -46,6 +47,10 @@ pub enum Scheme {
     Fp8,
     /// NVFP4: groups of 16 E2M1 codes, value = code * (E4M3 scale of the group * number of the row).
     Nvfp4,
+    /// Trellis of 2 bits per weight, see [`super::trellis`].
+    T2,
+    /// Trellis of 3 bits per weight, see [`super::trellis`].
+    T3,
 }
 
 /// Map from a stored code to an integer in units of the scale.
@@ -59,6 +64,8 @@ pub enum CodeMap {
     Unsigned,
     /// Index into a table of values.
     Table(CodeTable),
+    /// Index of 6 bits into a table of values, which shares bits with the indices of other weights.
+    Trellis(&'static Trellis),
     /// Two's complement byte, -127..=127.
     Bytes,
     /// FP8 number (see [`e4m3`]). In units of its least step, 2^-9, it is an integer of 19 bits, which integer kernels
@@ -103,6 +110,7 @@ impl CodeMap {
             CodeMap::Biased(bias) => i32::from(code) - i32::from(bias),
             CodeMap::Affine => i32::from(code) - i32::from(zero),
             CodeMap::Table(table) => i32::from(table.values()[usize::from(code & 15)]),
+            CodeMap::Trellis(trellis) => i32::from(trellis.values[usize::from(code & 63)]),
             CodeMap::Unsigned => i32::from(code),
             CodeMap::Bytes => i32::from(code as i8),
             CodeMap::E4m3 => e4m3_steps(code),
@@ -122,13 +130,13 @@ impl CodeMap {
     }
 
     /// Returns the stored code for zero, or for the value of smallest magnitude if there is no code for zero. Padding
-    /// columns get this code; they are multiplied by activations of zero.
+    /// columns get this code; they are multiplied by activations of zero. In a trellis they get any code.
     pub fn neutral(self, zero: u8) -> u8 {
         match self {
             CodeMap::Biased(bias) => bias,
             CodeMap::Affine => zero,
             CodeMap::Table(table) => table.least(),
-            CodeMap::Unsigned | CodeMap::Bytes | CodeMap::E4m3 => 0,
+            CodeMap::Unsigned | CodeMap::Bytes | CodeMap::E4m3 | CodeMap::Trellis(_) => 0,
         }
     }
 }
@@ -156,6 +164,8 @@ pub enum CodeOrder {
     /// Byte j holds column 2j in its low nibble and column 2j + 1 in its high nibble. The bits above the low four
     /// follow all nibbles. 8-bit codes take one byte per column. Biased codes are stored as two's complement.
     Columns,
+    /// The four streams of each block of 32, one after the other, each of one byte per bit of a weight.
+    Streams,
 }
 
 /// Storage of the minimum of a group, the number that is added to each product of scale and code.
@@ -224,8 +234,8 @@ pub struct SchemeInfo {
     pub minimum: Minimum,
     /// Default storage type of scales.
     pub scale_dtype: ScaleType,
-    /// True if symmetric groups of 32 may have scales of [`ScaleType::I8Row`].
-    pub may_scale_rows: bool,
+    /// Sizes of symmetric groups that may have scales of [`ScaleType::I8Row`].
+    pub row_scaled: &'static [u32],
     /// Rule for the plain scale, with which a search begins.
     pub plain_scale: PlainScale,
     /// True if the default method searches for the best scale. For int8 the search reduces the squared error by only
@@ -253,7 +263,7 @@ const INTEGERS: SchemeInfo = SchemeInfo {
     granularity: Granularity::Group(32),
     minimum: Minimum::None,
     scale_dtype: ScaleType::F16,
-    may_scale_rows: true,
+    row_scaled: &[32],
     plain_scale: PlainScale::Magnitude,
     is_searched: true,
     is_source_format: false,
@@ -264,7 +274,7 @@ const INTEGERS: SchemeInfo = SchemeInfo {
 const GGML_BLOCKS: SchemeInfo = SchemeInfo {
     is_block_format: true,
     order: CodeOrder::Halves,
-    may_scale_rows: false,
+    row_scaled: &[],
     plain_scale: PlainScale::SignedPeak,
     budget: &[(32, true, ScaleType::F16)],
     ..INTEGERS
@@ -274,16 +284,27 @@ const GGML_BLOCKS: SchemeInfo = SchemeInfo {
 const SUPER_BLOCKS: SchemeInfo = SchemeInfo {
     is_block_format: true,
     scale_dtype: ScaleType::I8,
-    may_scale_rows: false,
+    row_scaled: &[],
     is_searched: false,
     is_source_format: true,
     budget: &[],
     ..INTEGERS
 };
 
+/// Template for trellises. A table of 64 values adapts to the spread of a group by itself, so that large groups cost
+/// little.
+const TRELLIS: SchemeInfo = SchemeInfo {
+    order: CodeOrder::Streams,
+    granularity: Granularity::Group(128),
+    scale_dtype: ScaleType::I8Row,
+    row_scaled: &[32, 64, 128],
+    budget: &[(128, true, ScaleType::I8Row), (32, true, ScaleType::I8Row)],
+    ..INTEGERS
+};
+
 /// All schemes, in the order of [`Scheme`]. If only a number of bits is given, the first entry with these bits that
 /// supports the requested group size, symmetry and scale type is chosen.
-pub static SCHEMES: [SchemeInfo; 17] = [
+pub static SCHEMES: [SchemeInfo; 19] = [
     SchemeInfo { scheme: Scheme::Q4_0, name: "q4_0", ..GGML_BLOCKS },
     SchemeInfo {
         older_names: &["int4", "int4w", "q4"],
@@ -301,7 +322,7 @@ pub static SCHEMES: [SchemeInfo; 17] = [
         name: "nl4",
         dtype: "NL4",
         codes: CodeMap::Table(CodeTable::Iq4Nl),
-        may_scale_rows: true,
+        row_scaled: INTEGERS.row_scaled,
         budget: INTEGERS.budget,
         ..GGML_BLOCKS
     },
@@ -312,7 +333,7 @@ pub static SCHEMES: [SchemeInfo; 17] = [
         codes: CodeMap::Table(CodeTable::E2m1),
         is_block_format: true,
         scale_dtype: ScaleType::E8m0,
-        may_scale_rows: false,
+        row_scaled: &[],
         is_searched: false,
         is_source_format: true,
         budget: &[],
@@ -328,7 +349,7 @@ pub static SCHEMES: [SchemeInfo; 17] = [
         bits: 8,
         codes: CodeMap::Bytes,
         granularity: Granularity::Row,
-        may_scale_rows: false,
+        row_scaled: &[],
         is_searched: false,
         budget: GGML_BLOCKS.budget,
         ..INTEGERS
@@ -404,7 +425,7 @@ pub static SCHEMES: [SchemeInfo; 17] = [
         codes: CodeMap::E4m3,
         granularity: Granularity::Row,
         scale_dtype: ScaleType::F32,
-        may_scale_rows: false,
+        row_scaled: &[],
         is_searched: false,
         is_source_format: true,
         budget: &[],
@@ -418,6 +439,22 @@ pub static SCHEMES: [SchemeInfo; 17] = [
         granularity: Granularity::Group(16),
         scale_dtype: ScaleType::E4m3,
         ..SUPER_BLOCKS
+    },
+    SchemeInfo {
+        scheme: Scheme::T2,
+        name: "t2",
+        dtype: "INT2",
+        bits: 2,
+        codes: CodeMap::Trellis(&trellis::T2),
+        ..TRELLIS
+    },
+    SchemeInfo {
+        scheme: Scheme::T3,
+        name: "t3",
+        dtype: "INT3",
+        bits: 3,
+        codes: CodeMap::Trellis(&trellis::T3),
+        ..TRELLIS
     },
 ];
 
@@ -441,7 +478,8 @@ impl Scheme {
     /// Returns true for schemes that floats can be quantized to; tensors of the others are only kept as they are.
     pub fn has_encoder(self) -> bool {
         let info = self.info();
-        info.minimum == Minimum::None && !info.scale_dtype.has_two_levels() && info.codes != CodeMap::E4m3
+        let has_scales = !info.scale_dtype.has_two_levels() || info.scale_dtype == ScaleType::I8Row;
+        info.minimum == Minimum::None && has_scales && info.codes != CodeMap::E4m3
     }
 
     /// Returns the schemes that `iec ptq` can quantize weights to.
@@ -489,6 +527,7 @@ mod tests {
                 CodeMap::Biased(bias) => u32::from(bias).ilog2() + 1,
                 CodeMap::Affine | CodeMap::Table(_) => 4,
                 CodeMap::Unsigned => row.bits,
+                CodeMap::Trellis(trellis) => trellis.bits,
                 CodeMap::Bytes | CodeMap::E4m3 => 8,
             };
             assert_eq!(row.bits, bits, "{}", row.name);
@@ -507,7 +546,8 @@ mod tests {
 
     #[test]
     fn neutral_codes_mean_the_least_magnitude() {
-        for codes in SCHEMES.iter().map(|row| row.codes).chain([CodeMap::Affine]) {
+        let is_trellis = |codes: &CodeMap| matches!(codes, CodeMap::Trellis(_));
+        for codes in SCHEMES.iter().map(|row| row.codes).chain([CodeMap::Affine]).filter(|codes| !is_trellis(codes)) {
             let neutral = codes.value(codes.neutral(3), 3);
             let least = (0..=15).map(|code| codes.value(code, 3).abs()).min();
             assert!(Some(neutral.abs()) <= least, "{codes:?}: {neutral}");

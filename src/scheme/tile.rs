@@ -22,6 +22,8 @@
 //!      biased by half their range, or have a minimum.
 //!    * 2 and 3 bit: 128 bytes with the low two bits of each code in the order of the high bits of 6-bit codes, then,
 //!      for 3 bit, 64 bytes in the order of the high bits of 5-bit codes.
+//!    * trellises of b = 2 and 3 bits: 64 b bytes as b vectors of 64. Byte `4r + j` of the vectors, first vector first
+//!      and low bits first, is the stream of row `r` for k = j, j + 4, …, j + 28 (see [`Trellis`](super::Trellis)).
 //!    * 8 bit: 512 bytes as 8 vectors of 64; byte `4r + j` of vector `i` is row `r`, k = 4i + j, two's
 //!      complement or E4M3.
 //!
@@ -31,7 +33,7 @@
 
 use super::granularity::{Granularity, ScaleType};
 use super::spec::QuantSpec;
-use super::table::{Minimum, e4m3};
+use super::table::{CodeOrder, Minimum, e4m3};
 use crate::error::{Error, Result};
 use half::f16;
 
@@ -231,9 +233,11 @@ impl TileLayout {
         }
     }
 
-    /// Returns the number of canonical codes of a row: one per column, padded to whole blocks for block formats.
+    /// Returns the number of canonical codes of a row: one per column, padded to whole blocks for block formats and
+    /// trellises.
     pub fn canonical_codes(&self) -> usize {
-        if self.spec.scheme.info().is_block_format { self.blocks * BLOCK } else { self.cols }
+        let info = self.spec.scheme.info();
+        if info.is_block_format || info.order == CodeOrder::Streams { self.blocks * BLOCK } else { self.cols }
     }
 
     /// Returns the lengths in bytes of the canonical codes, scales and zero points (see [`crate::quant::block`]) of
@@ -241,7 +245,11 @@ impl TileLayout {
     pub fn canonical_sizes(&self, rows: usize) -> (usize, usize, usize) {
         let bits = self.spec.scheme.bits() as usize;
         let codes = self.canonical_codes();
-        let per_row = if bits == 8 { codes } else { codes.div_ceil(2) + (codes * (bits - 4)).div_ceil(8) };
+        let per_row = match bits {
+            8 => codes,
+            2 | 3 => codes * bits / 8,
+            _ => codes.div_ceil(2) + (codes * (bits - 4)).div_ceil(8),
+        };
         let groups = match self.spec.granularity {
             Granularity::Tensor => 1,
             _ => rows * self.groups,

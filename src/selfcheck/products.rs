@@ -48,8 +48,8 @@ fn stores() -> Vec<Store> {
     stores.extend(
         SCHEMES
             .iter()
-            .filter(|info| info.may_scale_rows)
-            .map(|info| spec(info.scheme, Granularity::Group(32), true, ScaleType::I8Row)),
+            .flat_map(|info| info.row_scaled.iter().map(|size| (info.scheme, *size)))
+            .map(|(scheme, size)| spec(scheme, Granularity::Group(size), true, ScaleType::I8Row)),
     );
     stores.extend(
         SCHEMES

@@ -487,3 +487,71 @@ fn rows_near_zero_do_not_fail_the_gate() {
     }
     assert!(wrong.is_empty(), "{wrong:?}");
 }
+
+#[test]
+fn trellises_are_packed_run_and_refused_where_no_file_holds_them() {
+    let checkpoint = fixture("stories260k");
+    for (bits, scheme, group) in [("3", "t3", None), ("2", "t2", None), ("3", "t3", Some("32"))] {
+        let mut options = vec!["--bits", bits];
+        options.extend(group.iter().flat_map(|size| ["--group-size", size]));
+        let run = Ptq::run(&checkpoint, &options);
+        let entries = run.entries();
+        let spec = entries["model.layers.0.mlp.up_proj.weight"].quant.unwrap().spec;
+        assert_eq!((spec.scheme.name(), spec.scale_dtype), (scheme, ScaleType::I8Row));
+        assert_eq!(spec.granularity.to_string(), group.unwrap_or("128"));
+        let pack = run.out.with_file_name("pack");
+        let packed = iec()
+            .arg("pack")
+            .arg("--hf-dir")
+            .arg(&checkpoint)
+            .arg("--q4-map")
+            .arg(&run.out)
+            .arg("--out-dir")
+            .arg(&pack)
+            .output()
+            .unwrap();
+        assert!(packed.status.success(), "{}", String::from_utf8_lossy(&packed.stderr));
+        let said = |arguments: &[&str]| {
+            let output = iec().args(arguments).arg(&pack).output().unwrap();
+            (output.status.code(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+        };
+        assert!(
+            said(&["inspect"]).1.contains(&format!("{scheme} g{}", group.unwrap_or("128"))),
+            "{}",
+            said(&["inspect"]).1
+        );
+        assert_eq!(said(&["verify", "--hashes"]).0, Some(0), "{}", said(&["verify", "--hashes"]).1);
+        let texts: Vec<String> = ["scalar", "auto"]
+            .map(|isa| {
+                let mut command = iec();
+                if isa != "auto" {
+                    command.env("IEC_ISA", isa);
+                }
+                let run = ["run", "--greedy", "-n", "16", "--prompt", "Once upon a time", "--precision", "int4"];
+                let output = command.args(run).arg("--model-dir").arg(&pack).output().unwrap();
+                assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+                String::from_utf8(output.stdout).unwrap()
+            })
+            .into();
+        assert_eq!(texts[0], texts[1]);
+        // Neither q4 files nor GGUF have such codes.
+        let q4 = iec()
+            .arg("q4")
+            .arg("--hf-dir")
+            .arg(&checkpoint)
+            .arg("--manifest")
+            .arg(&run.out)
+            .arg("--out-dir")
+            .arg(run.out.with_file_name("q4"))
+            .output()
+            .unwrap();
+        assert_ne!(q4.status.code(), Some(0));
+        let (code, message) = said(&["export-gguf", "--out", run.out.with_file_name("m.gguf").to_str().unwrap()]);
+        assert!(code != Some(0) && message.contains(scheme), "{message}");
+    }
+    Ptq::run(&checkpoint, &["--bits", "3", "--scale-type", "f16"]).fails(1, &["t3", "F16", "leave the"]);
+    Ptq::run(&checkpoint, &["--bits", "2", "--affine"]).fails(1, &["t2"]);
+    Ptq::run(&checkpoint, &["--scheme", "t3", "--group-size", "256"]).fails(1, &["t3", "256", "128"]);
+    Ptq::run(&checkpoint, &["--bits", "3", "--percentile", "99", "--method", "rtn"]).fails(2, &["t3", "--percentile"]);
+    Ptq::run(&checkpoint, &["--bits", "3", "--method", "exact"]).fails(2, &["exact", "t3"]);
+}

@@ -5,7 +5,7 @@ use crate::dry_run;
 use crate::global::Global;
 use crate::job::{JobArgs, finished_before, part_of};
 use crate::names::{KEPT_OR_FLOAT, KeptOrFloat, Named, named, offering};
-use crate::ptq::{BITS, ON_FAILURE, OUTER, Outer};
+use crate::ptq::{ON_FAILURE, OUTER, Outer};
 use crate::source::SourceArgs;
 use iec::convert::adapter;
 use iec::convert::adapter::pack::{AdapterPackOptions, AdapterPackSummary, FactorNumbers, pack as pack_adapter_as};
@@ -104,7 +104,7 @@ pub struct Args {
 struct OneStepArgs {
     /// Quantize with the recipe int4, int5, int6 or int8; `iec recipes` describes them
     #[arg(long, value_name = "4|5|6|8", conflicts_with_all = ["q4_map", "recipe", "part", "parts"])]
-    #[arg(hide_possible_values = true, value_parser = offering(BITS, clap::value_parser!(u32)))]
+    #[arg(hide_possible_values = true, value_parser = offering(&["4", "5", "6", "8"], clap::value_parser!(u32)))]
     bits: Option<u32>,
     /// Quantize as a recipe says; `iec recipes` lists them
     #[arg(long, value_name = "NAME", conflicts_with_all = ["q4_map", "part", "parts"])]

@@ -40,9 +40,10 @@ use std::path::PathBuf;
   iec ptq model.gguf --out q4_manifest.json --bits 4
 
 Defaults: --bits 4 is q4_0 with searched scales, --bits 5 and 6 are int5 and int6 with a scale per 32 weights, --bits
-8 is int8 with a scale per row. Without --include and --rules the matrices of attention, MLP and experts are quantized
-in this way, the embedding and the output matrix in int8 with a scale per 32 weights; with 4 bits, the output
-projections of gated delta nets and Mamba-2 in int6. Of a GGUF file, a pack, or MXFP4 experts, tensors of codes with no
+8 is int8 with a scale per row, --bits 2 and 3 are the trellises t2 and t3 with a scale per 128 weights. Without
+--include and --rules the matrices of attention, MLP and experts are quantized in this way, the embedding and the output
+matrix in int8 with a scale per 32 weights; with 4 bits or fewer, the output projections of gated delta nets and Mamba-2
+in int6. Of a GGUF file, a pack, or MXFP4 experts, tensors of codes with no
 more bits than that stay as they are; those of more bits are quantized a second time. A gate on outputs (kl, ppl, top1)
 packs the model as it is and the quantized one into temporary directories next to --out and compares them. With
 --keep-failing the tensors with the largest effect get more bits until the gate passes.")]
@@ -59,19 +60,19 @@ pub struct Args {
     #[arg(long)]
     overwrite: bool,
     /// Bits of each stored code; sets the scheme if --scheme is missing
-    #[arg(long, value_name = "4|5|6|8", hide_possible_values = true)]
-    #[arg(value_parser = offering(BITS, clap::value_parser!(u32)))]
+    #[arg(long, value_name = "2|3|4|5|6|8", hide_possible_values = true)]
+    #[arg(value_parser = offering(&["2", "3", "4", "5", "6", "8"], clap::value_parser!(u32)))]
     bits: Option<u32>,
     /// Quantization scheme: meaning of a stored code
     #[arg(long, value_parser = schemes(), ignore_case = true)]
     scheme: Option<NamedScheme>,
-    /// Weights that share a scale: 32, 64, 128, 256, row or tensor [default: 32, row for 8 bit]
+    /// Weights that share a scale: 32, 64, 128, 256, row or tensor [default: 32, 128 for t2 and t3, row for 8 bit]
     #[arg(long, value_name = "N|row|tensor", hide_possible_values = true)]
     #[arg(value_parser = offering(&["32", "64", "128", "256", "row", "tensor"], str::parse::<Granularity>))]
     group_size: Option<Granularity>,
     /// Storage of scales: f16, f32, or i8_row, a signed byte that the f32 number of its row multiplies: a quarter of a
     /// bit per weight less than f16 at the same quality, for symmetric groups of 32 of nl4, int4, int5 and int6
-    /// [default: f16]
+    /// [default: f16, i8_row for t2 and t3]
     #[arg(long, value_parser = named(SCALES))]
     scale_type: Option<ScaleType>,
     /// Codes are symmetric around zero, without a zero point (the default)
@@ -249,9 +250,6 @@ struct BudgetArgs {
     plan_windows: u32,
 }
 
-/// Words of `--bits`.
-pub const BITS: &[&str] = &["4", "5", "6", "8"];
-
 /// A scheme, and the group size that its name implies, if it does.
 type NamedScheme = (Scheme, Option<Granularity>);
 
@@ -428,16 +426,17 @@ impl Args {
 
     fn options(&self, global: &Global) -> Result<PtqOptions> {
         let budget = self.budget.budget()?;
+        let selection = self.selection()?;
         // With a budget, the bounds on the cosine of each tensor apply only if the user sets them.
         let mut gate = match budget {
             Some(_) => Gate { cosine: 0.0, cosine_min: 0.0, ..Gate::default() },
-            None => Gate::default(),
+            None => Gate::of_scheme(&selection.fields)?,
         };
         self.gate.iter().try_for_each(|option| gate.set(option))?;
         Ok(PtqOptions {
             model: self.source.model(self.model_dir.as_ref())?,
             out: self.out.clone(),
-            selection: self.selection()?,
+            selection,
             rules: self.rules.clone(),
             calibration: self.calib.clone(),
             gate,

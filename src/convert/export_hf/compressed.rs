@@ -45,7 +45,7 @@ fn kind(spec: &QuantSpec) -> Result<Kind> {
         CodeMap::Biased(_) | CodeMap::Affine | CodeMap::Unsigned => Ok(Kind::Integers { bits, flip: 0 }),
         CodeMap::Bytes => Ok(Kind::Integers { bits, flip: 0x80 }),
         CodeMap::Table(CodeTable::E2m1) => Ok(Kind::Mxfp4),
-        CodeMap::Table(_) | CodeMap::E4m3 => {
+        CodeMap::Table(_) | CodeMap::Trellis(_) | CodeMap::E4m3 => {
             Err(Error::unsupported(format!("found {}, which compressed-tensors has no format for", describe(spec))))
         }
     }

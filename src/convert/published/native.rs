@@ -217,7 +217,7 @@ impl Native {
         let map = self.spec.code_map();
         // Codes of fewer bits than the scheme has lie in the middle of its range.
         let add = match map {
-            CodeMap::Table(_) | CodeMap::Unsigned | CodeMap::E4m3 => 0,
+            CodeMap::Table(_) | CodeMap::Trellis(_) | CodeMap::Unsigned | CodeMap::E4m3 => 0,
             CodeMap::Affine => self.shift,
             CodeMap::Biased(bias) => i32::from(bias) - zero,
             CodeMap::Bytes => -zero,

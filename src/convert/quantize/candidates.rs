@@ -167,8 +167,9 @@ mod tests {
     #[test]
     fn a_budget_has_these_choices_and_one_of_them_is_measured_alone() {
         let names: Vec<String> = choices().map(|quant| in_words(&quant.spec)).collect();
-        let expected = ["int4/128", "int4/64", "nl4 i8_row", "int4/64 affine", "q4_0", "int4/32 affine"];
-        assert_eq!(names, [&expected[..], &["int5/32 i8_row", "int6/32 i8_row", "int8/32"]].concat());
+        let low = ["t2/128 i8_row", "t2/32 i8_row", "t3/128 i8_row", "t3/32 i8_row"];
+        let four = ["int4/128", "int4/64", "nl4 i8_row", "int4/64 affine", "q4_0", "int4/32 affine"];
+        assert_eq!(names, [&low[..], &four, &["int5/32 i8_row", "int6/32 i8_row", "int8/32"]].concat());
         assert!(choices().any(|quant| quant.spec == MEASURED));
     }
 }

@@ -14,6 +14,7 @@
 //! | `mxfp4` | per block of 32, 16 bytes: byte j = column 2j low, 2j + 1 high, E2M1 bits | E8M0 byte per block |
 //! | `int5`, `int6` | low bits as `int4` symmetric, then high bits: column k at bit k (int5) or 2k (int6) | per group |
 //! | `int8` | one byte per column, two's complement | per group |
+//! | `t2`, `t3` | per block of 32, the four streams, 2 or 3 bytes each | per group |
 //!
 //! Schemes that are only kept from GGUF files or published checkpoints have no canonical bytes.
 //! Canonical scales and zero points are stored `[row][group]`; a tensor-wide scale is stored once.
@@ -22,16 +23,18 @@ pub mod columns;
 pub mod iq4_nl;
 pub mod mxfp4;
 pub mod q4_0;
+mod streams;
 pub mod tile;
 
 use crate::error::{Error, Result};
-use crate::scheme::{BLOCK, CodeOrder, Factors, QuantSpec, ScaleType, TileLayout};
+use crate::scheme::{BLOCK, CodeOrder, Factors, QuantSpec, ScaleType, TileLayout, Trellis};
 use half::f16;
 
 /// One quantized row with unpacked codes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CodedRow {
-    /// One code per column, biased as in tiles, padded to whole blocks of 32.
+    /// One code per column, biased as in tiles, padded to whole blocks of 32. Codes of a trellis are indices, of which
+    /// only the bits that they do not share are written.
     pub codes: Vec<u8>,
     /// One scale per group in its storage type, little-endian.
     pub scales: Vec<u8>,
@@ -137,6 +140,7 @@ pub fn pack_codes(layout: &TileLayout, row: &CodedRow, out: &mut [u8]) {
     match info.order {
         CodeOrder::Halves => q4_0::pack(codes, out),
         CodeOrder::Columns => columns::pack(info.bits, layout.spec.bias().unwrap_or(0), codes, out),
+        CodeOrder::Streams => streams::pack(trellis_of(layout), codes, out),
     }
 }
 
@@ -146,9 +150,17 @@ pub fn unpack_codes(layout: &TileLayout, packed: &[u8], row: &mut CodedRow) {
     match info.order {
         CodeOrder::Halves => q4_0::unpack(packed, codes),
         CodeOrder::Columns => columns::unpack(info.bits, layout.spec.bias().unwrap_or(0), packed, codes),
+        CodeOrder::Streams => streams::unpack(trellis_of(layout), packed, codes),
     }
-    let last_zero = row.zeros.last().copied().unwrap_or(0);
-    row.codes[layout.cols..].fill(layout.spec.code_map().neutral(last_zero));
+    // Indices of a trellis share bits with those of padding columns.
+    if info.order != CodeOrder::Streams {
+        let last_zero = row.zeros.last().copied().unwrap_or(0);
+        row.codes[layout.cols..].fill(layout.spec.code_map().neutral(last_zero));
+    }
+}
+
+fn trellis_of(layout: &TileLayout) -> &'static Trellis {
+    layout.spec.trellis().expect("streams belong to a trellis")
 }
 
 /// Rounds a scale to its storage type.

@@ -1,8 +1,8 @@
 //! Permutations between canonical bytes, unpacked rows and the row-interleaved tiles of [`crate::scheme`].
 
-use super::{CodedRow, decode, mxfp4, unpack_codes};
+use super::{CodedRow, decode, mxfp4, streams, unpack_codes};
 use crate::error::{Error, Result};
-use crate::scheme::{BLOCK, Granularity, ScaleType, TILE_ROWS, TileLayout};
+use crate::scheme::{BLOCK, Granularity, ScaleType, TILE_ROWS, TileLayout, Trellis};
 use std::ops::Range;
 
 /// Writes one unpacked row into a tile: row `row` of its 16.
@@ -30,8 +30,29 @@ pub(crate) fn put_row(layout: &TileLayout, tile: &mut [u8], row: usize, coded: &
             }
             continue;
         }
-        put_codes(layout.spec.scheme.bits() as usize, bytes, row, codes);
+        match layout.spec.trellis() {
+            Some(trellis) => put_streams(trellis, bytes, row, codes),
+            None => put_codes(layout.spec.scheme.bits() as usize, bytes, row, codes),
+        }
     }
+}
+
+/// Writes the streams of one block of a row: each byte into a vector of its own.
+fn put_streams(trellis: &Trellis, bytes: &mut [u8], row: usize, codes: &[u8]) {
+    for (j, stream) in streams::of_block(trellis, codes).into_iter().enumerate() {
+        for (vector, byte) in bytes.chunks_exact_mut(4 * TILE_ROWS).zip(stream.to_le_bytes()) {
+            vector[4 * row + j] = byte;
+        }
+    }
+}
+
+/// Reads the indices of one block of a row.
+fn get_streams(trellis: &Trellis, bytes: &[u8], row: usize, codes: &mut [u8]) {
+    let mut found = [[0; 4]; 4];
+    for (vector, bytes) in bytes.chunks_exact(4 * TILE_ROWS).enumerate() {
+        (0..4).for_each(|j| found[j][vector] = bytes[4 * row + j]);
+    }
+    streams::indices(trellis, found.map(u32::from_le_bytes), codes);
 }
 
 /// Writes the codes of one block of a row, of less than 8 bits, to its vectors: four codes at a time, one in each byte
@@ -105,6 +126,9 @@ fn block_codes(layout: &TileLayout, tile: &[u8], row: usize, block: usize, codes
             codes[i] = bytes[TILE_ROWS * i + row];
         }
         return;
+    }
+    if let Some(trellis) = layout.spec.trellis() {
+        return get_streams(trellis, bytes, row, codes);
     }
     let (vectors, bits, mut words) = (bytes.as_chunks::<4>().0, layout.spec.scheme.bits() as usize, [0u32; 8]);
     let word = |vector: usize| u32::from_le_bytes(vectors[TILE_ROWS * vector + row]);

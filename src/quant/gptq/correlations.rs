@@ -5,8 +5,9 @@ use crate::calibration::panel::factor;
 use crate::error::{Error, Result};
 use crate::quant::lanes::Lanes;
 use crate::quant::plain::LANES;
-use crate::scheme::BLOCK;
+use crate::scheme::{BLOCK, STEPS};
 use crate::simd::Level;
+use std::sync::OnceLock;
 
 /// Damping added to the diagonal, as a share of its mean, because the calibration text does not cause all possible
 /// inputs.
@@ -43,6 +44,11 @@ impl Hessian {
         self.panels[start * self.n..][..self.n * BLOCK].as_chunks().0
     }
 
+    /// Returns an element.
+    fn at(&self, i: usize, j: usize) -> f32 {
+        self.block(j / BLOCK * BLOCK)[i][j % BLOCK]
+    }
+
     /// Returns `w H w^T`, summed over the lanes; `weights` is `[column][lane]`.
     pub fn energy(&self, level: Level, weights: &[Lanes]) -> f64 {
         let mut total = 0f64;
@@ -64,14 +70,13 @@ fn at(products: &[f32], cols: usize, i: usize, j: usize) -> f32 {
     if j < cols { products[i * cols + j] } else { 0.0 }
 }
 
-/// Products of input channels, factored for rounding; `n` is the number of channels, padded to whole blocks.
+/// Products of input channels, factored for rounding.
 #[derive(Debug)]
 pub(in crate::quant) struct Correlations {
-    /// Columns in the order in which they are rounded: `(n)`.
-    pub order: Vec<u32>,
-    /// U in the order of rounding: for each block of 32 columns a panel `[row][32]` of the rows up to the block's
-    /// end.
-    feedback: Vec<f32>,
+    /// Factors for rounding column by column.
+    pub columns: Elimination,
+    /// Factors for rounding stream by stream, computed when they are first needed.
+    streams: OnceLock<Elimination>,
     /// H with damping.
     pub hessian: Hessian,
 }
@@ -90,18 +95,9 @@ impl Correlations {
         let activity = |column: u32| diagonal.get(column as usize).copied().unwrap_or(-1.0);
         order.sort_by(|a, b| activity(*b).total_cmp(&activity(*a)));
         let mut damping = DAMPING;
-        let triangle = loop {
-            // Rows and columns are reversed, because the factorization U D U^T starts at the last column.
-            let mut matrix = vec![0f32; n * n];
-            for (i, row) in matrix.chunks_exact_mut(n).enumerate() {
-                let column = order[n - 1 - i] as usize;
-                for (j, x) in row.iter_mut().enumerate().skip(i) {
-                    *x = at(products, cols, column, order[n - 1 - j] as usize);
-                }
-                row[i] += damping * mean;
-            }
-            if factor(&mut matrix, n) {
-                break matrix;
+        let columns = loop {
+            if let Some(factors) = Elimination::new(&order, damping * mean, |i, j| at(products, cols, i, j)) {
+                break factors;
             }
             damping *= MORE;
             if damping > 1.0 {
@@ -111,6 +107,62 @@ impl Correlations {
                 .help("make the statistics again with `iec calib --hessian`"));
             }
         };
+        let hessian = Hessian::new(products, cols, damping * mean);
+        Ok(Correlations { columns, streams: OnceLock::new(), hessian })
+    }
+
+    /// Returns the factors for rounding the streams of a trellis one after the other, each step after step. Streams
+    /// are ordered by the activity of their columns.
+    pub fn streams(&self) -> &Elimination {
+        self.streams.get_or_init(|| {
+            let n = self.hessian.n;
+            let columns = |stream: usize| (0..STEPS).map(move |step| stream / 4 * BLOCK + stream % 4 + 4 * step);
+            let activity: Vec<f32> =
+                (0..n / STEPS).map(|stream| columns(stream).map(|k| self.hessian.at(k, k)).sum()).collect();
+            let mut streams: Vec<usize> = (0..n / STEPS).collect();
+            streams.sort_by(|a, b| activity[*b].total_cmp(&activity[*a]));
+            let order: Vec<u32> = streams.into_iter().flat_map(columns).map(|column| column as u32).collect();
+            let mean = activity.iter().sum::<f32>() / n as f32;
+            // H has its damping; in another order, rounding may need some more.
+            let mut damping = 0.0;
+            loop {
+                if let Some(factors) = Elimination::new(&order, damping * mean, |i, j| self.hessian.at(i, j)) {
+                    return factors;
+                }
+                damping = damping * MORE + DAMPING / 100.0;
+            }
+        })
+    }
+}
+
+/// Factors U and D of H in an order of rounding.
+#[derive(Debug)]
+pub(in crate::quant) struct Elimination {
+    /// Columns in the order in which they are rounded: `(n)`.
+    pub order: Vec<u32>,
+    /// D: what the square of the error of each column costs, in the order of rounding.
+    pub costs: Vec<f32>,
+    /// U in the order of rounding: for each block of 32 columns a panel `[row][32]` of the rows up to the block's
+    /// end.
+    feedback: Vec<f32>,
+}
+
+impl Elimination {
+    /// Factors a symmetric matrix with `damping` added to its diagonal; returns `None` if it is not positive definite.
+    fn new(order: &[u32], damping: f32, at: impl Fn(usize, usize) -> f32) -> Option<Elimination> {
+        let n = order.len();
+        // Rows and columns are reversed, because the factorization U D U^T starts at the last column.
+        let mut triangle = vec![0f32; n * n];
+        for (i, row) in triangle.chunks_exact_mut(n).enumerate() {
+            let column = order[n - 1 - i] as usize;
+            for (j, x) in row.iter_mut().enumerate().skip(i) {
+                *x = at(column, order[n - 1 - j] as usize);
+            }
+            row[i] += damping;
+        }
+        if !factor(&mut triangle, n) {
+            return None;
+        }
         let mut feedback = Vec::with_capacity(n * (n + BLOCK) / 2);
         for block in (0..n).step_by(BLOCK) {
             for j in 0..block + BLOCK {
@@ -120,9 +172,8 @@ impl Correlations {
                 }));
             }
         }
-        drop(triangle);
-        let hessian = Hessian::new(products, cols, damping * mean);
-        Ok(Correlations { order, feedback, hessian })
+        let costs = (0..n).map(|k| triangle[(n - 1 - k) * (n + 1)].powi(2)).collect();
+        Some(Elimination { order: order.to_vec(), costs, feedback })
     }
 
     /// Returns the rows of U for the block at position `start`: all rows before it, then those of the block.

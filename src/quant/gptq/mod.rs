@@ -16,5 +16,5 @@
 mod correlations;
 mod tile;
 
-pub(super) use correlations::{Correlations, Hessian};
-pub(super) use tile::Tile;
+pub(super) use correlations::{Correlations, Elimination, Hessian};
+pub(super) use tile::{Products, Spread, Tile};

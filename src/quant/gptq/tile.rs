@@ -58,9 +58,9 @@ impl Tile<'_> {
         let inverse: Vec<Lanes> = self.choices.iter().map(|choice| inverses(&choice.scale)).collect();
         // Errors in the order of rounding.
         let mut ordered = vec![[0f32; LANES]; self.weights.len()];
-        for (block, columns) in self.correlations.order.chunks_exact(BLOCK).enumerate() {
+        for (block, columns) in self.correlations.columns.order.chunks_exact(BLOCK).enumerate() {
             let start = block * BLOCK;
-            let feedback = self.correlations.feedback(start);
+            let feedback = self.correlations.columns.feedback(start);
             let (before, own) = feedback.split_at(start);
             let mut targets = [[0f32; LANES]; BLOCK];
             self.level.run(Products { errors: &ordered[..start], panel: before, sums: &mut targets });
@@ -142,7 +142,7 @@ const TOGETHER: usize = 4;
 
 /// Kernel that computes `sums[k] = sum_j errors[j] * panel[j][k]`, adding in the order of j. Earlier values of `sums`
 /// are replaced.
-pub(super) struct Products<'a> {
+pub(in crate::quant) struct Products<'a> {
     pub errors: &'a [Lanes],
     pub panel: &'a [[f32; BLOCK]],
     pub sums: &'a mut [Lanes; BLOCK],
@@ -169,11 +169,11 @@ impl Kernel for Products<'_> {
 }
 
 /// Kernel that adds the change of one column, times the factors in `row`, to the sums of the columns from `from` on.
-struct Spread<'a> {
-    change: &'a Lanes,
-    row: &'a [f32; BLOCK],
-    from: usize,
-    sums: &'a mut [Lanes; BLOCK],
+pub(in crate::quant) struct Spread<'a> {
+    pub change: &'a Lanes,
+    pub row: &'a [f32; BLOCK],
+    pub from: usize,
+    pub sums: &'a mut [Lanes; BLOCK],
 }
 
 impl Kernel for Spread<'_> {

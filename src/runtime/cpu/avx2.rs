@@ -130,6 +130,20 @@ unsafe impl<const VNNI: bool> Isa for Avx2<VNNI> {
         fn lookup(self, table: [i8; 16], v: __m256i) -> __m256i {
             _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())), v)
         }
+        fn lookup_64(self, table: &'static [i8; 64], v: __m256i) -> __m256i {
+            let table: *const i8 = table.as_ptr();
+            let low = _mm256_and_si256(v, _mm256_set1_epi8(15));
+            let mut of_quarter = [low; 4];
+            for i in 0..4 {
+                let quarter = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.add(16 * i).cast()));
+                of_quarter[i] = _mm256_shuffle_epi8(quarter, low);
+            }
+            // Blending reads the highest bit of each byte.
+            let (fifth, sixth) = (_mm256_slli_epi32::<3>(v), _mm256_slli_epi32::<2>(v));
+            let lower = _mm256_blendv_epi8(of_quarter[0], of_quarter[1], fifth);
+            let upper = _mm256_blendv_epi8(of_quarter[2], of_quarter[3], fifth);
+            _mm256_blendv_epi8(lower, upper, sixth)
+        }
         fn bytes_of_words(self, v: __m256i) -> [__m256i; 2] {
             [_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(v)), _mm256_srai_epi16::<8>(v)]
         }
@@ -171,12 +185,12 @@ unsafe impl<const VNNI: bool> Isa for Avx2<VNNI> {
             if const { kind::is_signed(KIND) } {
                 // One operand is unsigned and the other one takes its sign, so that a pair is at most
                 // 2 * 128 * 127 = 32512. The activation, which is never -128, may take the sign of any weight; weights
-                // of the table, which are not -128 either, that of the activation, whose magnitude all rows share.
-                let pairs = match KIND {
-                    kind::NL4 | kind::XS4 => _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(w, a)),
-                    _ => _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w)),
+                // of tables, which are not -128 either, that of the activation, whose magnitude all rows share.
+                let (w, a) = match KIND {
+                    kind::INT8 | kind::INT5 | kind::INT6 => (_mm256_abs_epi8(w), _mm256_sign_epi8(a, w)),
+                    _ => (_mm256_abs_epi8(a), _mm256_sign_epi8(w, a)),
                 };
-                let fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+                let fours = _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), _mm256_set1_epi16(1));
                 return Sum4 { whole: _mm256_add_epi32(sum.whole, fours), ..sum };
             }
             Sum4 { pairs: in_order(_mm256_add_epi16(sum.pairs, _mm256_maddubs_epi16(w, a))), ..sum }

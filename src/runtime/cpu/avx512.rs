@@ -24,7 +24,7 @@ pub(super) const TABLE: KernelTable = KernelTable {
 };
 
 /// Kernel table with AVX512_BF16 and VBMI, which looks up bytes by 6 bits.
-pub(super) const TABLE_BF16: KernelTable = generic::with_bf16::<Avx512<true>>(TABLE);
+pub(super) const TABLE_BF16: KernelTable = generic::with_bf16::<Avx512<true>, Avx512<false>>(TABLE);
 
 /// AVX-512, with BF16 dot products and VBMI if `BF16`.
 #[derive(Clone, Copy)]
@@ -141,6 +141,23 @@ unsafe impl<const BF16: bool> Isa for Avx512<BF16> {
             // Looks up 6 bits, so four copies of the table make the bits above the nibble count for nothing.
             let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
             [_mm512_permutexvar_epi8(v, table), _mm512_permutexvar_epi8(_mm512_srli_epi32::<4>(v), table)]
+        }
+        fn lookup_64(self, table: &'static [i8; 64], v: __m512i) -> __m512i {
+            let table: *const i8 = table.as_ptr();
+            if BF16 {
+                return _mm512_permutexvar_epi8(v, _mm512_loadu_si512(table.cast()));
+            }
+            let low = _mm512_and_si512(v, _mm512_set1_epi8(15));
+            let mut of_quarter = [low; 4];
+            for i in 0..4 {
+                let quarter = _mm512_broadcast_i32x4(_mm_loadu_si128(table.add(16 * i).cast()));
+                of_quarter[i] = _mm512_shuffle_epi8(quarter, low);
+            }
+            let fifth = _mm512_movepi8_mask(_mm512_slli_epi32::<3>(v));
+            let sixth = _mm512_movepi8_mask(_mm512_slli_epi32::<2>(v));
+            let lower = _mm512_mask_blend_epi8(fifth, of_quarter[0], of_quarter[1]);
+            let upper = _mm512_mask_blend_epi8(fifth, of_quarter[2], of_quarter[3]);
+            _mm512_mask_blend_epi8(sixth, lower, upper)
         }
         fn bytes_of_words(self, v: __m512i) -> [__m512i; 2] {
             [_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(v)), _mm512_srai_epi16::<8>(v)]

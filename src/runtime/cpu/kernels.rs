@@ -158,6 +158,10 @@ pub(super) mod kind {
     pub const K5: u8 = 15;
     /// 6-bit integers biased by 32, with a scale for each half of a block, two levels (Q6_K).
     pub const K6: u8 = 16;
+    /// Trellis of 2 bits.
+    pub const T2: u8 = 17;
+    /// Trellis of 3 bits.
+    pub const T3: u8 = 18;
 
     /// Returns true for the kinds whose kernels exist for few sizes of rectangles only: those that `iec` does not
     /// quantize to by itself, or rarely.
@@ -186,8 +190,8 @@ pub(super) mod kind {
             INT8 | E4M3 => 8,
             INT6 | K6 => 6,
             INT5 | MINIMUM5 | K5 => 5,
-            K3 => 3,
-            K2 => 2,
+            K3 | T3 => 3,
+            K2 | T2 => 2,
             _ => 4,
         }
     }
@@ -231,7 +235,27 @@ pub(super) mod kind {
     /// for [`INT8`].
     #[inline(always)]
     pub const fn is_signed(kind: u8) -> bool {
-        matches!(kind, INT8 | NL4 | XS4 | INT5 | INT6)
+        matches!(kind, INT8 | NL4 | XS4 | INT5 | INT6) || is_trellis(kind)
+    }
+
+    /// Returns true for trellises.
+    #[inline(always)]
+    pub const fn is_trellis(kind: u8) -> bool {
+        matches!(kind, T2 | T3)
+    }
+
+    /// Returns the values of a trellis plus an offset, which wrap around.
+    #[inline(always)]
+    pub const fn trellis_values<const KIND: u8, const OFFSET: i32>() -> &'static [i8; 64] {
+        const fn moved(values: &[i8; 64], offset: i32) -> [i8; 64] {
+            let (mut moved, mut i) = (*values, 0);
+            while i < moved.len() {
+                moved[i] = moved[i].wrapping_add(offset as i8);
+                i += 1;
+            }
+            moved
+        }
+        const { &moved(if KIND == T2 { &crate::scheme::T2.values } else { &crate::scheme::T3.values }, OFFSET) }
     }
 
     /// Returns the type that scales of this kind have, but for a few tensors.
@@ -242,6 +266,7 @@ pub(super) mod kind {
             XS4 | K2..=K6 => ScaleType::I8,
             NV4 => ScaleType::E4m3,
             E4M3 => ScaleType::F32,
+            T2 | T3 => ScaleType::I8Row,
             _ => ScaleType::F16,
         }
     }
@@ -266,6 +291,8 @@ pub(super) mod kind {
             (Scheme::Q4K, _) => K4,
             (Scheme::Q5K, _) => K5,
             (Scheme::Q6K, _) => K6,
+            (Scheme::T2, _) => T2,
+            (Scheme::T3, _) => T3,
         }
     }
 }
@@ -296,13 +323,29 @@ macro_rules! with_float_kind {
 }
 pub(super) use with_float_kind;
 
-/// Evaluates `$call` like [`with_kind`] for one of the rare kinds.
+/// Evaluates `$call` like [`with_kind`] for one of the rare kinds that are no trellis.
 macro_rules! with_rare_kind {
     ($layout:expr, $KIND:ident, $call:expr) => {
         with_kind!(@ $layout, $KIND, $call, XS4 NV4 INT5 INT6 MINIMUM4 MINIMUM5 K2 K3 K4 K5 K6)
     };
 }
 pub(super) use with_rare_kind;
+
+/// Evaluates `$call` like [`with_kind`] for a trellis.
+macro_rules! with_trellis_kind {
+    ($layout:expr, $KIND:ident, $call:expr) => {
+        with_kind!(@ $layout, $KIND, $call, T2 T3)
+    };
+}
+pub(super) use with_trellis_kind;
+
+/// Evaluates `$call` like [`with_kind`] for any of the rare kinds.
+macro_rules! with_any_rare_kind {
+    ($layout:expr, $KIND:ident, $call:expr) => {
+        with_kind!(@ $layout, $KIND, $call, XS4 NV4 INT5 INT6 MINIMUM4 MINIMUM5 K2 K3 K4 K5 K6 T2 T3)
+    };
+}
+pub(super) use with_any_rare_kind;
 
 /// Evaluates `$call` with the constant `$N` set to `$value`, which must be one of the listed values for which
 /// `$allowed` is true. No code is generated for the other listed values.

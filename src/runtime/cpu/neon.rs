@@ -119,6 +119,10 @@ unsafe impl Isa for Neon {
         fn lookup(self, table: [i8; 16], v: int32x4_t) -> int32x4_t {
             vreinterpretq_s32_s8(vqtbl1q_s8(vld1q_s8(table.as_ptr()), vreinterpretq_u8_s32(v)))
         }
+        fn lookup_64(self, table: &'static [i8; 64], v: int32x4_t) -> int32x4_t {
+            let table = vld1q_s8_x4(table.as_ptr());
+            vreinterpretq_s32_s8(vqtbl4q_s8(table, vandq_u8(vreinterpretq_u8_s32(v), vdupq_n_u8(63))))
+        }
         fn bytes_of_words(self, v: int32x4_t) -> [int32x4_t; 2] {
             let words = vreinterpretq_s16_s32(v);
             let lower = vshrq_n_s16::<8>(vshlq_n_s16::<8>(words));

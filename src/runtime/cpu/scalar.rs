@@ -19,7 +19,7 @@ use super::matrix::{Form, MatrixStore};
 use super::sink::Sink;
 use super::weighted_sum;
 use crate::dtype::DType;
-use crate::scheme::{BLOCK, Factors, Minimum, TILE_ROWS, TileLayout};
+use crate::scheme::{BLOCK, CodeMap, Factors, Minimum, TILE_ROWS, TileLayout};
 use crate::simd::Level;
 use half::{bf16, f16};
 
@@ -214,6 +214,10 @@ pub fn tile_block(layout: &TileLayout, tile: &[u8], row: usize, block: usize) ->
     let mut values = [0.0; BLOCK];
     for (k, value) in values.iter_mut().enumerate() {
         let code = match bits {
+            _ if let CodeMap::Trellis(trellis) = map => {
+                let byte = |vector: usize| u32::from(codes[64 * vector + 4 * row + k % 4]) << (8 * vector);
+                trellis.index((0..bits as usize).map(byte).sum(), k / 4)
+            }
             8 => codes[64 * (k / 4) + 4 * row + k % 4],
             2 => field(codes, 2, row, k),
             3 => field(codes, 2, row, k) | field(&codes[128..], 1, row, k) << 2,

@@ -48,6 +48,10 @@ pub enum Kind {
     Int4Row = 29,
     /// Tiles of 4-bit indices into the table of IQ4_NL, with such scales.
     Nl4Row = 30,
+    /// Tiles of a trellis of 2 bits.
+    T2 = 31,
+    /// Tiles of a trellis of 3 bits.
+    T3 = 32,
 }
 
 impl Kind {
@@ -96,6 +100,8 @@ impl Kind {
             Kind::Nvfp4 => "nvfp4",
             Kind::Int4Row => "int4_row",
             Kind::Nl4Row => "nl4_row",
+            Kind::T2 => "t2",
+            Kind::T3 => "t3",
         }
     }
 }

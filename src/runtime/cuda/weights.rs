@@ -166,6 +166,8 @@ fn describe(store: MatrixStore, rows: usize, cols: usize) -> Result<(Kind, args:
                 CodeMap::Table(CodeTable::Iq4Nl) => 253,
                 CodeMap::Table(CodeTable::E2m1) => 254,
                 CodeMap::E4m3 => 255,
+                CodeMap::Trellis(trellis) if trellis.bits == 2 => 251,
+                CodeMap::Trellis(_) => 252,
             };
             args.group_blocks = number(layout.group_blocks)?;
             args.block_groups = number(layout.block_groups)?;
@@ -186,6 +188,8 @@ fn kind_of(spec: QuantSpec) -> Kind {
     let (two_levels, minimum) = (spec.has_two_levels(), spec.minimum());
     let of_row = spec.scale_dtype == ScaleType::I8Row;
     match (spec.code_map(), spec.scheme.bits()) {
+        (CodeMap::Trellis(_), 2) => Kind::T2,
+        (CodeMap::Trellis(_), _) => Kind::T3,
         (CodeMap::E4m3, _) => Kind::Fp8,
         (CodeMap::Bytes, _) => Kind::Int8,
         (CodeMap::Affine, _) => Kind::Int4Affine,

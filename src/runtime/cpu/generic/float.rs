@@ -1,6 +1,8 @@
 //! Kernel for tiles times float activations.
 
-use super::super::kernels::{Kernel, Rectangle, Tiles, kind, with_const, with_float_kind, with_kind, with_rare_kind};
+use super::super::kernels::{
+    Kernel, Rectangle, Tiles, kind, with_any_rare_kind, with_const, with_float_kind, with_kind,
+};
 use super::integer::byte_quarter;
 use super::isa::{Isa, Piece, Routine, e4m3};
 use crate::scheme::{BLOCK, TILE_ROWS};
@@ -42,7 +44,7 @@ unsafe fn rare<I: Isa>(part: &Rectangle<'_>, out: &mut [f32]) {
             let mut of_piece = [0.0; 4 * TILE_ROWS];
             let results = &mut of_piece[..cols * TILE_ROWS];
             let tiles = Tiles::of(&piece);
-            with_rare_kind!(tiles.layout, KIND, {
+            with_any_rare_kind!(tiles.layout, KIND, {
                 with_const!(cols, [1 4], C, C <= 4, {
                     // SAFETY: the caller guarantees the instruction set, and a part inside matrix and activations.
                     unsafe { I::enter(RareProduct::<KIND, C> { tiles, out: &mut *results }) }

@@ -11,6 +11,7 @@
 use super::super::acts::{Acts, GROUP_BLOCKS, Q8Group, Q16Group};
 use super::super::kernels::{Tiles, kind};
 use super::isa::{IntegerShape, Isa, Piece, bytes};
+use super::trellis;
 use std::ops::Range;
 
 /// Form in which the weights of a block are unpacked.
@@ -146,6 +147,10 @@ pub(in super::super) unsafe fn byte_quarter<I: Isa, const KIND: u8>(
     (block, i): (usize, usize),
     zeros: I::Int,
 ) -> [I::Int; 2] {
+    if const { kind::is_trellis(KIND) } {
+        // SAFETY: the caller guarantees the block.
+        return unsafe { trellis::quarter::<I, KIND>(isa, offset, piece, (block, i)) };
+    }
     if const { kind::is_rare(KIND) && !kind::has_table(KIND) } {
         // SAFETY: the caller guarantees the block.
         let mut integers = unsafe { piece.integers::<I, KIND>(isa, block, i) };

@@ -175,6 +175,8 @@ pub(in super::super) unsafe trait Isa: Copy {
         let [low, high] = self.nibbles(v);
         [self.lookup(table, low), self.lookup(table, high)]
     }
+    /// Looks up the lowest six bits of each byte in the table; the upper two bits may be anything.
+    fn lookup_64(self, table: &'static [i8; 64], v: Self::Int) -> Self::Int;
     /// Returns the lower bytes and the upper bytes of 16-bit integers, sign-extended to 16 bits.
     fn bytes_of_words(self, v: Self::Int) -> [Self::Int; 2];
     /// Converts 32-bit integers to the nearest floats.
@@ -453,9 +455,21 @@ impl<'a> Piece<'a> {
     /// # Safety
     /// The tile has the block, and the block has the vector.
     #[inline(always)]
-    unsafe fn vector<I: Isa, const KIND: u8>(&self, isa: I, block: usize, vector: usize) -> I::Int {
+    pub unsafe fn vector<I: Isa, const KIND: u8>(&self, isa: I, block: usize, vector: usize) -> I::Int {
         // SAFETY: the caller guarantees that the tile has the block, and the block the vector.
         unsafe { isa.load(self.codes.add(64 * (block * kind::vectors(KIND) + vector))) }
+    }
+
+    /// Prefetches like [`Piece::codes`] for quarter `i` of a block.
+    #[inline(always)]
+    pub fn prefetch_quarter<I: Isa, const KIND: u8>(&self, isa: I, block: usize, i: usize) {
+        if self.row == 0 {
+            let ahead = self.tile.wrapping_add(AHEAD + block * self.block_step);
+            // The prefetches of the vectors behind the fourth, and of a share of the scales, follow the last quarter.
+            for line in i..if i == 3 { kind::vectors(KIND) + 1 } else { i + 1 } {
+                self.prefetch(isa, ahead.wrapping_add(64 * line));
+            }
+        }
     }
 
     /// Unpacks quarter `i` of a block of integers of 2 to 6 bits to bytes, with their bias: those of the lower and of
@@ -466,13 +480,7 @@ impl<'a> Piece<'a> {
     #[inline(always)]
     pub unsafe fn integers<I: Isa, const KIND: u8>(&self, isa: I, block: usize, i: usize) -> [I::Int; 2] {
         let bits = kind::vectors(KIND);
-        if self.row == 0 {
-            let ahead = self.tile.wrapping_add(AHEAD + block * self.block_step);
-            // The prefetches of the vectors behind the fourth, and of a share of the scales, follow the last quarter.
-            for line in i..if i == 3 { bits + 1 } else { i + 1 } {
-                self.prefetch(isa, ahead.wrapping_add(64 * line));
-            }
-        }
+        self.prefetch_quarter::<I, KIND>(isa, block, i);
         let mut integers = [isa.splat(0); 2];
         let mut next = 0;
         // SAFETY: the caller guarantees the block, which has as many vectors as bits.

@@ -16,6 +16,7 @@ mod panel;
 pub(super) mod plain;
 mod quantize;
 mod tiles;
+mod trellis;
 mod weighted_sum;
 
 #[cfg(target_arch = "x86_64")]
@@ -53,11 +54,13 @@ pub(super) const fn table<I: Isa>() -> KernelTable {
     }
 }
 
-/// Returns the kernel table `base` with the name, the detection and the BF16 kernels of `I`, an instruction set that
-/// adds a dot product of BF16 pairs to those of `base`.
+/// Returns the kernel table `base`, which is that of `Base`, with the name, the detection, the BF16 kernels and the
+/// products of trellises of `I`, an instruction set that adds a dot product of BF16 pairs and a wider lookup of bytes.
 #[cfg(target_arch = "x86_64")]
-pub(super) const fn with_bf16<I: Isa>(base: KernelTable) -> KernelTable {
+pub(super) const fn with_bf16<I: Isa, Base: Isa>(base: KernelTable) -> KernelTable {
     KernelTable {
+        tile_int16: tiles::with_trellis::<I, Base, Int16>(),
+        tile_int8: tiles::with_trellis::<I, Base, Int8>(),
         name: I::NAME,
         detected: I::detected,
         plain_bf16: plain::bf16::<I>,

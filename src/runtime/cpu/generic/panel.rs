@@ -5,7 +5,7 @@
 //! each half of a block where these have their own; the minimums follow, if there are any.
 
 use super::super::acts::{GROUP_BLOCKS, Line};
-use super::super::kernels::{Rectangle, Tiles, kind, with_const, with_kind, with_rare_kind};
+use super::super::kernels::{Rectangle, Tiles, kind, with_any_rare_kind, with_const, with_kind};
 use super::super::panel::{Panel, PanelKernel, Turn};
 use super::integer::{Codes, Runs, Width, add_minimums, add_sums, broadcast, product, shape};
 use super::isa::{Isa, PanelShape, Piece, Routine};
@@ -43,7 +43,7 @@ unsafe fn run<I: Isa, W: Width>(part: &Rectangle<'_>, panel: &mut Panel, turn: T
             let width = PhantomData::<W>;
             with_const!(part.items * const { TILE_ROWS / I::LANES }, [1 2 4], N, is_panel::<I, W>(N), {
                 if kind::is_rare(kind) {
-                    with_rare_kind!(layout, KIND, I::enter(Unpack::<W, KIND, N> { tiles, panel, width }));
+                    with_any_rare_kind!(layout, KIND, I::enter(Unpack::<W, KIND, N> { tiles, panel, width }));
                 } else if const { !panel_shape::<I, W>().fused } {
                     with_kind!(layout, KIND, I::enter(Unpack::<W, KIND, N> { tiles, panel, width }));
                 }

@@ -1,7 +1,9 @@
 //! Kernel for integer products whose weights are unpacked in registers, once for all columns of a rectangle.
 
 use super::super::acts::GROUP_BLOCKS;
-use super::super::kernels::{Kernel, MAX_OUT, Rectangle, Tiles, kind, with_const, with_kind, with_rare_kind};
+use super::super::kernels::{
+    Kernel, MAX_OUT, Rectangle, Tiles, kind, with_const, with_kind, with_rare_kind, with_trellis_kind,
+};
 use super::integer::{Runs, Width, add_minimums, add_sums, broadcast, product, shape};
 use super::isa::{Isa, Piece, Routine};
 use super::panel;
@@ -26,9 +28,15 @@ pub(in super::super) const fn kernel<I: Isa, W: Width>() -> Kernel {
 /// Same as [`super::super::kernels::PartFn`].
 unsafe fn tile<I: Isa, W: Width>(part: &Rectangle<'_>, out: &mut [f32]) {
     let tiles = Tiles::of(part);
-    if kind::is_rare(kind::of(tiles.layout)) {
-        // SAFETY: the caller guarantees the same.
-        return unsafe { rare::<I, W>(part, out) };
+    let kind = kind::of(tiles.layout);
+    // SAFETY: the caller guarantees the same.
+    unsafe {
+        if kind::is_trellis(kind) {
+            return trellis::<I, W>(part, out);
+        }
+        if kind::is_rare(kind) {
+            return rare::<I, W>(part, out);
+        }
     }
     with_kind!(tiles.layout, KIND, {
         with_const!(part.cols, [1 2 3 4 5 6 7 8 9 10 11], C, C <= shape::<I, W>().cols, {
@@ -47,31 +55,71 @@ unsafe fn tile<I: Isa, W: Width>(part: &Rectangle<'_>, out: &mut [f32]) {
     })
 }
 
-/// Computes a rectangle of a rare kind in pieces of 4, 2 and 1 columns.
+/// Computes a rectangle of a rare kind.
 ///
 /// # Safety
 /// Same as [`super::super::kernels::PartFn`].
 unsafe fn rare<I: Isa, W: Width>(part: &Rectangle<'_>, out: &mut [f32]) {
+    in_pieces::<I, W>(part, out, |tiles, out| {
+        with_rare_kind!(tiles.layout, KIND, {
+            with_const!(tiles.part.cols, [1 2 4], C, C <= shape::<I, W>().cols, {
+                // SAFETY: the caller guarantees the instruction set, and a part inside the matrix and the activations.
+                unsafe {
+                    if const { matches!(KIND, kind::INT5 | kind::INT6) } {
+                        I::enter(TileProduct::<W, KIND, 0, C> { tiles, out, width: PhantomData });
+                    } else {
+                        I::enter(TileProduct::<W, KIND, 1, C> { tiles, out, width: PhantomData });
+                    }
+                }
+            })
+        });
+    });
+}
+
+/// Computes a rectangle of a trellis.
+///
+/// # Safety
+/// Same as [`super::super::kernels::PartFn`].
+unsafe fn trellis<I: Isa, W: Width>(part: &Rectangle<'_>, out: &mut [f32]) {
+    in_pieces::<I, W>(part, out, |tiles, out| {
+        with_trellis_kind!(tiles.layout, KIND, {
+            with_const!(tiles.part.cols, [1 2 4], C, C <= shape::<I, W>().cols, {
+                // SAFETY: the caller guarantees the instruction set, and a part inside the matrix and the activations.
+                unsafe { I::enter(TileProduct::<W, KIND, 0, C> { tiles, out, width: PhantomData }) }
+            })
+        });
+    });
+}
+
+/// Computes a rectangle in pieces of 4, 2 and 1 columns.
+fn in_pieces<I: Isa, W: Width>(part: &Rectangle<'_>, out: &mut [f32], compute: impl Fn(Tiles<'_>, &mut [f32])) {
     let mut out = out;
     let mut done = 0;
     while done < part.cols {
         let cols = [4, 2, 1].into_iter().find(|n| *n <= (part.cols - done).min(shape::<I, W>().cols)).unwrap_or(1);
         let piece = Rectangle { col: part.col + done, cols, ..*part };
         let (of_piece, rest) = out.split_at_mut(cols * part.items * TILE_ROWS);
-        let tiles = Tiles::of(&piece);
-        with_rare_kind!(tiles.layout, KIND, {
-            with_const!(cols, [1 2 4], C, C <= shape::<I, W>().cols, {
-                // SAFETY: the caller guarantees the instruction set, and a part inside the matrix and the activations.
-                unsafe {
-                    if const { matches!(KIND, kind::INT5 | kind::INT6) } {
-                        I::enter(TileProduct::<W, KIND, 0, C> { tiles, out: of_piece, width: PhantomData });
-                    } else {
-                        I::enter(TileProduct::<W, KIND, 1, C> { tiles, out: of_piece, width: PhantomData });
-                    }
-                }
-            })
-        });
+        compute(Tiles::of(&piece), of_piece);
         (out, done) = (rest, done + cols);
+    }
+}
+
+/// Returns the kernel of `Base` with products of trellises by `I`, an instruction set that looks up more bits at once.
+#[cfg(target_arch = "x86_64")]
+pub(in super::super) const fn with_trellis<I: Isa, Base: Isa, W: Width>() -> Kernel {
+    Kernel { run: tile_or_trellis::<I, Base, W>, ..kernel::<Base, W>() }
+}
+
+/// # Safety
+/// Same as [`super::super::kernels::PartFn`].
+#[cfg(target_arch = "x86_64")]
+unsafe fn tile_or_trellis<I: Isa, Base: Isa, W: Width>(part: &Rectangle<'_>, out: &mut [f32]) {
+    // SAFETY: the caller guarantees the same.
+    unsafe {
+        match kind::is_trellis(kind::of(part.layout())) {
+            true => trellis::<I, W>(part, out),
+            false => tile::<Base, W>(part, out),
+        }
     }
 }
 

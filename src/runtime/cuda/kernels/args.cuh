@@ -29,6 +29,8 @@ enum Kind : uint32_t {
     KIND_NVFP4 = 28,
     KIND_INT4_ROW = 29,
     KIND_NL4_ROW = 30,
+    KIND_T2 = 31,
+    KIND_T3 = 32,
 };
 
 // How scales are stored. Those from SCALE_I8 on are multiplied by numbers that many groups share: an f16 number for
@@ -47,8 +49,9 @@ enum ScaleKind : uint32_t {
 // f16 number of their 256 columns and subtracted.
 enum Minimum : uint32_t { MINIMUM_NONE = 0, MINIMUM_F16 = 1, MINIMUM_U8 = 2, MINIMUM_NIBBLE = 3 };
 
-// Meaning of codes from KIND_CODED on: a number up to 32 is subtracted from the code; others are these.
-enum CodeMap : uint32_t { CODES_NL4 = 253, CODES_E2M1 = 254, CODES_E4M3 = 255 };
+// Meaning of codes from KIND_CODED on: a number up to 32 is subtracted from the code; others are these. T2 and T3 are
+// trellises, see src/scheme/trellis.rs.
+enum CodeMap : uint32_t { CODES_T2 = 251, CODES_T3 = 252, CODES_NL4 = 253, CODES_E2M1 = 254, CODES_E4M3 = 255 };
 
 // A weight matrix, or a stack of experts of one shape. For tiles the other numbers are those of `TileLayout`.
 struct Matrix {

@@ -34,6 +34,8 @@ constexpr Coding coding_of(uint32_t kind) {
            : kind == KIND_IQ4_XS ? Coding{4, CODES_NL4, SCALE_I8, MINIMUM_NONE, 1}
            : kind == KIND_INT4_ROW ? Coding{4, 8, SCALE_I8_ROW, MINIMUM_NONE, 1}
            : kind == KIND_NL4_ROW  ? Coding{4, CODES_NL4, SCALE_I8_ROW, MINIMUM_NONE, 1}
+           : kind == KIND_T2     ? Coding{2, CODES_T2, SCALE_I8_ROW, MINIMUM_NONE, 1}
+           : kind == KIND_T3     ? Coding{3, CODES_T3, SCALE_I8_ROW, MINIMUM_NONE, 1}
            : kind == KIND_FP8    ? Coding{8, CODES_E4M3, SCALE_ANY, MINIMUM_NONE, 1}
                                  : Coding{4, CODES_E2M1, SCALE_E4M3, MINIMUM_NONE, 2};
 }
@@ -198,7 +200,57 @@ __device__ __forceinline__ Factors factors_of(const Rows<KIND>& rows, const Raw<
     return factors;
 }
 
-// Returns the lane's codes of a row, one per byte: columns 4t..4t+4 in x, 16+4t..16+4t+4 in y.
+// The values of trellises (src/scheme/trellis.rs) as signed bytes.
+#define T2_TABLE \
+    {\
+     {0xfb09e419u, 0x20f1bd58u, 0x4c1f0dd9u, 0xe4a5fbceu}, \
+     {0x1be5cdafu, 0x2ecb03e4u, 0x02e04525u, 0x15ec1733u}, \
+     {0xdcf9000cu, 0x0927bd41u, 0xd302274bu, 0xf626d900u}, \
+     {0x15c881ecu, 0xeb7826f8u, 0xe541f80au, 0xb9023a18u} \
+    }
+#define T3_TABLE \
+    {\
+     {0x0483f926u, 0xdf14eeb8u, 0xffe4f7c1u, 0x27ea0dd2u}, \
+     {0x7f2c0645u, 0x0ef1d61cu, 0xf01f3406u, 0xfe4ee312u}, \
+     {0x110120f1u, 0xc9d8fae8u, 0x13c7de2cu, 0x3df71a06u}, \
+     {0xba0ca61au, 0xed31d7fdu, 0xd13df10fu, 0x5b0223e3u} \
+    }
+
+__device__ __forceinline__ bool is_trellis(uint32_t map) {
+    return map == CODES_T2 || map == CODES_T3;
+}
+
+// Returns four codes in the low bytes of `codes`, each below 16, as adjacent nibbles.
+__device__ __forceinline__ uint32_t nibbles_of(uint32_t codes) {
+    const uint32_t pairs = codes | codes >> 4;
+    return (pairs & 0xff) | (pairs >> 8 & 0xff00);
+}
+
+// Looks up four indices of 6 bits, one per byte, in a table of 64 bytes: all its quarters are looked up, and the upper
+// two bits of each index select the result.
+__device__ __forceinline__ uint32_t look_up_64(uint32_t indices, const uint32_t (&table)[4][4]) {
+    const uint32_t low = nibbles_of(indices & 0x0f0f0f0f);
+    const uint32_t fifth = nibbles_of(indices >> 4 & 0x01010101) * 4 + 0x3210;
+    const uint32_t sixth = nibbles_of(indices >> 5 & 0x01010101) * 4 + 0x3210;
+    const uint32_t lower = __byte_perm(look_up(low, table[0]), look_up(low, table[1]), fifth);
+    const uint32_t upper = __byte_perm(look_up(low, table[2]), look_up(low, table[3]), fifth);
+    return __byte_perm(lower, upper, sixth);
+}
+
+// Returns the values of a step of the streams of a row, whose vectors are `words`, as signed bytes.
+__device__ __forceinline__ uint32_t values_of_step(const Coding& coding, const uint32_t (&words)[3], uint32_t step) {
+    const uint32_t bit = coding.bits * step, vector = bit / 8, within = bit % 8;
+    const uint32_t own = vector == 0 ? words[0] : vector == 1 ? words[1] : words[2];
+    const uint32_t next = vector + 1 == coding.bits ? words[0] : vector == 0 ? words[1] : words[2];
+    // Shifts of whole words move bits of other bytes into the place of those of the next vector.
+    const uint32_t mask = (0xffu >> within) * 0x01010101u;
+    const uint32_t indices = ((own >> within & mask) | (next << (8 - within) & ~mask)) & 0x3f3f3f3f;
+    const uint32_t t2[4][4] = T2_TABLE, t3[4][4] = T3_TABLE;
+    return coding.codes == CODES_T2 ? look_up_64(indices, t2) : look_up_64(indices, t3);
+}
+
+// Returns the lane's codes of a row, one per byte: columns 4t..4t+4 in x, 16+4t..16+4t+4 in y. Those of trellises are
+// values.
 template <uint32_t KIND>
 __device__ __forceinline__ uint2 codes_of(const Rows<KIND>& rows, const Raw<KIND>& raw, uint32_t row) {
     const uint32_t bits = rows.coding().bits, t = rows.t;
@@ -214,22 +266,20 @@ __device__ __forceinline__ uint2 codes_of(const Rows<KIND>& rows, const Raw<KIND
         return make_uint2((first & 0x0f0f0f0f) | (second >> t & 0x01010101) << 4,
                           (first >> 4 & 0x0f0f0f0f) | (second >> (t + 4) & 0x01010101) << 4);
     }
-    if (bits == 2) {
+    if (bits == 2 && !is_trellis(rows.coding().codes)) {
         return make_uint2(first >> 2 * t & 0x03030303, second >> 2 * t & 0x03030303);
     }
     const uint32_t third = raw.words[4 + row];
+    if (is_trellis(rows.coding().codes)) {
+        const uint32_t words[3] = {first, second, third};
+        return make_uint2(values_of_step(rows.coding(), words, t), values_of_step(rows.coding(), words, t + 4));
+    }
     if (bits == 6) {
         return make_uint2((first & 0x0f0f0f0f) | (second >> 2 * t & 0x03030303) << 4,
                           (first >> 4 & 0x0f0f0f0f) | (third >> 2 * t & 0x03030303) << 4);
     }
     return make_uint2((first >> 2 * t & 0x03030303) | (third >> t & 0x01010101) << 2,
                       (second >> 2 * t & 0x03030303) | (third >> (t + 4) & 0x01010101) << 2);
-}
-
-// Returns four codes in the low bytes of `codes`, each below 16, as adjacent nibbles.
-__device__ __forceinline__ uint32_t nibbles_of(uint32_t codes) {
-    const uint32_t pairs = codes | codes >> 4;
-    return (pairs & 0xff) | (pairs >> 8 & 0xff00);
 }
 
 // Writes the numbers of four codes as floats.
@@ -239,6 +289,8 @@ __device__ __forceinline__ void floats_of_codes(uint32_t map, uint32_t codes, fl
         for (uint32_t i = 0; i < 4; i++) {
             out[i] = float_of_e4m3(codes >> 8 * i & 255);
         }
+    } else if (is_trellis(map)) {
+        floats_of_bytes(codes, out);
     } else if (map == CODES_NL4) {
         const uint32_t table[4] = NL4_TABLE;
         floats_of_bytes(look_up(nibbles_of(codes), table), out);

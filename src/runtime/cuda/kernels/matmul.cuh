@@ -1,7 +1,7 @@
 // Matrix products: y = x w^T + bias, for one matrix or for the experts that tokens chose.
 //
 // Entry points: KIND is one of f32, f16, bf16, int4, int4_affine, nl4, mxfp4, int8, int5, int6, q4_1, q5_1, q2_k, q3_k,
-// q4_k, q5_k, q6_k, iq4_xs, fp8, nvfp4, int4_row, nl4_row (`Kind` in args.cuh). STORE is one of f32, f16, bf16, `coded`
+// q4_k, q5_k, q6_k, iq4_xs, fp8, nvfp4, int4_row, nl4_row, t2, t3 (`Kind` in args.cuh). STORE is one of f32, f16, bf16, `coded`
 // for the kinds from int5 on, and `tiles` for those before.
 //
 //   name                              reads     rows of x   threads     dynamic shared   where
@@ -129,6 +129,10 @@ MATMUL_FEW(int4_row, KIND_INT4_ROW, 1)
 MATMUL_FEW(int4_row, KIND_INT4_ROW, 2)
 MATMUL_FEW(nl4_row, KIND_NL4_ROW, 1)
 MATMUL_FEW(nl4_row, KIND_NL4_ROW, 2)
+MATMUL_FEW(t2, KIND_T2, 1)
+MATMUL_FEW(t2, KIND_T2, 2)
+MATMUL_FEW(t3, KIND_T3, 1)
+MATMUL_FEW(t3, KIND_T3, 2)
 
 MATMUL_64(f16, KIND_F16, 2)
 MATMUL_64(bf16, KIND_BF16, 1)

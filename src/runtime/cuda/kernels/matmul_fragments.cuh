@@ -146,6 +146,9 @@ __device__ __forceinline__ uint32_t bf16_of_coded(uint32_t map, uint32_t pair) {
     if (map == CODES_E2M1) {
         return bf16_of_e2m1<0>(pair);
     }
+    if (is_trellis(map)) {
+        return bf16_of_bytes(pair);
+    }
     if (map == CODES_NL4) {
         const uint32_t table[4] = NL4_TABLE;
         return bf16_of_bytes(look_up((pair & 15) | (pair >> 8 & 0xf00), table));

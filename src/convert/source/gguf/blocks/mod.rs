@@ -73,7 +73,7 @@ pub fn twin(spec: &QuantSpec) -> Option<GgmlType> {
         Scheme::Q6K => Some(GgmlType::Q6_K),
         Scheme::Iq4Xs => Some(GgmlType::IQ4_XS),
         Scheme::Nvfp4 => Some(GgmlType::NVFP4),
-        Scheme::Fp8 => None,
+        Scheme::Fp8 | Scheme::T2 | Scheme::T3 => None,
     }
 }
 
