@@ -47,9 +47,9 @@ pub enum Scheme {
     Fp8,
     /// NVFP4: groups of 16 E2M1 codes, value = code * (E4M3 scale of the group * number of the row).
     Nvfp4,
-    /// Trellis of 2 bits per weight, see [`super::trellis`].
+    /// Trellis of 2 bits per weight, see [`Trellis`].
     T2,
-    /// Trellis of 3 bits per weight, see [`super::trellis`].
+    /// Trellis of 3 bits per weight, see [`Trellis`].
     T3,
 }
 

@@ -237,7 +237,7 @@ fn keep_start(start: usize, costs: &Lanes, starts: &mut [usize; LANES], least: &
 /// above their oldest ones, which tell the branches apart.
 #[inline(always)]
 fn first_from(to: usize, branches: usize) -> usize {
-    to * branches & (INDICES / branches - 1)
+    (to * branches) & (INDICES / branches - 1)
 }
 
 /// Kernel that computes the cost of each index at a step.
