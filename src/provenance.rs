@@ -29,13 +29,15 @@ pub struct SourceFile {
 }
 
 /// Thresholds for every tensor and for the outputs of the whole model.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gate {
-    /// Lower bound of [`crate::manifest::Metrics::cosine_mean`].
-    pub cosine: f64,
-    /// Lower bound of [`crate::manifest::Metrics::cosine_min`].
-    pub cosine_min: f64,
+    /// Lower bound of [`crate::manifest::Metrics::cosine_mean`]; if it is not set, that of the bits of each tensor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cosine: Option<f64>,
+    /// Lower bound of [`crate::manifest::Metrics::cosine_min`]; if it is not set, that of the bits of each tensor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cosine_min: Option<f64>,
     /// Upper bound of [`Figures::kl`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kl: Option<f64>,

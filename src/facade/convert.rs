@@ -216,10 +216,7 @@ impl QuantizeRequest {
         let budget = self.budget()?;
         let fields = QuantFields { bits: self.bits, scheme: self.scheme, ..QuantFields::default() };
         // With a budget, the bounds on the cosine of each tensor apply only if they are set.
-        let default = match budget {
-            Some(_) => Gate { cosine: 0.0, cosine_min: 0.0, ..Gate::default() },
-            None => Gate::of_scheme(&fields)?,
-        };
+        let default = if budget.is_some() { Gate::WITHOUT_COSINES } else { Gate::default() };
         Ok(PtqOptions {
             model: ModelSource { path: self.model.clone(), config: None },
             out,

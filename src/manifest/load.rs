@@ -245,7 +245,7 @@ mod tests {
     fn document() -> Document {
         let kept = TensorEntry { quant: None, keep: Some(Keep::Bf16), verdict: Some(Verdict::Kept), ..entry() };
         Document {
-            gate: Some(Gate { cosine: 0.99, kl: Some(0.01), ..Gate::default() }),
+            gate: Some(Gate { cosine: Some(0.99), kl: Some(0.01), ..Gate::default() }),
             tensors: BTreeMap::from([("a".to_string(), entry()), ("b".to_string(), kept)]),
             ..Document::default()
         }

@@ -4,38 +4,32 @@
 use crate::error::{Error, Result};
 use crate::manifest::Metrics;
 use crate::provenance::{Figures, Gate};
-use crate::quant_spec::QuantFields;
+use crate::scheme::Scheme;
 
 /// Syntax of the values of `--gate`.
 const EXPECTED: &str = "cosine=X, cosine-min=Y, kl=NATS, ppl=+X% or top1=X%";
 
-impl Default for Gate {
-    /// Returns the default thresholds.
+impl Gate {
+    /// Only the bounds on cosines that are asked for, for a model whose schemes a budget chooses.
+    pub const WITHOUT_COSINES: Gate =
+        Gate { cosine: Some(0.0), cosine_min: Some(0.0), kl: None, perplexity_rise: None, top1: None };
+
+    /// Returns the least mean cosine of the rows and the least cosine of a row of a tensor in this scheme.
     ///
     /// With the best scale, 1 - cosine^2 of a row is the share of its energy that became noise. Blocks of 32 at 4 bit
     /// lose 0.65 to 0.75 % on weights without outliers (cosine 0.9963 to 0.9967), so a mean below 0.995 (1 %) means
     /// that the scheme does not suit the tensor: one int4 scale per row loses 1.2 to 1.6 % on the trained models
     /// measured, and doubles the loss of perplexity compared with blocks. Single rows vary; a minimum of 0.98 (4 %)
-    /// catches a row that an outlier has flattened. The acceptable loss of the whole model depends on its use, so the
-    /// default has no threshold for it.
-    fn default() -> Gate {
-        Gate { cosine: 0.995, cosine_min: 0.98, kl: None, perplexity_rise: None, top1: None }
-    }
-}
-
-impl Gate {
-    /// Returns the default thresholds for the scheme that these fields stand for. A trellis loses 2.6 % of the energy
-    /// of usual weights with 3 bits and 9 % with 2 bits; the thresholds leave the same room as those of 4 bits.
-    ///
-    /// # Errors
-    /// The fields contradict each other.
-    pub fn of_scheme(fields: &QuantFields) -> Result<Gate> {
-        let (cosine, cosine_min) = match QuantFields::default().resolve(fields)?.spec.scheme.bits() {
+    /// catches a row that an outlier has flattened. A trellis loses 2.6 % of the energy of usual weights with 3 bits
+    /// and 9 % with 2 bits; its defaults leave the same room. The acceptable loss of the whole model depends on its
+    /// use, so there is no default for it.
+    pub fn cosines(&self, scheme: Scheme) -> (f64, f64) {
+        let (mean, least) = match scheme.bits() {
             2 => (0.935, 0.75),
             3 => (0.98, 0.92),
-            _ => return Ok(Gate::default()),
+            _ => (0.995, 0.98),
         };
-        Ok(Gate { cosine, cosine_min, ..Gate::default() })
+        (self.cosine.unwrap_or(mean), self.cosine_min.unwrap_or(least))
     }
 
     /// Applies a `NAME=VALUE` option: `cosine` (mean over rows), `cosine-min` (the worst row), `kl` (nats per token),
@@ -60,8 +54,8 @@ impl Gate {
             Ok(number(text, most)? / 100.0)
         };
         match name {
-            "cosine" => self.cosine = number(value, 1.0)?,
-            "cosine-min" => self.cosine_min = number(value, 1.0)?,
+            "cosine" => self.cosine = Some(number(value, 1.0)?),
+            "cosine-min" => self.cosine_min = Some(number(value, 1.0)?),
             "kl" => self.kl = Some(number(value, 100.0)?),
             "ppl" => self.perplexity_rise = Some(percent(value.strip_prefix('+').unwrap_or(value), 1e6)?),
             "top1" => self.top1 = Some(percent(value, 100.0)?),
@@ -104,23 +98,24 @@ impl Gate {
         objections
     }
 
-    /// Returns the reasons why the tensor misses the thresholds; empty when it passes.
+    /// Returns the reasons why a tensor in this scheme misses the thresholds; empty when it passes.
     ///
     /// Rows that miss a threshold are accepted if the error of the outputs was measured and corresponds to a cosine
     /// that reaches the threshold for the mean: error compensation increases the error of the weights to reduce that of
     /// the outputs.
-    pub fn objections(&self, metrics: &Metrics) -> Vec<String> {
-        let checks = [("mean", metrics.cosine_mean, self.cosine), ("worst", metrics.cosine_min, self.cosine_min)];
+    pub fn objections(&self, scheme: Scheme, metrics: &Metrics) -> Vec<String> {
+        let (mean, least) = self.cosines(scheme);
+        let checks = [("mean", metrics.cosine_mean, mean), ("worst", metrics.cosine_min, least)];
         let failed = checks.iter().filter(|(_, found, wanted)| found < wanted);
         let mut reasons: Vec<String> =
             failed.map(|(which, found, wanted)| format!("{which} row cosine {found:.5} is below {wanted}")).collect();
         if let (Some(error), false) = (metrics.output_error, reasons.is_empty()) {
             // Under the best scale, the share of energy that became noise is 1 - cosine^2, as for weights.
             let cosine = (1.0 - error * error).max(0.0).sqrt();
-            if cosine >= self.cosine {
+            if cosine >= mean {
                 return Vec::new();
             }
-            reasons.push(format!("cosine {cosine:.5} of the outputs is below {}", self.cosine));
+            reasons.push(format!("cosine {cosine:.5} of the outputs is below {mean}"));
         }
         reasons
     }
@@ -137,11 +132,23 @@ mod tests {
         gate.set("cosine-min=0.5").unwrap();
         let metrics =
             Metrics { cosine_mean: 0.95, cosine_min: 0.4, relative_rms: 0.0, max_abs_error: 0.0, output_error: None };
-        assert_eq!(gate.objections(&metrics), ["worst row cosine 0.40000 is below 0.5"]);
-        assert!(gate.objections(&Metrics { cosine_min: 0.5, ..metrics }).is_empty());
-        assert!(gate.objections(&Metrics { output_error: Some(0.4), ..metrics }).is_empty());
-        let reasons = gate.objections(&Metrics { output_error: Some(0.6), ..metrics });
+        assert_eq!(gate.objections(Scheme::Int4, &metrics), ["worst row cosine 0.40000 is below 0.5"]);
+        assert!(gate.objections(Scheme::Int4, &Metrics { cosine_min: 0.5, ..metrics }).is_empty());
+        assert!(gate.objections(Scheme::Int4, &Metrics { output_error: Some(0.4), ..metrics }).is_empty());
+        let reasons = gate.objections(Scheme::Int4, &Metrics { output_error: Some(0.6), ..metrics });
         assert_eq!(reasons, ["worst row cosine 0.40000 is below 0.5", "cosine 0.80000 of the outputs is below 0.9"]);
+    }
+
+    #[test]
+    fn each_scheme_has_thresholds_of_its_bits_unless_they_are_set() {
+        let metrics =
+            Metrics { cosine_mean: 0.981, cosine_min: 0.93, relative_rms: 0.0, max_abs_error: 0.0, output_error: None };
+        let mut gate = Gate::default();
+        assert_eq!(gate.objections(Scheme::Nl4, &metrics).len(), 2);
+        assert!(gate.objections(Scheme::T3, &metrics).is_empty());
+        gate.set("cosine-min=0.94").unwrap();
+        assert_eq!(gate.objections(Scheme::T2, &metrics), ["worst row cosine 0.93000 is below 0.94"]);
+        assert!(Gate::WITHOUT_COSINES.objections(Scheme::Int8, &metrics).is_empty());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::units::decimals;
 pub fn quality_lines(quality: &Quality) -> Vec<(&'static str, String)> {
     let Quality { gate, refused, evidence } = quality;
     let asked = [
-        Some(format!("cosine mean >= {}, min >= {}", threshold(gate.cosine), threshold(gate.cosine_min))),
+        Some(format!("cosine mean >= {}, min >= {}", cosine(gate.cosine), cosine(gate.cosine_min))),
         gate.kl.map(|most| format!("divergence <= {}", threshold(most))),
         gate.perplexity_rise.map(|most| format!("perplexity <= +{} %", decimals(100.0 * most, 3))),
         gate.top1.map(|least| format!("top-1 agreement >= {} %", decimals(100.0 * least, 2))),
@@ -45,6 +45,11 @@ pub fn quality_lines(quality: &Quality) -> Vec<(&'static str, String)> {
 /// Returns the first 12 hex digits of a hash, enough to compare by eye.
 pub fn short_hash(hash: &str) -> String {
     hash.chars().take(12).collect()
+}
+
+/// Formats a bound on cosines; without one, that of the bits of each tensor applies.
+fn cosine(least: Option<f64>) -> String {
+    least.map_or("default".into(), threshold)
 }
 
 /// Formats a threshold as the user wrote it; very large and very small numbers have an exponent.

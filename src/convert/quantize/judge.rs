@@ -70,7 +70,7 @@ impl Measuring<'_> {
         }
         let (quant, metrics) = self.best(quant, open).tensor(&self.tensor.name)?;
         let measured = TensorEntry { quant: Some(quant), metrics: Some(metrics), ..blank_entry(self.tensor)? };
-        let reasons = gate.objections(&metrics);
+        let reasons = gate.objections(quant.spec.scheme, &metrics);
         if reasons.is_empty() {
             return Ok(TensorEntry { verdict: Some(Verdict::Accepted), ..measured });
         }
@@ -82,7 +82,7 @@ impl Measuring<'_> {
                 while let Some(better) = on_failure.better(scheme).filter(|better| self.may_be(*better)) {
                     let (quant, metrics) = self.in_scheme(better, open)?;
                     last = TensorEntry { quant: Some(quant), metrics: Some(metrics), ..last };
-                    still = gate.objections(&metrics);
+                    still = gate.objections(better, &metrics);
                     if still.is_empty() {
                         return Ok(TensorEntry { verdict: Some(Verdict::Accepted), reasons, ..last });
                     }

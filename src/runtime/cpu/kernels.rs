@@ -323,10 +323,10 @@ macro_rules! with_float_kind {
 }
 pub(super) use with_float_kind;
 
-/// Evaluates `$call` like [`with_kind`] for one of the rare kinds that are no trellis.
+/// Evaluates `$call` like [`with_kind`] for one of the rare kinds that are no trellis, or one of `$more`.
 macro_rules! with_rare_kind {
-    ($layout:expr, $KIND:ident, $call:expr) => {
-        with_kind!(@ $layout, $KIND, $call, XS4 NV4 INT5 INT6 MINIMUM4 MINIMUM5 K2 K3 K4 K5 K6)
+    ($layout:expr, $KIND:ident, $call:expr $(, $more:ident)*) => {
+        with_kind!(@ $layout, $KIND, $call, XS4 NV4 INT5 INT6 MINIMUM4 MINIMUM5 K2 K3 K4 K5 K6 $($more)*)
     };
 }
 pub(super) use with_rare_kind;
@@ -342,7 +342,7 @@ pub(super) use with_trellis_kind;
 /// Evaluates `$call` like [`with_kind`] for any of the rare kinds.
 macro_rules! with_any_rare_kind {
     ($layout:expr, $KIND:ident, $call:expr) => {
-        with_kind!(@ $layout, $KIND, $call, XS4 NV4 INT5 INT6 MINIMUM4 MINIMUM5 K2 K3 K4 K5 K6 T2 T3)
+        with_rare_kind!($layout, $KIND, $call, T2, T3)
     };
 }
 pub(super) use with_any_rare_kind;

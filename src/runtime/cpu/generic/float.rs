@@ -1,7 +1,7 @@
 //! Kernel for tiles times float activations.
 
 use super::super::kernels::{
-    Kernel, Rectangle, Tiles, kind, with_any_rare_kind, with_const, with_float_kind, with_kind,
+    Kernel, Rectangle, Tiles, kind, with_any_rare_kind, with_const, with_float_kind, with_kind, with_rare_kind,
 };
 use super::integer::byte_quarter;
 use super::isa::{Isa, Piece, Routine, e4m3};

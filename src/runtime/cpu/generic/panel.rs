@@ -5,7 +5,7 @@
 //! each half of a block where these have their own; the minimums follow, if there are any.
 
 use super::super::acts::{GROUP_BLOCKS, Line};
-use super::super::kernels::{Rectangle, Tiles, kind, with_any_rare_kind, with_const, with_kind};
+use super::super::kernels::{Rectangle, Tiles, kind, with_any_rare_kind, with_const, with_kind, with_rare_kind};
 use super::super::panel::{Panel, PanelKernel, Turn};
 use super::integer::{Codes, Runs, Width, add_minimums, add_sums, broadcast, product, shape};
 use super::isa::{Isa, PanelShape, Piece, Routine};
