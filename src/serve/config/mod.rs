@@ -273,8 +273,8 @@ settings! {
     allowed_host: Vec<String> = Vec::new();
     /// Format of the log: text or json
     log: LogFormat = LogFormat::Text;
-    /// Collector that gets OpenTelemetry traces over HTTP, such as http://127.0.0.1:4318; needs a build with --features
-    /// otel [default: OTEL_EXPORTER_OTLP_ENDPOINT]
+    /// Collector that gets OpenTelemetry traces over HTTP, such as http://127.0.0.1:4318 [default:
+    /// OTEL_EXPORTER_OTLP_ENDPOINT]
     otlp_endpoint: String;
 }
 
