@@ -10,7 +10,7 @@ use crate::iebin::tensor_map::differing_payloads;
 use crate::inspect as inspection;
 use crate::job::RunOptions;
 use crate::manifest::Keep;
-use crate::manifest::plan::Target;
+use crate::manifest::plan::AskedTargets;
 use crate::manifest::recipes::{self, Recipe};
 use crate::output::{self, Inputs, Rules};
 use crate::provenance::Gate;
@@ -163,6 +163,9 @@ pub struct QuantizeRequest {
     pub target_size: Option<u64>,
     /// Largest expected divergence in nats per token on `plan_text`. The smallest such pack is chosen.
     pub target_kl: Option<f64>,
+    /// Least number of tokens per second that one text decodes on this machine, as measured. Schemes are chosen for the
+    /// smallest error.
+    pub target_speed: Option<f64>,
     /// Text on which the error of each tensor is measured for a budget.
     pub plan_text: Option<PathBuf>,
     /// Statistics of activations (`iec calib`).
@@ -189,27 +192,25 @@ impl QuantizeRequest {
 
     fn budget(&self) -> Result<Option<Budget>> {
         let text = self.plan_text.clone().map(|text| TextWindows { text, windows: Some(crate::trial::WINDOWS) });
-        let target = match (self.target_bpw, self.target_size, self.target_kl) {
-            (None, None, None) if text.is_some() => {
-                return Err(Error::usage("plan_text needs target_bpw, target_size or target_kl"));
-            }
-            (None, None, None) => return Ok(None),
-            (Some(bits), None, None) if bits > 0.0 && bits <= 64.0 => Target::BitsPerWeight(bits),
-            (None, Some(bytes), None) => Target::Bytes(bytes),
-            (None, None, Some(_)) if text.is_none() => return Err(Error::usage("target_kl needs plan_text")),
-            (None, None, Some(kl)) if kl > 0.0 && kl.is_finite() => Target::Divergence(kl),
-            (Some(bits), None, None) => {
-                return Err(Error::usage(format!("target_bpw: found {bits}, expected bits per weight, like 4.5")));
-            }
-            (None, None, Some(kl)) => {
-                return Err(Error::usage(format!("target_kl: found {kl}, expected nats per token, like 0.002")));
-            }
-            _ => return Err(Error::usage("found several of target_bpw, target_size and target_kl, expected one")),
+        let asked = AskedTargets {
+            bits_per_weight: self.target_bpw,
+            bytes: self.target_size,
+            divergence: self.target_kl,
+            speed: self.target_speed,
         };
+        let Some(target) = asked.target(|name| name.replace('-', "_"))? else {
+            return match text {
+                Some(_) => Err(Error::usage("plan_text needs target_bpw, target_size, target_kl or target_speed")),
+                None => Ok(None),
+            };
+        };
+        if self.target_kl.is_some() && text.is_none() {
+            return Err(Error::usage("target_kl needs plan_text"));
+        }
         if self.bits.is_some() || self.scheme.is_some() || self.rules.is_some() {
             return Err(Error::usage("a budget chooses the schemes itself; leave out bits, scheme and rules"));
         }
-        Ok(Some(Budget { target, text }))
+        Ok(Some(Budget { target, text, bandwidth: None }))
     }
 
     fn options(&self, out: PathBuf) -> Result<PtqOptions> {

@@ -1,6 +1,7 @@
-//! Record of how a budget was distributed over the tensors, written by `ptq --target-bpw`, `--target-size` and
-//! `--target-kl`.
+//! Record of how a budget was distributed over the tensors, written by `ptq --target-bpw`, `--target-size`,
+//! `--target-kl` and `--target-speed`.
 
+use crate::error::{Error, Result};
 use crate::provenance::SourceFile;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -29,6 +30,9 @@ pub struct Plan {
     /// possible), for comparison; absent for other yardsticks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uniform: Option<Uniform>,
+    /// Predicted speed, if the target is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub speed: Option<PlannedSpeed>,
     /// Tensors with more than one possible scheme, by canonical name.
     pub tensors: BTreeMap<String, PlannedTensor>,
 }
@@ -43,6 +47,55 @@ pub enum Target {
     Bytes(u64),
     /// Expected divergence in nats per token; the pack is as small as it allows.
     Divergence(f64),
+    /// Tokens per second that one text decodes.
+    Speed(f64),
+}
+
+/// Targets as options give them, of which at most one may be set.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct AskedTargets {
+    /// Bits per weight.
+    pub bits_per_weight: Option<f64>,
+    /// Bytes.
+    pub bytes: Option<u64>,
+    /// Divergence in nats per token.
+    pub divergence: Option<f64>,
+    /// Tokens per second.
+    pub speed: Option<f64>,
+}
+
+impl AskedTargets {
+    /// Returns the target that is set, if one is; `option` returns the spelling of the option `target-NAME`.
+    ///
+    /// # Errors
+    /// Several targets are set, or the value is out of range.
+    pub fn target(self, option: impl Fn(&str) -> String) -> Result<Option<Target>> {
+        let refuse = |name: &str, found: f64, expected: &str| {
+            Err(Error::usage(format!("{}: found {found}, expected {expected}", option(name))))
+        };
+        Ok(Some(match self {
+            AskedTargets { bits_per_weight: None, bytes: None, divergence: None, speed: None } => return Ok(None),
+            AskedTargets { bits_per_weight: Some(bits), bytes: None, divergence: None, speed: None } => match bits {
+                bits if bits > 0.0 && bits <= 64.0 => Target::BitsPerWeight(bits),
+                bits => return refuse("target-bpw", bits, "bits per weight, like 4.5"),
+            },
+            AskedTargets { bits_per_weight: None, bytes: Some(bytes), divergence: None, speed: None } => {
+                Target::Bytes(bytes)
+            }
+            AskedTargets { bits_per_weight: None, bytes: None, divergence: Some(kl), speed: None } => match kl {
+                kl if kl > 0.0 && kl.is_finite() => Target::Divergence(kl),
+                kl => return refuse("target-kl", kl, "nats per token, like 0.002"),
+            },
+            AskedTargets { bits_per_weight: None, bytes: None, divergence: None, speed: Some(speed) } => match speed {
+                speed if speed > 0.0 && speed <= 1e9 => Target::Speed(speed),
+                speed => return refuse("target-speed", speed, "tokens per second, like 20"),
+            },
+            _ => {
+                let all = ["target-bpw", "target-size", "target-kl", "target-speed"].map(&option).join(", ");
+                return Err(Error::usage(format!("found several of {all}, expected one")));
+            }
+        }))
+    }
 }
 
 /// Measure of the cost of a tensor.
@@ -79,6 +132,16 @@ pub struct Uniform {
     pub bits_per_weight: f64,
     /// Sum of the divergences that were measured with one quantized tensor at a time.
     pub predicted: f64,
+}
+
+/// Predicted speed of the pack, and what the prediction is based on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlannedSpeed {
+    /// Tokens per second of one text, products with weights alone.
+    pub tokens_per_second: f64,
+    /// Measured rates in 10^9 bytes per second, by storage; empty if the bandwidth was given.
+    pub rates: BTreeMap<String, f64>,
 }
 
 /// One tensor of a plan.

@@ -1,10 +1,12 @@
 //! Post-training quantization of a model, from the options to the manifest: plans under a budget, measures the
 //! quantized weights, evaluates the outputs of the whole model, and writes the manifest.
 //!
-//! [`Ptq::open`] checks all inputs before the work begins. [`Ptq::dry_run`] and [`Ptq::plan`] are dry runs,
+//! [`Ptq::open`] checks all inputs before the work begins. [`Ptq::dry_run`] and [`Ptq::outlook`] are dry runs,
 //! [`Ptq::quantize`] does the work, and [`Quantized::manifest`] returns the manifest unless a gate rejects it.
 
-use super::{Blame, ModelSource, Packs, Planned, Planner, Question, Trial, repair};
+use super::budget::Outlook;
+use super::rates::Rates;
+use super::{Blame, ModelSource, Packs, Planner, Question, Trial, repair};
 use crate::calibration::Calibration;
 use crate::catalogue::Role;
 use crate::convert::dry_run::DryRun;
@@ -15,8 +17,8 @@ use crate::convert::quantize::select::{Selection, SelectionOptions};
 use crate::convert::quantize::weights::{Tensor, Weights};
 use crate::error::{Error, Result};
 use crate::eval::windows::WINDOW;
-use crate::job::{Job, RunOptions};
-use crate::manifest::plan::{Plan, Target};
+use crate::job::RunOptions;
+use crate::manifest::plan::Target;
 use crate::manifest::{TensorEntry, Verdict};
 use crate::output::directory_of;
 use crate::provenance::{Evidence, Gate};
@@ -44,6 +46,9 @@ pub struct Budget {
     /// Text on which the divergence of each tensor, quantized alone, is measured; without it the plan is based on
     /// errors of outputs or weights.
     pub text: Option<TextWindows>,
+    /// Bandwidth of the memory in 10^9 bytes per second, from which speeds are predicted; without it, the products with
+    /// each storage are timed on this machine.
+    pub bandwidth: Option<f64>,
 }
 
 /// Options that determine a manifest.
@@ -155,7 +160,7 @@ impl Ptq {
         let weights = options.model.weights()?;
         selection.note_options_without_effect(&weights.tensors());
         if options.budget.is_some() && options.on_failure != OnFailure::Refuse && options.max_bits.is_none() {
-            return Err(Error::usage("--keep-failing with --target-bpw or --target-size needs --max-bpw")
+            return Err(Error::usage("--keep-failing with a budget needs --max-bpw")
                 .help("add --max-bpw X and --gate-text FILE, or leave out --keep-failing"));
         }
         Ok(Ptq { options, selection, weights, calibration, judges_answers, packs: OnceCell::new() })
@@ -169,13 +174,15 @@ impl Ptq {
         ptq::dry_run(&self.weights, &self.selection)
     }
 
-    /// Creates the plan under a budget. Its measurements are stored next to the output for the next run.
+    /// Creates the plan under a budget, and the best packs of other sizes. The measurements are stored next to the
+    /// output for the next run.
     ///
     /// # Errors
     /// The same as for [`Planner::plan`].
-    pub fn plan(&self, budget: &Budget) -> Result<Plan> {
-        let planner = self.planner(budget)?;
-        self.planned(&planner).map(|(_, planned)| planned.record)
+    pub fn outlook(&self, budget: &Budget) -> Result<Outlook> {
+        let planner = Planner { rates: Some(self.rates(budget)?), ..self.planner(budget)? };
+        let job = planner.job(&self.options.run)?;
+        planner.outlook(&job).or_else(|e| job.conclude(Err(e)))
     }
 
     /// Plans, measures every tensor, and measures and repairs the outputs of the model if a gate requires it.
@@ -196,21 +203,22 @@ impl Ptq {
 
     fn planner(&self, budget: &Budget) -> Result<Planner<'_>> {
         let question = self.options.plan_question(self.calibration.as_ref())?;
-        Ok(Planner { ptq: self, target: budget.target, question })
+        let rates = if let Target::Speed(_) = budget.target { Some(self.rates(budget)?) } else { None };
+        Ok(Planner { ptq: self, target: budget.target, question, rates })
     }
 
-    fn planned(&self, planner: &Planner<'_>) -> Result<(Job, Planned)> {
-        let job = planner.job(&self.options.run)?;
-        match planner.plan(&job) {
-            Ok(planned) => Ok((job, planned)),
-            Err(e) => job.conclude(Err(e)),
-        }
+    fn rates(&self, budget: &Budget) -> Result<Rates> {
+        Rates::new(&self.weights.config().mlp, self.options.threads, budget.bandwidth)
     }
 
     /// Plans, and measures the planned quantization.
     fn measure_planned(&self, budget: &Budget) -> Result<Measured> {
         let planner = self.planner(budget)?;
-        let (job, planned) = self.planned(&planner)?;
+        let job = planner.job(&self.options.run)?;
+        let planned = match planner.plan(&job) {
+            Ok(planned) => planned,
+            Err(e) => return job.conclude(Err(e)),
+        };
         let selection = Selection::new(self.options.selection.clone(), None)?.planned(planned.decisions.clone());
         self.check_shown(&selection)?;
         let judgement = Judgement { gate: self.options.gate, on_failure: OnFailure::Refuse };

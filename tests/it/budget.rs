@@ -109,6 +109,61 @@ fn a_divergence_is_reached_with_the_bytes_that_it_needs() {
 }
 
 #[test]
+fn a_speed_is_reached_with_the_bytes_that_fit_into_its_time() {
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("m.json");
+    // A memory of a megabyte per second.
+    let at = |speed: &str| plan(&out, &["--target-speed", speed, "--bandwidth", "0.001"]).1;
+    let plans = ["3", "5"].map(at);
+    for (plan, least) in plans.iter().zip([3.0, 5.0]) {
+        let speed = plan.speed.as_ref().unwrap();
+        assert!(speed.tokens_per_second >= least && speed.tokens_per_second < 1.1 * least, "{speed:?}");
+        assert!(speed.rates.is_empty());
+    }
+    assert!(plans[0].bytes > plans[1].bytes && plans[0].predicted < plans[1].predicted);
+    let refused = |wrong: &[&str]| {
+        let output = ptq("stories260k", &out, wrong);
+        assert_eq!(output.status.code(), Some(2), "{wrong:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    assert!(refused(&["--target-speed", "0"]).contains("--target-speed: found 0, expected tokens per second"));
+    let limited = |speed: &'static str| refused(&["--target-speed", speed, "--bandwidth", "0.001"]);
+    assert!(limited("1000").contains("out of reach: the fastest possible pack has"), "{}", limited("1000"));
+    assert!(limited("0.1").contains("met without quantizing anything"), "{}", limited("0.1"));
+    assert!(refused(&["--target-speed", "3", "--bandwidth", "-1"]).contains("--bandwidth: found -1"));
+    assert!(refused(&["--target-speed", "3", "--target-bpw", "4"]).contains("--target-bpw"));
+}
+
+#[test]
+fn a_dry_run_draws_the_best_packs_of_all_sizes() {
+    let dir = TempDir::new().unwrap();
+    let (out, page) = (dir.path().join("m.json"), dir.path().join("curve.html"));
+    let options = |more: &[&str]| {
+        let page = page.to_str().unwrap();
+        ptq("stories260k", &out, &[&["--dry-run", "--report", page], more].concat())
+    };
+    let output = options(&["--target-bpw", "4.5", "--json"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let points = found["curve"].as_array().unwrap();
+    let of = |name: &str| points.iter().map(|point| point[name].as_f64().unwrap()).collect::<Vec<_>>();
+    let (bits, costs) = (of("bits_per_weight"), of("predicted"));
+    assert!(points.len() > 30 && bits.is_sorted() && costs.iter().rev().is_sorted(), "{found}");
+    assert!(bits[0] < 3.0 && *bits.last().unwrap() > 8.0, "{bits:?}");
+    assert!(
+        of("tokens_per_second").iter().all(|speed| *speed > 0.0) && found["tokens_per_second"].as_f64() > Some(0.0)
+    );
+    assert!(found["parts"].as_array().unwrap().iter().any(|part| part["part"] == "the first layer"), "{found}");
+    let html = std::fs::read_to_string(&page).unwrap();
+    assert_eq!(html.matches("<polyline").count(), 2);
+    assert!(html.contains("bits per weight") && html.contains("model.layers.0.mlp.down_proj.weight"));
+    assert!(!out.exists());
+    let without = options(&["--bits", "4"]);
+    assert_eq!(without.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&without.stderr).contains("--dry-run and --report without a budget"));
+}
+
+#[test]
 fn a_budget_of_bytes_holds_for_the_file_that_pack_writes() {
     let dir = TempDir::new().unwrap();
     let (out, pack) = (dir.path().join("m.json"), dir.path().join("pack"));

@@ -13,7 +13,7 @@ use iec::convert::quantize::select::{OuterStorage, SelectionOptions};
 use iec::error::{Error, Result};
 use iec::job::remove_over;
 use iec::manifest::Keep;
-use iec::manifest::plan::Target;
+use iec::manifest::plan::AskedTargets;
 use iec::output::{Inputs, Rules, Together, directory_of};
 use iec::provenance::Gate;
 use iec::quant_spec::{Method, QuantFields};
@@ -33,6 +33,7 @@ use std::path::PathBuf;
   iec ptq models/tinyllama --out q4_manifest.json --bits 4
   iec ptq models/tinyllama --out q4_manifest.json --bits 4 --group-size 128 --keep-failing int8
   iec ptq models/tinyllama --out q4_manifest.json --bits 4 --calib tinyllama.calib
+  iec ptq models/tinyllama --out manifest.json --target-speed 30 --plan-text text.txt --dry-run --report curve.html
   iec ptq models/tinyllama --out manifest.json --bits 4 --gate kl=0.02 --gate-text heldout.txt --keep-failing int8
   iec ptq models/tinyllama --out manifest.json --target-bpw 4.6 --calib tinyllama.calib --plan-text heldout.txt
   iec ptq models/tinyllama --out q4_manifest.json --target-size 600M --dry-run
@@ -167,8 +168,9 @@ impl Outer {
 #[derive(Debug, clap::Args)]
 struct ReportArgs {
     /// Write an HTML page: errors by layer, sizes, the results of the gate, the weights of a tensor before and after
-    /// quantization, and texts of the model before and after quantization; also written if the gate refuses
-    #[arg(long, value_name = "FILE.html", conflicts_with = "dry_run")]
+    /// quantization, and texts of the model before and after quantization; also written if the gate refuses. With
+    /// --dry-run and a budget, the page shows the best packs of all sizes: divergence and speed over bits
+    #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
     /// Tensor whose weights the page shows [default: the one with the largest error]
     #[arg(long, value_name = "NAME", requires = "report")]
@@ -234,6 +236,19 @@ struct BudgetArgs {
         conflicts_with_all = ["target_bpw", "target_size"]
     )]
     target_kl: Option<f64>,
+    /// Choose the pack with the smallest measured error that decodes at least X tokens per second on this machine, by
+    /// the measured speed of the products with each storage. Attention over long texts comes on top
+    #[arg(
+        help_heading = "Mixed precision under a budget",
+        long,
+        value_name = "X",
+        conflicts_with_all = OTHERS,
+        conflicts_with_all = ["target_bpw", "target_size", "target_kl"]
+    )]
+    target_speed: Option<f64>,
+    /// Predict speeds for a machine that reads X GB/s from memory instead of timing the products on this one
+    #[arg(help_heading = "Mixed precision under a budget", long, value_name = "X")]
+    bandwidth: Option<f64>,
     /// Text on which the model is measured with each tensor quantized alone. Parts of the same file that calibration or
     /// the gate reads are skipped. Without it, errors of outputs (with --calib) or of weights decide
     #[arg(help_heading = "Mixed precision under a budget", long, value_name = "FILE")]
@@ -308,9 +323,10 @@ pub const ON_FAILURE: &[Named<OnFailure>] = &[
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
     let inputs = args.inputs()?;
-    // A dry run writes neither the manifest nor the page.
+    // A dry run does not write the manifest.
     let rules = Rules { inputs: &inputs, overwrite: args.overwrite || args.dry_run, stdout: !args.json };
-    let page = args.report.report.as_deref().map(|page| (page, Rules { stdout: false, ..rules }));
+    let page_rules = Rules { stdout: false, overwrite: args.overwrite, ..rules };
+    let page = args.report.report.as_deref().map(|page| (page, page_rules));
     let paths: Vec<_> = page.into_iter().chain([(args.out.as_path(), rules)]).collect();
     let outputs = Together::check(&paths).inspect_err(|_| remove_over(directory_of(&args.out)))?;
     let out = outputs.target(paths.len() - 1);
@@ -328,13 +344,26 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     match (args.dry_run, &budgeted) {
         (false, _) => finish(&args, &outputs, &ptq.quantize()?, global),
         (true, Some(budget)) => {
-            let found = ptq.plan(budget)?;
+            let found = ptq.outlook(budget)?;
+            if args.report.report.is_some() {
+                let page = plan::page(&ptq.options.model.name(), &found);
+                outputs.target(0).write(page.as_bytes())?;
+                global.note(format_args!("report: {}", outputs.target(0).path().display()));
+            }
             if args.json {
                 return console::print_json(&json!(found));
             }
-            let (table, text) = (plan::table(&found), plan::describe(&found));
-            let end = "only the measurements for the next run were written";
-            console::print_line(format_args!("{table}\nplan: {text}; {end}"))
+            plan::warnings(&found).iter().for_each(|warning| global.note(warning));
+            let (table, text) = (plan::table(&found.plan), plan::describe(&found.plan));
+            let speed = found.tokens_per_second;
+            console::print_line(format_args!(
+                "{table}\nplan: {text}; {speed:.1} tokens per second expected; only the measurements for the next run \
+                 were written"
+            ))
+        }
+        (true, None) if args.report.report.is_some() => {
+            Err(Error::usage("found --dry-run and --report without a budget, which leaves nothing to show")
+                .help("add --target-bpw X, or leave out one of the two"))
         }
         (true, None) => {
             if calibrated && args.method.is_none() {
@@ -389,27 +418,24 @@ impl BudgetArgs {
     /// # Errors
     /// The budget is not a valid number of bits or bytes, or options are given that need a budget.
     fn budget(&self) -> Result<Option<Budget>> {
-        let target = match (self.target_bpw, self.target_size) {
-            _ if self.target_kl.is_some() => {
-                let kl = self.target_kl.unwrap_or_default();
-                if !(kl > 0.0 && kl.is_finite()) {
-                    return Err(Error::usage(format!("--target-kl: found {kl}, expected nats per token, like 0.002")));
-                }
-                Target::Divergence(kl)
-            }
-            (Some(bits), _) if !(bits > 0.0 && bits <= 64.0) => {
-                return Err(Error::usage(format!("--target-bpw: found {bits}, expected bits per weight, like 4.5")));
-            }
-            (Some(bits), _) => Target::BitsPerWeight(bits),
-            (None, Some(bytes)) => Target::Bytes(bytes),
-            (None, None) if self.plan_text.is_some() => {
-                return Err(
-                    Error::usage("--plan-text without a budget").help("add --target-bpw, --target-size or --target-kl")
-                );
-            }
-            (None, None) => return Ok(None),
+        let asked = AskedTargets {
+            bits_per_weight: self.target_bpw,
+            bytes: self.target_size,
+            divergence: self.target_kl,
+            speed: self.target_speed,
         };
-        Ok(Some(Budget { target, text: text_windows(&self.plan_text, Some(self.plan_windows)) }))
+        let Some(target) = asked.target(|name| format!("--{name}"))? else {
+            return match self.plan_text {
+                Some(_) => Err(Error::usage("--plan-text without a budget")
+                    .help("add --target-bpw, --target-size, --target-kl or --target-speed")),
+                None => Ok(None),
+            };
+        };
+        if let Some(found) = self.bandwidth.filter(|found| !(*found > 0.0 && *found <= 1e6)) {
+            return Err(Error::usage(format!("--bandwidth: found {found}, expected 10^9 bytes per second, like 40")));
+        }
+        let text = text_windows(&self.plan_text, Some(self.plan_windows));
+        Ok(Some(Budget { target, text, bandwidth: self.bandwidth }))
     }
 }
 

@@ -63,14 +63,14 @@ impl Subject {
 /// Candidate that leaves a tensor as it is.
 pub const AS_IT_IS: Candidate = Candidate { quant: None, error: 0.0 };
 
-/// Returns the size of a tensor with each scheme, without reading the tensor.
+/// Returns the candidates of a tensor without reading it; their errors are not known. The last one leaves it as it is.
 ///
 /// # Errors
 /// Its shape is invalid.
-pub fn sizes(tensor: &Tensor) -> Result<Vec<u64>> {
+pub fn possible(tensor: &Tensor) -> Result<Vec<Candidate>> {
     let quantized = choices_for(tensor)?.into_iter();
-    let quantized = quantized.map(|quant| Candidate { quant: Some(quant), error: 0.0 }.bytes(tensor));
-    quantized.chain([AS_IT_IS.bytes(tensor)]).collect()
+    let quantized = quantized.map(|quant| Candidate { quant: Some(quant), error: 0.0 });
+    Ok(quantized.chain([AS_IT_IS]).collect())
 }
 
 /// Returns a candidate for every scheme, with the error that the best method for the scheme has on some rows of a

@@ -7,6 +7,7 @@ use crate::convert::{Checkpoint, CheckpointOptions};
 use crate::error::{Context, Result};
 use crate::iebin::{self, Store};
 use crate::job::Fingerprint;
+use crate::model_config::ModelConfig;
 use crate::provenance::Source;
 use std::ops::Range;
 use std::path::Path;
@@ -64,6 +65,11 @@ impl Weights {
     pub fn open(path: &Path, config: Option<&Path>) -> Result<Weights> {
         let checkpoint = Checkpoint::open_with(path, CheckpointOptions { config, ..CheckpointOptions::default() })?;
         Ok(Weights(Box::new(checkpoint)))
+    }
+
+    /// Returns the description of the model.
+    pub fn config(&self) -> &ModelConfig {
+        self.0.config()
     }
 
     /// Returns all tensors in the order of the model.
@@ -129,7 +135,7 @@ fn tensor(index: usize, name: &str, shape: &[usize], store: Store) -> Tensor {
 #[cfg(test)]
 impl Tensor {
     /// Returns a tensor of floats for tests that read no weights.
-    pub(super) fn float(name: &str, shape: &[usize], is_tied: bool) -> Tensor {
+    pub(crate) fn float(name: &str, shape: &[usize], is_tied: bool) -> Tensor {
         Tensor { is_tied, ..tensor(0, name, shape, Store::Plain(crate::dtype::DType::F32)) }
     }
 }

@@ -94,6 +94,15 @@ impl Axis {
         Axis { from, to, logarithmic: from > 0.0 && to > 10.0 * from }
     }
 
+    /// Creates an axis that shows all values; a logarithmic one shows the positive values.
+    fn around(values: impl Iterator<Item = f64>, logarithmic: bool) -> Axis {
+        let shown = values.filter(|value| value.is_finite() && (!logarithmic || *value > 0.0));
+        let (from, to) = shown.fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), value| (a.min(value), b.max(value)));
+        let from = if from.is_finite() { from } else { 1.0 };
+        let to = if to > from { to } else { from + from.abs().max(1e-9) };
+        Axis { from, to, logarithmic }
+    }
+
     /// Returns the position of a value on the axis, 0 to 1.
     fn place(&self, value: f64) -> f64 {
         let place = if self.logarithmic {
@@ -245,6 +254,59 @@ pub fn overlay(limit: f64, bars: &[u64], outline: Option<&[u64]>) -> String {
     svg.end()
 }
 
+/// Point of a trade-off with a name.
+#[derive(Debug, Clone, Copy)]
+pub struct Mark<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its place: both quantities.
+    pub at: (f64, f64),
+}
+
+/// Draws a quantity over another as a line through `points`, which must ascend in the first, with named points beside
+/// it. `units` are those of both quantities; the second may have a logarithmic axis.
+pub fn trade_off(points: &[(f64, f64)], marks: &[Mark<'_>], units: (&str, &str), logarithmic: bool) -> String {
+    const BASE: f64 = 250.0;
+    const TOP: f64 = 24.0;
+    let points: Vec<_> = points.iter().filter(|(a, b)| a.is_finite() && b.is_finite()).collect();
+    let all = || points.iter().copied().copied().chain(marks.iter().map(|mark| mark.at));
+    let x = Axis::around(all().map(|(x, _)| x), false);
+    let y = Axis::around(all().map(|(_, y)| y), logarithmic);
+    let (left, right) = (70.0, WIDTH - 20.0);
+    let place = |(a, b): (f64, f64)| (left + (right - left) * x.place(a), BASE - (BASE - TOP) * y.place(b));
+    let mut svg = Svg::new(BASE + 44.0);
+    svg.text(left, TOP - 10.0, "value", units.1);
+    for tick in y.ticks() {
+        let (_, at) = place((x.from, tick));
+        svg.line([left, at, right, at], "axis");
+        svg.text(left - 6.0, at + 4.0, "label", &exact(tick));
+    }
+    for tick in x.ticks() {
+        let (at, _) = place((tick, y.from));
+        svg.line([at, BASE, at, BASE + 4.0], "axis");
+        svg.text(at, BASE + 18.0, "tick", &number(tick));
+    }
+    svg.line([left, BASE, right, BASE], "axis");
+    svg.text(right, BASE + 38.0, "label", units.0);
+    let mut line = String::new();
+    for (x, y) in points.iter().map(|point| place(**point)) {
+        write!(line, "{x:.1},{y:.1} ").expect("a string takes everything");
+    }
+    svg.add(format_args!("<polyline class=\"line l0\" points=\"{}\"/>", line.trim_end()));
+    let note = |(a, b): (f64, f64)| format!("{} {}, {} {}", exact(a), units.0, exact(b), units.1);
+    for point in &points {
+        let (x, y) = place(**point);
+        svg.rect([x - 2.0, y - 2.0, 4.0, 4.0], BAR, &note(**point));
+    }
+    for Mark { name, at } in marks {
+        let (x, y) = place(*at);
+        svg.rect([x - 4.0, y - 4.0, 8.0, 8.0], "class=\"heat\"", &format!("{name}: {}", note(*at)));
+        let (class, aside) = if x > WIDTH - 120.0 { ("label", -8.0) } else { ("value", 8.0) };
+        svg.text(x + aside, y - 6.0, class, name);
+    }
+    svg.end()
+}
+
 /// Quantity over time: the number of its color, its name, and its mean in each interval.
 pub type Curve<'a> = (usize, &'a str, Vec<f64>);
 
@@ -331,6 +393,19 @@ mod tests {
         assert!(svg.matches("class=\"bar\"").count() > 30);
         for odd in [vec![], vec![0.0], vec![5.0; 3]] {
             assert!(!histogram(&odd, &[("p50", 5.0)], "ms").contains("NaN"), "{odd:?}");
+        }
+    }
+
+    #[test]
+    fn a_trade_off_shows_its_line_and_the_named_points() {
+        let points = [(2.0, 1.0), (4.0, 0.01), (8.0, 0.0)];
+        let marks = [Mark { name: "<plan>", at: (4.0, 0.01) }];
+        let svg = trade_off(&points, &marks, ("bits", "nats"), true);
+        // Zero has no place on a logarithmic axis and is drawn at its lower end.
+        assert!(svg.contains("points=\"70.0,24.0 253.3,250.0 620.0,250.0\""), "{svg}");
+        assert!(svg.contains("&lt;plan&gt;: 4.00 bits, 0.0100 nats") && svg.contains(">0.1"), "{svg}");
+        for odd in [&[][..], &[(1.0, f64::NAN)], &[(3.0, 3.0)]] {
+            assert!(!trade_off(odd, &[], ("a", "b"), true).contains("NaN"), "{odd:?}");
         }
     }
 

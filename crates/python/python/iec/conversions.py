@@ -29,8 +29,8 @@ def pack(model: Path, out_dir: Path, *, progress: Progress | None = None, **opti
 
 def ptq(model: Path, out: Path, *, progress: Progress | None = None, **options: Any) -> dict[str, Any]:
     """Quantizes a model on trial and writes a manifest for ``pack``: ``bits``, ``scheme``, ``rules``, ``include``,
-    ``exclude``, ``target_bpw``, ``target_size``, ``target_kl``, ``plan_text``, ``calib``, ``gate``, ``gate_text``,
-    ``keep_failing``, ``force``, ``overwrite``, ``threads``. Returns the summary of the command."""
+    ``exclude``, ``target_bpw``, ``target_size``, ``target_kl``, ``target_speed``, ``plan_text``, ``calib``, ``gate``,
+    ``gate_text``, ``keep_failing``, ``force``, ``overwrite``, ``threads``. Returns the summary of the command."""
     return _convert("ptq", {"model": model, "out": out, **options}, progress)
 
 
