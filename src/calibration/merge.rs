@@ -50,8 +50,8 @@ pub fn merge(paths: &[PathBuf], out: AtomicFile) -> Result<Description> {
     for site in first.sites() {
         let mut sums = parts.iter().filter_map(|part| part.sums(&site.name));
         let mut total = sums.next().expect("its own site");
-        sums.for_each(|sums| total.plus(&sums));
-        writer.put(&total)?;
+        sums.for_each(|sums| total.iter_mut().zip(&sums).for_each(|(total, sums)| total.plus(sums)));
+        writer.put([&total[0], &total[1]])?;
         bar.inc(1);
     }
     writer.finish()?;

@@ -7,13 +7,15 @@
 //! [`Site`]. For each site [`Sums`] stores the squares per input channel and, on request, all products `X^T X`.
 //!
 //! Windows of the text are assigned alternately to two halves. Parameters fitted on one half can be evaluated on the
-//! other, which prevents the selection of a method that overfits the calibration text.
+//! other, which prevents the selection of a method that overfits the calibration text. The windows of a half are
+//! summed in [`shards`], whose sums are added in a fixed order, so that several machines compute the bytes of one.
 //!
 //! [`mod@file`] defines the file format; [`panel`] computes the products and factors a matrix.
 
 pub mod file;
 mod merge;
 pub mod panel;
+pub mod shards;
 mod sums;
 
 pub use file::{Calibration, CalibrationText, CalibrationWriter, InputMeans};

@@ -24,12 +24,14 @@ mod journal;
 mod order;
 mod part;
 mod partial;
+mod recorded;
 
 pub use fingerprint::Fingerprint;
 pub use journal::Pace;
 pub use order::{Command, DataFile, Order, Output, RunOptions, Share, this_version};
 pub use part::{Part, deal};
-pub use partial::{Partial, any_has_begun_commit, partials};
+pub use partial::any_has_begun_commit;
+pub use recorded::RecordedParts;
 
 use crate::error::{Cause, Context, Error, Result};
 use crate::files;
@@ -130,18 +132,18 @@ impl Job {
     /// # Errors
     /// The errors of [`Job::open`]; or the directory of `out` does not exist.
     pub fn for_file(
-        command: &str,
+        command: &Command,
         out: &Path,
         run: &RunOptions,
         decide: impl FnOnce(&mut Fingerprint) -> Result<()>,
     ) -> Result<Job> {
         let dir = dir_of_file(out)?;
-        let mut fingerprint = Fingerprint::for_file(command, out);
+        let mut fingerprint = Fingerprint::for_file(&command.name, out);
         decide(&mut fingerprint)?;
         let order = Order {
             fingerprint: &fingerprint.finish(),
             inputs: "",
-            command: &Command::new(command, &()),
+            command,
             lead: None,
             output: Output::AmongOthers,
             run,
@@ -208,6 +210,11 @@ impl Job {
     /// Returns the directory of partial work, in which temporary files may be created.
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// Returns the path of a file of this run in the directory of partial work; every part has its own.
+    pub fn own_path(&self, name: &str) -> PathBuf {
+        self.data_path(&self.stem, name)
     }
 
     /// Returns the recorded results of a task, first from the journal of this run, then from those of parts.

@@ -14,7 +14,7 @@ pub struct Order<'a> {
     /// them. An interrupted run is not continued if it differs, because the content may have changed under the same
     /// modification time. Empty if there is nothing to compare.
     pub inputs: &'a str,
-    /// Command that is recorded for parts; `iec merge` reads it from [`super::Partial::command`].
+    /// Command that is recorded for parts; `iec merge` reads it from [`super::RecordedParts`].
     pub command: &'a Command,
     /// Name of the file that readers open first, for outputs that [`crate::output::swap`] replaces.
     pub lead: Option<&'a str>,
@@ -55,6 +55,16 @@ pub enum Share {
     Part(Part),
     /// Only the merge of the finished parts in this directory.
     Merge(PathBuf),
+}
+
+impl Share {
+    /// Returns the part of a run that is one of several parts.
+    pub fn part(&self) -> Option<Part> {
+        match self {
+            Share::Part(part) => Some(*part),
+            Share::Whole | Share::Merge(_) => None,
+        }
+    }
 }
 
 /// Command that the parts of a job belong to; `iec merge` repeats it.

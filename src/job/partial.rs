@@ -24,7 +24,7 @@ pub(super) struct PartFiles {
 
 /// Directory of partial work.
 #[derive(Debug)]
-pub struct Partial {
+pub(super) struct Partial {
     /// Path of the directory.
     pub path: PathBuf,
     /// Command that completes the job; only parts record it.
@@ -35,7 +35,7 @@ pub struct Partial {
 ///
 /// # Errors
 /// `out_dir` cannot be read, or a command in it is damaged.
-pub fn partials(out_dir: &Path) -> Result<Vec<Partial>> {
+pub(super) fn partials(out_dir: &Path) -> Result<Vec<Partial>> {
     let dirs = directories(out_dir).at(out_dir)?;
     dirs.into_iter().map(|path| Ok(Partial { command: read_command(&path.join(COMMAND_NAME))?, path })).collect()
 }

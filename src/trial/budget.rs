@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::iebin::PlannedTensor as Stored;
 use crate::iebin::writer::Layout;
 use crate::interrupt;
-use crate::job::{Job, RunOptions};
+use crate::job::{Command, Job, RunOptions};
 use crate::manifest::Document;
 use crate::manifest::plan::{Plan, PlanText, PlannedSpeed, PlannedTensor, Target, Uniform, Yardstick};
 use crate::progress;
@@ -109,7 +109,7 @@ impl Planner<'_> {
     /// # Errors
     /// The same as for [`Job::open`]; also if the weights cannot be read.
     pub fn job(&self, run: &RunOptions) -> Result<Job> {
-        Job::for_file(COMMAND, &self.ptq.options.out, run, |fingerprint| {
+        Job::for_file(&Command::new(COMMAND, &()), &self.ptq.options.out, run, |fingerprint| {
             fingerprint.field("calibration", self.ptq.calibration.as_ref().map_or("", Calibration::seal));
             candidates::choices().for_each(|quant| fingerprint.field("scheme", in_words(&quant.spec)));
             self.ptq.weights.fingerprint(fingerprint)?;

@@ -2,10 +2,11 @@
 
 use crate::convert::quantize::weights::Weights;
 use crate::error::Result;
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
 /// Model to read: a Hugging Face checkpoint, a pack, or a GGUF file.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ModelSource {
     /// Directory or file.
     pub path: PathBuf,

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 /// Returns the path of a text of the repository.
-fn text(name: &str) -> PathBuf {
+pub fn text(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/text").join(name)
 }
 
@@ -65,7 +65,7 @@ fn statistics_do_not_depend_on_threads_or_passes() {
 
 /// Kills `iec calib` as soon as `ready` accepts its hidden directory of partial output; returns false if the process
 /// ended before.
-fn killed(arguments: &[String], dir: &Path, ready: impl Fn(&Path) -> bool) -> bool {
+pub fn killed(arguments: &[String], dir: &Path, ready: impl Fn(&Path) -> bool) -> bool {
     let mut child = Command::new(env!("CARGO_BIN_EXE_iec"))
         .args(arguments)
         .stdout(Stdio::null())
@@ -91,7 +91,10 @@ fn killed(arguments: &[String], dir: &Path, ready: impl Fn(&Path) -> bool) -> bo
 fn a_killed_calibration_goes_on_where_its_sums_were_saved() {
     let dir = TempDir::new().unwrap();
     let undisturbed = dir.path().join("undisturbed.calib");
-    let text = text("tinystories_valid_30k.txt").display().to_string();
+    // Long enough for saved sums within a shard.
+    let long = dir.path().join("long.txt");
+    std::fs::write(&long, std::fs::read_to_string(text("tinystories_valid_30k.txt")).unwrap().repeat(4)).unwrap();
+    let text = long.display().to_string();
     let model = fixture("stories260k").display().to_string();
     let arguments = |out: &Path, more: &[&str]| -> Vec<String> {
         let words = [
@@ -110,14 +113,18 @@ fn a_killed_calibration_goes_on_where_its_sums_were_saved() {
         let words = words.iter().chain(more).map(|word| word.to_string());
         words.chain(["--out".to_string(), out.display().to_string()]).collect()
     };
-    // The process is killed within the only pass, then between two passes.
+    // The process is killed within a shard, after a shard, and between two passes.
     let saved = |partial: &Path| {
         let names = std::fs::read_dir(partial).into_iter().flatten().flatten().map(|entry| entry.file_name());
-        names.into_iter().any(|name| name.to_string_lossy().starts_with("pass-0.windows-"))
+        names.into_iter().any(|name| name.to_string_lossy().starts_with("shard-0.windows-"))
     };
-    let second = |partial: &Path| std::fs::read_to_string(partial.join("journal")).is_ok_and(|j| j.contains("pass 1"));
+    let records =
+        |partial: &Path, task| std::fs::read_to_string(partial.join("journal")).is_ok_and(|j| j.contains(task));
+    let shard = |partial: &Path| records(partial, "of shard 2");
+    let pass = |partial: &Path| records(partial, "layers 1 to 1");
     type Ready<'a> = &'a dyn Fn(&Path) -> bool;
-    for (more, ready) in [(&[][..], &saved as Ready<'_>), (&["--hessian", "--memory", "1K"], &second)] {
+    let products = &["--hessian", "--memory", "1K"][..];
+    for (more, ready) in [(&[][..], &saved as Ready<'_>), (&[], &shard), (products, &pass)] {
         iec().args(arguments(&undisturbed, more)).assert().success();
         let home = TempDir::new().unwrap();
         let out = home.path().join("undisturbed.calib");
@@ -147,8 +154,8 @@ fn a_merge_is_the_sum_of_its_parts() {
     assert_eq!(sum.description().texts.len(), 2);
     for site in sum.sites() {
         let mut expected = a_stats.sums(&site.name).unwrap();
-        expected.plus(&b_stats.sums(&site.name).unwrap());
-        assert!(expected.counts.iter().flatten().sum::<f64>() > 0.0);
+        expected.iter_mut().zip(&b_stats.sums(&site.name).unwrap()).for_each(|(sum, other)| sum.plus(other));
+        assert!(expected.iter().flat_map(|half| &half.counts).sum::<f64>() > 0.0);
         assert_eq!(sum.sums(&site.name).unwrap(), expected, "{}", site.name);
     }
     let mut command = iec();

@@ -27,6 +27,7 @@ mod bench;
 mod bombs;
 mod budget;
 mod calib;
+mod calib_parts;
 mod chat;
 mod chat_pipe;
 mod console;

@@ -2,14 +2,16 @@
 
 use crate::console;
 use crate::global::Global;
-use crate::job::Keeping;
+use crate::job::JobArgs;
 use crate::source::SourceArgs;
+use iec::calibration::file::Description;
+use iec::calibration::shards::SHARDS;
 use iec::calibration::{Calibration, merge};
-use iec::error::{Context, Result};
-use iec::job::check_target;
-use iec::output::{AtomicFile, Inputs, Rules};
+use iec::error::{Context, Error, Result};
+use iec::job::{RecordedParts, check_target};
+use iec::output::{AtomicFile, Inputs, Rules, Target};
 use iec::report::calibration::table;
-use iec::trial::calibrate::{CalibrationOptions, calibrate};
+use iec::trial::calibrate::{Calibrated, CalibrationOptions, calibrate};
 use iec::units::{human_bytes, parse_size};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -26,11 +28,13 @@ use std::time::Instant;
   iec calib models/tinyllama --text books.txt --text code.txt --hessian --out tinyllama.calib
   iec calib model.gguf --text calibration.txt --out model.calib
   iec calib --merge a.calib b.calib --out both.calib
+  iec calib packs/tinyllama-bf16 --text calibration.txt --out tinyllama.calib --part 1/4
+  iec merge --out tinyllama.calib
   iec ptq models/tinyllama --out q4_manifest.json --bits 4 --calib tinyllama.calib
 
 The text should be like what the model will read. Keep another text for --gate-text: calibration text is never used to
 judge the result. ptq fits each method on half of the windows and compares the methods on the other half. 50 000 tokens
-are enough.")]
+are enough. --part divides the work among up to 16 machines; --memory and --threads may differ between them.")]
 pub struct Args {
     #[command(flatten)]
     source: SourceArgs,
@@ -42,7 +46,7 @@ pub struct Args {
         long,
         value_name = "STATS",
         num_args = 2..,
-        conflicts_with_all = ["text", "hessian", "fresh", "checkpoint_every"]
+        conflicts_with_all = ["text", "hessian", "part", "parts", "fresh", "checkpoint_every"]
     )]
     merge: Vec<PathBuf>,
     /// Calibration text; repeatable
@@ -74,43 +78,102 @@ pub struct Args {
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
-    keeping: Keeping,
+    job: JobArgs,
 }
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
-    let started = Instant::now();
     let read = args.text.iter().chain(&args.merge).chain(&args.tokenizer).chain(&args.source.config);
     let inputs = args.source.add_to(Inputs::default().files(read), args.model_dir.as_ref())?;
     let target = check_target(&args.out, Rules { inputs: &inputs, overwrite: args.overwrite, stdout: !args.json })?;
-    let out = target.work_path();
-    let (description, known) = match args.merge.is_empty() {
-        true => calibrate(&args.options(&out, global)?)?,
-        false => (merge(&args.merge, AtomicFile::create(&out)?.overwrite(args.overwrite))?, 0),
-    };
-    let stats = Calibration::open(&out)?;
-    global.note(table(&stats).to_string().trim_end());
-    let tokens: u64 = description.texts.iter().map(|text| text.tokens).sum();
-    let (bytes, seconds) = (std::fs::metadata(&out).at(&out)?.len(), started.elapsed().as_secs_f64());
-    global.note(format_args!(
-        "wrote {}: {tokens} tokens, {}, {seconds:.1} s, {:.0} tokens/s",
-        args.out.display(),
-        human_bytes(bytes),
-        tokens as f64 / seconds
-    ));
-    target.deliver()?;
-    if known > 0 {
-        global.note(format_args!("{known} tokens were already read by the interrupted run"));
+    let report = StatisticsReport { started: Instant::now(), out: &args.out, json: args.json };
+    let path = target.work_path();
+    if args.merge.is_empty() {
+        return report.collect(&args.options(&path, global)?, &target, global);
     }
-    if args.json {
+    let description = merge(&args.merge, AtomicFile::create(&path)?.overwrite(args.overwrite))?;
+    report.of_file(&description, 0, &target, global)
+}
+
+/// Merges the parts of a calibration whose output is in `out_dir`.
+pub fn merge_parts(parts: &RecordedParts, out_dir: &Path, json: bool, global: &Global) -> Result<()> {
+    let options = CalibrationOptions { threads: global.threads(), ..CalibrationOptions::of_parts(parts, out_dir)? };
+    let inputs = Inputs::default().files(options.files());
+    let rules = Rules { inputs: &inputs, overwrite: options.overwrite, stdout: false };
+    let (out, target) = (&options.out, check_target(&options.out, rules)?);
+    let options = CalibrationOptions { out: target.work_path(), ..options.clone() };
+    StatisticsReport { started: Instant::now(), out, json }.collect(&options, &target, global)
+}
+
+/// Report of the command.
+struct StatisticsReport<'a> {
+    started: Instant,
+    /// Output as the user named it.
+    out: &'a Path,
+    json: bool,
+}
+
+impl StatisticsReport<'_> {
+    /// Collects or merges statistics and reports them.
+    fn collect(&self, options: &CalibrationOptions, target: &Target, global: &Global) -> Result<()> {
+        if options.run.share.part().is_some() && !target.is_file() {
+            return Err(Error::usage("--part: found a stream as the output, expected a file")
+                .at(self.out)
+                .help("name a file with --out"));
+        }
+        let done = calibrate(options)?;
+        match &done.part {
+            Some(part) => self.of_part(&part.to_string(), &done, options.hessian, global),
+            None => self.of_file(&done.description, done.known, target, global),
+        }
+    }
+
+    fn of_part(&self, part: &str, done: &Calibrated, hessian: bool, global: &Global) -> Result<()> {
+        let Calibrated { shards, tokens, known, part_bytes: bytes, .. } = done;
+        let (seconds, size) = (self.started.elapsed().as_secs_f64(), human_bytes(*bytes));
+        let rate = *tokens as f64 / seconds;
+        global.note(format_args!(
+            "collected part {part} of {}: {shards} of {SHARDS} shards, {tokens} tokens, {size}, {seconds:.1} s, \
+             {rate:.0} tokens/s",
+            self.out.display()
+        ));
+        note_known(*known, global);
+        if !self.json {
+            return Ok(());
+        }
+        console::print_json(&json!({"stats": self.out, "part": part, "shards": shards, "tokens": tokens,
+            "bytes": bytes, "hessian": hessian, "wall_time_s": seconds, "taken_over_tokens": known,
+            "description": done.description}))
+    }
+
+    fn of_file(&self, description: &Description, known: u64, target: &Target, global: &Global) -> Result<()> {
+        let path = target.work_path();
+        let stats = Calibration::open(&path)?;
+        global.note(table(&stats).to_string().trim_end());
+        let tokens: u64 = description.texts.iter().map(|text| text.tokens).sum();
+        let (bytes, seconds) = (std::fs::metadata(&path).at(&path)?.len(), self.started.elapsed().as_secs_f64());
+        global.note(format_args!(
+            "wrote {}: {tokens} tokens, {}, {seconds:.1} s, {:.0} tokens/s",
+            self.out.display(),
+            human_bytes(bytes),
+            tokens as f64 / seconds
+        ));
+        target.deliver()?;
+        note_known(known, global);
+        if !self.json {
+            return Ok(());
+        }
         let (seal, sites) = (stats.seal(), stats.sites().count());
-        console::print_json(
-            &json!({"stats": args.out, "seal": seal, "tokens": tokens, "sites": sites, "bytes": bytes,
+        console::print_json(&json!({"stats": self.out, "seal": seal, "tokens": tokens, "sites": sites, "bytes": bytes,
             "hessian": stats.sites().any(|site| site.products), "wall_time_s": seconds, "taken_over_tokens": known,
-            "description": description}),
-        )?;
+            "description": description}))
     }
-    Ok(())
+}
+
+fn note_known(tokens: u64, global: &Global) {
+    if tokens > 0 {
+        global.note(format_args!("{tokens} tokens were already read by the interrupted run or by parts"));
+    }
 }
 
 impl Args {
@@ -126,7 +189,7 @@ impl Args {
             max_tokens: self.max_tokens,
             memory: self.memory,
             threads: global.threads(),
-            run: self.keeping.options(),
+            run: self.job.options()?,
         })
     }
 }

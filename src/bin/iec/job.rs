@@ -4,7 +4,7 @@ use iec::error::{Error, Result};
 use iec::job::{Pace, Part, RunOptions, Share};
 use iec::units::parse_size;
 
-/// Options that divide a conversion into parts and make it resumable. None of them changes the result.
+/// Options that divide work into parts and make it resumable. None of them changes the result.
 #[derive(Debug, Clone, clap::Args)]
 pub struct JobArgs {
     /// Do part K of N only; run the other parts here or on machines that share this file system, then `iec merge`

@@ -110,7 +110,7 @@ commands! {
     Ptq => ptq,
     /// Quantizes weights into q4 files, which pack copies without recomputing
     Q4 => q4,
-    /// Merges the parts of a conversion that was divided with --part
+    /// Merges the parts of a conversion or calibration that was divided with --part
     Merge => merge,
     /// Compresses and deduplicates a pack, losslessly
     Dedup => dedup,

@@ -153,8 +153,8 @@ impl Calibration {
         first.iter().zip(second).map(|(a, b)| a + b).collect()
     }
 
-    /// Returns all sums of a site, or `None` for an unknown site.
-    pub fn sums(&self, site: &str) -> Option<Sums> {
+    /// Returns all sums of a site, one for each half, or `None` for an unknown site.
+    pub fn sums(&self, site: &str) -> Option<[Sums; 2]> {
         let (shape, start) = self.sites.get(*self.by_name.get(site)?)?;
         let (n, cols) = (shape.matrices, shape.cols);
         let mut at = *start;
@@ -165,13 +165,15 @@ impl Calibration {
         let counts = [floats(n), floats(n)];
         let squares = [floats(n * cols), floats(n * cols)];
         let triangle = cols * (cols + 1) / 2;
-        let products = shape.products.then(|| {
-            [0, 1].map(|half| {
+        let products = [0, 1].map(|half| {
+            shape.products.then(|| {
                 let bytes = self.map.bytes()[at + half * 4 * triangle..][..4 * triangle].as_chunks::<4>().0;
                 bytes.iter().map(|x| f32::from_le_bytes(*x)).collect()
             })
         });
-        Some(Sums { cols, counts, squares, products })
+        let mut parts = counts.into_iter().zip(squares).zip(products);
+        let mut half = || parts.next().map(|((counts, squares), products)| Sums { cols, counts, squares, products });
+        Some([half()?, half()?])
     }
 
     /// Returns the mean input statistics of matrix number `matrix` of the tensor with this canonical name, over the

@@ -1,16 +1,13 @@
 //! Writes calibration statistics site by site, and reuses the sites that an interrupted run has written.
 
 use super::{Description, FORMAT, SiteShape};
-use crate::calibration::Sums;
+use crate::calibration::sums::{self, Sums};
 use crate::error::{Context, Result};
 use crate::output::AtomicFile;
 use crate::sha256::{Digest, Sha256, hex};
 use serde_json::{Map, json};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
-
-/// Number of products that are written at once.
-const PIECE: usize = 1 << 16;
 
 /// Writer of a statistics file, site by site.
 pub struct CalibrationWriter {
@@ -91,28 +88,26 @@ impl CalibrationWriter {
         Ok(same)
     }
 
-    /// Writes the sums of the next site.
+    /// Writes the sums of the next site, of both halves.
     ///
     /// # Errors
     /// The sums cannot be written.
     ///
     /// # Panics
     /// The sums have another shape than announced.
-    pub fn put(&mut self, sums: &Sums) -> Result<()> {
+    pub fn put(&mut self, halves: [&Sums; 2]) -> Result<()> {
         let site = self.sites.next().expect("as many sites as were announced");
-        assert_eq!(
-            (site.matrices, site.cols, site.products),
-            (sums.counts[0].len(), sums.cols, sums.products.is_some())
-        );
-        for numbers in sums.counts.iter().chain(&sums.squares) {
-            self.write(numbers.iter().map(|x| x.to_le_bytes()).collect::<Vec<_>>().as_flattened())?;
+        let expected = (site.matrices, site.cols, site.products);
+        for sums in halves {
+            assert_eq!(expected, (sums.counts.len(), sums.cols, sums.products.is_some()));
         }
-        for products in sums.products.iter().flatten() {
-            for piece in products.chunks(PIECE) {
-                self.write(piece.iter().map(|x| x.to_le_bytes()).collect::<Vec<_>>().as_flattened())?;
-            }
+        for numbers in halves.map(|sums| &sums.counts).into_iter().chain(halves.map(|sums| &sums.squares)) {
+            sums::write_doubles(numbers, |bytes| self.write(bytes))?;
         }
-        Ok(())
+        halves
+            .iter()
+            .flat_map(|sums| &sums.products)
+            .try_for_each(|products| sums::write_floats(products, |bytes| self.write(bytes)))
     }
 
     /// Seals the file, gives it its final name, and returns the seal.

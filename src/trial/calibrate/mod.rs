@@ -1,13 +1,16 @@
 //! Calibration: runs a model on texts and collects statistics of the inputs of its matrices, as a job that can
-//! be interrupted and resumed.
+//! be interrupted and resumed, or divided into parts.
 //!
-//! Finished passes are stored in the job's directory and reused if they have the hash that the journal records.
-//! Within a pass, the sums are saved periodically as a separate statistics file, unless they include the products of
-//! input channels, which are too large for this.
+//! The unit that is divided and stored is the sums of one shard of the windows ([`crate::calibration::shards`]) for one
+//! layer. `store` reads and writes them, and `work` computes them and adds them up.
+
+mod store;
+mod work;
 
 use super::ModelSource;
-use crate::calibration::file::{Description, SiteShape};
-use crate::calibration::{Calibration, CalibrationText, CalibrationWriter, Sums};
+use crate::calibration::CalibrationText;
+use crate::calibration::file::Description;
+use crate::calibration::shards::SHARDS;
 use crate::convert::pack::{self, PackOptions};
 use crate::convert::source::gguf::parts_of;
 use crate::convert::source::kind::SourceKind;
@@ -15,22 +18,22 @@ use crate::error::{Context, Error, Result};
 use crate::files;
 use crate::generate::text::{Tokenizer, tokenizer};
 use crate::iebin::{BIN_NAME, Entry, IebinReader, JSON_NAME, Store, tensor_map};
-use crate::job::{Fingerprint, Job, RunOptions, this_version};
-use crate::output::AtomicFile;
+use crate::job::{Command, Fingerprint, Job, Part, RecordedParts, RunOptions, this_version};
+use crate::output::{DirLock, make_absolute};
 use crate::progress;
-use crate::runtime::calibrate::{self, Gather, Gathering, Windows};
+use crate::runtime::calibrate::Windows;
 use crate::runtime::{Engine, EngineOptions, Precision};
 use crate::scheme::QuantSpec;
 use crate::sha256::{Digest, Sha256, hex};
-use std::fs::File;
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
+use work::Work;
 
-const COMMAND: &str = "calib";
-/// Least number of bytes of inputs that are summed between two saves, as a multiple of the bytes that a save writes.
-const SAVED_SHARE: u64 = 256;
+/// Name of the command in fingerprints, and in `command.json` of unfinished parts, from which `iec merge` repeats it.
+pub const COMMAND: &str = "calib";
 
 /// Options of a calibration.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct CalibrationOptions {
     /// Model to be calibrated.
     pub model: ModelSource,
@@ -52,25 +55,65 @@ pub struct CalibrationOptions {
     pub memory: u64,
     /// Number of threads of the engine.
     pub threads: usize,
-    /// Options for saving and resuming the job.
+    /// Options for saving and resuming the job, and its parts.
+    #[serde(skip)]
     pub run: RunOptions,
 }
 
-/// Collects the statistics and writes them. Returns their description, and the number of tokens that an interrupted
-/// run had processed.
+impl CalibrationOptions {
+    /// Returns the options that the parts of a calibration have recorded, for a run that merges them into a file in
+    /// `out_dir`.
+    ///
+    /// # Errors
+    /// The recorded options cannot be read.
+    pub fn of_parts(parts: &RecordedParts, out_dir: &Path) -> Result<CalibrationOptions> {
+        let options: CalibrationOptions = parts.options()?;
+        let out = out_dir.join(parts.out_name().unwrap_or_default());
+        Ok(CalibrationOptions { out, run: parts.run(), ..options })
+    }
+
+    /// Returns the files that are read in addition to the model.
+    pub fn files(&self) -> impl Iterator<Item = &PathBuf> {
+        self.texts.iter().chain(&self.tokenizer).chain(&self.model.config)
+    }
+}
+
+/// Report of a finished calibration or of a part of one.
+#[derive(Debug, Clone)]
+pub struct Calibrated {
+    /// Origin of the sums; the texts are the whole texts, also for a part.
+    pub description: Description,
+    /// Part that was collected; `None` for the whole.
+    pub part: Option<Part>,
+    /// Number of shards of this run.
+    pub shards: usize,
+    /// Number of tokens of this run; each is counted once per pass over the texts.
+    pub tokens: u64,
+    /// Number of these tokens that an interrupted run or parts had processed.
+    pub known: u64,
+    /// Number of bytes that a part stores until the parts are merged; 0 for the whole.
+    pub part_bytes: u64,
+}
+
+/// Collects the statistics and writes them, collects one part of them, or merges the parts.
 ///
 /// # Errors
-/// A model or text cannot be read, or the statistics cannot be written.
-pub fn calibrate(options: &CalibrationOptions) -> Result<(Description, u64)> {
-    let job = Job::for_file(COMMAND, &options.out, &options.run, |fingerprint| decide(options, fingerprint))?;
+/// A model or text cannot be read, the statistics cannot be written, or parts are missing or damaged.
+pub fn calibrate(options: &CalibrationOptions) -> Result<Calibrated> {
+    let mut repeatable = options.clone();
+    let CalibrationOptions { model, tokenizer, texts, .. } = &mut repeatable;
+    let optional = [tokenizer.as_mut(), model.config.as_mut()];
+    make_absolute(texts.iter_mut().chain([&mut model.path]).map(Some).chain(optional))?;
+    let command = Command::new(COMMAND, &repeatable);
+    let job = Job::for_file(&command, &options.out, &options.run, |fingerprint| decide(options, fingerprint))?;
     let done = read_all(options, &job);
     job.conclude(done)
 }
 
 /// Adds all inputs that the statistics depend on to the fingerprint.
 fn decide(options: &CalibrationOptions, fingerprint: &mut Fingerprint) -> Result<()> {
-    let CalibrationOptions { hessian, window, max_tokens, memory, .. } = options;
-    fingerprint.field("options", format!("{hessian} {window} {max_tokens:?} {memory}"));
+    let CalibrationOptions { hessian, window, max_tokens, .. } = options;
+    fingerprint.field("options", format!("{hessian} {window} {max_tokens:?} {SHARDS}"));
     let mut files = options.texts.clone();
     let ModelSource { path, config } = &options.model;
     match SourceKind::of(path)? {
@@ -94,7 +137,7 @@ fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn read_all(options: &CalibrationOptions, job: &Job) -> Result<(Description, u64)> {
+fn read_all(options: &CalibrationOptions, job: &Job) -> Result<Calibrated> {
     let reader = match SourceKind::of(&options.model.path)? {
         SourceKind::Pack(_) if options.model.config.is_some() => {
             let found = "found --config with a pack, which has its own configuration";
@@ -132,15 +175,14 @@ fn read_all(options: &CalibrationOptions, job: &Job) -> Result<(Description, u64
         window: window as u64,
         texts,
     };
-    let gather = Gather { products: options.hessian, memory: options.memory };
-    let save_every = options.run.pace.bytes;
-    let known = Work { job, engine, windows, description: &description, gather, save_every }.run(options)?;
-    Ok((description, known))
+    Work::new(job, engine, windows, options, description)?.run()
 }
 
-/// Packs the checkpoint or the GGUF file as it is, unless an interrupted run has done so.
+/// Packs the checkpoint or the GGUF file as it is, unless an interrupted run or another part has done so. Parts that
+/// run at the same time wait until one of them has made the pack.
 fn unchanged_pack(options: &CalibrationOptions, job: &Job) -> Result<PathBuf> {
     let out_dir = job.dir().join("pack");
+    let _lock = DirLock::acquire(job.dir())?;
     if !files::exists(&out_dir.join(JSON_NAME))? {
         let ModelSource { path: hf_dir, config } = options.model.clone();
         pack::pack(&PackOptions {
@@ -179,122 +221,4 @@ fn tokenize(path: &Path, tokenizer: &Tokenizer, most: Option<usize>) -> Result<(
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let sha256 = hex(Sha256::new_with_prefix(&text));
     Ok((CalibrationText { name, sha256, tokens: ids.len() as u64 }, ids))
-}
-
-/// Calibration passes over the texts.
-struct Work<'a> {
-    job: &'a Job,
-    engine: Engine,
-    windows: Windows,
-    description: &'a Description,
-    gather: Gather,
-    /// Smallest number of bytes of inputs between two saves of the sums.
-    save_every: u64,
-}
-
-impl Work<'_> {
-    /// Writes the statistics to `options.out`; returns the number of tokens that an earlier run had processed.
-    fn run(mut self, options: &CalibrationOptions) -> Result<u64> {
-        let sites = calibrate::sites(self.engine.config(), self.gather.products).into_iter().map(|(_, shape)| shape);
-        let path = self.job.dir().join("statistics");
-        let file = File::options().read(true).write(true).create(true).truncate(false).open(&path).at(&path)?;
-        let data = file.try_clone().at(&path)?;
-        let file = AtomicFile::resumable(file, &path, &options.out)?.overwrite(options.overwrite);
-        let mut writer = CalibrationWriter::begin(file, self.description, sites.collect())?;
-        let known = self.job.keep(&[&data], || self.passes(&mut writer))?;
-        self.job.commit_begins()?;
-        writer.finish()?;
-        Ok(known)
-    }
-
-    fn passes(&mut self, writer: &mut CalibrationWriter) -> Result<u64> {
-        let passes = calibrate::passes(self.engine.config(), self.gather);
-        let (tokens, mut known) = (self.windows.tokens() as u64, 0);
-        let bar = progress::items("calibrating", tokens * passes.len() as u64);
-        for (number, layers) in passes.into_iter().enumerate() {
-            let task = format!("pass {number}");
-            let mut gathering = Gathering::new(self.engine.config(), self.gather, layers);
-            if let Some(found) = self.job.found::<String>(&task).next()
-                && writer.take_over(gathering.sites().len(), &found.result)?
-            {
-                known += tokens;
-                bar.skip(tokens);
-                continue;
-            }
-            let before = self.restore(&mut gathering, number);
-            known += before;
-            bar.skip(before);
-            self.read(&mut gathering, number, &bar)?;
-            gathering.sums().try_for_each(|sums| writer.put(sums))?;
-            let bytes = gathering.sites().map(SiteShape::nbytes).sum();
-            self.job.record(&task, &writer.hash(), bytes)?;
-        }
-        Ok(known)
-    }
-
-    /// Processes the remaining windows of a pass, and saves the sums periodically.
-    fn read(&mut self, gathering: &mut Gathering, pass: usize, bar: &progress::ProgressBar) -> Result<()> {
-        let size: u64 = gathering.sites().map(SiteShape::nbytes).sum();
-        // A token activates only a few experts of a mixture; the estimate only needs to keep the cost of saving
-        // small.
-        let each: u64 = gathering.sites().map(|site| 4 * site.cols as u64).sum();
-        let (every, mut summed) = (self.save_every.max(SAVED_SHARE.saturating_mul(size)), 0);
-        while let Some(tokens) = gathering.read(&mut self.engine, &self.windows)? {
-            bar.inc(tokens as u64);
-            summed += each * tokens as u64;
-            if summed >= every && !self.gather.products {
-                self.save(gathering, pass)?;
-                summed = 0;
-            }
-        }
-        Ok(())
-    }
-
-    /// Saves the sums in a file whose name includes the number of processed windows, and removes the sums saved
-    /// before.
-    fn save(&self, gathering: &Gathering, pass: usize) -> Result<()> {
-        let before = self.saved(pass);
-        let sites: Vec<SiteShape> = gathering.sites().cloned().collect();
-        let bytes = sites.iter().map(SiteShape::nbytes).sum();
-        let path = self.job.dir().join(format!("{}{}", saved_stem(pass), gathering.windows()));
-        let mut writer = CalibrationWriter::create(&path, self.description, sites)?;
-        gathering.sums().try_for_each(|sums| writer.put(sums))?;
-        writer.finish()?;
-        for (_, older) in before {
-            std::fs::remove_file(&older).at(&older)?;
-        }
-        // A record in the journal keeps the job's directory when the run is interrupted; the sums are found by their
-        // file name.
-        self.job.record(&format!("windows of pass {pass}"), &gathering.windows(), bytes)
-    }
-
-    /// Returns the saved sums of a pass with the number of windows they cover, the largest number first.
-    fn saved(&self, pass: usize) -> Vec<(usize, PathBuf)> {
-        let entries = std::fs::read_dir(self.job.dir()).into_iter().flatten().flatten();
-        let number = |entry: std::fs::DirEntry| {
-            let name = entry.file_name();
-            Some((name.to_str()?.strip_prefix(&saved_stem(pass))?.parse().ok()?, entry.path()))
-        };
-        let mut saved: Vec<(usize, PathBuf)> = entries.filter_map(number).collect();
-        saved.sort_by(|a, b| b.cmp(a));
-        saved
-    }
-
-    /// Restores saved sums; returns the number of tokens they cover.
-    fn restore(&self, gathering: &mut Gathering, pass: usize) -> u64 {
-        for (windows, path) in self.saved(pass) {
-            // Incomplete files fail the check of the hash at their end (the seal) and are skipped.
-            let Ok(saved) = Calibration::open(&path) else { continue };
-            if saved.description() == self.description && saved.sites().eq(gathering.sites()) {
-                let sums: Vec<Sums> = gathering.sites().filter_map(|site| saved.sums(&site.name)).collect();
-                gathering.go_on(windows, sums);
-                return self.windows.tokens_of(windows) as u64;
-            }
-        }
-        0
-    }
-}
-
-fn saved_stem(pass: usize) -> String {
-    format!("pass-{pass}.windows-")
 }
