@@ -6,7 +6,7 @@
 #   scripts/slurm/try-on-one-machine.sh [PATH_OF_IEC]
 #
 # Converts a synthetic model as 4 array tasks and a merge job, interrupts one task and lets it go on, and compares the
-# result with that of one process, byte for byte.
+# result with that of one process, byte for byte. Then calibrates the model in the same ways.
 set -eu
 IEC=$(realpath "${1:-$(command -v iec || echo target/release/iec)}")
 export IEC
@@ -22,7 +22,7 @@ mkdir state spool munge
 
 stop() {
     status=$?
-    [ $status = 0 ] || tail -n 20 ./*.log packs/*.log/* 2>/dev/null || true
+    [ $status = 0 ] || tail -n 20 ./*.log packs/*.log/* stats/*.log/* 2>/dev/null || true
     for name in slurmd slurmctld munged; do
         # Only what was started here: their own pid files.
         [ ! -s "$work/$name.pid" ] || kill "$(cat "$work/$name.pid")" 2>/dev/null || true
@@ -113,3 +113,32 @@ cat interrupted.log
 "$IEC" merge --out-dir packs/again
 diff -r one packs/again
 echo "packs/again is identical, too"
+
+text=$(realpath "$here/../../tests/text/tinystories_valid_30k.txt")
+calib=(calib --hf-dir model --text "$text" --max-tokens 5000 --window 128 --hessian)
+mkdir stats
+echo "--- statistics of one process"
+"$IEC" --threads 1 "${calib[@]}" --out stats/one
+
+echo "--- statistics of 3 array tasks and a merge"
+SBATCH_OPTIONS='--cpus-per-task=1 --mem=0' "$here/convert.sh" 3 stats/array "${calib[@]}" | tee submitted
+jobs=$(sed 's/.*job \([0-9]*\), merge: job \([0-9]*\).*/\1 \2/' submitted)
+finish "${jobs#* }"
+grep -h . stats/array.log/*
+cmp stats/one stats/array
+echo "stats/array is identical to the statistics of one process"
+
+echo "--- a calibration task that is interrupted and submitted again"
+submit() { sbatch --parsable --cpus-per-task=1 --mem=0 --array="$1" --output=calibration.log "$here/part.sbatch" 2 \
+    "${calib[@]}" --out stats/again --checkpoint-every 1M; }
+first=$(submit 1)
+partial() { ls stats/.iec-*/part-1-of-2.journal 2>/dev/null; }
+until [ "$(cat "$(partial)" 2>/dev/null | wc -l)" -ge 5 ]; do sleep 0.1; done
+scancel --batch --signal=TERM "${first}_1"
+finish "$first"
+finish "$(submit 1)"
+finish "$(submit 2)"
+cat calibration.log
+"$IEC" merge --out stats/again
+cmp stats/one stats/again
+echo "stats/again is identical, too"
