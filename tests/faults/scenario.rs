@@ -93,6 +93,10 @@ pub const SCENARIOS: &[Scenario] = &[
         &["simulate --requests 10 --out page.html"],
     ),
     scenario("calib", "calib --hf-dir source --text text --window 64 --out statistics", &[]),
+    Scenario {
+        after: &["calib --hf-dir source --text text --window 64 --out statistics --part 2/2", "merge --out statistics"],
+        ..scenario("calib --part", "calib --hf-dir source --text text --window 64 --out statistics --part 1/2", &[])
+    },
     scenario(
         "calib --merge",
         "calib --merge one two --out statistics",
@@ -115,6 +119,14 @@ pub const SCENARIOS: &[Scenario] = &[
         "merge of q4 --append-attn",
         "merge --out-dir out",
         &[PACK, "q4 --append-attn --model-dir out --part 1/2", "q4 --append-attn --model-dir out --part 2/2"],
+    ),
+    scenario(
+        "merge of calib",
+        "merge --out statistics",
+        &[
+            "calib --hf-dir source --text text --window 64 --out statistics --part 1/2",
+            "calib --hf-dir source --text text --window 64 --out statistics --part 2/2",
+        ],
     ),
     scenario("dedup", DEDUP, &[PACK]),
     Scenario { between: &[DEDUP], ..scenario("dedup --remove-original", REMOVE_ORIGINAL, &[PACK]) },
