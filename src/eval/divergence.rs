@@ -26,6 +26,8 @@ pub struct Divergence {
     /// Ratio of the model's perplexity and the reference's. Its standard error is based on the difference per token,
     /// so errors common to both cancel.
     pub perplexity_ratio: Mean,
+    /// 95 % interval of this ratio.
+    pub perplexity_ratio_ci95: [f64; 2],
     /// Kullback-Leibler divergence of the model from the reference, `sum p_ref * ln(p_ref / p)`, per token.
     pub kl: Mean,
     /// Percentiles of the divergence over tokens.
@@ -187,10 +189,12 @@ fn sum_up(tokens: &[Token]) -> Divergence {
     let of = |f: fn(&Token) -> f64| Mean::of(tokens.iter().map(f));
     let squares = of(|token| token.delta_p().powi(2));
     let rms = squares.value.sqrt();
+    let log_ratio = of(|token| token.nll - token.reference_nll);
     Divergence {
         model: Perplexity::of(tokens.iter().map(|token| token.nll)),
         reference: Perplexity::of(tokens.iter().map(|token| token.reference_nll)),
-        perplexity_ratio: of(|token| token.nll - token.reference_nll).exp(),
+        perplexity_ratio: log_ratio.exp(),
+        perplexity_ratio_ci95: [-1.96, 1.96].map(|z| (log_ratio.value + z * log_ratio.stderr).exp()),
         kl: of(|token| token.kl),
         kl_spread: Spread::of(tokens.iter().map(|token| token.kl)),
         top1_agreement: Mean::share(tokens.iter().map(|token| token.same_top)),
@@ -226,6 +230,7 @@ mod tests {
         let tokens: Vec<Token> = (0..100).map(|i| token(f64::from(i % 7), 0.01)).collect();
         let sum = sum_up(&tokens);
         assert!((sum.perplexity_ratio.value - 0.01f64.exp()).abs() < 1e-12);
+        assert!(sum.perplexity_ratio_ci95.iter().all(|bound| (bound / sum.perplexity_ratio.value - 1.0).abs() < 1e-12));
         assert!(sum.perplexity_ratio.stderr < 1e-12 && sum.model.perplexity.stderr > 1.0);
         assert_eq!((sum.kl_spread.max, sum.top1_agreement.value), (0.1, 1.0));
     }

@@ -8,11 +8,13 @@ use serde_json::{Value, json};
 
 /// Returns the comparison with a reference model as JSON.
 pub fn reference(found: &Divergence, model: &str, precision: Precision) -> Value {
+    let mut ratio = json!(found.perplexity_ratio);
+    ratio["ci95"] = json!(found.perplexity_ratio_ci95);
     json!({
         "model": model,
         "precision": precision.name(),
         "perplexity": found.reference,
-        "perplexity_ratio": found.perplexity_ratio,
+        "perplexity_ratio": ratio,
         "kl": {
             "mean": found.kl.value, "stderr": found.kl.stderr, "median": found.kl_spread.median,
             "p90": found.kl_spread.p90, "p95": found.kl_spread.p95, "p99": found.kl_spread.p99,
@@ -39,6 +41,8 @@ pub fn table(own: &Perplexity, divergence: Option<&Divergence>, layers: &[DraftQ
         row("same most likely token", percent(found.top1_agreement), 2, " %");
         row("mean difference of p", percent(found.delta_p), 3, " %");
         row("root mean square of this difference", percent(found.rms_delta_p), 3, " %");
+        let [low, high] = found.perplexity_ratio_ci95;
+        table.row(["95 % interval of the ratio".into(), format!("{low:.5} to {high:.5}"), String::new()]);
         let spread = found.kl_spread;
         for (name, value) in [
             ("median KL divergence", spread.median),

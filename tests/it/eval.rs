@@ -10,7 +10,7 @@ use iec::runtime::{Engine, EngineOptions, Precision};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
-const TEXT: &str = "tests/text/tinystories_valid_30k.txt";
+pub const TEXT: &str = "tests/text/tinystories_valid_30k.txt";
 
 fn open(pack: &Path, precision: Option<Precision>) -> Engine {
     let options = EngineOptions { precision, threads: 2, ..EngineOptions::default() };
@@ -115,6 +115,13 @@ fn the_report_tells_model_reference_and_text() {
     assert!((ratio / at("/reference/perplexity_ratio/value") - 1.0).abs() < 1e-9);
     assert!(at("/reference/kl/mean") > 0.0 && at("/reference/kl/max") >= at("/reference/kl/p99"));
     assert!(at("/perplexity/ci95/0") < at("/perplexity/value") && at("/perplexity/stderr") > 0.0);
+    let interval = [0, 1].map(|side| at(&format!("/reference/perplexity_ratio/ci95/{side}")));
+    assert!(interval[0] < ratio && ratio < interval[1] && at("/reference/top1_agreement/value") < 1.0);
+    let table = run(&["--kl-ref", reference]).success();
+    let table = String::from_utf8_lossy(&table.get_output().stdout).into_owned();
+    for figure in ["same most likely token", "99 % of KL divergences below", "95 % interval of the ratio"] {
+        assert!(table.contains(figure), "{table}");
+    }
     let table = run(&[]).success();
     assert!(String::from_utf8_lossy(&table.get_output().stdout).contains("95 % interval"));
     run(&["--kl-ref", "no/such/pack"]).code(3);
