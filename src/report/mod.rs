@@ -11,3 +11,4 @@ pub mod quality;
 pub mod quantization;
 pub mod simulation;
 pub mod table;
+pub mod tasks;

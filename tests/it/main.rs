@@ -101,6 +101,7 @@ mod sign;
 mod signals;
 mod speculate;
 mod state_dir;
+mod suite;
 mod synth;
 mod template_process;
 mod terminal_text;

@@ -273,8 +273,13 @@ impl ModelArgs {
     /// # Errors
     /// There is no such model, or options contradict each other.
     pub fn other_to_answer(&self, model: &Path, global: &Global) -> Result<Opener> {
+        self.other(model, global, Speculation::Ngram)
+    }
+
+    /// Finds another model like [`ModelArgs::other_to_answer`]; `speculation` is used if no option names one.
+    pub fn other(&self, model: &Path, global: &Global, speculation: Speculation) -> Result<Opener> {
         let found = resolve(model, self.precision.and_then(|asked| asked.0), &Places::of(&non_empty_variable)?)?;
-        let options = self.options(global, Speculation::Ngram)?;
+        let options = self.options(global, speculation)?;
         let speculation = match options.speculation {
             Speculation::Draft(_) => Speculation::Ngram,
             other => other,

@@ -1,106 +1,91 @@
 //! Exact-match tasks such as GSM8K: generates an answer and compares the result extracted from it.
 
-use super::TaskOptions;
-use super::lines::{self, lacks, text};
+use super::answerer::{Answerer, Answers, TaskAnswers};
+use super::form::TaskForm;
+use super::lines::{lacks, text};
 use crate::error::{Error, Result};
-use crate::eval::stats::Mean;
-use crate::generate::speculate::Speculator;
-use crate::generate::text::Tokenizer;
-use crate::generate::{Options, Request, generate};
-use crate::output::JsonLines;
+use crate::generate::{Completion, Options, Request, generate};
 use crate::progress;
-use crate::runtime::Engine;
 use regex::Regex;
 use serde_json::{Value, json};
-use std::path::Path;
 use std::time::Instant;
 
 /// Regular expression of a number with thousands separators and a dollar sign.
 const NUMBER: &str = r"-?[$0-9][0-9.,]*";
 
 /// Prompt with the expected result.
-struct ExactMatchTask {
+#[derive(Debug, Clone)]
+pub(super) struct ExactMatchTask {
+    pub form: TaskForm,
     prompt: String,
     answer: String,
     pattern: Regex,
 }
 
-/// Options for the generation of answers and the extraction of results.
-#[derive(Debug, Clone)]
-pub struct Answers {
-    /// Regular expression of a result; by default a number. The last match is used, or its first group if there is
-    /// one.
-    pub regex: Option<String>,
-    /// Largest number of tokens of an answer.
-    pub max_new: usize,
-    /// Stop texts that end an answer.
-    pub stop: Vec<String>,
-    /// Number of answers generated in one batch.
-    pub batch: usize,
-}
-
-/// Share of answers with the right result.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ExactMatch {
-    /// Number of tasks.
-    pub tasks: usize,
-    /// Share of right results.
-    pub share: Mean,
-    /// Wall time of the generation in seconds.
-    pub seconds: f64,
-}
-
-/// Generates answers to the tasks of a file greedily: `{"prompt", "answer", "regex"?}`, or `{"question", "answer"}`
-/// as in GSM8K.
+/// Generates answers to all tasks greedily, each behind `shots` and its prompt. Calls `each` with a description of each
+/// answer.
 ///
 /// # Errors
-/// A file cannot be read or written, a line is not a task, or the engine fails.
-pub fn exact_match(
-    engine: &mut Engine,
-    speculator: &mut Speculator,
-    tokenizer: &Tokenizer,
-    file: &Path,
+/// A prompt is longer than the context, the engine fails, or `each` fails.
+pub(super) fn score(
+    model: &mut Answerer<'_>,
+    tasks: &[ExactMatchTask],
+    shots: &str,
     answers: &Answers,
-    options: &TaskOptions,
-) -> Result<ExactMatch> {
-    let usual = pattern(answers.regex.as_deref().unwrap_or(NUMBER))?;
-    let mut tasks = lines::read(file, |value| parse(value, &usual))?;
-    tasks.truncate(options.limit.unwrap_or(usize::MAX));
-    let shots = options.shots()?;
-    let mut requests = Vec::with_capacity(tasks.len());
-    for task in &tasks {
-        let ids = tokenizer.encode(&format!("{shots}{}", task.prompt))?;
-        let max_new = answers.max_new.min(engine.context().saturating_sub(ids.len()).max(1));
+    each: &mut dyn FnMut(Value) -> Result<()>,
+) -> Result<TaskAnswers> {
+    let begin = Instant::now();
+    let completions = complete(model, tasks.iter().map(|task| format!("{shots}{}", task.prompt)), answers)?;
+    let mut right = Vec::with_capacity(tasks.len());
+    for (index, (task, completion)) in tasks.iter().zip(&completions).enumerate() {
+        let found = result(&task.pattern, &completion.text);
+        right.push(found.as_deref() == Some(task.answer.as_str()));
+        each(json!({
+            "index": index, "text": completion.text, "found": found, "answer": task.answer, "right": right[index],
+        }))?;
+    }
+    Ok(TaskAnswers { right, right_by_length: None, truncated: 0, seconds: begin.elapsed().as_secs_f64() })
+}
+
+/// Continues each prompt greedily.
+///
+/// # Errors
+/// A prompt is longer than the context, or the engine fails.
+pub(super) fn complete(
+    model: &mut Answerer<'_>,
+    prompts: impl Iterator<Item = String>,
+    answers: &Answers,
+) -> Result<Vec<Completion>> {
+    let (mut requests, context) = (Vec::new(), model.engine.context());
+    for (index, prompt) in prompts.enumerate() {
+        let ids = model.tokenizer.encode(&prompt)?;
+        if ids.len() >= context {
+            let found = format!("found a prompt of {} tokens, expected fewer than {context}", ids.len());
+            let error = Error::usage(found).tensor(format!("question {index}"));
+            return Err(error.help("use a longer context (--ctx), or a model that has one"));
+        }
+        let max_new = answers.max_new.min(context - ids.len());
         requests.push(Request { ids, max_new, stop: answers.stop.clone(), ..Request::default() });
     }
-    let begin = Instant::now();
-    let bar = progress::items("tokens", (answers.max_new * tasks.len()) as u64);
-    let eos = engine.config().eos.clone();
+    let bar = progress::items("tokens", (answers.max_new * requests.len()) as u64);
+    let eos = model.engine.config().eos.clone();
     let generation = Options {
-        tokenizer: Some(tokenizer),
+        tokenizer: Some(model.tokenizer),
         batch: answers.batch,
         eos: &eos,
         show_special: false,
         ..Options::default()
     };
-    let outcome = generate(engine, None, speculator, requests, &generation, |_| {
+    let outcome = generate(model.engine, None, model.speculator, requests, &generation, |_| {
         bar.inc(1);
         Ok(())
     })?;
-    let mut details = options.details.as_ref().map(JsonLines::create).transpose()?;
-    let mut right = Vec::with_capacity(tasks.len());
-    for (index, (task, completion)) in tasks.iter().zip(&outcome.completions).enumerate() {
-        let found = result(&task.pattern, &completion.text);
-        right.push(found.as_deref() == Some(task.answer.as_str()));
-        if let Some(details) = &mut details {
-            details.line(&json!({
-                "index": index, "text": completion.text, "found": found, "answer": task.answer, "right": right[index],
-            }))?;
-        }
-    }
-    details.map_or(Ok(()), JsonLines::commit)?;
-    let share = Mean::share(right.iter().copied());
-    Ok(ExactMatch { tasks: tasks.len(), share, seconds: begin.elapsed().as_secs_f64() })
+    Ok(outcome.completions)
+}
+
+/// Compiles the regular expression of a result: `text`, or by default that of a number.
+pub(super) fn result_pattern(text: Option<&str>) -> Result<Regex> {
+    pattern(text.unwrap_or(NUMBER))
 }
 
 fn pattern(text: &str) -> Result<Regex> {
@@ -108,7 +93,7 @@ fn pattern(text: &str) -> Result<Regex> {
 }
 
 /// Parses a line: `{"prompt", "answer", "regex"?}`, or `{"question", "answer"}` as in GSM8K.
-fn parse(value: &Value, usual: &Regex) -> Result<ExactMatchTask> {
+pub(super) fn parse(value: &Value, usual: &Regex) -> Result<ExactMatchTask> {
     let prompt = match (text(value, &["prompt"]), text(value, &["question"])) {
         (Some(prompt), _) => prompt.to_string(),
         (None, Some(question)) => format!("Question: {question}\nAnswer:"),
@@ -121,8 +106,16 @@ fn parse(value: &Value, usual: &Regex) -> Result<ExactMatchTask> {
     };
     let pattern = text(value, &["regex"]).map_or_else(|| Ok(usual.clone()), pattern)?;
     // GSM8K answers end with this marker and the result.
-    let answer = answer.rsplit_once("####").map_or(answer.as_str(), |(_, result)| result);
-    Ok(ExactMatchTask { prompt, answer: plain(answer), pattern })
+    let (form, answer) = match answer.rsplit_once("####") {
+        Some((_, result)) if text(value, &["prompt"]).is_none() => (TaskForm::Gsm8k, result),
+        Some((_, result)) => (TaskForm::ExactMatch, result),
+        None => (TaskForm::ExactMatch, answer.as_str()),
+    };
+    let answer = plain(answer);
+    if answer.is_empty() {
+        return Err(Error::corrupt("`answer`: found no result, expected a text, or one behind `####`"));
+    }
+    Ok(ExactMatchTask { form, prompt, answer, pattern })
 }
 
 /// Returns the last match in a text, cleaned by [`plain`]: its first group, or the whole match without a group.
@@ -153,6 +146,7 @@ mod tests {
         assert_eq!(result(&own.pattern, "It is (A), no, it is (B) and C").as_deref(), Some("B"));
         assert!(parse(&json!({"prompt": "p", "answer": "1", "regex": "("}), &usual).is_err());
         assert!(parse(&json!({"answer": "1"}), &usual).is_err() && parse(&json!({"prompt": "p"}), &usual).is_err());
+        assert!(parse(&json!({"question": "q", "answer": "long #### "}), &usual).is_err());
         assert_eq!(parse(&json!({"prompt": "p", "answer": -3}), &usual).unwrap().answer, "-3");
     }
 }

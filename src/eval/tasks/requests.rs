@@ -1,6 +1,6 @@
 //! Requests for log-probabilities in the format of lm-evaluation-harness: a context and a continuation per JSON line.
 
-use super::Encoder;
+use super::encoder::Encoder;
 use super::lines::{self, lacks};
 use crate::error::{Context, Error, Result};
 use crate::eval::{Likelihood, Request, likelihoods, rolling};

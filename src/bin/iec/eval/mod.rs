@@ -1,17 +1,17 @@
 //! `iec eval`: measures perplexity, KL divergence and accuracy on tasks.
 
+mod tasks;
+
 use crate::console;
 use crate::global::Global;
 use crate::model::ModelArgs;
 use crate::names::offering;
 use iec::error::{Error, Result};
 use iec::eval::divergence::open_reference;
-use iec::eval::stats::Mean;
-use iec::eval::tasks::{Answers, Encoder, TaskOptions, exact_match, loglikelihoods, multiple_choice};
+use iec::eval::tasks::{Encoder, loglikelihoods};
 use iec::eval::windows::WINDOW;
 use iec::eval::{Divergence, DraftQuality, Perplexity, Windows, divergence, draft_quality, perplexity};
 use iec::files::{self, TEXT_LIMIT};
-use iec::output::{Rules, Target};
 use iec::report::perplexity as shown;
 use iec::runtime::{Engine, EngineOptions, Precision};
 use iec::session::kv_gate::{KvVerdict, LIMIT_PERCENT};
@@ -26,7 +26,8 @@ use std::time::Instant;
 /// Arguments of `iec eval`.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "iec eval [OPTIONS] [MODEL] --text <FILE>")]
-#[command(group = clap::ArgGroup::new("what").required(true).args(["text", "loglikelihood", "choices", "exact_match"]))]
+#[command(group = clap::ArgGroup::new("what").required(true)
+    .args(["text", "suite", "choices", "exact_match", "loglikelihood"]))]
 #[command(after_help = "\
 Perplexity is computed as llama-perplexity does: over windows of 512 tokens (--ctx) that begin with the tokenizer's BOS;
 the second half of each is scored. The reference of --kl-ref reads the same windows, in fp32 if its pack holds floats.
@@ -36,11 +37,16 @@ Examples:
   iec eval packs/llama-q4 --text heldout.txt --kl-ref packs/llama --json
   iec eval packs/llama-q4 --text heldout.txt --ctx 2048 --kv int4 --kv-gate
   iec eval packs/qwen3.5 --text heldout.txt --mtp
+  iec eval packs/llama-q4 --suite benchmarks --json > llama-q4.json
+  iec eval packs/llama-q4 --suite benchmarks --run-code 'python3 -I' --code-timeout 5
+  iec eval packs/llama-q4 --suite benchmarks --against packs/llama
   iec eval packs/llama-q4 --choices hellaswag_val.jsonl --limit 1000
   iec eval packs/llama-q4 --exact-match gsm8k_test.jsonl --few-shot five.txt --stop Question: --batch 16
   iec eval packs/llama-q4 --loglikelihood requests.jsonl > answers.jsonl
 
-docs/guide/measuring.md describes the forms of these files.")]
+--suite reads HellaSwag, ARC, MMLU, GSM8K and HumanEval as published, and the forms of --choices and --exact-match. The
+programs of HumanEval are written by the model: --run-code executes them, so its command must be a sandbox that you
+trust. docs/guide/measuring.md describes the forms of these files, their prompts, and sandboxes.")]
 pub struct Args {
     /// Measure perplexity over the text of a file, in windows of --ctx tokens (of 512 without --ctx)
     #[arg(long, value_name = "FILE")]
@@ -64,6 +70,24 @@ pub struct Args {
     /// the pack. Above 0.5 %, exit code 4; all commands that run the model then refuse the type for this pack
     #[arg(long, requires_all = ["text", "kv"], conflicts_with = "kl_ref")]
     kv_gate: bool,
+    /// Measure all files of benchmarks in a directory: HellaSwag, ARC, MMLU, GSM8K and HumanEval as published, and the
+    /// files of --choices and --exact-match. Each file is recognized by its content
+    #[arg(long, value_name = "DIR")]
+    suite: Option<PathBuf>,
+    /// Run the programs that the model writes for HumanEval with this command of `sh`, which gets a program on its
+    /// standard input and passes it by exit status 0, in an empty directory. This executes code written by a model:
+    /// name a sandbox, such as a container without network
+    #[arg(long, value_name = "CMD", conflicts_with_all = ["text", "choices", "exact_match", "loglikelihood"])]
+    run_code: Option<String>,
+    /// Largest number of seconds that a program of --run-code may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, requires = "run_code")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    code_timeout: u64,
+    /// Pack of a second model that answers the same questions, such as the float model: shows the difference of the
+    /// accuracies (MODEL minus this one) with its 95 % interval, the numbers of questions that became right and wrong,
+    /// and the p-value of McNemar's exact test
+    #[arg(long, value_name = "MODEL", conflicts_with_all = ["text", "loglikelihood"])]
+    against: Option<PathBuf>,
     /// Compute log-probabilities of continuations for lm-evaluation-harness: reads JSON lines, prints one JSON line for
     /// each, in order
     #[arg(long, value_name = "FILE")]
@@ -77,9 +101,9 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     exact_match: Option<PathBuf>,
     /// File with worked examples, put before every question
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "loglikelihood"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "loglikelihood", "suite"])]
     few_shot: Option<PathBuf>,
-    /// Use the first N questions only
+    /// Use the first N questions of each file only
     #[arg(long, value_name = "N", conflicts_with_all = ["text", "loglikelihood"])]
     limit: Option<usize>,
     /// Regular expression that finds the result in an answer of --exact-match, unless the task has a field `regex`. The
@@ -93,7 +117,7 @@ pub struct Args {
     #[arg(long, value_name = "TEXT", requires = "exact_match")]
     stop: Vec<String>,
     /// Number of answers that are generated together
-    #[arg(long, value_name = "N", default_value_t = 8, requires = "exact_match")]
+    #[arg(long, value_name = "N", default_value_t = 8, conflicts_with_all = ["text", "loglikelihood", "choices"])]
     batch: usize,
     /// Write a JSON line per question
     #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "loglikelihood"])]
@@ -116,22 +140,20 @@ const PRECISIONS: &[&str] = &["fp32", "bf16", "fp16", "int8w", "int8", "int4w", 
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
-    args.target()?;
+    if args.text.is_none() && args.loglikelihood.is_none() {
+        return tasks::run(&args, global);
+    }
     // Measured first, so that only one engine is in memory at a time.
     let baseline = args.text.as_ref().filter(|_| args.kv_gate).map(|file| args.baseline(file, global)).transpose()?;
     let mut model = match args.kv_gate {
         true => args.model.open_to_measure_kv(global)?,
         false => args.model.open(global, Speculation::Off)?,
     };
-    match (&args.text, &args.loglikelihood, &args.choices, &args.exact_match) {
-        (Some(file), ..) => args.text(file, &mut model, baseline.as_ref(), global),
-        (_, Some(file), ..) => args.loglikelihood(file, &mut model, global),
-        (_, _, Some(file), _) => args.choices(file, &mut model, global),
-        (_, _, _, Some(file)) => args.exact_match(file, &mut model, global),
-        _ => {
-            Err(Error::usage("found nothing to measure")
-                .help("give --text, --choices, --exact-match or --loglikelihood"))
-        }
+    match (&args.text, &args.loglikelihood) {
+        (Some(file), _) => args.text(file, &mut model, baseline.as_ref(), global),
+        (_, Some(file)) => args.loglikelihood(file, &mut model, global),
+        _ => Err(Error::usage("found nothing to measure")
+            .help("give --text, --suite, --choices, --exact-match or --loglikelihood")),
     }
 }
 
@@ -232,65 +254,6 @@ impl Args {
         let (requests, tokens, seconds) = (done.requests, done.tokens, done.seconds);
         global.note(format_args!("{requests} requests, {tokens} tokens scored, in {seconds:.1} s"));
         Ok(())
-    }
-
-    fn choices(&self, file: &Path, model: &mut Session, global: &Global) -> Result<()> {
-        model.tokenizer()?;
-        let encoder = Encoder::new(model.engine.config(), model.tokenizer.as_ref(), !self.no_bos)?;
-        let found = multiple_choice(&mut model.engine, &encoder, file, &self.options()?)?;
-        let shares =
-            [("accuracy", "accuracy", found.raw), ("accuracy_normalized", "accuracy, by length", found.normalized)];
-        self.print_shares(("choices", file, found.questions), &shares, found.seconds, model)?;
-        global.note(format_args!("{} questions in {:.1} s", found.questions, found.seconds));
-        Ok(())
-    }
-
-    fn exact_match(&self, file: &Path, model: &mut Session, global: &Global) -> Result<()> {
-        let (max_new, batch) = (self.max_new, self.batch);
-        let answers = Answers { regex: self.regex.clone(), max_new, stop: self.stop.clone(), batch };
-        model.tokenizer()?;
-        let Session { engine, speculator, tokenizer, .. } = model;
-        let tokenizer = tokenizer.as_ref().expect("just found");
-        let found = exact_match(engine, speculator, tokenizer, file, &answers, &self.options()?)?;
-        let shares = [("exact_match", "exact match", found.share)];
-        self.print_shares(("exact-match", file, found.tasks), &shares, found.seconds, model)?;
-        global.note(format_args!("{} tasks in {:.1} s", found.tasks, found.seconds));
-        Ok(())
-    }
-
-    /// Checks that the file of --details may be written.
-    fn target(&self) -> Result<Option<Target>> {
-        let read = [&self.choices, &self.exact_match, &self.few_shot].into_iter().flatten();
-        let inputs = self.model.inputs().files(read);
-        let rules = Rules { inputs: &inputs, overwrite: self.overwrite, stdout: false };
-        self.details.as_deref().map(|path| Target::check(path, rules)).transpose()
-    }
-
-    fn options(&self) -> Result<TaskOptions> {
-        Ok(TaskOptions { few_shot: self.few_shot.clone(), limit: self.limit, details: self.target()? })
-    }
-
-    /// Prints shares: with `--json` as fractions under their keys, otherwise as percentages with their names.
-    fn print_shares(
-        &self,
-        (task, file, questions): (&str, &Path, usize),
-        shares: &[(&str, &str, Mean)],
-        seconds: f64,
-        model: &Session,
-    ) -> Result<()> {
-        if !self.json {
-            return shares.iter().try_for_each(|(_, name, share)| {
-                let (value, error) = (100.0 * share.value, 100.0 * share.stderr);
-                console::print_line(format_args!("{name:<20} {value:>6.2} % ± {error:.2} %"))
-            });
-        }
-        let mut line = about(model);
-        line["task"] = task.into();
-        line["file"] = file.display().to_string().into();
-        line["questions"] = questions.into();
-        shares.iter().for_each(|(key, _, share)| line[*key] = json!(share));
-        line["wall_time_s"] = seconds.into();
-        console::print_json(&line)
     }
 }
 
