@@ -5,6 +5,7 @@
 //! into the pack.
 
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
 /// Files that an artifact was made from.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -29,7 +30,7 @@ pub struct SourceFile {
 }
 
 /// Thresholds for every tensor and for the outputs of the whole model.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gate {
     /// Lower bound of [`crate::manifest::Metrics::cosine_mean`]; if it is not set, that of the bits of each tensor.
@@ -47,6 +48,22 @@ pub struct Gate {
     /// Lower bound of [`Figures::top1_agreement`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub top1: Option<f64>,
+    /// Bounds on the accuracy on files of questions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tasks: Vec<TaskBound>,
+}
+
+/// Bound on the accuracy of the quantized model on a file of questions.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TaskBound {
+    /// Path of the file, for the measurement; not recorded.
+    #[serde(skip)]
+    pub path: PathBuf,
+    /// Name of the file without directories.
+    pub file: String,
+    /// Largest share by which the accuracy may be below that of the float model; 0.01 is one percentage point.
+    pub largest_drop: f64,
 }
 
 /// Measured quality of a quantized model, as a pack records it.
@@ -61,6 +78,9 @@ pub struct Quality {
     /// Measurement of the whole model, if one was made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evidence: Option<Evidence>,
+    /// Measurements of [`Gate::tasks`], in their order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub task_evidence: Vec<TaskEvidence>,
 }
 
 /// Distance between the predictions of a quantized model and those of the float model it was made from.
@@ -108,6 +128,37 @@ pub struct Evidence {
     /// Reasons why the model misses the gate; empty if it passes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub objections: Vec<String>,
+}
+
+/// Repeatable measurement of the accuracy on a file of questions.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TaskEvidence {
+    /// File that both models answered.
+    pub file: SourceFile,
+    /// Name of the task.
+    pub task: String,
+    /// Number of questions.
+    pub questions: usize,
+    /// Precision in which the quantized model ran.
+    pub precision: String,
+    /// Precision in which the float model ran.
+    pub reference_precision: String,
+    /// Share of right answers of the quantized model.
+    pub accuracy: f64,
+    /// Share of right answers of the float model.
+    pub reference_accuracy: f64,
+    /// `accuracy - reference_accuracy`.
+    pub difference: f64,
+    /// Standard error of `difference`, from the differences per question.
+    pub difference_stderr: f64,
+    /// Number of questions that only the quantized model answers correctly.
+    pub became_right: usize,
+    /// Number of questions that only the float model answers correctly.
+    pub became_wrong: usize,
+    /// Reason why the model misses the bound.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub objection: Option<String>,
 }
 
 /// Tensor that was given more bits because it degraded the model most for its size.

@@ -251,7 +251,8 @@ impl QuantizeRequest {
 /// ([`Cause::Refused`](crate::Cause::Refused); nothing is written), or the manifest cannot be written.
 pub fn quantize(request: &QuantizeRequest) -> Result<Value> {
     let files = [&request.rules, &request.calib, &request.gate_text, &request.plan_text];
-    let inputs = Inputs::default().files(files.into_iter().flatten());
+    let tasks: Vec<_> = gate(Gate::default(), &request.gate)?.tasks.into_iter().map(|task| task.path).collect();
+    let inputs = Inputs::default().files(files.into_iter().flatten().chain(&tasks));
     let rules = Rules { inputs: &inputs, overwrite: request.overwrite, stdout: false };
     let out = output::Target::check(&request.out, rules)?;
     let ptq = Ptq::open(request.options(out.work_path())?)?;

@@ -57,6 +57,7 @@ pub fn as_json(path: &Path, manifest: &Manifest, tensors: bool) -> Value {
         "created_by": document.created_by,
         "gate": document.gate,
         "evidence": document.evidence,
+        "task_evidence": document.task_evidence,
         "refused": document.refused,
         "plan": document.plan,
         "rules": document.rules,

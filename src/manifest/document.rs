@@ -5,7 +5,7 @@ use super::plan::Plan;
 use super::rules::Rule;
 use crate::calibration::{Calibration, CalibrationText};
 use crate::output::pretty;
-use crate::provenance::{Evidence, Gate, Quality, Source, SourceFile};
+use crate::provenance::{Evidence, Gate, Quality, Source, SourceFile, TaskEvidence};
 use crate::quant_spec::QuantFields;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -42,6 +42,9 @@ pub struct Document {
     /// Measured quality loss of the whole model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evidence: Option<Evidence>,
+    /// Measured accuracies on the files of questions of the gate.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub task_evidence: Vec<TaskEvidence>,
     /// True when the quality gate refused the model and the manifest was written anyway.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub refused: bool,
@@ -66,7 +69,18 @@ impl Default for Version {
 impl Document {
     /// Returns the quality record that goes into a pack made from this manifest; `None` without a gate.
     pub fn quality(&self) -> Option<Quality> {
-        self.gate.map(|gate| Quality { gate, refused: self.refused, evidence: self.evidence.clone() })
+        self.gate.clone().map(|gate| Quality {
+            gate,
+            refused: self.refused,
+            evidence: self.evidence.clone(),
+            task_evidence: self.task_evidence.clone(),
+        })
+    }
+
+    /// Returns the reasons why the outputs of the measured model miss the gate.
+    pub fn objections(&self) -> Vec<&str> {
+        let texts = self.evidence.iter().flat_map(|evidence| evidence.objections.iter().map(String::as_str));
+        texts.chain(self.task_evidence.iter().filter_map(|task| task.objection.as_deref())).collect()
     }
 
     /// Serializes the document as JSON. Equal documents give equal bytes.

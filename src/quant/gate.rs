@@ -3,16 +3,23 @@
 
 use crate::error::{Error, Result};
 use crate::manifest::Metrics;
-use crate::provenance::{Figures, Gate};
+use crate::provenance::{Figures, Gate, TaskBound, TaskEvidence};
 use crate::scheme::Scheme;
+use std::path::PathBuf;
 
 /// Syntax of the values of `--gate`.
-const EXPECTED: &str = "cosine=X, cosine-min=Y, kl=NATS, ppl=+X% or top1=X%";
+const EXPECTED: &str = "cosine=X, cosine-min=Y, kl=NATS, ppl=+X%, top1=X% or task=FILE:-X%";
 
 impl Gate {
     /// Only the bounds on cosines that are asked for, for a model whose schemes a budget chooses.
-    pub const WITHOUT_COSINES: Gate =
-        Gate { cosine: Some(0.0), cosine_min: Some(0.0), kl: None, perplexity_rise: None, top1: None };
+    pub const WITHOUT_COSINES: Gate = Gate {
+        cosine: Some(0.0),
+        cosine_min: Some(0.0),
+        kl: None,
+        perplexity_rise: None,
+        top1: None,
+        tasks: Vec::new(),
+    };
 
     /// Returns the least mean cosine of the rows and the least cosine of a row of a tensor in this scheme.
     ///
@@ -33,7 +40,8 @@ impl Gate {
     }
 
     /// Applies a `NAME=VALUE` option: `cosine` (mean over rows), `cosine-min` (the worst row), `kl` (nats per token),
-    /// `ppl` (rise in percent) or `top1` (share of tokens with the same most likely token).
+    /// `ppl` (rise in percent), `top1` (share of tokens with the same most likely token), or `task` (a file of
+    /// questions, and the largest drop of the accuracy on it in percentage points; repeatable).
     ///
     /// # Errors
     /// The name is unknown, or the value is not a number in its range.
@@ -59,6 +67,17 @@ impl Gate {
             "kl" => self.kl = Some(number(value, 100.0)?),
             "ppl" => self.perplexity_rise = Some(percent(value.strip_prefix('+').unwrap_or(value), 1e6)?),
             "top1" => self.top1 = Some(percent(value, 100.0)?),
+            "task" => {
+                let (file, drop) = value.rsplit_once(':').unwrap_or((value, ""));
+                let drop = drop.strip_prefix('-').filter(|_| !file.is_empty());
+                let Some(drop) = drop else {
+                    let found = format!("gate: found `{option}`, expected task=FILE:-X%, as in task=arc.jsonl:-0.3%");
+                    return Err(Error::usage(found));
+                };
+                let (path, largest_drop) = (PathBuf::from(file), percent(drop, 100.0)?);
+                let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                self.tasks.push(TaskBound { path, file, largest_drop });
+            }
             _ => return Err(Error::usage(format!("gate: found `{option}`, expected {EXPECTED}"))),
         }
         Ok(())
@@ -66,6 +85,11 @@ impl Gate {
 
     /// Returns true when the gate has thresholds on the outputs of the whole model.
     pub fn asks_the_model(&self) -> bool {
+        self.asks_a_text() || !self.tasks.is_empty()
+    }
+
+    /// Returns true when the gate has thresholds on the outputs of the whole model for a text.
+    pub fn asks_a_text(&self) -> bool {
         self.kl.is_some() || self.perplexity_rise.is_some() || self.top1.is_some()
     }
 
@@ -98,6 +122,22 @@ impl Gate {
         objections
     }
 
+    /// Returns the reason why the accuracy on a file of questions misses a bound, without a margin for its standard
+    /// error.
+    pub fn objection_to_task(bound: &TaskBound, found: &TaskEvidence) -> Option<String> {
+        // Differences of the same numbers of right answers may differ in their last bit.
+        let is_met = found.difference >= -bound.largest_drop - 1e-12;
+        (!is_met).then(|| {
+            let [drop, error, most] =
+                [-found.difference, found.difference_stderr, bound.largest_drop].map(|x| 100.0 * x);
+            format!(
+                "accuracy on {} drops by {drop:.2} ± {error:.2} percentage points to {:.2} %, more than {most:.2}",
+                found.file.name,
+                100.0 * found.accuracy
+            )
+        })
+    }
+
     /// Returns the reasons why a tensor in this scheme misses the thresholds; empty when it passes.
     ///
     /// Rows that miss a threshold are accepted if the error of the outputs was measured and corresponds to a cosine
@@ -124,6 +164,7 @@ impl Gate {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::provenance::SourceFile;
 
     #[test]
     fn a_gate_says_what_was_missed() {
@@ -164,10 +205,47 @@ mod tests {
             "kl=-1",
             "top1=101%",
             "top1=0.9",
+            "task=f",
+            "task=f:0.3%",
+            "task=f:-0.3",
+            "task=:-1%",
+            "task=f:-101%",
         ];
         for bad in bad.iter().chain(&["sharpness=1", "ppl=%", "ppl=nan%"]) {
             assert!(Gate::default().set(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_bound_on_a_task_has_a_file_and_a_drop() {
+        let mut gate = Gate::default();
+        gate.set("task=data/a:b.jsonl:-0.3%").unwrap();
+        gate.set("task=c.csv:-0%").unwrap();
+        assert!(gate.asks_the_model() && !gate.asks_a_text());
+        let [first, second] = &gate.tasks[..] else { panic!("{gate:?}") };
+        assert_eq!((first.path.to_str(), first.file.as_str()), (Some("data/a:b.jsonl"), "a:b.jsonl"));
+        assert!((first.largest_drop - 0.003).abs() < 1e-15 && second.largest_drop == 0.0);
+        let evidence = |right: usize| TaskEvidence {
+            file: SourceFile { name: "a:b.jsonl".into(), bytes: 1, sha256: String::new() },
+            task: "ARC".into(),
+            questions: 1000,
+            precision: "int4".into(),
+            reference_precision: "fp32".into(),
+            accuracy: right as f64 / 1000.0,
+            reference_accuracy: 0.6,
+            difference: right as f64 / 1000.0 - 0.6,
+            difference_stderr: 0.001,
+            became_right: 0,
+            became_wrong: 600 - right,
+            objection: None,
+        };
+        assert_eq!(Gate::objection_to_task(first, &evidence(597)), None);
+        assert_eq!(Gate::objection_to_task(second, &evidence(600)), None);
+        let refused = Gate::objection_to_task(first, &evidence(596)).unwrap();
+        let expected = "accuracy on a:b.jsonl drops by 0.40 ± 0.10 percentage points to 59.60 %, more than 0.30";
+        assert_eq!(refused, expected);
+        let nan = TaskEvidence { difference: f64::NAN, ..evidence(597) };
+        assert!(Gate::objection_to_task(first, &nan).is_some());
     }
 
     #[test]

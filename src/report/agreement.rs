@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::signature::Signature;
-use crate::trial::Again;
 use crate::trial::agreement::{Agreement, CheckedHashes, PromptAgreement};
+use crate::trial::{Again, TaskAgain};
 use crate::units::{decimals, percentage};
 use crate::verify::{Comparison, RefDtype};
 use serde_json::{Value, json};
@@ -17,13 +17,11 @@ fn objection(found: &Agreement) -> Option<String> {
     {
         return Some(format!("{} of {} tensors differ: {first}", hashes.differing.len(), hashes.tensors));
     }
-    if let Some(Again { recorded, found: again, differs, objections }) = &found.gate {
-        if *differs {
-            return Some(format!(
-                "the recorded evidence is not that of this pack and checkpoint: found a divergence of {}, expected {}",
-                decimals(again.kl, 6),
-                decimals(recorded.kl, 6)
-            ));
+    if let Some(again) = &found.gate {
+        let objections = &again.objections;
+        if again.differs {
+            let found = differences(again).join(", ");
+            return Some(format!("the recorded evidence is not that of this pack and checkpoint: found {found}"));
         }
         return (!objections.is_empty()).then(|| format!("the gate refuses the pack: {}", objections.join(", ")));
     }
@@ -42,6 +40,21 @@ fn objection(found: &Agreement) -> Option<String> {
         let agree = percentage(found.percent(), 100.0);
         format!("{agree} of the tokens agree, expected {} %; {why}", compared.percent)
     })
+}
+
+/// Describes what was measured again, and what the pack records.
+fn differences(again: &Again) -> Vec<String> {
+    let text = again.recorded.zip(again.found).map(|(recorded, found)| {
+        format!("a divergence of {}, expected {}", decimals(found.kl, 6), decimals(recorded.kl, 6))
+    });
+    let task = |TaskAgain { recorded, found }: &TaskAgain| {
+        let [ours, theirs] = [found, recorded].map(|task| {
+            let [accuracy, before] = [task.accuracy, task.reference_accuracy].map(|share| decimals(100.0 * share, 2));
+            format!("{accuracy} % after {before} %")
+        });
+        format!("an accuracy on {} of {ours}, expected {theirs}", recorded.file.name)
+    };
+    text.into_iter().chain(again.tasks.iter().map(task)).collect()
 }
 
 /// Summarizes the agreement in one line.
@@ -167,11 +180,19 @@ pub fn text(found: &Agreement) -> String {
         let Signature { files, algorithm, key_sha256, .. } = signature;
         line("signature", format!("valid for {files} files, {algorithm} key {key_sha256}"));
     }
-    if let Some(Again { recorded, found, objections, .. }) = &found.gate {
-        line("divergence", format!("{:.6} nats per token, {:.6} recorded", found.kl, recorded.kl));
-        line("perplexity", format!("{:.4}, {:.4} recorded", found.perplexity, recorded.perplexity));
-        let [top1, before] = [found.top1_agreement, recorded.top1_agreement].map(|share| 100.0 * share);
-        line("top-1", format!("{top1:.2} % agreement, {before:.2} % recorded"));
+    if let Some(again) = &found.gate {
+        let Again { tasks, objections, .. } = again;
+        if let Some((recorded, found)) = again.recorded.zip(again.found) {
+            line("divergence", format!("{:.6} nats per token, {:.6} recorded", found.kl, recorded.kl));
+            line("perplexity", format!("{:.4}, {:.4} recorded", found.perplexity, recorded.perplexity));
+            let [top1, before] = [found.top1_agreement, recorded.top1_agreement].map(|share| 100.0 * share);
+            line("top-1", format!("{top1:.2} % agreement, {before:.2} % recorded"));
+        }
+        for TaskAgain { recorded, found } in tasks {
+            let [accuracy, before] = [found, recorded].map(|task| decimals(100.0 * task.accuracy, 2));
+            let [reference, of] = [decimals(100.0 * found.reference_accuracy, 2), recorded.file.name.clone()];
+            line("accuracy", format!("{accuracy} % on {of} after {reference} %, {before} % recorded"));
+        }
         objections.iter().for_each(|objection| line("gate", objection.clone()));
     }
     if let Some(same) = found.same_vocabulary {

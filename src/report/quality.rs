@@ -1,17 +1,21 @@
 //! Formats the quality gate of a quantization and its evidence as lines of text.
 
-use crate::provenance::{Evidence, Quality};
+use crate::provenance::{Evidence, Quality, TaskEvidence};
 use crate::units::decimals;
 
 /// Returns the thresholds of the gate and the measured evidence as lines of a key and a value.
 pub fn quality_lines(quality: &Quality) -> Vec<(&'static str, String)> {
-    let Quality { gate, refused, evidence } = quality;
-    let asked = [
+    let Quality { gate, refused, evidence, task_evidence } = quality;
+    let mut asked = vec![
         Some(format!("cosine mean >= {}, min >= {}", cosine(gate.cosine), cosine(gate.cosine_min))),
         gate.kl.map(|most| format!("divergence <= {}", threshold(most))),
         gate.perplexity_rise.map(|most| format!("perplexity <= +{} %", decimals(100.0 * most, 3))),
         gate.top1.map(|least| format!("top-1 agreement >= {} %", decimals(100.0 * least, 2))),
     ];
+    asked.extend(gate.tasks.iter().map(|task| {
+        let drop = decimals(100.0 * task.largest_drop, 2);
+        Some(format!("accuracy on {} at most {drop} points lower", task.file))
+    }));
     let mut lines = vec![("gate", asked.into_iter().flatten().collect::<Vec<_>>().join(", "))];
     if let Some(evidence) = evidence {
         let Evidence { text, scored, figures: f, precision, bits_per_weight, promoted, objections, .. } = evidence;
@@ -36,10 +40,29 @@ pub fn quality_lines(quality: &Quality) -> Vec<(&'static str, String)> {
         lines.extend(promoted.iter().map(|p| ("promoted", format!("{} from {} to {}", p.tensor, p.from, p.to))));
         lines.extend(objections.iter().map(|objection| ("objection", objection.clone())));
     }
+    lines.extend(task_evidence.iter().flat_map(task_lines));
     if *refused {
         lines.push(("verdict", "refused by the gate".into()));
     }
     lines
+}
+
+/// Returns the measurement of a task, and its objection if it has one.
+fn task_lines(task: &TaskEvidence) -> Vec<(&'static str, String)> {
+    let [accuracy, before, difference, error] =
+        [task.accuracy, task.reference_accuracy, task.difference, task.difference_stderr]
+            .map(|share| decimals(100.0 * share, 2));
+    let sign = if task.difference > 0.0 { "+" } else { "" };
+    let measured = format!(
+        "{} ({}): {accuracy} % after {before} %, {sign}{difference} ± {error} points, {} questions in {}, sha256 {}",
+        task.file.name,
+        task.task,
+        task.questions,
+        task.precision,
+        short_hash(&task.file.sha256)
+    );
+    let objection = task.objection.clone().map(|objection| ("objection", objection));
+    [("task", measured)].into_iter().chain(objection).collect()
 }
 
 /// Returns the first 12 hex digits of a hash, enough to compare by eye.

@@ -22,13 +22,15 @@ pub mod rates;
 pub mod repair;
 pub mod sample;
 mod source;
+pub mod task_gate;
 
-pub use again::Again;
+pub use again::{Again, GateFiles, TaskAgain};
 pub use blame::{Blame, WINDOWS};
 pub use budget::{Planned, Planner};
 pub use packs::Packs;
-pub use repair::{Promote, repair};
+pub use repair::{Promote, RepairOptions, repair};
 pub use source::ModelSource;
+pub use task_gate::TaskTrial;
 
 use crate::error::{Context, Error, Result};
 use crate::eval::windows::WINDOW;
@@ -41,10 +43,8 @@ use crate::provenance::SourceFile;
 use crate::provenance::{Evidence, Figures};
 use crate::runtime::{Engine, EngineOptions, Precision};
 use crate::sha256::{Digest, Sha256, hex};
+use packs::REFERENCE;
 use std::path::{Path, PathBuf};
-
-/// Precision of the float reference model.
-const REFERENCE: Precision = Precision::Fp32;
 
 /// Text and engine options of a trial.
 #[derive(Debug, Clone)]

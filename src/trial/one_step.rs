@@ -79,8 +79,11 @@ impl OneStep {
 
     fn ptq(&self, files: &HiddenFiles) -> Result<Ptq> {
         if self.gate.asks_the_model() {
-            return Err(Error::usage("--gate: found a gate on outputs (kl, ppl, top1), expected cosine or cosine-min")
-                .help("use `iec ptq --gate-text FILE`, then `iec pack --q4-map`"));
+            return Err(Error::usage(
+                "--gate: found a gate on outputs (kl, ppl, top1, task), expected cosine or \
+                 cosine-min",
+            )
+            .help("use `iec ptq --gate-text FILE`, then `iec pack --q4-map`"));
         }
         let rules = files.dir.path().join(RULES);
         std::fs::write(&rules, self.recipe.text).at(&rules)?;
@@ -96,7 +99,7 @@ impl OneStep {
             },
             rules: Some(rules),
             calibration,
-            gate: self.gate,
+            gate: self.gate.clone(),
             gate_text: None,
             on_failure: self.on_failure,
             max_bits: None,

@@ -1,6 +1,5 @@
 //! Temporary packs of the float model and a quantized one, for comparison.
 
-use super::REFERENCE;
 use crate::convert::pack::{PackOptions, PackSummary, PublishedForm, pack};
 use crate::error::{Context, Result};
 use crate::iebin::IebinReader;
@@ -11,6 +10,8 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
+/// Precision of the float reference model.
+pub(super) const REFERENCE: Precision = Precision::Fp32;
 /// Names of the two packs and of the manifest in the hidden directory.
 const FLOAT: &str = "float";
 const QUANTIZED: &str = "quantized";

@@ -6,7 +6,7 @@
 
 use super::budget::Outlook;
 use super::rates::Rates;
-use super::{Blame, ModelSource, Packs, Planner, Question, Trial, repair};
+use super::{Blame, ModelSource, Packs, Planner, Question, RepairOptions, TaskTrial, Trial, repair, task_gate};
 use crate::calibration::Calibration;
 use crate::catalogue::Role;
 use crate::convert::dry_run::DryRun;
@@ -16,12 +16,13 @@ use crate::convert::quantize::ptq::{self, Measured};
 use crate::convert::quantize::select::{Selection, SelectionOptions};
 use crate::convert::quantize::weights::{Tensor, Weights};
 use crate::error::{Error, Result};
+use crate::eval::tasks::TaskFile;
 use crate::eval::windows::WINDOW;
 use crate::job::RunOptions;
 use crate::manifest::plan::Target;
-use crate::manifest::{TensorEntry, Verdict};
+use crate::manifest::{Document, TensorEntry, Verdict};
 use crate::output::directory_of;
-use crate::provenance::{Evidence, Gate};
+use crate::provenance::Gate;
 use crate::sha256;
 use std::cell::OnceCell;
 use std::path::PathBuf;
@@ -90,7 +91,7 @@ impl PtqOptions {
     /// Returns true when the outputs of the model are to be measured.
     fn judges_answers(&self, calibration: Option<&Calibration>) -> Result<bool> {
         let Some(TextWindows { text, .. }) = &self.gate_text else {
-            return match self.gate.asks_the_model() {
+            return match self.gate.asks_a_text() {
                 true => {
                     Err(Error::usage("a gate on outputs (kl, ppl, top1) needs a text").help("add --gate-text FILE"))
                 }
@@ -108,6 +109,25 @@ impl PtqOptions {
             }
         }
         Ok(true)
+    }
+
+    /// Reads the files of questions of the gate.
+    fn task_files(&self, calibration: Option<&Calibration>) -> Result<Vec<TaskFile>> {
+        if !self.gate.tasks.is_empty() && self.on_failure != OnFailure::Refuse && self.gate_text.is_none() {
+            let found = "--keep-failing with a gate on a task needs a text, whose divergences choose the tensors that \
+                         get more bits";
+            return Err(Error::usage(found).help("add --gate-text FILE, or leave out --keep-failing"));
+        }
+        let files = task_gate::read(&self.gate)?;
+        let texts = || calibration.iter().flat_map(|calibration| &calibration.description().texts);
+        match files.iter().find(|file| texts().any(|text| text.sha256 == file.source.sha256)) {
+            Some(file) => {
+                Err(Error::usage("this file was used for calibration, so it cannot be used to judge the result")
+                    .at(&file.path)
+                    .help("name another file with --gate task=FILE:-X%"))
+            }
+            None => Ok(files),
+        }
     }
 
     /// Returns the text that a plan is measured on, after the parts of the same file that calibration and the gate
@@ -145,6 +165,8 @@ pub struct Ptq {
     /// Statistics of the inputs.
     pub calibration: Option<Calibration>,
     judges_answers: bool,
+    /// Files of questions of the gate.
+    task_files: Vec<TaskFile>,
     packs: OnceCell<Packs>,
 }
 
@@ -157,13 +179,14 @@ impl Ptq {
         let selection = Selection::new(options.selection.clone(), options.rules.as_deref())?;
         let calibration = options.calibration.as_deref().map(Calibration::open).transpose()?;
         let judges_answers = options.judges_answers(calibration.as_ref())?;
+        let task_files = options.task_files(calibration.as_ref())?;
         let weights = options.model.weights()?;
         selection.note_options_without_effect(&weights.tensors());
         if options.budget.is_some() && options.on_failure != OnFailure::Refuse && options.max_bits.is_none() {
             return Err(Error::usage("--keep-failing with a budget needs --max-bpw")
                 .help("add --max-bpw X and --gate-text FILE, or leave out --keep-failing"));
         }
-        Ok(Ptq { options, selection, weights, calibration, judges_answers, packs: OnceCell::new() })
+        Ok(Ptq { options, selection, weights, calibration, judges_answers, task_files, packs: OnceCell::new() })
     }
 
     /// Returns the planned type of each tensor, for options without a budget; measures nothing.
@@ -190,7 +213,7 @@ impl Ptq {
     /// # Errors
     /// The target of the plan is out of reach, a tensor cannot be quantized, or a model cannot be packed or run.
     pub fn quantize(&self) -> Result<Quantized<'_>> {
-        let &PtqOptions { gate, on_failure, .. } = &self.options;
+        let PtqOptions { gate, on_failure, .. } = self.options.clone();
         let measured = match &self.options.budget {
             Some(budget) => self.measure_planned(budget)?,
             None => {
@@ -221,7 +244,7 @@ impl Ptq {
         };
         let selection = Selection::new(self.options.selection.clone(), None)?.planned(planned.decisions.clone());
         self.check_shown(&selection)?;
-        let judgement = Judgement { gate: self.options.gate, on_failure: OnFailure::Refuse };
+        let judgement = Judgement { gate: self.options.gate.clone(), on_failure: OnFailure::Refuse };
         job.conclude(self.measure(&selection, &judgement).and_then(|mut measured| {
             planner.conclude(planned, &mut measured.document)?;
             Ok(measured)
@@ -261,9 +284,12 @@ impl Ptq {
     fn judge(&self, mut measured: Measured) -> Result<Quantized<'_>> {
         let options = &self.options;
         let refused = measured.document.refused;
-        let wanted = self.judges_answers || options.pack;
+        let wanted = self.judges_answers || options.pack || !self.task_files.is_empty();
         let packed = (!refused || options.force) && wanted;
         let packs = packed.then(|| self.packs()).transpose()?;
+        let tasks = packs.filter(|_| !self.task_files.is_empty());
+        let tasks = tasks.map(|packs| TaskTrial::begin(packs, &options.gate, &self.task_files, options.threads));
+        let tasks = tasks.transpose()?;
         let mut blame = Vec::new();
         match (packs, &options.gate_text) {
             (Some(packs), Some(TextWindows { text, windows })) => {
@@ -272,9 +298,15 @@ impl Ptq {
                     judge::promote(&self.weights, self.calibration.as_ref(), tensor, entry, options.on_failure)
                 };
                 let mut trial = Trial::begin(packs, question)?;
-                blame = repair(&mut trial, &mut measured, &options.gate, &promote, options.max_bits)?;
+                let (gate, most_bits, tasks) = (&options.gate, options.max_bits, tasks.as_ref());
+                let how = RepairOptions { gate, promote: &promote, most_bits, tasks };
+                blame = repair(&mut trial, &mut measured, &how)?;
             }
-            (Some(packs), None) => drop(packs.quantize(&measured.document)?),
+            (Some(packs), None) => {
+                packs.quantize(&measured.document)?;
+                measured.document.task_evidence = tasks.map_or_else(|| Ok(Vec::new()), |tasks| tasks.measure())?;
+                measured.document.refused |= !measured.document.objections().is_empty();
+            }
             (None, _) => (),
         }
         Ok(Quantized { ptq: self, measured, blame, packs, refused })
@@ -312,8 +344,8 @@ impl Quantized<'_> {
         if self.refused {
             return Some(refused_tensors(&self.measured));
         }
-        let evidence = self.measured.document.evidence.as_ref().filter(|evidence| !evidence.objections.is_empty());
-        evidence.map(|evidence| refused_answers(evidence, &self.blame))
+        let document = &self.measured.document;
+        (!document.objections().is_empty()).then(|| refused_answers(document, &self.blame))
     }
 }
 
@@ -334,11 +366,11 @@ fn refused_tensors(measured: &Measured) -> Error {
 }
 
 /// Creates the error of a gate on the model's outputs, which lists the tensors that contribute most.
-fn refused_answers(evidence: &Evidence, blame: &[Blame]) -> Error {
+fn refused_answers(document: &Document, blame: &[Blame]) -> Error {
     let worst: Vec<String> = blame.iter().take(NAMED).map(|b| format!("{} {:.5}", b.tensor, b.kl)).collect();
     let worst =
         if worst.is_empty() { String::new() } else { format!("; divergence of single tensors: {}", worst.join(", ")) };
-    Error::refused(format!("the gate refuses the model's outputs: {}{worst}", evidence.objections.join(", "))).help(
+    Error::refused(format!("the gate refuses the model's outputs: {}{worst}", document.objections().join(", "))).help(
         "try --keep-failing int6 or int8 (with a higher --max-bpw), a smaller --group-size, or --force to write the \
          manifest all the same",
     )

@@ -31,10 +31,11 @@ const PAGES: &[&str] = &[
 ];
 
 /// Beginnings of commands that are not run, with the test that runs the like.
-const NOT_RUN: [(&str, &str); 4] = [
+const NOT_RUN: [(&str, &str); 5] = [
     ("iec pull", "downloads; tests/it/pull.rs has a hub of its own"),
     ("iec synth --like", "writes gigabytes; tests/it/synth.rs writes one layer"),
     ("iec verify-source", "needs the hashes of a download; tests/it/hub.rs"),
+    ("iec eval --run-code", "needs a sandbox; tests/it/suite.rs has commands"),
     ("iec pack --hf-dir OLD_PACK", "tests/it/predecessor.rs makes such packs"),
 ];
 
@@ -42,10 +43,12 @@ const NOT_RUN: [(&str, &str); 4] = [
 const OTHER_CODES: [(&str, i32); 2] = [("--device cuda", 5), ("bench --compare", 4)];
 
 /// Words of the guide, and what stands for them with a tiny model: it loses more, has less text and odd shapes.
-const SMALLER: [(&str, &str); 5] = [
+const SMALLER: [(&str, &str); 7] = [
     ("kl=0.02", "kl=0.9"),
     ("ppl=+1%", "ppl=+90%"),
     ("top1=93%", "top1=40%"),
+    ("arc_easy.jsonl:-0.5%", "arc_easy.jsonl:-100%"),
+    ("gsm8k.jsonl:-1%", "gsm8k.jsonl:-100%"),
     ("--max-tokens 50000", "--max-tokens 2000"),
     ("--out tinyllama-q4_0.gguf", "--out tinyllama-q4_0.gguf --dequantize"),
 ];
@@ -104,7 +107,7 @@ fn furnish(dir: &Path) {
     copy(&dir.join("models/gpt-oss-20b"), &format!("{snapshot}/snapshots/0123456789abcdef0123456789abcdef01234567"));
     std::fs::create_dir_all(dir.join(snapshot).join("refs")).unwrap();
     write(&format!("{snapshot}/refs/main"), "0123456789abcdef0123456789abcdef01234567");
-    for name in ["packs", "reports", "docs", "q4", "manifests"] {
+    for name in ["packs", "reports", "docs", "q4", "manifests", "benchmarks"] {
         std::fs::create_dir_all(dir.join(name)).unwrap();
     }
     let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -120,7 +123,9 @@ fn furnish(dir: &Path) {
     write("keys.toml", &format!("[[key]]\nname = \"alice\"\nsha256 = \"{}\"\n", "ab".repeat(32)));
     write("sum.lark", "start: number (\" + \" number)~1..3\nnumber: /[1-9][0-9]{0,2}/\n");
     write("examples.txt", "Question: 1 + 1?\nAnswer: 2\n\n");
-    write("hellaswag_val.jsonl", r#"{"query": "The sun is", "choices": ["hot", "a dog"], "answer": 0}"#);
+    let choices = r#"{"query": "The sun is", "choices": ["hot", "a dog"], "answer": 0}"#;
+    ["hellaswag_val.jsonl", "benchmarks/any.jsonl", "arc_easy.jsonl"].iter().for_each(|name| write(name, choices));
+    write("gsm8k.jsonl", "{\"question\": \"How many?\", \"answer\": \"#### 2\"}");
     write(
         "gsm8k_test.jsonl",
         r#"{"question": "Ann has 3 apples and buys 4. How many?", "answer": "3 + 4 = 7\n#### 7"}"#,

@@ -103,6 +103,7 @@ mod speculate;
 mod state_dir;
 mod suite;
 mod synth;
+mod task_gate;
 mod template_process;
 mod terminal_text;
 mod tokenizer_files;

@@ -35,6 +35,7 @@ use std::path::PathBuf;
   iec ptq models/tinyllama --out q4_manifest.json --bits 4 --calib tinyllama.calib
   iec ptq models/tinyllama --out manifest.json --target-speed 30 --plan-text text.txt --dry-run --report curve.html
   iec ptq models/tinyllama --out manifest.json --bits 4 --gate kl=0.02 --gate-text heldout.txt --keep-failing int8
+  iec ptq models/tinyllama --out manifest.json --bits 4 --gate task=arc_easy.jsonl:-0.5% --gate task=gsm8k.jsonl:-1%
   iec ptq models/tinyllama --out manifest.json --target-bpw 4.6 --calib tinyllama.calib --plan-text heldout.txt
   iec ptq models/tinyllama --out q4_manifest.json --target-size 600M --dry-run
   iec ptq models/gpt-oss-20b --out q4_manifest.json --rules manifests/gpt-oss-20b.json --json
@@ -45,9 +46,10 @@ Defaults: --bits 4 is q4_0 with searched scales, --bits 5 and 6 are int5 and int
 --include and --rules the matrices of attention, MLP and experts are quantized in this way, the embedding and the output
 matrix in int8 with a scale per 32 weights; with 4 bits or fewer, the output projections of gated delta nets and Mamba-2
 in int6. Of a GGUF file, a pack, or MXFP4 experts, tensors of codes with no
-more bits than that stay as they are; those of more bits are quantized a second time. A gate on outputs (kl, ppl, top1)
-packs the model as it is and the quantized one into temporary directories next to --out and compares them. With
---keep-failing the tensors with the largest effect get more bits until the gate passes.")]
+more bits than that stay as they are; those of more bits are quantized a second time. A gate on outputs (kl, ppl,
+top1, task) packs the model as it is and the quantized one into temporary directories next to --out and compares them.
+With --keep-failing the tensors with the largest effect get more bits until the gate passes; their effects are measured
+on --gate-text. The files of task gates are those of `iec eval --suite`, without HumanEval.")]
 pub struct Args {
     #[command(flatten)]
     source: SourceArgs,
@@ -114,7 +116,9 @@ pub struct Args {
     /// Limit that the quantized model must meet (exit code 4 if not); repeatable. Of each matrix, `cosine=X`: the mean
     /// cosine of its rows is at least X [default: 0.995, in 3 bits 0.98, in 2 bits 0.935]; `cosine-min=Y`: the cosine
     /// of every row is at least Y [default: 0.98, 0.92 and 0.75]. Of the outputs, largest mean KL divergence `kl=NATS`,
-    /// largest increase of perplexity `ppl=+X%`, least agreement of the most likely token `top1=X%`
+    /// largest increase of perplexity `ppl=+X%`, least agreement of the most likely token `top1=X%`, and
+    /// `task=FILE:-X%`: the accuracy on a file of questions is at most X percentage points below that of the float
+    /// model
     #[arg(long, value_name = "NAME=VALUE")]
     gate: Vec<String>,
     #[command(flatten)]
@@ -401,6 +405,9 @@ fn finish(args: &Args, outputs: &Together, quantized: &Quantized<'_>, global: &G
             global.note(format_args!("{}: {} instead of {}", promotion.tensor, promotion.to, promotion.from));
         }
     }
+    if !measured.document.task_evidence.is_empty() {
+        global.note(quantization::tasks(&measured.document.task_evidence).to_string().trim_end());
+    }
     if let Some(requantized) = measured.requantized() {
         global.note(requantized.warning());
     }
@@ -447,15 +454,21 @@ impl Args {
     /// Returns the files that the command reads, which outputs must not replace.
     fn inputs(&self) -> Result<Inputs> {
         let files = [&self.rules, &self.calib, &self.answers.gate_text, &self.budget.plan_text, &self.source.config];
-        self.source.add_to(Inputs::default().files(files.into_iter().flatten()), self.model_dir.as_ref())
+        let tasks = self.thresholds(Gate::default())?.tasks.into_iter().map(|task| task.path).collect::<Vec<_>>();
+        let files = files.into_iter().flatten().chain(&tasks);
+        self.source.add_to(Inputs::default().files(files), self.model_dir.as_ref())
+    }
+
+    /// Adds the thresholds of --gate to others.
+    fn thresholds(&self, mut gate: Gate) -> Result<Gate> {
+        self.gate.iter().try_for_each(|option| gate.set(option)).map(|()| gate)
     }
 
     fn options(&self, global: &Global) -> Result<PtqOptions> {
         let budget = self.budget.budget()?;
         let selection = self.selection()?;
         // With a budget, the bounds on the cosine of each tensor apply only if the user sets them.
-        let mut gate = if budget.is_some() { Gate::WITHOUT_COSINES } else { Gate::default() };
-        self.gate.iter().try_for_each(|option| gate.set(option))?;
+        let gate = self.thresholds(if budget.is_some() { Gate::WITHOUT_COSINES } else { Gate::default() })?;
         Ok(PtqOptions {
             model: self.source.model(self.model_dir.as_ref())?,
             out: self.out.clone(),

@@ -15,7 +15,7 @@ use iec::runtime::Precision;
 use iec::session::{Session, prompts};
 use iec::signature::{self, PublicKey};
 use iec::trial::agreement::{Agreement, AgreementOptions, CheckedHashes, Prompts, RunningPack};
-use iec::trial::{Again, Packs, Question};
+use iec::trial::{Again, GateFiles, Packs};
 use iec::units::parse_count;
 use iec::verify::RefDtype;
 use std::path::PathBuf;
@@ -39,6 +39,7 @@ Examples:
   iec verify packs/tinyllama --hashes
   iec verify packs/tinyllama --key maker.pem.pub
   iec verify packs/tinyllama-q4 --gate --gate-text heldout.txt --hf-dir models/tinyllama
+  iec verify packs/tinyllama-q4 --gate --gate-task arc.jsonl --hf-dir models/tinyllama
 
 Exit code 4 when something differs.", prompts::FILE_HELP))]
 pub struct Args {
@@ -81,13 +82,16 @@ pub struct Args {
     /// Signature file to check [default: model.sig in the directory of the pack]
     #[arg(long, value_name = "FILE", requires = "key")]
     signature: Option<PathBuf>,
-    /// Measure the gate of the pack's manifest again on --gate-text, against the float model of --hf-dir, which is
-    /// packed into TMPDIR
-    #[arg(long, requires_all = ["hf_dir", "gate_text"], conflicts_with_all = ["trace", "tokenizer_only"])]
+    /// Measure the gate of the pack's manifest again on --gate-text and --gate-task, against the float model of
+    /// --hf-dir, which is packed into TMPDIR
+    #[arg(long, requires = "hf_dir", conflicts_with_all = ["trace", "tokenizer_only"])]
     gate: bool,
     /// The text that the gate was measured on
     #[arg(long, value_name = "FILE", requires = "gate")]
     gate_text: Option<PathBuf>,
+    /// File of questions that the gate was measured on; repeatable
+    #[arg(long, value_name = "FILE", requires = "gate")]
+    gate_task: Vec<PathBuf>,
     /// Percentage of tokens that must agree [default: 100 for a pack of floats, 90 for a quantized one]
     #[arg(long, value_name = "PERCENT")]
     min_agreement: Option<f64>,
@@ -238,8 +242,8 @@ impl Args {
         let reader = self.model.open_reader()?;
         let dir = tempfile::tempdir()?;
         let packs = Packs::begin(dir.path(), PackOptions { hf_dir, ..PackOptions::default() })?;
-        let text = self.gate_text.clone().unwrap_or_default();
-        Again::measure(&reader, &packs, Question { text, skip: 0, windows: None, threads: global.threads() })
+        let (text, tasks) = (self.gate_text.clone(), self.gate_task.clone());
+        Again::measure(&reader, &packs, &GateFiles { text, tasks, threads: global.threads() })
     }
 
     fn prompts(&self) -> Result<Vec<String>> {

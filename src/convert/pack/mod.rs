@@ -373,7 +373,10 @@ impl<'a> Inputs<'a> {
             Some(manifest) => manifest.document().quality(),
             None => self.checkpoint.pack().and_then(|reader| reader.description.quality.clone()),
         }?;
-        Some(Quality { evidence: quality.evidence.filter(|_| self.options.dtype.is_none()), ..quality })
+        let Quality { evidence, mut task_evidence, .. } = quality;
+        let is_measured = self.options.dtype.is_none();
+        task_evidence.retain(|_| is_measured);
+        Some(Quality { evidence: evidence.filter(|_| is_measured), task_evidence, ..quality })
     }
 
     fn bytes_in(&self) -> u64 {

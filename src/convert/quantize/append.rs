@@ -255,7 +255,7 @@ impl<'a> Rewriting<'a> {
             tokenizer_from: description.tokenizer_from.clone(),
             source: description.source.clone(),
             published: description.published.clone(),
-            quality: Some(Quality { gate: Gate::default(), refused: false, evidence: None }),
+            quality: Some(Quality { gate: Gate::default(), refused: false, evidence: None, task_evidence: Vec::new() }),
             files: self.reader.file_digests()?,
             adapter: None,
             companions: Vec::new(),

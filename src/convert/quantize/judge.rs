@@ -20,7 +20,7 @@ use crate::quant_spec::{Method, QuantFields, TensorQuant};
 use crate::scheme::{ScaleType, Scheme};
 
 /// Thresholds of a tensor, and the consequence of missing them.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Judgement {
     /// The thresholds.
     pub gate: Gate,

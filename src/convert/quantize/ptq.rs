@@ -107,7 +107,7 @@ fn document(
         source,
         defaults,
         rules,
-        gate: Some(judgement.gate),
+        gate: Some(judgement.gate.clone()),
         calibration: calibration.map(CalibrationRecord::of),
         refused: tensors.values().any(|e| e.verdict == Some(Verdict::Refused)),
         tensors,

@@ -72,8 +72,11 @@ impl Sections<'_> {
             format!("<div class=\"{class}\"><h3>{name}</h3><b>{value}</b><small>{note}</small></div>\n")
         };
         let document = &self.0.measured.document;
-        let objected = document.evidence.as_ref().is_some_and(|evidence| !evidence.objections.is_empty());
-        let (class, verdict) = if document.refused || objected { ("bad", "refused") } else { ("good", "accepted") };
+        let (class, verdict) = if document.refused || !document.objections().is_empty() {
+            ("bad", "refused")
+        } else {
+            ("good", "accepted")
+        };
         let [before, after] = self.bytes()?.map(|parts| parts.values().sum::<f64>());
         let size = tile("", "size", &human_bytes(after as u64), &format!("of {}", human_bytes(before as u64)));
         let mut tiles = vec![tile(class, "verdict", verdict, ""), size];
@@ -92,9 +95,10 @@ impl Sections<'_> {
     fn gate(&self) -> String {
         let document = &self.0.measured.document;
         let quality = Quality {
-            gate: document.gate.unwrap_or_default(),
+            gate: document.gate.clone().unwrap_or_default(),
             refused: document.refused,
             evidence: document.evidence.clone(),
+            task_evidence: document.task_evidence.clone(),
         };
         let lines = quality_lines(&quality).into_iter().map(|(key, value)| [key.to_string(), value]);
         // Quantized tensors that are copied from the checkpoint have no metrics and were not judged.

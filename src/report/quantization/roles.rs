@@ -106,8 +106,9 @@ pub fn json(measured: &Measured, out: &Path, blame: &[Blame]) -> Result<Value> {
     let roles: BTreeMap<&str, RoleSummary> = by_role(measured)?.into_iter().map(|(r, s)| (r.name(), s)).collect();
     let objections: BTreeMap<_, _> =
         measured.document.tensors.iter().filter(|(_, e)| !e.reasons.is_empty()).map(|(n, e)| (n, &e.reasons)).collect();
-    let gate = measured.document.gate;
+    let gate = &measured.document.gate;
     Ok(json!({"manifest": out, "refused": measured.document.refused, "gate": gate, "roles": roles,
         "objections": objections, "plan": measured.document.plan, "evidence": measured.document.evidence,
+        "task_evidence": measured.document.task_evidence,
         "blame": blame, "requantized": measured.requantized()}))
 }
