@@ -18,6 +18,11 @@ pub fn merge(paths: &[PathBuf], out: AtomicFile) -> Result<Description> {
         return Err(Error::usage("found no statistics, expected at least one file"));
     };
     let mut description = first.description().clone();
+    if let Some(along) = parts.iter().find(|part| part.description().quantized.is_some()) {
+        return Err(Error::usage("found statistics along a quantized model, whose corrections cannot be added up")
+            .at(along.path())
+            .help("collect them anew with `iec calib --quantized` and all texts"));
+    }
     for other in others {
         let found = other.description();
         if !other.sites().eq(first.sites()) {
@@ -51,7 +56,7 @@ pub fn merge(paths: &[PathBuf], out: AtomicFile) -> Result<Description> {
         let mut sums = parts.iter().filter_map(|part| part.sums(&site.name));
         let mut total = sums.next().expect("its own site");
         sums.for_each(|sums| total.iter_mut().zip(&sums).for_each(|(total, sums)| total.plus(sums)));
-        writer.put([&total[0], &total[1]])?;
+        writer.put([&total[0], &total[1]], &[])?;
         bar.inc(1);
     }
     writer.finish()?;

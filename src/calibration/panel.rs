@@ -150,6 +150,67 @@ pub fn factor(matrix: &mut [f32], n: usize) -> bool {
     true
 }
 
+/// Replaces each row x of a `(rows, n)` matrix by the y with `y M = x`, where V is the factor of the symmetric `(n, n)`
+/// matrix M ([`factor`]).
+pub fn solve(factor: &[f32], n: usize, rows: &mut [f32]) {
+    let level = Level::detect();
+    rows.par_chunks_mut(LANES * n).for_each(|rows| {
+        let mut columns = vec![[0f32; LANES]; n];
+        for (lane, row) in rows.chunks_exact(n).enumerate() {
+            columns.iter_mut().zip(row).for_each(|(column, x)| column[lane] = *x);
+        }
+        level.run(Solve { factor, columns: &mut columns });
+        for (lane, row) in rows.chunks_exact_mut(n).enumerate() {
+            row.iter_mut().zip(&columns).for_each(|(x, column)| *x = column[lane]);
+        }
+    });
+}
+
+/// Kernel that solves `y V^T V = x` for as many rows as there are lanes, in place: first `z V = x`, then `y V^T = z`.
+struct Solve<'a> {
+    /// V, of which the upper triangle is read.
+    factor: &'a [f32],
+    /// The rows, `[column][row]`.
+    columns: &'a mut [[f32; LANES]],
+}
+
+impl Kernel for Solve<'_> {
+    #[inline(always)]
+    fn run(self) {
+        let n = self.columns.len();
+        for k in 0..n {
+            let row = &self.factor[k * n + k..(k + 1) * n];
+            let (head, tail) = self.columns[k..].split_at_mut(1);
+            let mut z = head[0];
+            for lane in 0..LANES {
+                z[lane] /= row[0];
+            }
+            head[0] = z;
+            for j in 0..tail.len().min(row.len() - 1) {
+                let (weight, column) = (row[j + 1], &mut tail[j]);
+                for lane in 0..LANES {
+                    column[lane] = (-weight).mul_add(z[lane], column[lane]);
+                }
+            }
+        }
+        for k in (0..n).rev() {
+            let row = &self.factor[k * n + k..(k + 1) * n];
+            let (head, tail) = self.columns[k..].split_at_mut(1);
+            let mut y = head[0];
+            for j in 0..tail.len().min(row.len() - 1) {
+                let (weight, column) = (row[j + 1], tail[j]);
+                for lane in 0..LANES {
+                    y[lane] = (-weight).mul_add(column[lane], y[lane]);
+                }
+            }
+            for lane in 0..LANES {
+                y[lane] /= row[0];
+            }
+            head[0] = y;
+        }
+    }
+}
+
 /// Kernel that computes `row -= factor * above`.
 struct Subtract<'a> {
     factor: f32,
@@ -190,6 +251,28 @@ mod tests {
                 for (sum, j) in row.iter().zip(i..cols) {
                     let exact: f64 = (0..n).map(|t| f64::from(x[t * cols + i]) * f64::from(x[t * cols + j])).sum();
                     assert!((f64::from(*sum) - (1.0 - 2.0 * exact)).abs() < 1e-4, "{n} {cols} {i} {j}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_solution_multiplied_by_the_matrix_gives_the_rows_back() {
+        for (n, m) in [(1, 1), (5, 3), (40, 16), (70, 33)] {
+            let x = rows(3 * n + 2, n, 3);
+            let product = |i: usize, j: usize| -> f64 {
+                x.chunks_exact(n).map(|row| f64::from(row[i]) * f64::from(row[j])).sum()
+            };
+            let matrix: Vec<f32> = (0..n * n).map(|i| product(i / n, i % n) as f32).collect();
+            let mut v = matrix.clone();
+            assert!(factor(&mut v, n));
+            let wanted = rows(m, n, 4);
+            let mut solution = wanted.clone();
+            solve(&v, n, &mut solution);
+            for (solution, wanted) in solution.chunks_exact(n).zip(wanted.chunks_exact(n)) {
+                for (j, wanted) in wanted.iter().enumerate() {
+                    let back: f64 = (0..n).map(|k| f64::from(solution[k]) * f64::from(matrix[k * n + j])).sum();
+                    assert!((back - f64::from(*wanted)).abs() < 1e-3, "{n} {m}: {back} {wanted}");
                 }
             }
         }

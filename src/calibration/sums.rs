@@ -64,6 +64,14 @@ impl Sums {
         }
     }
 
+    /// Returns the sums of the channels from `first` on, of a single matrix.
+    pub fn from_channel(&self, first: usize) -> Sums {
+        let cols = self.cols - first;
+        let skipped = self.cols * (self.cols + 1) / 2 - cols * (cols + 1) / 2;
+        let products = self.products.as_ref().map(|products| products[skipped..].to_vec());
+        Sums { cols, counts: self.counts.clone(), squares: self.squares[first..].to_vec(), products }
+    }
+
     /// Sets all sums to zero.
     pub fn clear(&mut self) {
         self.counts.fill(0.0);

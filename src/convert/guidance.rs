@@ -8,7 +8,8 @@ use crate::quant::TensorInputStats;
 use crate::quant_spec::Method;
 use std::path::Path;
 
-/// Opens the statistics at `path`.
+/// Opens the statistics at `path`: those that the manifest was made with, or those that were collected along the model
+/// as the manifest quantizes it.
 ///
 /// # Errors
 /// The statistics are damaged or others than those the manifest was made with, or the manifest needs statistics and
@@ -33,6 +34,14 @@ pub(super) fn open(document: Option<&Document>, path: Option<&Path>) -> Result<O
         };
     };
     let calibration = Calibration::open(path)?;
+    if let Some(along) = &calibration.description().quantized {
+        return match document.is_some_and(|document| document.decisions_hash() == *along) {
+            true => Ok(Some(calibration)),
+            false => Err(Error::usage("found statistics along a model that another manifest quantizes"))
+                .at(path)
+                .help("give the manifest of `iec calib --quantized`, or collect the statistics again with this one"),
+        };
+    }
     match record.filter(|record| record.seal != calibration.seal()) {
         None => Ok(Some(calibration)),
         Some(record) => {

@@ -6,7 +6,8 @@ use super::rules::Rule;
 use crate::calibration::{Calibration, CalibrationText};
 use crate::output::pretty;
 use crate::provenance::{Evidence, Gate, Quality, Source, SourceFile, TaskEvidence};
-use crate::quant_spec::QuantFields;
+use crate::quant_spec::{QuantFields, TensorQuant};
+use crate::sha256::{Digest, Sha256, hex};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -81,6 +82,14 @@ impl Document {
     pub fn objections(&self) -> Vec<&str> {
         let texts = self.evidence.iter().flat_map(|evidence| evidence.objections.iter().map(String::as_str));
         texts.chain(self.task_evidence.iter().filter_map(|task| task.objection.as_deref())).collect()
+    }
+
+    /// Returns the SHA-256 of all tensors with their quantization, in hex.
+    pub fn decisions_hash(&self) -> String {
+        let decisions: BTreeMap<&str, TensorQuant> =
+            self.tensors.iter().filter_map(|(name, entry)| Some((name.as_str(), entry.quant?))).collect();
+        let text = serde_json::to_vec(&decisions).expect("plain data always serializes");
+        hex(Sha256::new_with_prefix(&text))
     }
 
     /// Serializes the document as JSON. Equal documents give equal bytes.

@@ -109,6 +109,24 @@ pub fn encode(quant: TensorQuant, stack: &Stack<'_>, sink: &mut dyn FnMut(&[u8])
     encode_pieces(quant, stack, &mut |_, _, tiles| sink(tiles))
 }
 
+/// Quantizes matrix number `matrix` on all cores and returns the values that its codes stand for, `(rows, cols)`. They
+/// are those of [`encode`].
+///
+/// # Errors
+/// The same as for [`quantize`].
+pub fn round_trip(quant: TensorQuant, stack: &Stack<'_>, matrix: usize) -> Result<Vec<f32>> {
+    let quantizer = quantizer(quant, stack, matrix)?;
+    let mut decoded = vec![0f32; stack.rows * stack.cols];
+    decoded.par_chunks_mut(TILE_ROWS * stack.cols).enumerate().try_for_each(|(i, decoded)| -> Result<()> {
+        let rows = i * TILE_ROWS..stack.rows.min((i + 1) * TILE_ROWS);
+        let mut values = Vec::new();
+        stack.read_rows(matrix, &rows, &mut values)?;
+        decoded.copy_from_slice(&quantizer.round_trip(&values)?);
+        Ok(())
+    })?;
+    Ok(decoded)
+}
+
 /// Quantizes like [`encode`] and returns the error of the quantized tensor.
 ///
 /// # Errors

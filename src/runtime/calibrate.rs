@@ -63,6 +63,11 @@ impl Windows {
         all.filter(|(_, tokens)| *tokens > 0).collect()
     }
 
+    /// Returns all windows in the order of the texts.
+    pub fn all(&self) -> impl ExactSizeIterator<Item = &[u32]> {
+        self.windows.iter().map(Vec::as_slice)
+    }
+
     fn of_shard(&self, shard: usize) -> impl ExactSizeIterator<Item = &[u32]> {
         windows_of(shard, self.windows.len()).map(|window| &*self.windows[window])
     }
@@ -84,7 +89,7 @@ pub struct Gather {
 pub fn sites(config: &ModelConfig, products: bool) -> Vec<(Site, SiteShape)> {
     let shape = |layer, part, matrices, cols| {
         let site = Site { layer, part };
-        (site, SiteShape { name: site.to_string(), matrices, cols, products })
+        (site, SiteShape { name: site.to_string(), matrices, cols, products, correction_rows: 0 })
     };
     let layer = |layer| {
         let (mut sites, described) = (Vec::<(Site, SiteShape)>::new(), config.layer(layer));

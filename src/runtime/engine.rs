@@ -205,6 +205,34 @@ impl Engine {
         self.feed(&mut [feed], Some(observer), Answer::Nothing)
     }
 
+    /// Reads `tokens` as a new text in one step and passes activations to an observer. `start` may hold a layer and the
+    /// residual stream at its input; without it, the computation starts with the embeddings.
+    ///
+    /// # Errors
+    /// The same as [`Engine::observe`].
+    pub(super) fn observe_from(
+        &mut self,
+        tokens: &[u32],
+        start: Option<(usize, Vec<f32>)>,
+        observer: &mut (dyn Observer + 'static),
+    ) -> Result<()> {
+        self.run_text(tokens, 0, start, observer, Answer::Nothing)
+    }
+
+    /// Replaces matrix number `matrix` of a tensor, by its canonical name, by one with these values, `(rows, cols)`;
+    /// `None` brings the original back.
+    ///
+    /// # Errors
+    /// The engine was not opened with [`EngineOptions::exchanged`], there is no such tensor of floats, or the values
+    /// have another number.
+    pub fn exchange(&self, tensor: &str, matrix: usize, values: Option<&[f32]>) -> Result<()> {
+        let exchanges = self.model.weights.exchanges(tensor);
+        let exchange = exchanges.get(matrix).ok_or_else(|| {
+            Error::unsupported("found no matrix of floats in memory that could be replaced").tensor(tensor)
+        })?;
+        exchange.replace(values).tensor(tensor)
+    }
+
     /// Reads `tokens` as a new text in one step and returns the logits of those from index `first` on, `(tokens -
     /// first, vocab)`. `start` may hold a layer and the residual stream at its input; without it, the computation
     /// starts with the embeddings.
@@ -218,6 +246,19 @@ impl Engine {
         start: Option<(usize, Vec<f32>)>,
         observer: &mut (dyn Observer + 'static),
     ) -> Result<Vec<f32>> {
+        let mut logits = vec![0.0; (tokens.len() - first) * self.model.config.vocab];
+        self.run_text(tokens, first, start, observer, Answer::Logits(&mut logits))?;
+        Ok(logits)
+    }
+
+    fn run_text(
+        &mut self,
+        tokens: &[u32],
+        first: usize,
+        start: Option<(usize, Vec<f32>)>,
+        observer: &mut (dyn Observer + 'static),
+        answer: Answer<'_>,
+    ) -> Result<()> {
         let mut sequence = self.new_sequence()?;
         let mut feeds = [Feed { sequence: &mut sequence, tokens, want: Want::All }];
         self.check(&feeds[0])?;
@@ -228,9 +269,7 @@ impl Engine {
             runs: vec![Run { sequence: 0, first: 0, tokens: tokens.len(), position: 0 }],
             wanted: (first..tokens.len()).collect(),
         };
-        let mut logits = vec![0.0; batch.wanted.len() * self.model.config.vocab];
-        self.run(&batch, &mut [&mut sequence], start, Some(observer), Answer::Logits(&mut logits))?;
-        Ok(logits)
+        self.run(&batch, &mut [&mut sequence], start, Some(observer), answer)
     }
 
     /// Checks the feeds and runs them. If that fails, restores the sequences.

@@ -27,6 +27,7 @@ pub mod experts;
 pub mod forward;
 pub mod kv;
 pub mod layer;
+pub mod layer_look;
 pub mod moe;
 pub mod needs;
 pub mod observe;

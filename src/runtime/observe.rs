@@ -11,10 +11,14 @@ pub trait Observer: Debug + Send {
     /// rows of the output of the last layer.
     fn stream(&mut self, layer: usize, x: &[f32]);
 
+    /// Receives the residual stream after block number `block` of a layer (attention, for example, or the MLP).
+    fn block(&mut self, _layer: usize, _block: usize, _x: &[f32]) {}
+
     /// Receives input rows that all matrices of `site` read; for experts, the rows of expert `matrix`.
     fn inputs(&mut self, site: Site, matrix: usize, rows: &mut dyn ExactSizeIterator<Item = &'_ [f32]>);
 
-    /// Returns the first layer that need not be computed; later layers are skipped, too.
+    /// Returns the first layer that need not be computed; later layers are skipped, too. Its input is still passed to
+    /// [`Observer::stream`].
     fn end(&self) -> usize;
 
     /// Returns true when the observer uses so much memory that weights should be released after each layer.

@@ -15,7 +15,7 @@ use super::layer::{LatentAttention, Operation};
 use super::per_head::PerHead;
 use super::precision::Precision;
 use super::residency::{Residency, read_whole};
-use super::weights::{Host, Weights};
+use super::weights::{BindForm, Host, Weights};
 use crate::dtype::DType;
 use crate::error::{Cause, Context, Error, Result};
 use crate::iebin::{IebinReader, JSON_NAME};
@@ -62,6 +62,8 @@ pub struct EngineOptions {
     pub numa: Numa,
     /// Devices, and the number of layers that run on GPUs.
     pub offload: Offload,
+    /// True if [`Engine::exchange`](super::Engine::exchange) is to replace matrices. Only for the CPU.
+    pub exchanged: bool,
 }
 
 impl Default for EngineOptions {
@@ -79,6 +81,7 @@ impl Default for EngineOptions {
             affinity: Affinity::default(),
             numa: Numa::default(),
             offload: Offload::default(),
+            exchanged: false,
         }
     }
 }
@@ -181,8 +184,8 @@ impl OpenedModel {
         }
         // Matrices that the CPU reads in the compressed form of a deduplicated pack have no plain bytes in memory that
         // could be copied to a GPU.
-        let in_place = cpu.unpacks() && !on_gpu;
-        let weights = Arc::new(Weights::bind(reader, &config, convert, in_place)?);
+        let form = BindForm { in_place: cpu.unpacks() && !on_gpu, exchanged: options.exchanged };
+        let weights = Arc::new(Weights::bind(reader, &config, convert, form)?);
         let positions = options.context.unwrap_or(context.min(USUAL_CONTEXT));
         let source = UploadSource {
             config: &config,

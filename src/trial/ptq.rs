@@ -178,6 +178,13 @@ impl Ptq {
     pub fn open(options: PtqOptions) -> Result<Ptq> {
         let selection = Selection::new(options.selection.clone(), options.rules.as_deref())?;
         let calibration = options.calibration.as_deref().map(Calibration::open).transpose()?;
+        if let Some(along) = calibration.as_ref().filter(|found| found.description().quantized.is_some()) {
+            return Err(Error::usage(
+                "found statistics along a quantized model, which only `iec pack` and `iec q4` read",
+            )
+            .at(along.path())
+            .help("give the statistics of the model itself, made without --quantized"));
+        }
         let judges_answers = options.judges_answers(calibration.as_ref())?;
         let task_files = options.task_files(calibration.as_ref())?;
         let weights = options.model.weights()?;

@@ -28,6 +28,7 @@ mod bombs;
 mod budget;
 mod calib;
 mod calib_parts;
+mod calib_quantized;
 mod chat;
 mod chat_pipe;
 mod console;

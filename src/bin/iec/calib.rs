@@ -31,6 +31,7 @@ use std::time::Instant;
   iec calib packs/tinyllama-bf16 --text calibration.txt --out tinyllama.calib --part 1/4
   iec merge --out tinyllama.calib
   iec ptq models/tinyllama --out q4_manifest.json --bits 4 --calib tinyllama.calib
+  iec calib models/tinyllama --text books.txt --quantized q4_manifest.json --out tinyllama-q4.calib
 
 The text should be like what the model will read. Keep another text for --gate-text: calibration text is never used to
 judge the result. ptq fits each method on half of the windows and compares the methods on the other half. 50 000 tokens
@@ -61,6 +62,11 @@ pub struct Args {
     /// Collect the products of all pairs of input channels, too, which method gptq needs
     #[arg(long)]
     hessian: bool,
+    /// Collect the statistics that each matrix sees after all matrices before it were quantized as this manifest of
+    /// `iec ptq` says, and corrections that undo the errors of those. Only `iec pack` and `iec q4` read the result,
+    /// together with this manifest
+    #[arg(long, value_name = "MANIFEST", conflicts_with_all = ["merge", "part", "parts"])]
+    quantized: Option<PathBuf>,
     /// Tokens per window; the model reads each window as a separate text
     #[arg(long, value_name = "N", default_value_t = 512)]
     window: usize,
@@ -83,7 +89,8 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
-    let read = args.text.iter().chain(&args.merge).chain(&args.tokenizer).chain(&args.source.config);
+    let read = args.text.iter().chain(&args.merge).chain(&args.tokenizer).chain(&args.quantized);
+    let read = read.chain(&args.source.config);
     let inputs = args.source.add_to(Inputs::default().files(read), args.model_dir.as_ref())?;
     let target = check_target(&args.out, Rules { inputs: &inputs, overwrite: args.overwrite, stdout: !args.json })?;
     let report = StatisticsReport { started: Instant::now(), out: &args.out, json: args.json };
@@ -185,6 +192,7 @@ impl Args {
             out: out.to_path_buf(),
             overwrite: self.overwrite,
             hessian: self.hessian,
+            quantized: self.quantized.clone(),
             window: self.window,
             max_tokens: self.max_tokens,
             memory: self.memory,

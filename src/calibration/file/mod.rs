@@ -2,13 +2,14 @@
 //!
 //! A site is a place in the model whose values are the inputs of one or more matrices ([`super::Site`]). Each site, in
 //! the order of the model, has these tensors. Their first dimension is the half of the windows. All are sums, so files
-//! can be merged by addition:
+//! can be merged by addition, except those with corrections:
 //!
 //! | tensor | type | shape | content |
 //! |---|---|---|---|
 //! | `SITE.counts` | F64 | `[2, matrices]` | number of rows that were summed |
 //! | `SITE.squares` | F64 | `[2, matrices, cols]` | sums of squares of each input channel |
 //! | `SITE.products` | F32 | `[2, cols * (cols + 1) / 2]` | upper triangle of `X^T X` by rows, only with `--hessian` |
+//! | `SITE.correction` | BF16 | `[rows, cols]` | what is added to the matrix that reads the site, with `--quantized` |
 //!
 //! The last tensor, `seal`, is the SHA-256 of all bytes before it; manifests refer to the file by this hash.
 //! `__metadata__` has `format` and `description`, a JSON text with the model's [`Source`] and the [`CalibrationText`]s
@@ -52,6 +53,10 @@ pub struct Description {
     pub window: u64,
     /// Texts that were read.
     pub texts: Vec<CalibrationText>,
+    /// SHA-256 of the schemes and methods of the manifest that quantized the matrices before each site
+    /// ([`crate::manifest::Document::decisions_hash`]); absent if the model read the texts as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quantized: Option<String>,
 }
 
 /// Name and dimensions of a site.
@@ -65,6 +70,8 @@ pub struct SiteShape {
     pub cols: usize,
     /// True if products are stored.
     pub products: bool,
+    /// Rows of the correction of the matrix that reads the site; 0 if there is none.
+    pub correction_rows: usize,
 }
 
 impl SiteShape {
@@ -82,6 +89,10 @@ impl SiteShape {
         if self.products {
             let triangle = cols * (cols + 1) / 2;
             tensors.push((at("products"), "F32", vec![2, triangle], 8 * triangle));
+        }
+        if self.correction_rows > 0 {
+            let rows = self.correction_rows as u64;
+            tensors.push((at("correction"), "BF16", vec![rows, cols], 2 * rows * cols));
         }
         tensors
     }

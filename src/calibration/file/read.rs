@@ -81,18 +81,7 @@ impl Calibration {
             let site = site.ok_or_else(|| {
                 Error::corrupt("found another tensor, expected `SITE.counts` of type F64").tensor(name.as_str())
             })?;
-            let matrices = tensor.shape.get(1).copied().filter(|n| (1..=MOST).contains(n));
-            let squares = by_name.get(format!("{site}.squares").as_str());
-            let cols = squares.and_then(|t| t.shape.get(2).copied()).filter(|n| (1..=MOST).contains(n));
-            let (Some(matrices), Some(cols)) = (matrices, cols) else {
-                return Err(Error::corrupt("found no counts and squares of a valid shape, expected both").tensor(site));
-            };
-            let shape = SiteShape {
-                name: site.to_string(),
-                matrices: matrices as usize,
-                cols: cols as usize,
-                products: by_name.contains_key(format!("{site}.products").as_str()),
-            };
+            let shape = site_shape(site, |leaf| by_name.get(format!("{site}.{leaf}").as_str()).copied())?;
             let first = at;
             for (name, dtype, dims, bytes) in shape.tensors() {
                 let found = next.next().filter(|(found, _)| *found == name).map(|(_, tensor)| tensor);
@@ -240,6 +229,36 @@ impl Calibration {
         Ok(Some(InputMeans { squares, products }))
     }
 
+    /// Adds the correction of the tensor with this canonical name to some of its rows, if the file has one. `rows` is
+    /// the number of rows of the whole tensor, `values` holds those from `first` on.
+    ///
+    /// # Errors
+    /// The correction has another shape.
+    pub fn correct(&self, tensor: &str, [rows, cols]: [usize; 2], first: usize, values: &mut [f32]) -> Result<()> {
+        let Some(site) = Site::name_of_tensor(tensor) else { return Ok(()) };
+        let Some((shape, bytes)) = self.correction(&site) else { return Ok(()) };
+        if (shape.correction_rows, shape.cols) != (rows, cols) {
+            let found = format!(
+                "found a correction of {} x {} weights, expected {rows} x {cols}",
+                shape.correction_rows, shape.cols
+            );
+            return Err(Error::usage(found)
+                .tensor(tensor)
+                .help("make the statistics from this model with `iec calib --quantized`"));
+        }
+        let bytes = bytes[2 * first * cols..][..2 * values.len()].as_chunks::<2>().0;
+        values.iter_mut().zip(bytes).for_each(|(x, bytes)| *x += half::bf16::from_le_bytes(*bytes).to_f32());
+        Ok(())
+    }
+
+    /// Returns the shape of a site and its correction, if it has one.
+    pub fn correction(&self, site: &str) -> Option<(&SiteShape, &[u8])> {
+        let (shape, start) = self.sites.get(*self.by_name.get(site)?)?;
+        let length = 2 * shape.correction_rows * shape.cols;
+        let end = start + shape.nbytes() as usize;
+        (length > 0).then(|| (shape, &self.map.bytes()[end - length..end]))
+    }
+
     /// Adds the triangle of products of a half, multiplied by `scale`, to the upper triangle of a matrix.
     fn add_products(&self, shape: &SiteShape, at: usize, half: usize, scale: f32, out: &mut [f32]) {
         let (cols, triangle) = (shape.cols, shape.cols * (shape.cols + 1) / 2);
@@ -261,6 +280,27 @@ fn hash_and_release(map: &MappedFile, bytes: &[u8]) -> Sha256 {
         map.release_range(i * HASHED..i * HASHED + piece.len());
     }
     hash
+}
+
+/// Returns the dimensions of a site; `tensor` returns one of its tensors by the end of the name.
+fn site_shape<'a>(site: &str, tensor: impl Fn(&str) -> Option<&'a RawTensor>) -> Result<SiteShape> {
+    let size = |leaf: &str, dim: usize| tensor(leaf)?.shape.get(dim).copied().filter(|n| (1..=MOST).contains(n));
+    let (Some(matrices), Some(cols)) = (size("counts", 1), size("squares", 2)) else {
+        return Err(Error::corrupt("found no counts and squares of a valid shape, expected both").tensor(site));
+    };
+    let correction_rows = match tensor("correction") {
+        Some(_) => size("correction", 0).ok_or_else(|| {
+            Error::corrupt("found a correction without a valid shape, expected [rows, cols]").tensor(site)
+        })?,
+        None => 0,
+    };
+    Ok(SiteShape {
+        name: site.to_string(),
+        matrices: matrices as usize,
+        cols: cols as usize,
+        products: tensor("products").is_some(),
+        correction_rows: correction_rows as usize,
+    })
 }
 
 fn doubles(bytes: &[u8]) -> Vec<f64> {

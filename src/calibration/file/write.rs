@@ -88,15 +88,16 @@ impl CalibrationWriter {
         Ok(same)
     }
 
-    /// Writes the sums of the next site, of both halves.
+    /// Writes the sums of the next site, of both halves, and its correction as it is stored.
     ///
     /// # Errors
     /// The sums cannot be written.
     ///
     /// # Panics
-    /// The sums have another shape than announced.
-    pub fn put(&mut self, halves: [&Sums; 2]) -> Result<()> {
+    /// The sums or the correction have another shape than announced.
+    pub fn put(&mut self, halves: [&Sums; 2], correction: &[u8]) -> Result<()> {
         let site = self.sites.next().expect("as many sites as were announced");
+        assert_eq!(correction.len(), 2 * site.correction_rows * site.cols);
         let expected = (site.matrices, site.cols, site.products);
         for sums in halves {
             assert_eq!(expected, (sums.counts.len(), sums.cols, sums.products.is_some()));
@@ -107,7 +108,8 @@ impl CalibrationWriter {
         halves
             .iter()
             .flat_map(|sums| &sums.products)
-            .try_for_each(|products| sums::write_floats(products, |bytes| self.write(bytes)))
+            .try_for_each(|products| sums::write_floats(products, |bytes| self.write(bytes)))?;
+        self.write(correction)
     }
 
     /// Seals the file, gives it its final name, and returns the seal.

@@ -102,7 +102,11 @@ fn quantize(
 ) -> Result<Option<Metrics>> {
     let (count, rows, cols) = tensor.matrices();
     let inputs = guidance::inputs(calibration, &tensor.name, (count, cols), quant.method)?;
-    let read = |matrix: usize, rows: Range<usize>, out: &mut [f32]| checkpoint.read_rows_f32(tensor, matrix, rows, out);
+    let read = |matrix: usize, range: Range<usize>, out: &mut [f32]| {
+        let first = range.start;
+        checkpoint.read_rows_f32(tensor, matrix, range, out)?;
+        calibration.map_or(Ok(()), |calibration| calibration.correct(&tensor.name, [rows, cols], first, out))
+    };
     let piece = if tensor.prefers_many_rows() { MANY_ELEMENTS } else { PIECE_ELEMENTS };
     let chunk_rows = Some(piece / cols);
     let stack = Stack { count, rows, cols, read: &read, chunk_rows, inputs: inputs.as_ref() };

@@ -367,14 +367,16 @@ impl<'a> Inputs<'a> {
     }
 
     /// Returns the quality that the manifest documents, or without a manifest that of the pack that is read. Its
-    /// `evidence` was measured without `--dtype`, so it is left out if that option changes the unquantized tensors.
+    /// `evidence` was measured without `--dtype` and without corrections of statistics along a quantized model, so it
+    /// is left out with these.
     fn quality(&self) -> Option<Quality> {
         let quality = match &self.manifest {
             Some(manifest) => manifest.document().quality(),
             None => self.checkpoint.pack().and_then(|reader| reader.description.quality.clone()),
         }?;
         let Quality { evidence, mut task_evidence, .. } = quality;
-        let is_measured = self.options.dtype.is_none();
+        let corrected = self.calibration.as_ref().is_some_and(|found| found.description().quantized.is_some());
+        let is_measured = self.options.dtype.is_none() && !corrected;
         task_evidence.retain(|_| is_measured);
         Some(Quality { evidence: evidence.filter(|_| is_measured), task_evidence, ..quality })
     }

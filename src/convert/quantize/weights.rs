@@ -1,7 +1,9 @@
 //! Reads the weights that are to be quantized, from a checkpoint, a pack or a GGUF file.
 
+use crate::calibration::Calibration;
 use crate::catalogue::Role;
 use crate::convert::executor::Task;
+use crate::convert::guidance;
 use crate::convert::source::read_at::InputFile;
 use crate::convert::{Checkpoint, CheckpointOptions};
 use crate::error::{Context, Result};
@@ -9,6 +11,8 @@ use crate::iebin::{self, Store};
 use crate::job::Fingerprint;
 use crate::model_config::ModelConfig;
 use crate::provenance::Source;
+use crate::quant::stream::{self, Stack};
+use crate::quant_spec::TensorQuant;
 use std::ops::Range;
 use std::path::Path;
 
@@ -96,6 +100,39 @@ impl Weights {
         tensor: &'a Tensor,
     ) -> impl Fn(usize, Range<usize>, &mut [f32]) -> Result<()> + 'a {
         move |matrix, rows, out| self.read_rows_f32(tensor, matrix, rows, out)
+    }
+
+    /// Returns a closure like that of [`Weights::rows`], which adds the correction of the tensor if the statistics have
+    /// one.
+    pub(super) fn corrected_rows<'a>(
+        &'a self,
+        tensor: &'a Tensor,
+        calibration: Option<&'a Calibration>,
+    ) -> impl Fn(usize, Range<usize>, &mut [f32]) -> Result<()> + 'a {
+        move |matrix, range, out| {
+            let first = range.start;
+            self.read_rows_f32(tensor, matrix, range, out)?;
+            let (_, rows, cols) = tensor.matrices()?;
+            calibration.map_or(Ok(()), |calibration| calibration.correct(&tensor.name, [rows, cols], first, out))
+        }
+    }
+
+    /// Quantizes matrix number `matrix` of a tensor as a pack does, and returns the values that its codes stand for.
+    ///
+    /// # Errors
+    /// The tensor cannot be read or quantized, or the statistics are of another model.
+    pub fn quantized(
+        &self,
+        tensor: &Tensor,
+        quant: TensorQuant,
+        calibration: Option<&Calibration>,
+        matrix: usize,
+    ) -> Result<Vec<f32>> {
+        let (count, rows, cols) = tensor.matrices()?;
+        let inputs = guidance::inputs(calibration, &tensor.name, (count, cols), quant.method)?;
+        let read = self.corrected_rows(tensor, calibration);
+        let stack = Stack { count, rows, cols, read: &read, chunk_rows: None, inputs: inputs.as_ref() };
+        stream::round_trip(quant, &stack, matrix)
     }
 
     /// Returns the weight files whose hashes identify the model; none for a pack.

@@ -202,16 +202,24 @@ impl DevicePart for CpuPart {
     }
 }
 
+/// Passes the residual stream after a block to the observer, and counts the time of its addition.
+fn end_block(layer: usize, block: usize, w: &mut Walk<'_>) {
+    if let Some(observer) = &mut w.step.observer {
+        observer.block(layer, block, w.step.x);
+    }
+    w.step.profile.lap(Stage::Norms);
+}
+
 impl Model {
     /// Computes layers. In the last layer of the model, only the wanted rows are computed after the keys and values.
     fn walk(&self, layers: Range<usize>, w: &mut Walk<'_>) -> Result<()> {
         for index in layers {
             interrupt::check()?;
             if let Some(observer) = &mut w.step.observer {
+                observer.stream(index, w.step.x);
                 if index >= observer.end() {
                     break;
                 }
-                observer.stream(index, w.step.x);
             }
             let layer = &self.weights.layers[index];
             self.layer(index, layer, w)?;
@@ -230,7 +238,7 @@ impl Model {
                 return Ok(());
             }
         }
-        for block in &layer.blocks {
+        for (number, block) in layer.blocks.iter().enumerate() {
             match &block.input {
                 BlockInput::Normed(weight) => self.norm_rows(w.step.x, weight, &mut w.scratch.normed),
                 BlockInput::Stream => self.copy_rows(w.step.x, &mut w.scratch.normed),
@@ -276,7 +284,7 @@ impl Model {
             }
             w.step.profile.lap(block.operation.last_stage());
             self.add_branch(w.step.x, &w.scratch.branch, block.post_norm.as_deref());
-            w.step.profile.lap(Stage::Norms);
+            end_block(index, number, w);
         }
         if let Some(factor) = layer.scalar {
             self.cpu.for_rows(w.step.x, self.config.hidden, |_, x| self.cpu.level().run(Scale { x, factor }));
@@ -288,10 +296,10 @@ impl Model {
     fn answer(&self, w: &mut Walk<'_>, answer: Answer<'_>) -> Result<()> {
         let layers = self.config.n_layers;
         if let Some(observer) = &mut w.step.observer {
+            observer.stream(layers, w.step.x);
             if layers >= observer.end() {
                 return Ok(());
             }
-            observer.stream(layers, w.step.x);
         }
         let (logits, hidden) = match answer {
             Answer::Logits(logits) => (logits, None),

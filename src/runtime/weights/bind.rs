@@ -2,7 +2,7 @@
 
 use super::rebuilt::Rebuilt;
 use super::rebuilt::cache::Cache;
-use super::{Host, JoinWeights, Linear, PerLayerWeights, Shape, Weight, Weights, take};
+use super::{BindForm, Exchange, Host, JoinWeights, Linear, PerLayerWeights, Shape, Weight, Weights, take};
 use crate::catalogue::{
     EMBEDDING, FINAL_NORM, FURTHER_EMBEDDING, FURTHER_NORM, FURTHER_PROJECTION, LM_HEAD, LayerTensor, ModelTensor,
     Role, name_in_layer, prediction,
@@ -30,22 +30,21 @@ pub(super) struct Binder<'a> {
     convert: Option<DType>,
     bound: RefCell<HashSet<String>>,
     cache: Option<Arc<Cache>>,
-    /// True if matrices of a deduplicated pack stay compressed ([`Windowed`]) where kernels can compute with that form.
-    in_place: bool,
+    form: BindForm,
     /// Bytes of further tensors that may become hot, see [`Keep::hot_bytes`](crate::iebin::rebuild::Keep::hot_bytes).
     hot_bytes_left: Cell<u64>,
 }
 
 impl<'a> Binder<'a> {
     /// Creates a binder that has bound nothing yet.
-    pub(super) fn new(reader: &'a IebinReader, convert: Option<DType>, in_place: bool) -> Binder<'a> {
+    pub(super) fn new(reader: &'a IebinReader, convert: Option<DType>, form: BindForm) -> Binder<'a> {
         let keep = reader.rebuilt().map(|(_, keep)| keep);
         Binder {
             reader,
             convert,
             bound: RefCell::default(),
             cache: keep.map(|keep| Arc::new(Cache::new(keep.limit))),
-            in_place,
+            form,
             hot_bytes_left: Cell::new(keep.map_or(0, |keep| keep.hot_bytes)),
         }
     }
@@ -116,7 +115,11 @@ impl<'a> Binder<'a> {
         let range = |i: usize| i * each..(i + 1) * each;
         let Some((source, cache)) = self.reader.rebuilt().map(|(source, _)| source).zip(self.cache.as_ref()) else {
             let payload = self.reader.payload(entry)?;
-            return (0..matrices).map(|i| shape.matrix(payload.slice(range(i))).map(Weight::Here)).collect();
+            let own = |matrix| match self.form.exchanged {
+                true => Weight::Exchanged(Arc::new(Exchange::new(matrix))),
+                false => Weight::Here(matrix),
+            };
+            return (0..matrices).map(|i| shape.matrix(payload.slice(range(i))).map(own)).collect();
         };
         let tensor = self.reader.position(&entry.name).expect("an entry of this reader");
         let name: Arc<str> = entry.name.as_str().into();
@@ -133,7 +136,7 @@ impl<'a> Binder<'a> {
     /// Returns the compressed numbers of a matrix if kernels can and should read it in that form.
     fn windowed(&self, shape: Shape, numbers: impl FnOnce() -> Option<Windowed>) -> Option<Windowed> {
         let plain = shape.from.is_none() && shape.store == MatrixStore::Plain(DType::BF16);
-        if plain && self.in_place { numbers() } else { None }
+        if plain && self.form.in_place { numbers() } else { None }
     }
 
     /// Returns true for hot tensors, which are rebuilt before the first token and always kept. It must be called for

@@ -76,7 +76,8 @@ mod tests {
             let reader = IebinReader::open(dir.path()).unwrap();
             let config = reader.description.model.clone().unwrap();
             let held = HeldBytes::of(&reader, &config, convert, Arithmetic::Float).unwrap();
-            let weights = Weights::bind(&reader, &config, convert, false).unwrap();
+            let weights =
+                Weights::bind(&reader, &config, convert, crate::runtime::weights::BindForm::default()).unwrap();
             let tied = usize::from(config.tied_embeddings);
             let matrices: Vec<&Weight> = weights.matrices().skip(tied).collect();
             let bound: u64 = matrices.iter().map(|matrix| matrix.nbytes() as u64).sum();

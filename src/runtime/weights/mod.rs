@@ -19,12 +19,13 @@ use super::layer::{Block, Layer, Operation, Storage};
 use super::profile::Stage;
 use super::residency::Residency;
 use crate::calibration::Site;
-use crate::catalogue::{LayerTensor, Role, Target};
-use crate::dtype::{DType, decode_floats};
+use crate::catalogue::{EMBEDDING, LM_HEAD, LayerTensor, Role, Target, layer_part};
+use crate::dtype::{DType, decode_floats, encode_floats};
 use crate::error::{Context, Error, Result};
 use crate::iebin::rebuild::Keep;
 use crate::iebin::{IebinReader, JSON_NAME};
 use crate::interrupt;
+use crate::mapped::Bytes;
 use crate::model_config::ModelConfig;
 use crate::progress;
 use crate::scheme::{BLOCK, TILE_ROWS};
@@ -32,7 +33,7 @@ use bind::Binder;
 use rebuilt::Rebuilt;
 use rebuilt::cache::{Cache, too_small};
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 
 /// A weight matrix, in memory or to be rebuilt.
 #[derive(Debug, Clone)]
@@ -41,6 +42,49 @@ pub enum Weight {
     Here(Matrix),
     /// A matrix that is rebuilt when it is used.
     Rebuilt(Rebuilt),
+    /// A matrix in memory that another may replace for a time.
+    Exchanged(Arc<Exchange>),
+}
+
+/// A matrix that another of the same shape and storage replaces for a time.
+#[derive(Debug)]
+pub struct Exchange {
+    original: Matrix,
+    replacement: RwLock<Option<Arc<Matrix>>>,
+}
+
+impl Exchange {
+    /// Holds a matrix that nothing replaces.
+    pub fn new(original: Matrix) -> Exchange {
+        Exchange { original, replacement: RwLock::default() }
+    }
+
+    /// Replaces the matrix by one with these values, `(rows, cols)`, which are rounded to its storage; `None` brings
+    /// the original back.
+    ///
+    /// # Errors
+    /// The matrix does not hold floats, or the values have another number.
+    pub fn replace(&self, values: Option<&[f32]>) -> Result<()> {
+        let replacement = values.map(|values| -> Result<Arc<Matrix>> {
+            let Matrix { rows, cols, store, .. } = self.original;
+            let MatrixStore::Plain(dtype) = store else {
+                return Err(Error::unsupported("found a quantized matrix, expected one of floats"));
+            };
+            let mut bytes = Vec::new();
+            encode_floats(dtype, values, &mut bytes)?;
+            Matrix::new(rows, cols, store, Bytes::copied(&bytes)).map(Arc::new)
+        });
+        *self.replacement.write().expect("no thread panics while it holds the lock") = replacement.transpose()?;
+        Ok(())
+    }
+
+    /// Returns the replacement, or the original.
+    fn current(&self) -> Held<'_> {
+        match &*self.replacement.read().expect("no thread panics while it holds the lock") {
+            Some(replacement) => Held::Rebuilt(replacement.clone()),
+            None => Held::Here(&self.original),
+        }
+    }
 }
 
 /// Access to a weight matrix during a computation.
@@ -48,7 +92,7 @@ pub enum Weight {
 pub enum Held<'a> {
     /// A matrix that is always in memory.
     Here(&'a Matrix),
-    /// A rebuilt matrix, which stays in memory as long as this value exists.
+    /// A rebuilt matrix or a replacement, which stays in memory as long as this value exists.
     Rebuilt(Arc<Matrix>),
 }
 
@@ -71,13 +115,14 @@ impl Weight {
         match self {
             Weight::Here(matrix) => Ok(Held::Here(matrix)),
             Weight::Rebuilt(rebuilt) => rebuilt.matrix(false).map(Held::Rebuilt),
+            Weight::Exchanged(exchange) => Ok(exchange.current()),
         }
     }
 
     /// Returns the description of a matrix that is rebuilt when it is used; `None` for a matrix that is in memory.
     fn as_rebuilt(&self) -> Option<&Rebuilt> {
         match self {
-            Weight::Here(_) => None,
+            Weight::Here(_) | Weight::Exchanged(_) => None,
             Weight::Rebuilt(rebuilt) => Some(rebuilt),
         }
     }
@@ -87,6 +132,7 @@ impl Weight {
         match self {
             Weight::Here(matrix) => matrix.rows,
             Weight::Rebuilt(rebuilt) => rebuilt.shape.rows,
+            Weight::Exchanged(exchange) => exchange.original.rows,
         }
     }
 
@@ -95,6 +141,7 @@ impl Weight {
         match self {
             Weight::Here(matrix) => matrix.cols,
             Weight::Rebuilt(rebuilt) => rebuilt.shape.cols,
+            Weight::Exchanged(exchange) => exchange.original.cols,
         }
     }
 
@@ -103,6 +150,7 @@ impl Weight {
         match self {
             Weight::Here(matrix) => matrix.store,
             Weight::Rebuilt(rebuilt) => rebuilt.shape.store,
+            Weight::Exchanged(exchange) => exchange.original.store,
         }
     }
 
@@ -111,6 +159,7 @@ impl Weight {
         match self {
             Weight::Here(matrix) => matrix.nbytes(),
             Weight::Rebuilt(rebuilt) => rebuilt.nbytes(),
+            Weight::Exchanged(exchange) => exchange.original.nbytes(),
         }
     }
 
@@ -125,6 +174,7 @@ impl Weight {
                 let (part, row) = rebuilt.around(row)?;
                 read_row(&part, row, out)
             }
+            Weight::Exchanged(exchange) => read_row(&exchange.current(), row, out),
         }
     }
 }
@@ -218,6 +268,16 @@ pub struct Weights {
     pub lm_head: Weight,
     /// Cache of rebuilt matrices; `None` if the pack has its `model.ie.bin`.
     pub cache: Option<Arc<Cache>>,
+}
+
+/// Forms in which matrices are bound besides the usual one.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct BindForm {
+    /// True if matrices of a deduplicated pack stay compressed ([`crate::windowed::Windowed`]) where kernels can
+    /// compute with that form.
+    pub in_place: bool,
+    /// True if others may replace the matrices.
+    pub exchanged: bool,
 }
 
 /// Storage of nothing, for visits of all weights.
@@ -319,23 +379,22 @@ impl Layer<Host> {
 
     /// Releases the pages of mapped matrices, for use when memory is scarce. They are mapped again at the next access.
     pub fn release(&self) {
-        self.linears().for_each(|linear| {
-            if let Weight::Here(matrix) = &linear.matrix {
-                matrix.data.release();
-            }
+        self.linears().for_each(|linear| match &linear.matrix {
+            Weight::Here(matrix) => matrix.data.release(),
+            Weight::Exchanged(exchange) => exchange.original.data.release(),
+            Weight::Rebuilt(_) => {}
         });
     }
 }
 
 impl Weights {
-    /// Binds all tensors that the configuration requires and converts float matrices to `convert` if it is given. With
-    /// `in_place`, matrices of a deduplicated pack stay compressed if kernels can compute with that form.
+    /// Binds all tensors that the configuration requires and converts float matrices to `convert` if it is given.
     ///
     /// # Errors
     /// A tensor is missing, has the wrong shape or storage, overflows the type it is converted to, or has no place in
     /// the model (ignoring it would silently run a different model).
-    pub fn bind(reader: &IebinReader, config: &ModelConfig, convert: Option<DType>, in_place: bool) -> Result<Weights> {
-        Binder::new(reader, convert, in_place)
+    pub fn bind(reader: &IebinReader, config: &ModelConfig, convert: Option<DType>, form: BindForm) -> Result<Weights> {
+        Binder::new(reader, convert, form)
             .model(config)
             .at(reader.dir.join(JSON_NAME))
             .help("the pack is damaged, or another program made it; make it again with `iec pack`")
@@ -353,10 +412,30 @@ impl Weights {
         main: &Weights,
         number: usize,
     ) -> Result<Weights> {
-        Binder::new(reader, convert, false)
+        Binder::new(reader, convert, BindForm::default())
             .prediction(config, main, number)
             .at(reader.dir.join(JSON_NAME))
             .help("the pack is damaged, or another program made it; make it again with `iec pack --with-mtp`")
+    }
+
+    /// Returns the matrices of a tensor, by its canonical name, that others may replace: those of all experts,
+    /// otherwise one; none if the weights were not bound as [`BindForm::exchanged`].
+    pub(super) fn exchanges(&self, tensor: &str) -> Vec<&Exchange> {
+        let outside = match tensor {
+            EMBEDDING => Some(&self.embedding),
+            LM_HEAD => Some(&self.lm_head),
+            _ => None,
+        };
+        let number = layer_part(tensor).and_then(|(number, leaf)| Some((number.parse::<usize>().ok()?, leaf)));
+        let inside = number.and_then(|(number, leaf)| Some((self.layers.get(number)?, leaf)));
+        let named = inside.into_iter().flat_map(|(layer, leaf)| {
+            let is_named = move |linear: &&Linear| linear.identity.is_some_and(|(_, own)| own.name == leaf);
+            layer.linears().filter(is_named).map(|linear| &linear.matrix)
+        });
+        let matrices = outside.into_iter().chain(named);
+        matrices
+            .filter_map(|weight| if let Weight::Exchanged(exchange) = weight { Some(&**exchange) } else { None })
+            .collect()
     }
 
     /// Returns all matrices in the order of their use; a tied embedding appears twice.

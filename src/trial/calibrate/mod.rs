@@ -4,6 +4,7 @@
 //! The unit that is divided and stored is the sums of one shard of the windows ([`crate::calibration::shards`]) for one
 //! layer. `store` reads and writes them, and `work` computes them and adds them up.
 
+mod quantized;
 mod store;
 mod work;
 
@@ -19,12 +20,14 @@ use crate::files;
 use crate::generate::text::{Tokenizer, tokenizer};
 use crate::iebin::{BIN_NAME, Entry, IebinReader, JSON_NAME, Store, tensor_map};
 use crate::job::{Command, Fingerprint, Job, Part, RecordedParts, RunOptions, this_version};
+use crate::manifest::Manifest;
 use crate::output::{DirLock, make_absolute};
 use crate::progress;
 use crate::runtime::calibrate::Windows;
 use crate::runtime::{Engine, EngineOptions, Precision};
 use crate::scheme::QuantSpec;
 use crate::sha256::{Digest, Sha256, hex};
+use quantized::Along;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use work::Work;
@@ -51,6 +54,8 @@ pub struct CalibrationOptions {
     pub window: usize,
     /// Largest number of tokens of each text.
     pub max_tokens: Option<usize>,
+    /// Path of a manifest that quantizes the matrices before each site.
+    pub quantized: Option<PathBuf>,
     /// Largest memory for the products collected in one pass, in bytes.
     pub memory: u64,
     /// Number of threads of the engine.
@@ -74,7 +79,7 @@ impl CalibrationOptions {
 
     /// Returns the files that are read in addition to the model.
     pub fn files(&self) -> impl Iterator<Item = &PathBuf> {
-        self.texts.iter().chain(&self.tokenizer).chain(&self.model.config)
+        self.texts.iter().chain(&self.tokenizer).chain(&self.model.config).chain(&self.quantized)
     }
 }
 
@@ -101,8 +106,8 @@ pub struct Calibrated {
 /// A model or text cannot be read, the statistics cannot be written, or parts are missing or damaged.
 pub fn calibrate(options: &CalibrationOptions) -> Result<Calibrated> {
     let mut repeatable = options.clone();
-    let CalibrationOptions { model, tokenizer, texts, .. } = &mut repeatable;
-    let optional = [tokenizer.as_mut(), model.config.as_mut()];
+    let CalibrationOptions { model, tokenizer, texts, quantized, .. } = &mut repeatable;
+    let optional = [tokenizer.as_mut(), model.config.as_mut(), quantized.as_mut()];
     make_absolute(texts.iter_mut().chain([&mut model.path]).map(Some).chain(optional))?;
     let command = Command::new(COMMAND, &repeatable);
     let job = Job::for_file(&command, &options.out, &options.run, |fingerprint| decide(options, fingerprint))?;
@@ -121,7 +126,7 @@ fn decide(options: &CalibrationOptions, fingerprint: &mut Fingerprint) -> Result
         SourceKind::Gguf(file) => files.extend(parts_of(&file)),
         SourceKind::Checkpoint(path) => files.extend(files_of(&path)?),
     }
-    files.extend(options.tokenizer.iter().chain(config).cloned());
+    files.extend(options.tokenizer.iter().chain(config).chain(&options.quantized).cloned());
     files.iter().try_for_each(|file| fingerprint.file(file))
 }
 
@@ -174,8 +179,25 @@ fn read_all(options: &CalibrationOptions, job: &Job) -> Result<Calibrated> {
         precision: engine.precision().name().to_string(),
         window: window as u64,
         texts,
+        quantized: None,
     };
-    Work::new(job, engine, windows, options, description)?.run()
+    let opened = Opened { reader, engine_options, engine, windows, description };
+    match &options.quantized {
+        Some(manifest) => Along::new(job, options, opened, &Manifest::load(manifest)?)?.run(),
+        None => {
+            let Opened { engine, windows, description, .. } = opened;
+            Work::new(job, engine, windows, options, description)?.run()
+        }
+    }
+}
+
+/// Opened model with the windows that it is to read.
+struct Opened {
+    reader: IebinReader,
+    engine_options: EngineOptions,
+    engine: Engine,
+    windows: Windows,
+    description: Description,
 }
 
 /// Packs the checkpoint or the GGUF file as it is, unless an interrupted run or another part has done so. Parts that

@@ -172,7 +172,7 @@ impl<'a> Work<'a> {
                 sums.read(|bytes| first.read_exact(bytes).at(self.job.dir()))?;
             }
         }
-        gathering.sums().iter().zip(&total).try_for_each(|(first, second)| writer.put([first, second]))?;
+        gathering.sums().iter().zip(&total).try_for_each(|(first, second)| writer.put([first, second], &[]))?;
         self.job.record(&task, &writer.hash(), gathering.sites().map(SiteShape::nbytes).sum())?;
         Ok(known)
     }
@@ -233,10 +233,11 @@ impl<'a> Work<'a> {
         let mut writer = CalibrationWriter::create(&path, &self.description, sites)?;
         for (site, sums) in gathering.sites().zip(gathering.sums()) {
             let empty = Sums::new(site.matrices, site.cols, site.products);
-            writer.put(match half_of(shard) {
+            let halves = match half_of(shard) {
                 Half::First => [sums, &empty],
                 Half::Second => [&empty, sums],
-            })?;
+            };
+            writer.put(halves, &[])?;
         }
         writer.finish()?;
         for (_, older) in before.into_iter().filter(|(_, older)| *older != path) {

@@ -247,7 +247,7 @@ impl<'a> Q4Inputs<'a> {
     fn make(&self, (tensor, entry): &(Tensor, TensorEntry), out: &mut TaskOutput<'_>) -> Result<Metrics> {
         let quant = entry.quant.expect("tensors that stay as they are have no task");
         let (count, rows, cols) = tensor.matrices()?;
-        let read = self.weights.rows(tensor);
+        let read = self.weights.corrected_rows(tensor, self.calibration.as_ref());
         let mut quantize = || {
             let inputs = guidance::inputs(self.calibration.as_ref(), &tensor.name, (count, cols), quant.method)?;
             let chunk_rows = self.options.chunk_rows;
