@@ -149,7 +149,7 @@ fn a_dry_run_draws_the_best_packs_of_all_sizes() {
     let of = |name: &str| points.iter().map(|point| point[name].as_f64().unwrap()).collect::<Vec<_>>();
     let (bits, costs) = (of("bits_per_weight"), of("predicted"));
     assert!(points.len() > 30 && bits.is_sorted() && costs.iter().rev().is_sorted(), "{found}");
-    assert!(bits[0] < 3.0 && *bits.last().unwrap() > 8.0, "{bits:?}");
+    assert!(bits[0] < 3.3 && *bits.last().unwrap() > 8.0, "{bits:?}");
     assert!(
         of("tokens_per_second").iter().all(|speed| *speed > 0.0) && found["tokens_per_second"].as_f64() > Some(0.0)
     );
@@ -242,7 +242,9 @@ fn a_plan_that_was_cut_short_goes_on_with_what_it_has_measured() {
     let dry = ptq("stories260k", &out, &[&budget[..], &["--dry-run", "--json"]].concat());
     assert_eq!(dry.status.code(), Some(0), "{}", String::from_utf8_lossy(&dry.stderr));
     let mut printed: serde_json::Value = serde_json::from_slice(&dry.stdout).unwrap();
-    assert_eq!(printed.as_object_mut().unwrap().remove("schema_version"), Some(1.into()));
+    let fields = printed.as_object_mut().unwrap();
+    assert_eq!(fields.remove("schema_version"), Some(1.into()));
+    assert!(["curve", "parts", "tokens_per_second"].iter().all(|name| fields.remove(*name).is_some()));
     let printed: Plan = serde_json::from_value(printed).unwrap();
     assert_eq!(printed, Plan { measured: None, ..expected.clone() });
     assert!(!out.exists());
