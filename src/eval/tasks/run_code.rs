@@ -180,6 +180,6 @@ mod tests {
             })
         };
         assert!(ended("exit 0", CodeResult::Passed, 20_000), "a process survived the end of its program");
-        assert!(ended("sleep 1000", CodeResult::TimedOut, 500), "a process survived the time limit");
+        assert!(ended("sleep 1000", CodeResult::TimedOut, 3000), "a process survived the time limit");
     }
 }
