@@ -3,17 +3,18 @@
 #
 #   scripts/quality.sh CHECKPOINT CALIBRATION_TEXT HELDBACK_TEXT [RECIPE...]
 #
-# Without recipes all are made; their names are those of the list below. Environment:
+# Without recipes all are made; their names are those of the list below. `target-X` is a budget of X bits per weight. Environment:
 #
 #   IEC          the program [target/release/iec]
 #   TOKENS       tokens of the calibration text that are read [50000]
+#   ALONG        if set, each pack is also made with statistics along the quantized model (`iec calib --quantized`)
 #   LLAMA_CPP    directory of llama-quantize, llama-imatrix and llama-perplexity: then llama.cpp's own quantizers are measured on the
 #                same weights (exported as f32) by its own tool, which computes with int8 activations
 #
 # All matrices are quantized; a recipe says what body, embedding and output matrix become. Weights are compared with 16-bit activations
 # (int4w, int8w), which add nothing visible.
 set -euo pipefail
-[ $# -ge 3 ] || { sed -n '2,14p' "$0" | sed 's/^# \{0,1\}//' >&2; exit 2; }
+[ $# -ge 3 ] || { sed -n '2,15p' "$0" | sed 's/^# \{0,1\}//' >&2; exit 2; }
 model=$1 calibration=$2 text=$3
 shift 3
 iec=${IEC:-$(dirname "$0")/../target/release/iec}
@@ -69,6 +70,27 @@ fields() {
 # number NAME FILE: the first number called so in a line of JSON
 number() { grep -o "\"$1\":[-0-9.e]*" "$2" | head -1 | cut -d: -f2; }
 
+# row NAME PRECISION STATISTICS: packs the manifest and prints its row
+row() {
+  "$iec" pack -q --hf-dir "$model" --q4-map "$work/manifest.json" --calib "$3" --out-dir "$work/pack" --overwrite \
+    --json > "$work/packed"
+  "$iec" eval -q --model-dir "$work/pack" --precision "$2" --text "$text" --kl-ref "$work/float" --json > "$work/found"
+  grep -o '"kl":{[^}]*}' "$work/found" > "$work/kl"
+  local top
+  top=$(grep -o '"top1_agreement":{[^}]*}' "$work/found" | grep -o '"value":[0-9.]*' | cut -d: -f2)
+  printf '| %s | %.2f | %.6f | %.6f | %.2f %% |\n' "$1" "$(number bits_per_weight "$work/packed")" \
+    "$(number mean "$work/kl")" "$(number stderr "$work/kl")" "$(bc <<< "100 * $top" 2> /dev/null || echo 0)"
+}
+
+# measure NAME PRECISION: the row of the manifest, and with ALONG a second one
+measure() {
+  row "$1" "$2" "$work/calib"
+  [ -n "${ALONG:-}" ] || return 0
+  "$iec" calib -q --hf-dir "$model" --text "$calibration" --max-tokens "${TOKENS:-50000}" --quantized "$work/manifest.json" \
+    --out "$work/along" --overwrite
+  row "$1, along" "$2" "$work/along"
+}
+
 "$iec" pack -q --hf-dir "$model" --out-dir "$work/float"
 "$iec" calib -q --hf-dir "$model" --text "$calibration" --max-tokens "${TOKENS:-50000}" --hessian --out "$work/calib"
 echo "| recipe | bits per weight | mean KL divergence | ± | same most likely token |"
@@ -81,16 +103,16 @@ while IFS='|' read -r name body embedding head options; do
 RULES
   if [ -n "$options" ]; then sed -i "s/\"scheme\"/\"method\": \"${options#--method=}\", \"scheme\"/g" "$work/rules.json"; fi
   "$iec" ptq -q --hf-dir "$model" --rules "$work/rules.json" --calib "$work/calib" --out "$work/manifest.json" --force --overwrite --fresh
-  "$iec" pack -q --hf-dir "$model" --q4-map "$work/manifest.json" --calib "$work/calib" --out-dir "$work/pack" --overwrite \
-    --json > "$work/packed"
   precision=int4w
   [[ $body == int[568]* ]] && precision=int8w
-  "$iec" eval -q --model-dir "$work/pack" --precision $precision --text "$text" --kl-ref "$work/float" --json > "$work/found"
-  grep -o '"kl":{[^}]*}' "$work/found" > "$work/kl"
-  top=$(grep -o '"top1_agreement":{[^}]*}' "$work/found" | grep -o '"value":[0-9.]*' | cut -d: -f2)
-  printf '| %s | %.2f | %.6f | %.6f | %.2f %% |\n' "$name" "$(number bits_per_weight "$work/packed")" \
-    "$(number mean "$work/kl")" "$(number stderr "$work/kl")" "$(bc <<< "100 * $top" 2> /dev/null || echo 0)"
+  measure "$name" "$precision"
 done <<< "$recipes"
+for name in "$@"; do
+  [[ $name == target-* ]] || continue
+  "$iec" ptq -q --hf-dir "$model" --target-bpw "${name#target-}" --calib "$work/calib" --plan-text "$calibration" \
+    --out "$work/manifest.json" --force --overwrite
+  measure "$name" int4w
+done
 
 [ -n "${LLAMA_CPP:-}" ] || exit 0
 threads=$(nproc)

@@ -83,7 +83,7 @@ pub fn any_has_begun_commit(out_dir: &Path) -> bool {
     directories(out_dir).unwrap_or_default().iter().any(|dir| has_begun_commit(dir))
 }
 
-fn has_begun_commit(dir: &Path) -> bool {
+pub(super) fn has_begun_commit(dir: &Path) -> bool {
     matches!(journal::peek(&dir.join(JOURNAL)), Ok(Some((_, finished))) if finished.contains_key(COMMIT))
 }
 

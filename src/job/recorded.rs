@@ -1,6 +1,6 @@
 //! Finds the finished parts of a job and the command that they recorded, which `iec merge` repeats.
 
-use super::partial::{Partial, partials};
+use super::partial::{self, Partial, partials};
 use super::{Command, RunOptions, Share, remove_over};
 use crate::error::{Error, Result};
 use serde::de::DeserializeOwned;
@@ -49,6 +49,12 @@ impl RecordedParts {
     pub fn out_name(&self) -> Option<PathBuf> {
         let out = self.command.options.get(OUT)?.as_str()?;
         Path::new(out).file_name().map(PathBuf::from)
+    }
+
+    /// Returns true if an interrupted merge had begun to give the output its final name: an output that is there then
+    /// belongs to this job and may be replaced.
+    pub fn has_begun_commit(&self) -> bool {
+        partial::has_begun_commit(&self.dir)
     }
 
     /// Returns the options of the command.

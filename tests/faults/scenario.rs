@@ -244,6 +244,7 @@ pub const READ_PATHS: &[&str] = &[
     "exact-match",
     "expected-tokens",
     "few-shot",
+    "gate-task",
     "gate-text",
     "grammar",
     "hf-dir",
@@ -259,8 +260,10 @@ pub const READ_PATHS: &[&str] = &[
     "model-json",
     "plan-text",
     "prompts-file",
+    "quantized",
     "rules",
     "signature",
+    "suite",
     "tokenizer",
     "trace",
 ];

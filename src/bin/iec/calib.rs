@@ -104,7 +104,9 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
 
 /// Merges the parts of a calibration whose output is in `out_dir`.
 pub fn merge_parts(parts: &RecordedParts, out_dir: &Path, json: bool, global: &Global) -> Result<()> {
-    let options = CalibrationOptions { threads: global.threads(), ..CalibrationOptions::of_parts(parts, out_dir)? };
+    let options = CalibrationOptions::of_parts(parts, out_dir)?;
+    let overwrite = options.overwrite || parts.has_begun_commit();
+    let options = CalibrationOptions { threads: global.threads(), overwrite, ..options };
     let inputs = Inputs::default().files(options.files());
     let rules = Rules { inputs: &inputs, overwrite: options.overwrite, stdout: false };
     let (out, target) = (&options.out, check_target(&options.out, rules)?);
