@@ -10,6 +10,7 @@
 
 use crate::error::{Context, Error, Result};
 use crate::files;
+use crate::output::LockedFile;
 use crate::resources::spawn_scoped;
 use crate::sha256::{Digest, Sha256, hex};
 use serde::de::DeserializeOwned;
@@ -72,8 +73,7 @@ impl Default for Pace {
 #[derive(Debug)]
 pub(super) struct Journal {
     path: PathBuf,
-    /// The journal file, locked as long as it is open.
-    file: File,
+    file: LockedFile,
     finished: Finished,
     pace: Pace,
     state: Mutex<JournalState>,
@@ -99,7 +99,7 @@ impl Journal {
     /// # Errors
     /// Another process has locked the journal, or it cannot be read or written.
     pub fn open(path: &Path, header: &Header, pace: Pace) -> Result<Journal> {
-        let file = File::options().read(true).append(true).create(true).open(path).at(path)?;
+        let file = LockedFile::from(File::options().read(true).append(true).create(true).open(path).at(path)?);
         lock(&file, path)?;
         let (finished, valid) = match read(&file, path)? {
             Some((found, finished, valid)) if found == *header => (finished, valid),
@@ -210,7 +210,7 @@ impl Journal {
     }
 
     fn write(&self, lines: &[u8]) -> std::io::Result<()> {
-        (&self.file).write_all(lines)?;
+        (&*self.file).write_all(lines)?;
         self.file.sync_data()
     }
 
@@ -236,7 +236,8 @@ pub(super) fn result<T: DeserializeOwned>(finished: &Finished, task: &str) -> Op
 
 /// Returns true when another process has locked the journal at `path`.
 pub(super) fn in_use(path: &Path) -> bool {
-    files::open(path).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+    let file = files::open(path).map(LockedFile::from);
+    file.is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
 /// Reads the header and the results of a journal without changing or locking it; `None` when its first line is not a

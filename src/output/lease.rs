@@ -1,7 +1,7 @@
 //! Lock file of a directory that many processes read and one removes or replaces.
 
 use super::atomic::sync_parent;
-use super::lock::Wait;
+use super::lock::{LockedFile, Wait};
 use super::stale::is_at;
 use crate::error::{Context, Result};
 use crate::files;
@@ -15,7 +15,7 @@ use std::time::SystemTime;
 /// systems without locks (some network file systems) every request succeeds and nothing is protected.
 #[derive(Debug)]
 pub struct Lease {
-    file: File,
+    file: LockedFile,
 }
 
 impl Lease {
@@ -29,7 +29,7 @@ impl Lease {
         loop {
             let file = match files::open(path) {
                 Err(e) if e.is_not_found() => return Ok(None),
-                opened => opened?,
+                opened => LockedFile::from(opened?),
             };
             match file.try_lock_shared() {
                 // The writer has removed the file after it was opened here.
@@ -70,7 +70,7 @@ impl Lease {
         loop {
             let mut options = File::options();
             options.append(true).create(create).custom_flags(libc::O_NONBLOCK);
-            let file = options.open(path).at(path)?;
+            let file = LockedFile::from(options.open(path).at(path)?);
             match file.try_lock() {
                 Ok(()) if !is_at(&file, path) => continue,
                 Ok(()) | Err(TryLockError::Error(_)) => return Ok(Some(Lease { file })),

@@ -5,6 +5,7 @@ use crate::error::{Context, Result};
 use crate::interrupt;
 use crate::progress;
 use std::fs::{File, TryLockError};
+use std::ops::{Deref, DerefMut};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,8 +19,7 @@ const POLL: Duration = Duration::from_millis(20);
 /// File systems without locks (some network file systems) are not protected against a second command.
 #[derive(Debug)]
 pub struct DirLock {
-    /// The open lock file; it is unlocked when it is closed.
-    _file: File,
+    _file: LockedFile,
     path: PathBuf,
 }
 
@@ -33,8 +33,8 @@ impl DirLock {
         let path = dir.join(LOCK);
         let mut wait = Wait::default();
         loop {
-            let file =
-                File::options().append(true).create(true).custom_flags(libc::O_NONBLOCK).open(&path).at(&path)?;
+            let file = File::options().append(true).create(true).custom_flags(libc::O_NONBLOCK).open(&path);
+            let file = LockedFile::from(file.at(&path)?);
             match file.try_lock() {
                 // The last owner may have removed the file after it was opened here.
                 Ok(()) if !is_at(&file, &path) => continue,
@@ -58,6 +58,38 @@ pub fn lock(file: &File, path: &Path) -> Result<()> {
             Err(TryLockError::Error(e)) => return Err(e).at(path),
             Err(TryLockError::WouldBlock) => wait.once(path)?,
         }
+    }
+}
+
+/// An open file that is unlocked when it is dropped. Closing the file is not enough in a program with several threads:
+/// a process that another thread is starting has copies of all open files until it executes its own program, and they
+/// keep the lock.
+#[derive(Debug)]
+pub struct LockedFile(File);
+
+impl From<File> for LockedFile {
+    fn from(file: File) -> LockedFile {
+        LockedFile(file)
+    }
+}
+
+impl Deref for LockedFile {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.0
+    }
+}
+
+impl DerefMut for LockedFile {
+    fn deref_mut(&mut self) -> &mut File {
+        &mut self.0
+    }
+}
+
+impl Drop for LockedFile {
+    fn drop(&mut self) {
+        let _ = self.0.unlock();
     }
 }
 
@@ -94,6 +126,18 @@ impl Drop for DirLock {
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[test]
+    fn the_end_of_a_lock_does_not_wait_for_copies_of_the_open_file() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let open = || LockedFile::from(File::open(file.path()).unwrap());
+        let first = open();
+        first.try_lock().unwrap();
+        let _copy = first.try_clone().unwrap();
+        assert!(matches!(open().try_lock(), Err(TryLockError::WouldBlock)));
+        drop(first);
+        open().try_lock().unwrap();
+    }
 
     #[test]
     fn one_owner_at_a_time_and_no_file_is_left() {

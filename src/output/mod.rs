@@ -49,7 +49,7 @@ pub use exchange::{exchange, refuse_irreplaceable};
 pub use inputs::Inputs;
 pub use json_lines::JsonLines;
 pub use lease::Lease;
-pub use lock::{DirLock, lock};
+pub use lock::{DirLock, LockedFile, lock};
 pub use paths::{directory_of, remove_if_there};
 pub use space::{free_bytes, occupied, require_space, reserve};
 pub use target::{Rules, Target};

@@ -1,7 +1,7 @@
 //! The directory of `--state-dir`: who uses it, and what happens to files in it that cannot be read.
 
 use crate::error::{Context, Error, Result};
-use crate::output::make_dir;
+use crate::output::{LockedFile, make_dir};
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -14,7 +14,7 @@ const MOST_ASIDE: usize = 100;
 /// Exclusive use of a state directory, until it is dropped or the process ends in any way.
 #[derive(Debug)]
 pub struct StateLock {
-    _file: File,
+    _file: LockedFile,
 }
 
 impl StateLock {
@@ -28,7 +28,7 @@ impl StateLock {
         let path = dir.join(LOCK);
         let mut options = File::options();
         let file = options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NONBLOCK);
-        let file = file.open(&path).at(&path)?;
+        let file = LockedFile::from(file.open(&path).at(&path)?);
         match file.try_lock() {
             Ok(()) | Err(TryLockError::Error(_)) => Ok(StateLock { _file: file }),
             Err(TryLockError::WouldBlock) => Err(Error::usage("state-dir: another server uses this directory")

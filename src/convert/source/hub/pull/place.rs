@@ -6,7 +6,7 @@ use super::client::{Client, Failure};
 use super::{How, Remote};
 use crate::error::{Context, Error, Result};
 use crate::interrupt;
-use crate::output::{refuse_special, sync_parent, write_atomically};
+use crate::output::{LockedFile, refuse_special, sync_parent, write_atomically};
 use crate::progress::ProgressBar;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -132,7 +132,8 @@ impl Place {
 
 /// Downloads the content of a file to `path`, continuing an incomplete file, and checks its hash.
 fn download(client: &Client, remote: &Remote, path: &Path, bar: &ProgressBar) -> Result<How> {
-    let mut file = File::options().read(true).write(true).create(true).truncate(false).open(path).at(path)?;
+    let file = File::options().read(true).write(true).create(true).truncate(false).open(path).at(path)?;
+    let mut file = LockedFile::from(file);
     if file.try_lock().is_err() {
         return Err(Error::usage("the file is being downloaded by another process")
             .at(path)
