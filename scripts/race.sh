@@ -66,6 +66,13 @@ iq4_xs-decode       tl-iq4_xs int4 tl-iq4_xs.gguf decode  0 int8
 iq4_xs-prefill-512  tl-iq4_xs int4 tl-iq4_xs.gguf prefill 512 int8
 smollm2-decode      smollm2 int4  smollm2.gguf decode     0 int8
 smollm2-prefill-512 smollm2 int4  smollm2.gguf prefill  512 int8
+bits-3.65-decode    tl-bits-3.65 int4 tl-q4_0.gguf decode 0 int8
+bits-3.65-decode-1024 tl-bits-3.65 int4 tl-q4_0.gguf decode 1024 int8
+bits-3.65-kv-int8-1024 tl-bits-3.65 int4 tl-q4_0.gguf kv-int8 1024 int8
+bits-3.65-prefill-512 tl-bits-3.65 int4 tl-q4_0.gguf prefill 512 int8
+bits-2.7-decode     tl-bits-2.7 int4 tl-q4_0.gguf decode     0 int8
+t3-experts-decode   gpt-oss-2-t3 int4 gpt-oss-2.gguf decode  0 int8
+t3-experts-prefill-512 gpt-oss-2-t3 int4 gpt-oss-2.gguf prefill 512 int8
 start-1             tl-q4_0 int4  tl-q4_0.gguf start      1 -
 start-32            tl-q4_0 int4  tl-q4_0.gguf start     32 -
 gpt-oss-decode      gpt-oss int4  gpt-oss.gguf decode     0 int8
@@ -123,6 +130,8 @@ make_pack() {
     tl-nl4) pack "$1" tinyllama-1.1b '"scheme": "nl4", "method": "rtn"' ;;
     tl-int8) pack "$1" tinyllama-1.1b '"scheme": "int8", "group_size": "row", "method": "rtn"' ;;
     tl-bf16) pack "$1" tinyllama-1.1b '' ;;
+    tl-bits-*) [ -d "$models/tinyllama-1.1b-hf" ] || "$iec" synth --like tinyllama-1.1b --out-dir "$models/tinyllama-1.1b-hf"
+               "$iec" pack --hf-dir "$models/tinyllama-1.1b-hf" --q4-map "manifests/${1#tl-}.json" --out-dir "$models/$1" ;;
     tl-periodic) [ -d "$models/tinyllama-1.1b-hf" ] || "$iec" synth --like tinyllama-1.1b --out-dir "$models/tinyllama-1.1b-hf"
                  python3 scripts/periodic-model.py "$models/tinyllama-1.1b-hf" "$models/periodic-hf" 50
                  pack "$1" periodic '"scheme": "q4_0", "method": "rtn"'
@@ -131,6 +140,10 @@ make_pack() {
       make_gguf "$1.gguf"; "$iec" import-gguf "$models/$1.gguf" --out-dir "$models/$1" ;;
     gemma4) pack "$1" gemma-4-e4b '"scheme": "q4_0", "method": "rtn"' "$tied" ;;
     ministral3) pack "$1" ministral-3-3b '"scheme": "q4_0", "method": "rtn"' "$tied" ;;
+    gpt-oss-2-t3) # The experts are quantized a second time, which is of no use but for their speed.
+      make_pack gpt-oss-2
+      printf '{"version": 1, "rules": [{"include": "experts", "scheme": "t3", "method": "rtn"}]}' > "$work/rules.json"
+      "$iec" pack "$models/gpt-oss-2" --q4-map "$work/rules.json" --out-dir "$models/$1" ;;
     gpt-oss | gpt-oss-2)
       local checkpoint="$models/gpt-oss-20b${1#gpt-oss}-hf" layers=()
       [ "$1" = gpt-oss ] || layers=(--layers "${1#gpt-oss-}")
@@ -333,7 +346,7 @@ awk -v rows="${selected[*]}" -v rounds="$rounds" '
     return count / (time > ops ? time : ops)
   }
   BEGIN {
-    cost["tl"] = "1.938 0.00018 22528"; cost["gpt-oss"] = "6.05 0.0002 49152"; cost["gpt-oss-2"] = "0.504 0.000017 4096"
+    cost["tl"] = "1.938 0.00018 22528"; cost["gpt-oss"] = "6.05 0.0002 49152"; cost["gpt-oss-2"] = cost["gpt-oss-2-t3"] = "0.504 0.000017 4096"
     cost["smollm2"] = "0.212 0.00007 23040"
     cost["gemma4"] = "7.95 0.0004 57344"; cost["ministral3"] = "6.05 0.00043 106496"
   }

@@ -30,8 +30,9 @@ macro_rules! recipe {
     };
 }
 
-/// All recipes. The first one with a number of bits is the recipe that this number stands for.
-pub static RECIPES: [Recipe; 13] = [
+/// All recipes. Those with bits in their names have so many per weight in a model whose embedding and output matrix are
+/// an eighth of the weights.
+pub static RECIPES: [Recipe; 19] = [
     recipe!("int4", 4, "q4_0 for all matrices of the layers; embedding and output matrix in int8"),
     recipe!("int4-head8", 4, "q4_0; output matrix in int8 with a scale per row; embedding as it is"),
     recipe!("nl4", 4, "IQ4_NL instead of q4_0: the size of int4, smaller error"),
@@ -40,6 +41,12 @@ pub static RECIPES: [Recipe; 13] = [
     recipe!("int5", 5, "int5 with a scale per 32 weights; embedding and output matrix in int8"),
     recipe!("int6", 6, "int6 with a scale per 32 weights; embedding and output matrix in int8"),
     recipe!("int8", 8, "int8 with a scale per row; embedding and output matrix per 32 weights"),
+    recipe!("bits-2.7", 2, "t2; k_proj, v_proj, o_proj and down_proj in t3, embedding and output matrix in nl4"),
+    recipe!("bits-3.2", 3, "t3; embedding and output matrix in nl4"),
+    recipe!("bits-3.65", 3, "t3; k_proj, v_proj and down_proj in nl4, embedding and output matrix in int5"),
+    recipe!("bits-4.2", 4, "nl4 with scales of a byte; up_proj in t3, embedding and output matrix in int6"),
+    recipe!("bits-4.5", 4, "nl4 with scales of a byte; v_proj in int5, embedding and output matrix in int6"),
+    recipe!("bits-5.0", 4, "nl4 with scales of a byte; v_proj, down_proj, embedding and output matrix in int6"),
     recipe!("tinyllama-1.1b", 4, "TinyLlama: int4, and the output matrix in int8"),
     recipe!("llama-3", 4, "Llama 3: int4; first down projections in int8, v_proj and embedding in int6"),
     recipe!("qwen", 4, "Qwen2 and Qwen3: int4; k_proj and v_proj in int8, embedding in int6"),
@@ -68,7 +75,7 @@ pub fn named(name: &str) -> Result<&'static Recipe> {
 /// # Errors
 /// No recipe has this number of bits.
 pub fn of_bits(bits: u32) -> Result<&'static Recipe> {
-    RECIPES.iter().find(|recipe| recipe.bits == bits).ok_or_else(|| {
+    RECIPES.iter().find(|recipe| recipe.name == format!("int{bits}")).ok_or_else(|| {
         Error::usage(format!("--bits: found {bits}, expected 4, 5, 6 or 8"))
             .help("`iec recipes` lists all recipes; name one with --recipe")
     })
@@ -105,7 +112,7 @@ mod tests {
 
     #[test]
     fn recipes_for_any_family_quantize_the_matrices_of_layers_and_no_router() {
-        for recipe in &RECIPES[..8] {
+        for recipe in &RECIPES[..14] {
             let has = |name: &str| bits(recipe, name);
             assert_eq!((has(ATTENTION), has(EXPERTS)), (Some(recipe.bits), Some(recipe.bits)), "{}", recipe.name);
             let mixers = ["conv.in_proj", "conv.out_proj", "linear_attn.q_proj", "linear_attn.z_proj", "mamba.b_proj"];
@@ -114,7 +121,12 @@ mod tests {
             }
             for mixer in ["linear_attn", "mamba"] {
                 let output = has(&format!("model.layers.0.{mixer}.out_proj.weight"));
-                let expected = if recipe.bits == 4 { 6 } else { recipe.bits };
+                let expected = match recipe.name {
+                    "bits-2.7" | "bits-3.2" => 4,
+                    "bits-3.65" => 6,
+                    _ if recipe.bits == 4 => 6,
+                    _ => recipe.bits,
+                };
                 assert_eq!(output, Some(expected), "{}: {mixer}", recipe.name);
             }
             for part in [
