@@ -92,6 +92,8 @@ impl TrellisTile<'_> {
     /// Returns the scale of each group.
     fn scales(&self, search: &mut Search, weights: &[Lanes], costs: &[f32]) -> Vec<Lanes> {
         let width = self.layout.group_blocks * BLOCK;
+        // Sweeps move the scales afterwards, so that a good start is enough.
+        let improves = self.inputs.is_some_and(|inputs| inputs.correlations().is_some());
         let mut scales = Vec::with_capacity(self.layout.groups);
         for (group, weights) in weights.chunks(width).enumerate() {
             let real = weights.len().min(self.layout.cols - group * width);
@@ -109,7 +111,8 @@ impl TrellisTile<'_> {
                         let values = values_of(block, j, &inverses(&scale));
                         let costs = std::array::from_fn(|step| costs[STREAMS * step + j]);
                         let wanted = Wanted { values: &values, targets: &values, costs: &costs, feedback: None };
-                        let of_stream = search.least_costs(&wanted);
+                        let of_stream =
+                            if improves { search.least_costs_of_lines(&wanted) } else { search.least_costs(&wanted) };
                         (0..LANES).for_each(|lane| total[lane] += of_stream[lane]);
                     }
                 }

@@ -5,7 +5,7 @@ use crate::calibration::InputMeans;
 use crate::quant::Quantizer;
 use crate::quant::block::tile::dequantize_rows;
 use crate::rng::Rng;
-use crate::scheme::{Granularity, QuantSpec, Scheme, T2, T3};
+use crate::scheme::{Granularity, QuantSpec, Scheme, T2, T3, Trellis};
 
 fn normal(rng: &mut Rng) -> f32 {
     rng.next_normal() as f32
@@ -24,6 +24,7 @@ fn a_search_without_feedback_finds_the_best_of_all_streams() {
         let wanted = Wanted { values: &values, targets: &values, costs: &costs, feedback: None };
         let mut search = Search::new(level, &T2);
         let (found, known) = (search.find(&wanted), search.least_costs(&wanted));
+        let lines = search.least_costs_of_lines(&wanted);
         let mut least = [f32::INFINITY; LANES];
         for stream in 0..1 << (2 * STEPS) {
             let costs = search.costs_of(&wanted, &[stream; LANES]);
@@ -35,7 +36,35 @@ fn a_search_without_feedback_finds_the_best_of_all_streams() {
             assert!((found.costs[lane] - least[lane]).abs() <= 1e-4 * least[lane]);
             assert_eq!(found.costs[lane], known[lane]);
         }
+        let expected = least_of_lines(&wanted, &T2);
+        for lane in 0..LANES {
+            assert!(
+                (lines[lane] - expected[lane]).abs() <= 1e-4 * expected[lane],
+                "{} {}",
+                lines[lane],
+                expected[lane]
+            );
+            assert!(lines[lane] <= known[lane]);
+        }
     }
+}
+
+/// Returns the least costs of streams that start and end in any state, step by step and index by index.
+fn least_of_lines(wanted: &Wanted<'_>, trellis: &Trellis) -> Lanes {
+    let states = 64 >> trellis.bits;
+    std::array::from_fn(|lane| {
+        let mut costs = vec![0f32; states];
+        for step in 0..STEPS {
+            let mut next = vec![f32::INFINITY; states];
+            for (index, value) in trellis.values.iter().enumerate() {
+                let cost = wanted.costs[step] * (wanted.targets[step][lane] - f32::from(*value)).powi(2);
+                let to = &mut next[index >> trellis.bits];
+                *to = to.min(costs[index & (states - 1)] + cost);
+            }
+            costs = next;
+        }
+        costs.into_iter().fold(f32::INFINITY, f32::min)
+    })
 }
 
 #[test]
