@@ -56,6 +56,9 @@ pub struct Planner<'a> {
     pub rates: Option<Rates>,
 }
 
+/// Divergence that each tensor causes when it is quantized alone, by name, and the text it was measured on.
+type Alone = (BTreeMap<String, f64>, PlanText);
+
 /// Tensors that a plan chooses the storage of, and their measurements.
 struct Known {
     /// All tensors of the model.
@@ -64,8 +67,7 @@ struct Known {
     subjects: Vec<Subject>,
     /// Costs of the candidates of each subject.
     costs: Vec<Vec<f64>>,
-    /// Divergence that each tensor causes alone, by name, and the text it was measured on.
-    alone: Option<(BTreeMap<String, f64>, PlanText)>,
+    alone: Option<Alone>,
 }
 
 /// A pack of the least expected error for its size.
@@ -150,15 +152,34 @@ impl Planner<'_> {
     fn measure(&self, job: &Job) -> Result<Known> {
         let tensors = self.ptq.weights.tensors();
         self.refuse_impossible(&tensors)?;
-        let (subjects, alone) = job.keep(&[], || {
-            let subjects = self.compare(&tensors, job)?;
-            let alone = self.question.as_ref().map(|question| self.alone(question, &subjects, job)).transpose()?;
-            Ok((subjects, alone))
-        })?;
+        let (subjects, alone) = job.keep(&[], || self.measure_all(&tensors, job))?;
         let head = if tensors.iter().any(|t| t.role == Role::LmHead) { Role::LmHead } else { Role::Embedding };
         let each = alone.as_ref().map(|(alone, _)| alone);
         let costs = subjects.iter().map(|s| costs(s, each, s.tensor.role == head)).collect();
         Ok(Known { tensors, subjects, costs, alone })
+    }
+
+    /// Measures the errors of all schemes and, if there is a text, the divergence that each tensor causes when it is
+    /// quantized alone. Takes over what an earlier run recorded.
+    fn measure_all(&self, tensors: &[Tensor], job: &Job) -> Result<(Vec<Subject>, Option<Alone>)> {
+        let known = job.found::<(PlanText, Vec<Blame>)>(ALONE).next().map(|found| found.result);
+        let Some(question) = self.question.as_ref().filter(|_| known.is_none()) else {
+            return Ok((self.compare(tensors, job)?, known.map(|(text, blame)| (by_name(blame), text))));
+        };
+        // A text that cannot be used is refused before the work.
+        let packs = self.ptq.packs()?;
+        let mut trial = Trial::begin(packs, question.clone())?;
+        let subjects = self.compare(tensors, job)?;
+        packs.quantize(&candidates::document(&subjects, self.ptq.calibration.as_ref())?)?;
+        let blame = trial.blame(usize::MAX, Some(job))?;
+        let text = PlanText {
+            file: trial.text.clone(),
+            window: trial.windows.window_len(),
+            skipped: trial.skipped,
+            windows: trial.windows.count(),
+        };
+        job.record(ALONE, &(&text, &blame), 0)?;
+        Ok((subjects, Some((by_name(blame), text))))
     }
 
     fn decide(&self, known: &Known) -> Result<Planned> {
@@ -336,27 +357,6 @@ impl Planner<'_> {
             Ok(Subject { tensor: tensor.clone(), candidates })
         };
         own.into_iter().map(compare).collect()
-    }
-
-    /// Returns the divergence that each tensor causes when it is quantized alone, by name, and the text it was measured
-    /// on. Takes both from an earlier run if that run recorded them.
-    fn alone(&self, question: &Question, subjects: &[Subject], job: &Job) -> Result<(BTreeMap<String, f64>, PlanText)> {
-        if let Some(found) = job.found::<(PlanText, Vec<Blame>)>(ALONE).next() {
-            let (text, blame) = found.result;
-            return Ok((by_name(blame), text));
-        }
-        let packs = self.ptq.packs()?;
-        packs.quantize(&candidates::document(subjects, self.ptq.calibration.as_ref())?)?;
-        let mut trial = Trial::begin(packs, question.clone())?;
-        let blame = trial.blame(usize::MAX, Some(job))?;
-        let text = PlanText {
-            file: trial.text.clone(),
-            window: trial.windows.window_len(),
-            skipped: trial.skipped,
-            windows: trial.windows.count(),
-        };
-        job.record(ALONE, &(&text, &blame), 0)?;
-        Ok((by_name(blame), text))
     }
 
     fn choose(&self, known: &Known) -> Result<(Vec<usize>, Layout)> {
