@@ -98,6 +98,11 @@ pub const SCENARIOS: &[Scenario] = &[
         ..scenario("calib --part", "calib --hf-dir source --text text --window 64 --out statistics --part 1/2", &[])
     },
     scenario(
+        "calib --quantized",
+        "calib --hf-dir source --text text --window 64 --quantized map.json --out statistics",
+        &["ptq --hf-dir source --bits 4 --out map.json"],
+    ),
+    scenario(
         "calib --merge",
         "calib --merge one two --out statistics",
         &[
@@ -260,7 +265,6 @@ pub const READ_PATHS: &[&str] = &[
     "model-json",
     "plan-text",
     "prompts-file",
-    "quantized",
     "rules",
     "signature",
     "suite",
