@@ -3,18 +3,20 @@
 #
 #   scripts/quality.sh CHECKPOINT CALIBRATION_TEXT HELDBACK_TEXT [RECIPE...]
 #
-# Without recipes all are made; their names are those of the list below. `target-X` is a budget of X bits per weight. Environment:
+# Without recipes all of the list below are made. `target-X` is a budget of X bits per weight, `bits-X` a recipe of manifests/.
+# Environment:
 #
 #   IEC          the program [target/release/iec]
-#   TOKENS       tokens of the calibration text that are read [50000]
+#   TOKENS       tokens of the calibration text that are read [80000]
 #   ALONG        if set, each pack is also made with statistics along the quantized model (`iec calib --quantized`)
 #   LLAMA_CPP    directory of llama-quantize, llama-imatrix and llama-perplexity: then llama.cpp's own quantizers are measured on the
 #                same weights (exported as f32) by its own tool, which computes with int8 activations
+#   IK_LLAMA_CPP the same for ik_llama.cpp
 #
 # All matrices are quantized; a recipe says what body, embedding and output matrix become. Weights are compared with 16-bit activations
 # (int4w, int8w), which add nothing visible.
 set -euo pipefail
-[ $# -ge 3 ] || { sed -n '2,15p' "$0" | sed 's/^# \{0,1\}//' >&2; exit 2; }
+[ $# -ge 3 ] || { sed -n '2,16p' "$0" | sed 's/^# \{0,1\}//' >&2; exit 2; }
 model=$1 calibration=$2 text=$3
 shift 3
 iec=${IEC:-$(dirname "$0")/../target/release/iec}
@@ -86,13 +88,13 @@ row() {
 measure() {
   row "$1" "$2" "$work/calib"
   [ -n "${ALONG:-}" ] || return 0
-  "$iec" calib -q --hf-dir "$model" --text "$calibration" --max-tokens "${TOKENS:-50000}" --quantized "$work/manifest.json" \
+  "$iec" calib -q --hf-dir "$model" --text "$calibration" --max-tokens "${TOKENS:-80000}" --quantized "$work/manifest.json" \
     --out "$work/along" --overwrite
   row "$1, along" "$2" "$work/along"
 }
 
 "$iec" pack -q --hf-dir "$model" --out-dir "$work/float"
-"$iec" calib -q --hf-dir "$model" --text "$calibration" --max-tokens "${TOKENS:-50000}" --hessian --out "$work/calib"
+"$iec" calib -q --hf-dir "$model" --text "$calibration" --max-tokens "${TOKENS:-80000}" --hessian --out "$work/calib"
 echo "| recipe | bits per weight | mean KL divergence | ± | same most likely token |"
 echo "|---|---|---|---|---|"
 while IFS='|' read -r name body embedding head options; do
@@ -108,34 +110,50 @@ RULES
   measure "$name" "$precision"
 done <<< "$recipes"
 for name in "$@"; do
-  [[ $name == target-* ]] || continue
-  "$iec" ptq -q --hf-dir "$model" --target-bpw "${name#target-}" --calib "$work/calib" --plan-text "$calibration" \
-    --out "$work/manifest.json" --force --overwrite
+  case $name in
+    target-*) how=(--target-bpw "${name#target-}" --plan-text "$calibration") ;;
+    bits-*) how=(--rules "$(dirname "$0")/../manifests/$name.json") ;;
+    *) continue ;;
+  esac
+  "$iec" ptq -q --hf-dir "$model" "${how[@]}" --calib "$work/calib" --out "$work/manifest.json" --force --overwrite
   measure "$name" int4w
 done
 
-[ -n "${LLAMA_CPP:-}" ] || exit 0
+[ -n "${LLAMA_CPP:-}${IK_LLAMA_CPP:-}" ] || exit 0
 threads=$(nproc)
 # llama-quantize takes floats only, so experts in MXFP4 are handed over as what they decode to, and it is told to give them that type again.
 "$iec" export-gguf -q --model-dir "$work/float" --out "$work/float.gguf" --dtype f32 --dequantize all
 experts=()
 if grep -q mxfp4 "$model/config.json"; then experts=(--tensor-type ffn_.*_exps=mxfp4); fi
-"$LLAMA_CPP/llama-perplexity" -m "$work/float.gguf" -f "$text" -c 512 -t "$threads" --kl-divergence-base "$work/base" &> "$work/log"
-"$LLAMA_CPP/llama-imatrix" -m "$work/float.gguf" -f "$calibration" -o "$work/imatrix.gguf" -c 512 -t "$threads" &> "$work/log"
-for type in q4_0 q4_0+i iq4_nl iq4_nl+i q4_K_S q4_K_S+i q4_K_M+i q5_K_M q8_0; do
-  with=("${experts[@]}")
-  [[ $type == *+i ]] && with+=(--imatrix "$work/imatrix.gguf")
-  "$LLAMA_CPP/llama-quantize" "${with[@]}" "$work/float.gguf" "$work/q.gguf" "${type%+i}" "$threads" &> "$work/log" \
-    || { echo "llama-quantize to $type:" >&2; tail -3 "$work/log" >&2; continue; }
-  bits=$(grep -o '[0-9.]* BPW' "$work/log" | tail -1)
-  # It ends without its last lines now and then.
-  for try in 1 2 3; do
-    "$LLAMA_CPP/llama-perplexity" -m "$work/q.gguf" -f "$text" -c 512 -t "$threads" --kl-divergence-base "$work/base" \
-      --kl-divergence &> "$work/log"
-    if grep -q 'Mean  *KLD' "$work/log" && grep -q 'Same top p:' "$work/log"; then break; fi
-    [ "$try" -lt 3 ] || echo "llama-perplexity with $type: no result" >&2
+
+# peer LABEL BIN TYPE...: rows of the types of a llama.cpp; `+i` means with its importance matrix.
+peer() {
+  local label=$1 bin=$2
+  shift 2
+  "$bin/llama-perplexity" -m "$work/float.gguf" -f "$text" -c 512 -t "$threads" --kl-divergence-base "$work/base" &> "$work/log"
+  "$bin/llama-imatrix" -m "$work/float.gguf" -f "$calibration" -o "$work/imatrix" -c 512 -t "$threads" &> "$work/log"
+  for type in "$@"; do
+    with=("${experts[@]}")
+    [[ $type == *+i ]] && with+=(--imatrix "$work/imatrix")
+    "$bin/llama-quantize" "${with[@]}" "$work/float.gguf" "$work/q.gguf" "${type%+i}" "$threads" &> "$work/log" \
+      || { echo "$label: llama-quantize to $type:" >&2; tail -3 "$work/log" >&2; continue; }
+    bits=$(grep -o '[0-9.]* BPW' "$work/log" | tail -1)
+    # It ends without its last lines now and then.
+    for try in 1 2 3; do
+      "$bin/llama-perplexity" -m "$work/q.gguf" -f "$text" -c 512 -t "$threads" --kl-divergence-base "$work/base" \
+        --kl-divergence &> "$work/log"
+      if grep -q 'Mean  *KLD' "$work/log" && grep -q 'Same top p:' "$work/log"; then break; fi
+      [ "$try" -lt 3 ] || echo "$label: llama-perplexity with $type: no result" >&2
+    done
+    kl=$(grep 'Mean  *KLD' "$work/log" | grep -o '[0-9.]* ±.*' | sed 's/ ± */ | /' || echo '- | -')
+    top=$(grep -o 'Same top p: *[0-9.]*' "$work/log" | grep -o '[0-9.]*$' || echo '-')
+    echo "| $label ${type/+i/ + imatrix} | ${bits% BPW} | $kl | $top % |"
   done
-  kl=$(grep 'Mean  *KLD' "$work/log" | grep -o '[0-9.]* ±.*' | sed 's/ ± */ | /' || echo '- | -')
-  top=$(grep -o 'Same top p: *[0-9.]*' "$work/log" | grep -o '[0-9.]*$' || echo '-')
-  echo "| llama.cpp ${type/+i/ + imatrix} | ${bits% BPW} | $kl | $top % |"
-done
+}
+
+if [ -n "${LLAMA_CPP:-}" ]; then
+  peer llama.cpp "$LLAMA_CPP" q4_0 q4_0+i iq4_nl iq4_nl+i q4_K_S q4_K_S+i q4_K_M+i q5_K_M q8_0 iq4_xs+i q3_K_M+i iq3_m+i iq3_s+i iq2_m+i
+fi
+if [ -n "${IK_LLAMA_CPP:-}" ]; then
+  peer ik_llama.cpp "$IK_LLAMA_CPP" iq4_ks+i iq4_k+i iq3_ks+i iq3_kt+i iq3_k+i iq2_kl+i iq2_kt+i
+fi
