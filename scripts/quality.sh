@@ -137,7 +137,9 @@ peer() {
     [[ $type == *+i ]] && with+=(--imatrix "$work/imatrix")
     "$bin/llama-quantize" "${with[@]}" "$work/float.gguf" "$work/q.gguf" "${type%+i}" "$threads" &> "$work/log" \
       || { echo "$label: llama-quantize to $type:" >&2; tail -3 "$work/log" >&2; continue; }
-    bits=$(grep -o '[0-9.]* BPW' "$work/log" | tail -1)
+    # ik_llama.cpp tells the sizes alone; the model has 32 bits per weight.
+    bits=$(awk '/model size/ { all = $(NF - 1) } /quant size/ { now = $(NF - 1) } / BPW/ { bits = $(NF - 1) }
+      END { sub(/.*\(/, "", bits); print bits ? bits : sprintf("%.2f", 32 * now / all) }' "$work/log")
     # It ends without its last lines now and then.
     for try in 1 2 3; do
       "$bin/llama-perplexity" -m "$work/q.gguf" -f "$text" -c 512 -t "$threads" --kl-divergence-base "$work/base" \
@@ -147,7 +149,7 @@ peer() {
     done
     kl=$(grep 'Mean  *KLD' "$work/log" | grep -o '[0-9.]* ±.*' | sed 's/ ± */ | /' || echo '- | -')
     top=$(grep -o 'Same top p: *[0-9.]*' "$work/log" | grep -o '[0-9.]*$' || echo '-')
-    echo "| $label ${type/+i/ + imatrix} | ${bits% BPW} | $kl | $top % |"
+    echo "| $label ${type/+i/ + imatrix} | $bits | $kl | $top % |"
   done
 }
 
