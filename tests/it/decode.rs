@@ -21,6 +21,16 @@ fn half(bytes: &[u8]) -> f32 {
     (if word >> 15 == 1 { -size } else { size }) as f32
 }
 
+/// Returns the table of a trellis as the document prints it.
+fn table_of(scheme: &str) -> Vec<i8> {
+    let document = include_str!("../../docs/FORMAT.md");
+    let heading = if scheme == "t2" { "The table of `t2` has" } else { "and that of `t3`:" };
+    let printed = document.split(heading).nth(1).unwrap().split("```").nth(1).unwrap();
+    let table: Vec<i8> = printed.split_whitespace().map(|number| number.parse().unwrap()).collect();
+    assert_eq!(table.len(), 64, "{scheme}");
+    table
+}
+
 /// Tensor with its entry in the description.
 struct Described<'a> {
     quant: &'a Value,
@@ -39,6 +49,7 @@ impl Described<'_> {
             "f16" => half(&bytes[2 * i..]),
             "f32" => f32::from_le_bytes(bytes[4 * i..4 * i + 4].try_into().unwrap()),
             "e8m0" => 2f64.powi(i32::from(bytes[i]) - 127) as f32,
+            "i8_row" => f32::from(bytes[i] as i8),
             other => panic!("{other}"),
         }
     }
@@ -59,6 +70,13 @@ impl Described<'_> {
         nibble | (byte >> (field * more % 8) & ((1 << more) - 1)) << 4
     }
 
+    /// Returns the index of a weight in the table of a trellis.
+    fn index(bits: usize, block: &[u8], row: usize, column: usize) -> usize {
+        let stream: Vec<u8> = (0..bits).map(|vector| block[64 * vector + 4 * row + column % 4]).collect();
+        let bit = |i: usize| usize::from(stream[i % (8 * bits) / 8] >> (i % 8) & 1);
+        (0..6).map(|i| bit(column / 4 * bits + i) << i).sum()
+    }
+
     fn decode(&self) -> Vec<f32> {
         let (rows, cols) = (self.rows, self.cols);
         let width = self.quant["group_size"].as_u64().map_or(cols, |n| n as usize);
@@ -70,20 +88,25 @@ impl Described<'_> {
         };
         let symmetric = self.quant["symmetric"].as_bool().unwrap();
         let zeros_at = Self::at_64(groups * 16 * scale_bytes);
-        let codes_at = zeros_at + if symmetric { 0 } else { Self::at_64(groups * 16) };
+        let supers_at = zeros_at + if symmetric { 0 } else { Self::at_64(groups * 16) };
+        let by_row = self.quant["scale_dtype"] == "i8_row";
+        let codes_at = supers_at + if by_row { 64 } else { 0 };
         let bits = self.quant["bits"].as_u64().unwrap() as usize;
         let blocks = cols.div_ceil(32);
         let tile_bytes = codes_at + blocks * 64 * bits;
         assert_eq!(self.quant["tile_bytes"], tile_bytes);
         assert_eq!(self.payload.len(), rows.div_ceil(16) * tile_bytes);
+        let scheme = self.quant["scheme"].as_str().unwrap();
+        let trellis = scheme.starts_with('t').then(|| table_of(scheme));
         let mut values = vec![f32::NAN; rows * cols];
         for (i, value) in values.iter_mut().enumerate() {
             let (row, column) = (i / cols, i % cols);
             let (tile, r) = (&self.payload[row / 16 * tile_bytes..], row % 16);
             let group = 16 * (column / width) + r;
             let block = &tile[codes_at + column / 32 * 64 * bits..];
-            let code = Self::code(bits, block, r, column % 32);
-            let number = match self.quant["scheme"].as_str().unwrap() {
+            let code = if trellis.is_some() { 0 } else { Self::code(bits, block, r, column % 32) };
+            let number = match scheme {
+                "t2" | "t3" => f32::from(trellis.as_ref().unwrap()[Self::index(bits, block, r, column % 32)]),
                 "int8" => f32::from(code as i8),
                 "nl4" => {
                     let table = [-127i8, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
@@ -96,7 +119,12 @@ impl Described<'_> {
                 _ if symmetric => f32::from(code) - self.quant["zero_point"].as_u64().unwrap() as f32,
                 _ => f32::from(code) - f32::from(tile[zeros_at + group]),
             };
-            *value = number * self.scale(tile, group);
+            let of_row = if by_row {
+                f32::from_le_bytes(tile[supers_at + 4 * r..supers_at + 4 * r + 4].try_into().unwrap())
+            } else {
+                1.0
+            };
+            *value = number * (self.scale(tile, group) * of_row);
         }
         values
     }
@@ -110,10 +138,15 @@ fn rules() -> Value {
         rule
     };
     json!({"version": 1, "rules": [
+        {"include": r"layers\.0\.self_attn", "scheme": "t3"},
         in_layer(0, json!({"scheme": "q4_0"})),
+        {"include": r"layers\.1\.mlp\.down", "scheme": "t2", "group_size": 32},
+        {"include": r"layers\.1\.mlp\.up", "scheme": "t3", "group_size": 64},
         in_layer(1, json!({"scheme": "int4", "group_size": 64, "symmetric": false})),
         {"include": r"layers\.2\.self_attn", "scheme": "int8", "group_size": 32},
         in_layer(2, json!({"scheme": "int8", "scale_dtype": "f32"})),
+        {"include": r"layers\.3\.self_attn\.[qk]", "scheme": "nl4", "scale_dtype": "i8_row"},
+        {"include": r"layers\.3\.mlp\.down", "scheme": "int5", "scale_dtype": "i8_row"},
         in_layer(3, json!({"scheme": "mxfp4"})),
         {"include": r"layers\.4\.self_attn\.[qk]", "scheme": "nl4"},
         {"include": r"layers\.4\.self_attn", "scheme": "int5"},
@@ -155,5 +188,8 @@ fn tiles_decode_by_the_book_to_what_unpack_and_the_runtime_read() {
         assert!(values == own, "{name}: the crate's decoder");
         schemes.insert(tensor["quant"]["scheme"].as_str().unwrap().to_string());
     }
-    assert_eq!(schemes.into_iter().collect::<Vec<_>>(), ["int4", "int5", "int6", "int8", "mxfp4", "nl4", "q4_0"]);
+    assert_eq!(
+        schemes.into_iter().collect::<Vec<_>>(),
+        ["int4", "int5", "int6", "int8", "mxfp4", "nl4", "q4_0", "t2", "t3"]
+    );
 }
