@@ -131,7 +131,8 @@ make_pack() {
     tl-int8) pack "$1" tinyllama-1.1b '"scheme": "int8", "group_size": "row", "method": "rtn"' ;;
     tl-bf16) pack "$1" tinyllama-1.1b '' ;;
     tl-bits-*) [ -d "$models/tinyllama-1.1b-hf" ] || "$iec" synth --like tinyllama-1.1b --out-dir "$models/tinyllama-1.1b-hf"
-               "$iec" pack --hf-dir "$models/tinyllama-1.1b-hf" --q4-map "manifests/${1#tl-}.json" --out-dir "$models/$1" ;;
+               sed 's/"defaults": {/"defaults": { "method": "rtn",/' "manifests/${1#tl-}.json" > "$work/rules.json"
+               "$iec" pack --hf-dir "$models/tinyllama-1.1b-hf" --q4-map "$work/rules.json" --out-dir "$models/$1" ;;
     tl-periodic) [ -d "$models/tinyllama-1.1b-hf" ] || "$iec" synth --like tinyllama-1.1b --out-dir "$models/tinyllama-1.1b-hf"
                  python3 scripts/periodic-model.py "$models/tinyllama-1.1b-hf" "$models/periodic-hf" 50
                  pack "$1" periodic '"scheme": "q4_0", "method": "rtn"'
