@@ -254,8 +254,13 @@ impl<'a> Along<'a> {
         let shapes = parts.iter().flat_map(Calibration::sites).cloned().collect();
         let mut writer = CalibrationWriter::begin(out, &self.description, shapes)?;
         for (part, (site, _)) in parts.iter().zip(&sites) {
-            let [first, second] = part.sums(&site.to_string()).expect("its own site");
-            writer.put([&first, &second], part.correction(&site.to_string()).map_or(&[], |(_, bytes)| bytes))?;
+            let site = site.to_string();
+            let [first, second] = part.sums(&site).ok_or_else(|| {
+                Error::corrupt(format!("found no statistics of `{site}`, expected those of an interrupted run"))
+                    .at(part.path())
+                    .help("remove this file, and run the same command again")
+            })?;
+            writer.put([&first, &second], part.correction(&site).map_or(&[], |(_, bytes)| bytes))?;
         }
         writer.finish().map(drop)
     }
