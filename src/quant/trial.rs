@@ -10,9 +10,10 @@ use crate::quant_spec::TensorQuant;
 use crate::scheme::TILE_ROWS;
 use crate::simd::Level;
 use rayon::prelude::*;
+use std::sync::OnceLock;
 
 /// Approximate number of rows of a matrix that are quantized.
-const ROWS: usize = 256;
+const ROWS: usize = 128;
 /// Approximate number of matrices of a stack that are quantized.
 const MATRICES: usize = 8;
 
@@ -30,6 +31,8 @@ pub struct Judge {
     matrices: Vec<(usize, Vec<f32>)>,
     /// Products of the inputs of the first matrix, if the calibration has them; they are used for all matrices.
     hessian: Option<Hessian>,
+    /// Mean square of the outputs, summed over the rows that are tried, once it has been computed.
+    output: OnceLock<f64>,
 }
 
 /// Error that a quantization causes in the outputs of a tensor.
@@ -55,7 +58,7 @@ impl Judge {
     /// # Errors
     /// The statistics have another shape.
     pub fn new(calibration: &Calibration, tensor: &str, shape: (usize, usize)) -> Result<Option<Judge>> {
-        let mut judge = Judge { matrices: Vec::new(), hessian: None };
+        let mut judge = Judge { matrices: Vec::new(), hessian: None, output: OnceLock::new() };
         for matrix in (0..shape.0).step_by(shape.0.div_ceil(MATRICES)) {
             let Some(inputs) = calibration.inputs(tensor, shape, matrix, Some(JUDGED), matrix == 0)? else {
                 return Ok(None);
@@ -71,7 +74,7 @@ impl Judge {
     /// Creates a judge without statistics: all inputs have the same weight, so it measures the error of the weights.
     pub fn of_weights((count, cols): (usize, usize)) -> Judge {
         let matrices = (0..count).step_by(count.div_ceil(MATRICES)).map(|matrix| (matrix, vec![1.0; cols]));
-        Judge { matrices: matrices.collect(), hessian: None }
+        Judge { matrices: matrices.collect(), hessian: None, output: OnceLock::new() }
     }
 
     /// Returns true when the judge has products of the inputs in addition to their squares.
@@ -79,7 +82,7 @@ impl Judge {
         self.hessian.is_some()
     }
 
-    /// Quantizes some rows and measures the error of their outputs.
+    /// Quantizes some rows and measures the error of their outputs. Each call must be with the same tensor.
     ///
     /// # Errors
     /// Reading or quantizing fails.
@@ -87,7 +90,7 @@ impl Judge {
         let tiles = stack.rows.div_ceil(TILE_ROWS);
         let each = tiles.div_ceil(ROWS / TILE_ROWS);
         let mut total = OutputError::default();
-        let mut rows = 0;
+        let (known, mut rows) = (self.output.get(), 0);
         for (matrix, squares) in &self.matrices {
             let mut quantizer = Quantizer::new(quant, stack.rows, stack.cols)?;
             if let Some(inputs) = stack.inputs {
@@ -99,7 +102,8 @@ impl Judge {
                 let mut values = vec![0f32; range.len() * stack.cols];
                 (stack.read)(*matrix, range, &mut values)?;
                 let (original, error) = self.errors(&quantizer, &values)?;
-                Ok((self.energy(&error, squares), self.energy(&original, squares), values.len() / stack.cols))
+                let output = if known.is_some() { 0.0 } else { self.energy(&original, squares) };
+                Ok((self.energy(&error, squares), output, values.len() / stack.cols))
             });
             for (error, output, n) in tried.collect::<Result<Vec<_>>>()? {
                 total.error += error;
@@ -107,6 +111,7 @@ impl Judge {
                 rows += n;
             }
         }
+        total.output = *self.output.get_or_init(|| total.output);
         let rows = rows.max(1) as f64;
         if !(total.error.is_finite() && total.output.is_finite()) {
             return Err(Error::corrupt("found an error of the outputs that is not a finite number")

@@ -89,8 +89,10 @@ pub fn compare(weights: &Weights, tensor: &Tensor, calibration: Option<&Calibrat
     let judge = known.unwrap_or_else(|| Judge::of_weights((count, cols)));
     let read = weights.rows(tensor);
     let mut best: Vec<Option<Candidate>> = vec![None; choices.len()];
-    // Methods are the outer loop, because preparing a method takes longer than trying a scheme.
-    for method in [None, Some(Method::Search), Some(Method::Imatrix), Some(Method::Gptq)] {
+    // Methods are the outer loop, because preparing a method takes longer than trying a scheme. The one that is most
+    // often the best comes first; the others are tried with all schemes only if they are better with one.
+    let probe = choices.iter().position(|quant| quant.spec == MEASURED).unwrap_or(0);
+    for method in [None, Some(Method::Gptq), Some(Method::Imatrix), Some(Method::Search)] {
         let lacks_products = method.is_some_and(Method::needs_products) && !judge.knows_products();
         if method.is_some() != calibrated.is_some() || lacks_products {
             continue;
@@ -101,7 +103,9 @@ pub fn compare(weights: &Weights, tensor: &Tensor, calibration: Option<&Calibrat
             .transpose()?;
         let inputs = inputs.flatten();
         let stack = Stack { count, rows, cols, read: &read, chunk_rows: None, inputs: inputs.as_ref() };
-        for (quant, best) in choices.iter().copied().zip(&mut best) {
+        let order = [probe].into_iter().chain((0..choices.len()).filter(|i| *i != probe));
+        for i in order {
+            let (quant, best) = (choices[i], &mut best[i]);
             let quant = TensorQuant { method: method.unwrap_or(quant.method), ..quant };
             let error = match judge.measure(quant, &stack) {
                 Ok(found) => nine_digits(found.relative().powi(2)),
@@ -111,6 +115,8 @@ pub fn compare(weights: &Weights, tensor: &Tensor, calibration: Option<&Calibrat
             };
             if best.as_ref().is_none_or(|best| error < best.error) {
                 *best = Some(Candidate { quant: Some(quant), error });
+            } else if i == probe {
+                break;
             }
         }
     }

@@ -53,10 +53,13 @@ impl Hessian {
     pub fn energy(&self, level: Level, weights: &[Lanes]) -> f64 {
         let mut total = 0f64;
         for (block, own) in weights.chunks(BLOCK).enumerate() {
-            let mut gradient = [[0f32; LANES]; BLOCK];
-            level.run(Products { errors: weights, panel: self.block(block * BLOCK), sums: &mut gradient });
-            for (weight, gradient) in own.iter().zip(&gradient) {
-                total += weight.iter().zip(gradient).map(|(w, g)| f64::from(*w) * f64::from(*g)).sum::<f64>();
+            // H is symmetric, so what is left of the block counts twice, and what is right of it not at all.
+            let (before, panel) = (&weights[..block * BLOCK], self.block(block * BLOCK));
+            for (errors, panel, factor) in [(before, panel, 2.0), (own, &panel[before.len()..], 1.0)] {
+                let mut gradient = [[0f32; LANES]; BLOCK];
+                level.run(Products { errors, panel, sums: &mut gradient });
+                let products = own.iter().flatten().zip(gradient.iter().flatten());
+                total += factor * products.map(|(w, g)| f64::from(*w) * f64::from(*g)).sum::<f64>();
             }
         }
         total
