@@ -3,7 +3,7 @@
 //! Each scrape adds the events of a moment, so that all rates and quantiles of `dashboards/iec.json` have values.
 //! `scripts/check-dashboard.sh http://127.0.0.1:9200/metrics` runs the queries of the dashboard on it.
 
-use iec::generate::DraftCounts;
+use iec::generate::speculate::{DraftCounts, Drafter};
 use iec::host::metrics::{
     CONTENT_TYPE, DiskPages, FinishedReason, Metrics, ModelInfo, ModelMetrics, Phase, Rejection, RequestTimes,
     StepRecord, TokenCounts, TokenKind,
@@ -63,7 +63,9 @@ fn record(model: &ModelMetrics, moment: usize) {
     model.request_finished(&times, reason, TokenCounts { prompt: 300, generated: 64 });
     model.lora(16, &["sql", "poems"], &["sql"]);
     model.disk_pages(DiskPages::Hit, 2);
-    model.drafts(DraftCounts { drafts: 9, tokens: 40, accepted: 25 });
+    let mut drafts = DraftCounts::default();
+    (0..9).for_each(|_| drafts.count(Drafter::History, 5, 3));
+    model.drafts(&drafts);
     if moment.is_multiple_of(5) {
         model.rejected(Rejection::QueueLength);
         model.cancelled(Phase::Decode);

@@ -1,6 +1,7 @@
 //! Tests of outputs divided into parts, and helpers for tests of answers.
 
 use super::*;
+use crate::generate::speculate::DraftCounts;
 use crate::generate::{Completion, Finish};
 use crate::host::reply::Done;
 use proptest::prelude::*;
@@ -18,8 +19,7 @@ pub fn done(finish: Finish, stopped_by: Option<&str>) -> Done {
         reused_tokens: 5,
         started: Instant::now(),
         marks: Vec::new(),
-        drafted_tokens: 0,
-        accepted_tokens: 0,
+        drafts: DraftCounts::default(),
         constraint_met: None,
         stopped_by: stopped_by.map(String::from),
         scores: Vec::new(),

@@ -52,7 +52,8 @@ pub struct OpenOptions {
     pub prefix_cache: bool,
     /// Adapters that requests may name. Others can be loaded later.
     pub adapters: Vec<AdapterOptions>,
-    /// Whether draft tokens are copied from earlier occurrences of the same words (prompt lookup).
+    /// Whether draft tokens are copied from earlier occurrences of the same words (prompt lookup), or come from the
+    /// layer of multi-token prediction of the pack, whatever saves more time.
     pub speculate: bool,
     /// Pack of a small model with the same vocabulary that drafts tokens.
     pub draft_model: Option<PathBuf>,
@@ -161,8 +162,8 @@ impl OpenOptions {
 
     pub(super) fn session(&self) -> Result<SessionOptions> {
         let speculation = match (&self.draft_model, self.speculate) {
-            (Some(model), _) => Speculation::Draft(model.clone()),
-            (None, true) => Speculation::Ngram,
+            (Some(model), _) => Speculation::Auto(Some(model.clone())),
+            (None, true) => Speculation::Auto(None),
             (None, false) => Speculation::Off,
         };
         let devices = if self.gpu_layers == Some(0) { Devices::Cpu } else { self.device };

@@ -3,7 +3,7 @@
 use super::choices::{Choices, Errors};
 use super::constrained::MaskThreads;
 use super::slot::{Likely, Slot};
-use super::speculate::Speculator;
+use super::speculate::{DraftCounts, Speculator};
 use super::texts::Texts;
 use super::{Completion, Event, Finish, Options, Request};
 use crate::error::{Cause, Error, Result};
@@ -70,17 +70,6 @@ pub struct StepReport {
     pub events: Vec<sched::Event>,
     /// Draft tokens that the step verified.
     pub drafts: DraftCounts,
-}
-
-/// Numbers of draft tokens.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct DraftCounts {
-    /// Drafts, each of one or more tokens.
-    pub drafts: usize,
-    /// Tokens of the drafts.
-    pub tokens: usize,
-    /// Tokens that were accepted.
-    pub accepted: usize,
 }
 
 impl<'a> Batch<'a> {
@@ -429,7 +418,7 @@ impl<'a> Batch<'a> {
             slot.sequence.mark();
             slot.ids.extend(draft);
         }
-        self.choices.clear(engine);
+        self.choices.begin(engine, speculator.width() > 0);
         let (mut errors, mut last_rows) = self.choices.score_prompts(engine, active)?;
         errors.extend(self.run(engine, active)?);
         let decodes = active.iter().all(|(work, _)| work.decodes);
@@ -437,7 +426,7 @@ impl<'a> Batch<'a> {
             speculator.observe(self.choices.rows(), begin.elapsed());
         }
         self.advance_bar(active);
-        let (mut outcomes, mut taken) = (Vec::with_capacity(active.len()), 0);
+        let (mut outcomes, mut taken, mut followed) = (Vec::with_capacity(active.len()), 0, 0);
         let (mut computed, mut counts) = (0, DraftCounts::default());
         for (i, ((work, slot), draft)) in active.iter_mut().zip(&drafts).enumerate() {
             computed += work.tokens as usize + draft.len();
@@ -456,11 +445,17 @@ impl<'a> Batch<'a> {
                     self.choices.rows_from(taken - count, count)
                 }
             };
-            let before = slot.accepted();
+            let (start, end) = (work.start as usize, slot.sequence.len());
             outcomes.push(take(slot, work, rows, draft, engine, options, sink)?);
-            counts.drafts += usize::from(!draft.is_empty());
-            counts.tokens += draft.len();
-            counts.accepted += slot.accepted() - before;
+            counts.add(&slot.take_drafts());
+            if speculator.width() > 0 && !slot.scores(work) {
+                let computed = &self.choices.hidden()[followed..][..(end - start) * speculator.width()];
+                followed += computed.len();
+                slot.follow(speculator, start, computed)?;
+            }
+            if slot.finish.is_some_and(|finish| finish != Finish::Failed) {
+                speculator.keep(&slot.owner, &slot.ids);
+            }
         }
         Ok((computed, outcomes, counts))
     }

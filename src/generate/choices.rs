@@ -24,11 +24,16 @@ pub(super) struct Choices {
     vocab: usize,
     /// The largest logits of each row, if the device selects them.
     best: Vec<Vec<(u32, f32)>>,
+    /// Whether a drafting model reads the output of the final norm.
+    follows: bool,
+    /// The output of the final norm for all tokens, `(tokens, hidden)`, if it is read.
+    hidden: Vec<f32>,
 }
 
 impl Choices {
     pub(super) fn clear(&mut self, engine: &Engine) {
         self.best.clear();
+        self.hidden.clear();
         self.logits.clear();
         self.vocab = engine.config().vocab;
     }
@@ -41,7 +46,7 @@ impl Choices {
         mut feeds: &mut [Feed<'_>],
         suffices: Option<usize>,
     ) -> Result<()> {
-        let best = suffices.filter(|k| engine.finds_best(*k));
+        let best = suffices.filter(|k| engine.finds_best(*k) && !self.follows);
         while !feeds.is_empty() {
             let mut tokens = 0;
             let fits = |feed: &&Feed<'_>| {
@@ -53,10 +58,24 @@ impl Choices {
             feeds = later;
             match best {
                 Some(k) => engine.step(now, Output::Best(k, &mut self.best))?,
+                None if self.follows => {
+                    engine.step(now, Output::Hidden { logits: &mut self.logits, hidden: &mut self.hidden })?;
+                }
                 None => engine.step(now, Output::Logits(&mut self.logits))?,
             }
         }
         Ok(())
+    }
+
+    /// Begins a step. With `follows`, the engine returns the output of the final norm, too.
+    pub(super) fn begin(&mut self, engine: &Engine, follows: bool) {
+        self.follows = follows;
+        self.clear(engine);
+    }
+
+    /// Returns the output of the final norm for all tokens, `(tokens, hidden)`; empty if it is not read.
+    pub(super) fn hidden(&self) -> &[f32] {
+        &self.hidden
     }
 
     pub(super) fn rows(&self) -> usize {
@@ -85,6 +104,7 @@ impl Choices {
             while left.tokens > 0 {
                 let part = Work { tokens: left.tokens.min(SCORED_ROWS), ..left };
                 self.logits.clear();
+                self.hidden.clear();
                 match self.make(engine, &mut [slot.feed(&part)], None) {
                     Err(e) if e.is_interrupt() => return Err(e),
                     Err(e) => {

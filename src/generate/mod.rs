@@ -23,7 +23,7 @@ mod texts;
 mod waits;
 mod written;
 
-pub use batch::{Batch, DraftCounts, StepReport, Terms};
+pub use batch::{Batch, StepReport, Terms};
 
 use crate::error::{Context, Error, Result};
 use crate::runtime::adapters::AdapterSet;
@@ -34,7 +34,8 @@ use crate::runtime::sequence::{Feed, Sequence, Want};
 use crate::sched::{self, Micros};
 use constraint::Constraint;
 use sampler::{Candidate, Sampling};
-use speculate::Speculator;
+use speculate::model::DraftState;
+use speculate::{DraftCounts, Speculator};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use text::Tokenizer;
@@ -134,8 +135,8 @@ impl Request {
 pub struct CachedPrefix {
     sequence: Sequence,
     ids: Vec<u32>,
-    /// Sequence of the draft model, if any.
-    draft: Option<Sequence>,
+    /// State in the model that drafts, if any.
+    draft: Option<DraftState>,
 }
 
 impl CachedPrefix {
@@ -253,10 +254,8 @@ pub struct Completion {
     pub started: Instant,
     /// Time at which each token was generated.
     pub marks: Vec<Instant>,
-    /// Number of draft tokens that were verified.
-    pub drafted_tokens: usize,
-    /// Number of draft tokens that were accepted.
-    pub accepted_tokens: usize,
+    /// Numbers of draft tokens.
+    pub drafts: DraftCounts,
     /// Whether the text satisfies the constraint of its request; `None` without a constraint. A text that was cut by a
     /// stop string does not count.
     pub constraint_met: Option<bool>,
@@ -282,8 +281,7 @@ impl Completion {
             reused_tokens: 0,
             started: Instant::now(),
             marks: Vec::new(),
-            drafted_tokens: 0,
-            accepted_tokens: 0,
+            drafts: DraftCounts::default(),
             constraint_met: None,
             stopped_by: None,
             scores: Vec::new(),

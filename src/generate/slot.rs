@@ -2,7 +2,7 @@
 
 use super::constrained::{Constrained, MaskThreads};
 use super::sampler::{Sampler, Sampling, candidates};
-use super::speculate::{Memory, TextSoFar};
+use super::speculate::{DraftCounts, Memory, Speculator, TextSoFar};
 use super::written::Written;
 use super::{CachedPrefix, Completion, Event, Finish, Likelihood, Options, Request};
 use crate::error::{Error, Result};
@@ -34,6 +34,7 @@ pub(super) struct Slot {
     started: Instant,
     marks: Vec<Instant>,
     memory: Memory,
+    drafts: DraftCounts,
     /// Tokens that may be generated; empty = all.
     allowed: Arc<[u32]>,
     /// Logits without those of excluded tokens.
@@ -42,6 +43,8 @@ pub(super) struct Slot {
     score: Option<usize>,
     /// Whether the completion returns the sequence.
     keep_prefix: bool,
+    /// Owner of the text, as in [`Request::owner`].
+    pub(super) owner: Vec<u8>,
     scores: Vec<Likelihood>,
 }
 
@@ -67,12 +70,12 @@ impl Slot {
         let written = Written::new(&request, options)?;
         let mut memory = Memory::default();
         let known = request.known(engine);
-        let adapters = request.adapters(engine).clone();
+        let (adapters, owner) = (request.adapters(engine).clone(), request.owner(engine));
         let mut sequence = match request.prefix {
             Some(CachedPrefix { mut sequence, draft, .. }) => {
-                memory.sequence = draft;
+                memory.state = draft;
                 sequence.truncate(known);
-                memory.sequence.iter_mut().for_each(|draft| draft.truncate(known));
+                memory.state.iter_mut().for_each(|draft| draft.truncate(known));
                 sequence
             }
             None => engine.new_sequence()?,
@@ -105,10 +108,12 @@ impl Slot {
             started,
             marks: Vec::with_capacity(most),
             memory,
+            drafts: DraftCounts::default(),
             allowed: request.allowed,
             masked: Vec::new(),
             score: request.score,
             keep_prefix: request.keep_prefix,
+            owner,
             scores: Vec::new(),
         })
     }
@@ -223,7 +228,7 @@ impl Slot {
     pub(super) fn text_so_far(&mut self, engine: &Engine, most: usize) -> TextSoFar<'_> {
         let room = engine.room(&self.sequence).min(engine.step_rows()).saturating_sub(1);
         let room = room.min(self.max_new - self.marks.len() - 1).min(most);
-        TextSoFar { ids: &self.ids, room, memory: &mut self.memory }
+        TextSoFar { ids: &self.ids, room, owner: &self.owner, memory: &mut self.memory }
     }
 
     /// Takes tokens from `rows` of logits until one differs from the draft, and drops the draft tokens read after it.
@@ -252,9 +257,22 @@ impl Slot {
         Ok(())
     }
 
-    /// Returns the number of draft tokens that were accepted so far.
-    pub(super) fn accepted(&self) -> usize {
-        self.memory.accepted
+    /// Passes what the model computed for the tokens from position `first` on to the drafting model, unless the text
+    /// has ended. Tokens of rejected drafts are left out.
+    pub(super) fn follow(&mut self, speculator: &mut Speculator, first: usize, computed: &[f32]) -> Result<()> {
+        if self.finish.is_some() || self.score.is_some() {
+            return Ok(());
+        }
+        let computed = &computed[..(self.sequence.len() - first) * speculator.width()];
+        let text = TextSoFar { ids: &self.ids, room: 0, owner: &self.owner, memory: &mut self.memory };
+        speculator.follow(text, first, computed)
+    }
+
+    /// Returns the numbers of draft tokens since the last call, and adds them to those of the text.
+    pub(super) fn take_drafts(&mut self) -> DraftCounts {
+        let new = std::mem::take(&mut self.memory.counts);
+        self.drafts.add(&new);
+        new
     }
 
     pub(super) fn take_token(
@@ -361,7 +379,7 @@ impl Slot {
         let generated = self.ids[self.prompt_tokens..].to_vec();
         let mut read = self.ids;
         read.truncate(self.sequence.len());
-        let Memory { sequence: mut draft, drafted, accepted, .. } = self.memory;
+        let Memory { state: mut draft, .. } = self.memory;
         draft.iter_mut().for_each(|draft| draft.truncate(read.len()));
         Ok(Completion {
             index: self.index,
@@ -372,8 +390,7 @@ impl Slot {
             reused_tokens: self.reused_tokens.unwrap_or(0),
             started: self.started,
             marks: self.marks,
-            drafted_tokens: drafted,
-            accepted_tokens: accepted,
+            drafts: self.drafts,
             constraint_met,
             stopped_by: self.written.stopped_by,
             scores: self.scores,

@@ -147,7 +147,7 @@ impl Engine {
                 done
             }
             Output::Hidden { logits, hidden } => {
-                if !self.model.parts.last().is_some_and(|part| part.finds_hidden()) {
+                if !self.finds_hidden() {
                     let found = "found a GPU, which does not return what multi-token prediction reads";
                     return Err(Error::unsupported(found).help("use --device cpu"));
                 }
@@ -187,6 +187,11 @@ impl Engine {
     pub fn forward(&mut self, feeds: &mut [Feed<'_>], logits: &mut Vec<f32>) -> Result<()> {
         logits.resize(feeds.iter().map(Feed::rows).sum::<usize>() * self.model.config.vocab, 0.0);
         self.feed(feeds, None, Answer::Logits(logits))
+    }
+
+    /// Returns true if the engine can return the output of the final norm.
+    pub(super) fn finds_hidden(&self) -> bool {
+        self.model.parts.last().is_some_and(|part| part.finds_hidden())
     }
 
     /// Returns true when the engine can return the `k` largest logits of a row without all the others.

@@ -42,6 +42,7 @@ pub mod residency;
 pub mod rope;
 pub mod sequence;
 pub mod shared_activations;
+mod shortlist;
 pub mod state;
 pub mod weights;
 

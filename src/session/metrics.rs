@@ -5,7 +5,9 @@ use super::memory::peak_bytes;
 use super::usage::Usage;
 use super::{Generation, Session};
 use crate::generate::Completion;
+use crate::generate::speculate::{DraftCount, DraftCounts};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Measurements of one or several generations. The JSON names are those of the JSON line of `iec bench`.
@@ -48,6 +50,9 @@ pub struct Metrics {
     pub tokens_drafted: usize,
     /// Draft tokens that were accepted.
     pub tokens_accepted: usize,
+    /// The same numbers of each drafter that drafted, by its name in `--speculate`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub drafters: BTreeMap<&'static str, DraftCount>,
     /// Bytes of weights that one token needs.
     #[serde(skip)]
     pub weights_bytes_per_token: u64,
@@ -63,6 +68,8 @@ impl Metrics {
         let all: Vec<&Completion> = all.filter(|done| done.error.is_none()).collect();
         let sum = |time: fn(&Generation) -> Duration| generations.iter().map(time).sum::<Duration>().as_secs_f64();
         let count = |number: fn(&Completion) -> usize| all.iter().map(|done| number(done)).sum::<usize>();
+        let mut drafts = DraftCounts::default();
+        all.iter().for_each(|done| drafts.add(&done.drafts));
         let tokens_generated = count(|done| done.ids.len());
         let kv_misses = count(|done| done.prompt_tokens - done.reused_tokens);
         let (wall_time_s, prefill_time_s) = (sum(|one| one.wall), sum(|one| one.outcome.prefill_time));
@@ -86,8 +93,9 @@ impl Metrics {
             usage: generations.iter().filter_map(|one| one.usage).reduce(|sum, usage| sum.plus(&usage)),
             kv_hits: count(|done| done.reused_tokens),
             kv_misses,
-            tokens_drafted: count(|done| done.drafted_tokens),
-            tokens_accepted: count(|done| done.accepted_tokens),
+            drafters: drafts.each().filter(|(_, n)| n.drafts > 0).map(|(drafter, n)| (drafter.name(), n)).collect(),
+            tokens_drafted: drafts.total().tokens,
+            tokens_accepted: drafts.total().accepted,
             weights_bytes_per_token,
             effective_bandwidth_gbps: weights_bytes_per_token as f64 * tps_decode / 1e9,
         }

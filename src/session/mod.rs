@@ -113,10 +113,16 @@ pub enum Speculation {
     /// No speculation: one token per step.
     #[default]
     Off,
-    /// Prompt lookup: draft tokens are copied from earlier occurrences of the same n-gram.
+    /// Prompt lookup: draft tokens are copied from earlier occurrences of the same n-gram, in the text and in earlier
+    /// texts of the same owner.
     Ngram,
     /// Draft model: the pack of a small model with the same vocabulary.
     Draft(PathBuf),
+    /// The first layer of multi-token prediction in the pack.
+    Mtp,
+    /// For each text what saves the most time: prompt lookup, and the small model of this pack or else, if the model's
+    /// pack has one and the CPU computes, the layer of multi-token prediction; nothing where none of them saves time.
+    Auto(Option<PathBuf>),
 }
 
 /// Options that apply to all requests of one call of [`Session::generate`].
@@ -214,7 +220,8 @@ impl Session {
             checked.map_err(Error::while_opening_model)?;
         }
         marks.push(("tokenizer", Instant::now()));
-        let speculator = options.speculator(&engine, tokenizer.as_ref()).map_err(Error::while_opening_model)?;
+        let speculator =
+            options.speculator(&engine, &reader, tokenizer.as_ref()).map_err(Error::while_opening_model)?;
         let dir = json.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let session = Session {
             engine,
@@ -490,12 +497,20 @@ impl SessionOptions {
     }
 
     /// Opens the source of draft tokens for `engine`, whose vocabulary is that of `tokenizer`.
-    fn speculator(&self, engine: &Engine, tokenizer: Option<&Tokenizer>) -> Result<Speculator> {
-        Ok(match &self.speculation {
-            Speculation::Off => Speculator::off(),
-            Speculation::Ngram => Speculator::ngram(),
-            Speculation::Draft(dir) => Speculator::draft(self.open_draft(dir, tokenizer, engine.threads())?, engine),
-        })
+    fn speculator(&self, engine: &Engine, reader: &IebinReader, tokenizer: Option<&Tokenizer>) -> Result<Speculator> {
+        let small = |dir| {
+            Ok(Speculator::draft(self.open_draft(dir, tokenizer, engine.threads())?, engine)) as Result<Speculator>
+        };
+        let layer = || Speculator::layer(engine.predictors(reader)?.remove(0), engine);
+        match &self.speculation {
+            Speculation::Off => Ok(Speculator::off()),
+            Speculation::Ngram => Ok(Speculator::ngram()),
+            Speculation::Draft(dir) => small(dir),
+            Speculation::Mtp => layer(),
+            Speculation::Auto(Some(dir)) => Ok(small(dir)?.with_history()),
+            Speculation::Auto(None) if engine.predicts() => Ok(layer()?.with_history()),
+            Speculation::Auto(None) => Ok(Speculator::ngram()),
+        }
     }
 }
 

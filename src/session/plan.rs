@@ -74,7 +74,7 @@ impl SessionOptions {
             return Err(Error::engine("a memory plan is made for the CPU only")
                 .help("leave --device cuda out; `iec devices` shows the memory of GPUs"));
         }
-        if matches!(self.speculation, Speculation::Draft(_)) {
+        if matches!(self.speculation, Speculation::Draft(_) | Speculation::Auto(Some(_))) {
             return Err(Error::usage("a memory plan does not include a draft model").help("plan each pack alone"));
         }
         let reader = self.open_pack(path)?;

@@ -232,3 +232,34 @@ fn failures_have_their_exit_codes() {
     let json = bench(&["--require-model", "--json"]).assert().code(3);
     assert_eq!(parsed(&json.get_output().stdout)[0]["error"]["kind"], "model");
 }
+
+#[test]
+fn drafts_of_a_chosen_acceptance_change_no_token() {
+    let run = |options: &[&str]| {
+        let args = [&["--prompt-len", "8", "--max-new", "60", "--batch", "2", "--warmup", "0", "--runs", "2"], options];
+        lines(&mut bench(&args.concat()))
+    };
+    let tokens = |line: &Value| {
+        let prompts = line["prompts"].as_array().unwrap();
+        prompts.iter().map(|prompt| prompt["tokens"].clone()).collect::<Vec<_>>()
+    };
+    let plain = run(&[]);
+    for (acceptance, tokens_per_draft) in [("0", 0.0..=0.0), ("0.5", 0.7..=1.4), ("1", 2.5..=3.0)] {
+        for line in run(&["--draft-acceptance", acceptance, "--draft-tokens", "3"]) {
+            assert_eq!(tokens(&line), tokens(&plain[0]), "{acceptance}");
+            let count = |name: &str| line["drafters"]["ngram"][name].as_f64().unwrap();
+            assert!(tokens_per_draft.contains(&(count("accepted") / count("drafts"))), "{acceptance}: {line}");
+        }
+    }
+    bench(&["--draft-acceptance", "1.5"]).assert().code(2);
+    bench(&["--draft-tokens", "3"]).assert().code(2);
+}
+
+#[test]
+fn rounds_do_not_copy_the_answers_of_earlier_rounds() {
+    let line =
+        &lines(&mut bench(&["--prompt-len", "8", "--max-new", "40", "--rounds", "3", "--speculate", "ngram"]))[0];
+    // Random tokens continue as no other text does, so that nearly nothing of a first answer can be copied.
+    let copied = line["tokens_accepted"].as_u64().unwrap();
+    assert!(copied < 40, "{copied} of 120 tokens were copied");
+}

@@ -214,7 +214,7 @@ fn said(engine: &mut Engine, mut speculator: Speculator, batch: usize, sampling:
         Ok(())
     });
     let completions = outcome.unwrap().completions;
-    (said, completions.iter().map(|done| done.accepted_tokens).sum())
+    (said, completions.iter().map(|done| done.drafts.total().accepted).sum())
 }
 
 #[test]

@@ -16,6 +16,7 @@ const PAGES: &[&str] = &[
     "chat.md",
     "first-model.md",
     "sampling.md",
+    "speculation.md",
     "structured-output.md",
     "quantization.md",
     "measuring.md",
@@ -96,6 +97,7 @@ fn furnish(dir: &Path) {
         ("tinyllama", "stories260k"),
         ("gpt-oss-20b", "gptoss-trained"),
         ("deepseek-v3", "deepseek3"),
+        ("qwen3.5-4b", "qwen35"),
         ("qwen3-awq", "awq"),
         ("deepseek-fp8", "fp8-block"),
     ];

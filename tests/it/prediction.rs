@@ -1,6 +1,8 @@
 //! Layers of multi-token prediction, against what the published code computes.
 
 use crate::common::{fixture, golden, iec, packed, packed_as};
+use iec::generate::speculate::{Drafter, Memory, Speculator, TextSoFar};
+use iec::generate::{Completion, Options, Request, generate};
 use iec::iebin::IebinReader;
 use iec::runtime::{Engine, EngineOptions, Feed, Output, Precision, Predictor, Want};
 use serde_json::Value;
@@ -233,4 +235,94 @@ fn rename_tensor(file: &Path, from: &str, to: &str) {
     let at = bytes.windows(from.len()).position(|window| window == from.as_bytes()).unwrap();
     bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
     std::fs::write(file, bytes).unwrap();
+}
+
+/// Returns three drafts of a layer for a text, after the model has read all but its last token in steps of at most
+/// `piece` tokens.
+fn drafts(dir: &Path, tokens: &[u32], piece: usize) -> Vec<u32> {
+    let (mut engine, mut predictors) = open(dir, Precision::Fp32);
+    let (width, (_, hidden)) = (engine.config().hidden, read(&mut engine, &tokens[..tokens.len() - 1], 512));
+    let mut speculator = Speculator::layer(predictors.remove(0), &engine).unwrap().always(3);
+    let mut memory = Memory::default();
+    for (i, computed) in hidden.chunks(piece * width).enumerate() {
+        let known = (piece * (i + 1)).min(tokens.len() - 1);
+        let text = TextSoFar { ids: &tokens[..known], room: 0, owner: b"", memory: &mut memory };
+        speculator.follow(text, piece * i, computed).unwrap();
+    }
+    let text = TextSoFar { ids: tokens, room: 9, owner: b"", memory: &mut memory };
+    speculator.draft_tokens(&mut [text]).unwrap().remove(0)
+}
+
+#[test]
+fn texts_get_the_drafts_of_the_published_code() {
+    for name in FIXTURES {
+        let (golden, dir) = (&golden(name)["prediction"], with_mtp(name));
+        let tokens = ids(&golden["ids"]);
+        for piece in [1, 7, 512] {
+            assert_eq!(drafts(&dir, &tokens, piece), ids(&golden["drafts"]), "{name}, {piece}");
+        }
+    }
+    let long: Vec<u32> = (0..150).map(|i| (i * i + 7 * i) % 90).collect();
+    let dir = with_mtp("glm4moe");
+    let whole = drafts(&dir, &long, 512);
+    for piece in [1, 33, 64] {
+        assert_eq!(drafts(&dir, &long, piece), whole, "{piece}");
+    }
+}
+
+fn complete(engine: &mut Engine, speculator: &mut Speculator, requests: Vec<Request>) -> Vec<Completion> {
+    let options = Options { batch: requests.len(), ..Options::default() };
+    generate(engine, None, speculator, requests, &options, |_| Ok(())).unwrap().completions
+}
+
+#[test]
+fn texts_are_the_same_with_drafts_of_a_layer() {
+    for name in FIXTURES {
+        let dir = with_mtp(name);
+        let (mut engine, mut predictors) = open(&dir, Precision::Bf16);
+        let request = |n: u32| Request {
+            ids: (0..40 + 30 * n).map(|i| (i * i + n) % 60).collect(),
+            max_new: 40,
+            keep_prefix: n == 0,
+            ..Request::default()
+        };
+        let requests: Vec<Request> = (0..3).map(request).collect();
+        let plain = complete(&mut engine, &mut Speculator::off(), requests.clone());
+        let mut speculator = Speculator::layer(predictors.remove(0), &engine).unwrap().always(4);
+        let drafted = complete(&mut engine, &mut speculator, requests.clone());
+        for (drafted, plain) in drafted.iter().zip(&plain) {
+            assert_eq!(drafted.ids, plain.ids, "{name}");
+            let counts = drafted.drafts.each().find(|(drafter, _)| *drafter == Drafter::Layer).unwrap().1;
+            assert!(counts.tokens > 0 && counts == drafted.drafts.total(), "{name}: {counts:?}");
+        }
+        // A later turn goes on with the state of the layer.
+        let next = |first: &Completion| Request {
+            ids: [&requests[0].ids, &first.ids[..], &[5, 6, 7]].concat(),
+            prefix: first.prefix.clone(),
+            max_new: 20,
+            ..Request::default()
+        };
+        let expected = complete(&mut engine, &mut Speculator::off(), vec![next(&plain[0])]);
+        let found = complete(&mut engine, &mut speculator, vec![next(&drafted[0])]);
+        assert_eq!(found[0].ids, expected[0].ids, "{name}");
+        assert!(found[0].reused_tokens > 0 && found[0].drafts.total().tokens > 0);
+    }
+}
+
+#[test]
+fn the_command_line_drafts_with_the_layer_of_the_pack() {
+    let dir = with_mtp("qwen35");
+    let run = |how: &str| -> Value {
+        let args = ["run", "--prompt", "one two three", "-n", "24", "--json", "--speculate", how, "--model-dir"];
+        let output = iec().args(args).arg(&dir).assert().success().get_output().stdout.clone();
+        serde_json::from_slice(&output).unwrap()
+    };
+    let plain = run("off");
+    for how in ["mtp", "auto"] {
+        let found = run(how);
+        assert_eq!(found["tokens"], plain["tokens"], "{how}");
+        let drafted = |name: &str| found["drafters"][name]["tokens"].as_u64().unwrap_or(0);
+        assert_eq!(found["tokens_drafted"], drafted("mtp") + drafted("ngram"), "{how}");
+        assert!(how == "auto" || drafted("mtp") > 0 && drafted("ngram") == 0, "{found}");
+    }
 }

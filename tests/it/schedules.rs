@@ -220,7 +220,7 @@ fn run(
             assert!(completion.error.is_none(), "schedule {seed}: {:?}", completion.error);
             let (index, trace) = &traces[&completion.index];
             let (text, finish) = &expected[*index];
-            seen.accepted += completion.accepted_tokens;
+            seen.accepted += completion.drafts.total().accepted;
             if completion.finish == Finish::Cancelled {
                 assert!(cancelled.contains(&id) && text.starts_with(trace), "schedule {seed}, request {index}");
                 seen.cancelled += 1;

@@ -30,7 +30,7 @@ fn every_family_says_the_same_with_and_without_guesses() {
         for speculator in [&mut Speculator::ngram(), &mut Speculator::ngram().always(9), &mut small] {
             let guessed = complete(&mut engine, speculator, &prompt, 48);
             assert_eq!(guessed.ids, plain.ids, "{name}");
-            assert!(guessed.accepted_tokens <= guessed.drafted_tokens);
+            assert!(guessed.drafts.total().accepted <= guessed.drafts.total().tokens);
         }
     }
 }
@@ -64,8 +64,8 @@ fn every_sampler_chooses_the_same_with_and_without_draft_tokens() {
         };
         let options = Options { batch, ..Options::default() };
         let outcome = generate(engine, None, speculator, (0..3).map(request).collect(), &options, |_| Ok(())).unwrap();
-        let accepted: usize = outcome.completions.iter().map(|done| done.accepted_tokens).sum();
-        let drafted: usize = outcome.completions.iter().map(|done| done.drafted_tokens).sum();
+        let accepted: usize = outcome.completions.iter().map(|done| done.drafts.total().accepted).sum();
+        let drafted: usize = outcome.completions.iter().map(|done| done.drafts.total().tokens).sum();
         (outcome.completions.into_iter().map(|done| done.ids).collect::<Vec<_>>(), accepted, drafted)
     };
     let (mut kept, mut refused) = (0, 0);
@@ -131,7 +131,9 @@ fn the_options_say_how_to_guess_and_the_line_what_came_of_it() {
     let plain = line(&["--speculate", "off"]);
     assert_eq!(plain["tokens_drafted"], 0);
     let same = ["--draft-model-dir", pack.path().to_str().unwrap()];
-    for options in [&["--speculate", "ngram"][..], &same, &[&same[..], &["--speculate", "draft"]].concat()] {
+    let draft = [&same[..], &["--speculate", "draft"]].concat();
+    let auto = [&same[..], &["--speculate", "auto"]].concat();
+    for options in [&["--speculate", "ngram"][..], &["--speculate", "auto"], &[], &same, &draft, &auto] {
         let guessed = line(options);
         assert_eq!(guessed["tokens"], plain["tokens"], "{options:?}");
         assert!(guessed["tokens_accepted"].as_u64() <= guessed["tokens_drafted"].as_u64());
@@ -139,7 +141,8 @@ fn the_options_say_how_to_guess_and_the_line_what_came_of_it() {
     let other = other.path().to_str().unwrap();
     for (options, code, complaint) in [
         (&["--speculate", "draft"][..], 2, "--draft-model-dir"),
-        (&["--speculate", "ngram", "--draft-model-dir", other], 2, "needs --speculate draft"),
+        (&["--speculate", "ngram", "--draft-model-dir", other], 2, "needs --speculate auto or draft"),
+        (&["--speculate", "mtp"], 2, "without layers of multi-token prediction"),
         (&["--draft-model-dir", other], 2, "other tokens"),
         (&["--draft-model-dir", "/nowhere"], 3, "/nowhere"),
     ] {

@@ -175,3 +175,17 @@ fn a_synthetic_checkpoint_packs() {
         assert!(reader.description.tokenizer.is_some() && reader.description.model.is_some(), "{name}");
     }
 }
+
+#[test]
+fn layers_of_multi_token_prediction_are_made_if_wanted() {
+    let dir = tempfile::tempdir().unwrap();
+    synth(&fixture("qwen35").join("config.json"), dir.path()).arg("--with-mtp").assert().success();
+    let layer = |dir: &Path| -> BTreeMap<_, _> {
+        tensors(dir).into_iter().filter(|(name, _)| name.starts_with("mtp.")).collect()
+    };
+    assert_eq!(layer(dir.path()), layer(&fixture("qwen35")));
+    assert!(!layer(dir.path()).is_empty());
+    let refused = tempfile::tempdir().unwrap();
+    let output = synth(&fixture("llama-gqa").join("config.json"), refused.path()).arg("--with-mtp").assert().code(2);
+    assert!(String::from_utf8_lossy(&output.get_output().stderr).contains("without layers of multi-token prediction"));
+}

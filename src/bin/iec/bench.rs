@@ -9,7 +9,7 @@ use crate::verify;
 use clap::builder::FalseyValueParser;
 use iec::error::{Cause, Error, Result};
 use iec::output::{Rules, Target};
-use iec::report::measurement::bench::{BenchOptions, BenchPrompts, bench};
+use iec::report::measurement::bench::{BenchOptions, BenchPrompts, DraftImitation, bench};
 use iec::report::measurement::compare::compare;
 use iec::report::measurement::{Measurement, MeasurementLine};
 use iec::report::table::Table;
@@ -79,6 +79,15 @@ pub struct Args {
     /// {"prompt_id": [ids]}
     #[arg(long, value_name = "FILE", env = "EXPECTED_TOKENS")]
     expected_tokens: Option<PathBuf>,
+    /// Measure what a drafter would save whose draft tokens are right with this probability, from 0 to 1: the texts are
+    /// generated once before, and drafts are made from them. With --speculate mtp or draft, that model drafts, too, so
+    /// that its time counts
+    #[arg(long, value_name = "P", value_parser = share)]
+    draft_acceptance: Option<f64>,
+    /// Number of draft tokens per step with --draft-acceptance
+    #[arg(long, value_name = "N", value_parser = units::parse_count, default_value_t = 3)]
+    #[arg(requires = "draft_acceptance")]
+    draft_tokens: usize,
     /// After the measurement, compare the measured texts with the checkpoint (--hf-dir) as `iec verify` does (exit code
     /// 4 if they differ)
     #[arg(long, env = "VERIFY", value_parser = FalseyValueParser::new())]
@@ -113,6 +122,11 @@ pub struct Args {
 fn percent(text: &str) -> std::result::Result<f64, String> {
     let number = text.strip_suffix('%').unwrap_or(text).trim().parse::<f64>().ok();
     number.filter(|number| (0.0..=100.0).contains(number)).ok_or_else(|| "expected 0 to 100".to_string())
+}
+
+fn share(text: &str) -> std::result::Result<f64, String> {
+    let number = text.trim().parse::<f64>().ok();
+    number.filter(|number| (0.0..=1.0).contains(number)).ok_or_else(|| "expected 0 to 1".to_string())
 }
 
 fn bytes(text: &str) -> std::result::Result<u64, String> {
@@ -208,6 +222,7 @@ impl Args {
             verify_touch: self.verify_touch,
             expected_tokens: self.expected_tokens.clone(),
             profile: self.profile,
+            imitation: self.draft_acceptance.map(|acceptance| DraftImitation { acceptance, tokens: self.draft_tokens }),
         })
     }
 

@@ -58,11 +58,11 @@ pub struct ModelArgs {
     #[command(flatten)]
     pub device: DeviceArgs,
     /// Speculative decoding: draft several tokens and verify them in one step. The text stays the same; drafting stops
-    /// while it is not faster [default: draft with --draft-model-dir, otherwise ngram for run and chat, off for other
+    /// while it is not faster [default: auto for run, chat and serve and with --draft-model-dir, off for other
     /// commands]
     #[arg(long, value_enum, value_name = "HOW")]
     speculate: Option<Speculate>,
-    /// Small model with the same vocabulary that drafts tokens; implies --speculate draft
+    /// Small model with the same vocabulary that drafts tokens
     #[arg(long, value_name = "MODEL")]
     draft_model_dir: Option<PathBuf>,
     /// Longest context in tokens, at most that of the model [default: that of the model]
@@ -118,12 +118,17 @@ struct PrecisionOrAuto(Option<Precision>);
 /// Source of draft tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Speculate {
+    /// For each text what saves the most time: ngram, and draft if a small model is named or else mtp if the pack has
+    /// such layers; nothing where none of them saves time
+    Auto,
     /// No speculative decoding
     Off,
-    /// Prompt lookup: draft tokens from earlier occurrences of the same n-gram
+    /// Prompt lookup: draft tokens from earlier occurrences of the same n-gram, in the text and in earlier texts
     Ngram,
     /// Small model of --draft-model-dir
     Draft,
+    /// Layer of multi-token prediction in the pack (`iec pack --with-mtp`)
+    Mtp,
 }
 
 fn parse_precision(text: &str) -> std::result::Result<PrecisionOrAuto, String> {
@@ -235,13 +240,13 @@ impl ModelArgs {
         self.open_with(&self.options(global, speculation)?, global)
     }
 
-    /// Finds the model for answers to users, or the embedded one if none is named: with prompt lookup if no option
+    /// Finds the model for answers to users, or the embedded one if none is named: with what saves time if no option
     /// names a speculation.
     ///
     /// # Errors
     /// There is no such model, or options contradict each other.
     pub fn to_answer(&self, global: &Global) -> Result<Opener> {
-        let (options, notes) = (self.options(global, Speculation::Ngram)?, self.notes(global));
+        let (options, notes) = (self.options(global, Speculation::Auto(None))?, self.notes(global));
         if self.is_named()? {
             return Ok(Opener { pack: self.path()?.to_path_buf(), options, notes, _home: None });
         }
@@ -273,7 +278,7 @@ impl ModelArgs {
     /// # Errors
     /// There is no such model, or options contradict each other.
     pub fn other_to_answer(&self, model: &Path, global: &Global) -> Result<Opener> {
-        self.other(model, global, Speculation::Ngram)
+        self.other(model, global, Speculation::Auto(None))
     }
 
     /// Finds another model like [`ModelArgs::other_to_answer`]; `speculation` is used if no option names one.
@@ -281,7 +286,7 @@ impl ModelArgs {
         let found = resolve(model, self.precision.and_then(|asked| asked.0), &Places::of(&non_empty_variable)?)?;
         let options = self.options(global, speculation)?;
         let speculation = match options.speculation {
-            Speculation::Draft(_) => Speculation::Ngram,
+            Speculation::Draft(_) | Speculation::Auto(Some(_)) => Speculation::Auto(None),
             other => other,
         };
         let name = found.record.as_ref().map(|record| record.shown_source().to_string());
@@ -455,13 +460,18 @@ impl ModelArgs {
 
     fn speculation(&self, default: Speculation) -> Result<Speculation> {
         match (self.speculate, &self.draft_model_dir) {
-            (None | Some(Speculate::Draft), Some(model)) => {
-                Ok(Speculation::Draft(found_once(&self.draft_pack, model, None)?.pack.clone()))
+            (speculate @ (None | Some(Speculate::Auto | Speculate::Draft)), Some(model)) => {
+                let pack = found_once(&self.draft_pack, model, None)?.pack.clone();
+                Ok(match speculate {
+                    Some(Speculate::Draft) => Speculation::Draft(pack),
+                    _ => Speculation::Auto(Some(pack)),
+                })
             }
-            (Some(_), Some(_)) => {
-                Err(Error::usage("--draft-model-dir needs --speculate draft").help("leave one of the two options out"))
-            }
+            (Some(_), Some(_)) => Err(Error::usage("--draft-model-dir needs --speculate auto or draft")
+                .help("leave one of the two options out")),
             (None, None) => Ok(default),
+            (Some(Speculate::Auto), None) => Ok(Speculation::Auto(None)),
+            (Some(Speculate::Mtp), None) => Ok(Speculation::Mtp),
             (Some(Speculate::Off), None) => Ok(Speculation::Off),
             (Some(Speculate::Ngram), None) => Ok(Speculation::Ngram),
             (Some(Speculate::Draft), None) => {

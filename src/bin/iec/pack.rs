@@ -83,7 +83,8 @@ pub struct Args {
     /// A tokenizer.json to put into the pack instead of the model's
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
-    /// Keep the layers of multi-token prediction: `iec eval --mtp` measures them, and `iec unpack` gives them back
+    /// Keep the layers of multi-token prediction: `iec run --speculate mtp` drafts with the first one, `iec eval --mtp`
+    /// measures them, and `iec unpack` gives them back
     #[arg(long)]
     with_mtp: bool,
     /// Replace a pack that is already there

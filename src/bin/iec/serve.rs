@@ -382,7 +382,7 @@ impl Args {
             return Err(Error::usage("found --lora with several models, expected one")
                 .help("load adapters with POST /v1/load_lora_adapter and its field base_model_name"));
         }
-        let options = self.model.options_to_serve(global, Speculation::Off)?;
+        let options = self.model.options_to_serve(global, Speculation::Auto(None))?;
         let served = |named: Named| {
             let mut options =
                 SessionOptions { name: Some(named.name.clone()), adapters: settings.loras.clone(), ..options.clone() };

@@ -48,6 +48,9 @@ pub struct Args {
     /// distributed weights
     #[arg(long)]
     heavy_tails: bool,
+    /// Write the layers of multi-token prediction, too, which `iec pack --with-mtp` keeps
+    #[arg(long)]
+    with_mtp: bool,
     /// Largest size of a weight file
     #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = parse_size)]
     max_shard_size: u64,
@@ -71,7 +74,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     }
     Inputs::default().files(&args.config).refuse_members(&args.out_dir, &COMPANIONS)?;
     let tails = if args.heavy_tails { Tails::Heavy } else { Tails::Light };
-    let plan = Plan::new(config, args.max_shard_size)?.with_tails(tails);
+    let plan = Plan::new(config, args.max_shard_size, args.with_mtp)?.with_tails(tails);
     let (parameters, bytes) = (human_count(plan.parameters()), human_bytes(plan.nbytes()));
     global.note(format_args!("{parameters} parameters in {} tensors, {bytes}", plan.tensor_count()));
     let start = Instant::now();

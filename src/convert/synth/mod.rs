@@ -39,16 +39,25 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Plans all files of a checkpoint with this `config.json` and at most `max_shard_bytes` of weights per file.
+    /// Plans all files of a checkpoint with this `config.json` and at most `max_shard_bytes` of weights per file, with
+    /// the layers of multi-token prediction if `with_mtp` is set.
     ///
     /// # Errors
     /// The configuration is invalid, of an architecture this program cannot run, or its vocabulary is too small.
-    pub fn new(config: Value, max_shard_bytes: u64) -> Result<Plan> {
+    pub fn new(config: Value, max_shard_bytes: u64, with_mtp: bool) -> Result<Plan> {
         let Some(fields) = config.as_object().map(Fields::new) else {
             return Err(Error::corrupt("config.json is not a JSON object"));
         };
         let arch = Arch::of(&fields)?;
-        let model = arch.model_config(&fields, None)?;
+        let mut model = arch.model_config(&fields, None)?;
+        if with_mtp {
+            model.prediction_layers = arch.prediction_layers(&fields)?;
+            model.validate()?;
+            if model.prediction_layers == 0 {
+                return Err(Error::usage("found a configuration without layers of multi-token prediction")
+                    .help("leave --with-mtp out"));
+            }
+        }
         let mxfp4 = quantized_experts(&config, &model)?;
         let tensors = tensors::list(arch, &model, float_dtype(&config)?, mxfp4);
         if mxfp4 && !tensors.iter().any(|tensor| matches!(tensor.content, Values::Mxfp4Codes { .. })) {

@@ -10,15 +10,15 @@ const PLACES: usize = 32;
 const LONGEST: usize = 16;
 
 /// Marks the absence of a place.
-const NOWHERE: usize = usize::MAX;
+const NOWHERE: u32 = u32::MAX;
 
 /// Index of the token pairs of a growing text.
 #[derive(Debug, Default)]
 pub struct Lookup {
     /// For each hash of a pair, the position of the token after its last occurrence. At least as long as the text.
-    last: Vec<usize>,
+    last: Vec<u32>,
     /// For each position, the previous position whose pair has the same hash.
-    previous: Vec<usize>,
+    previous: Vec<u32>,
 }
 
 /// An earlier place in the text whose preceding tokens agree with the end of the text.
@@ -31,31 +31,41 @@ pub struct EarlierPlace {
 }
 
 impl Lookup {
-    /// Returns the best place in `ids`, which may only have grown since the last call.
+    /// Returns the best place in `ids` to continue them from. They may only have grown since the last call.
     pub fn find(&mut self, ids: &[u32]) -> Option<EarlierPlace> {
+        self.index(ids);
+        self.best(ids, ids)
+    }
+
+    /// Adds the tokens of `ids` that are new since the last call.
+    pub fn index(&mut self, ids: &[u32]) {
         if self.last.len() < ids.len() {
             self.last = vec![NOWHERE; (2 * ids.len()).next_power_of_two().max(1024)];
             self.previous.clear();
         }
         for position in self.previous.len()..ids.len() {
             let before = match self.slot(&ids[..position]) {
-                Some(slot) => std::mem::replace(&mut self.last[slot], position),
+                Some(slot) => std::mem::replace(&mut self.last[slot], position as u32),
                 None => NOWHERE,
             };
             self.previous.push(before);
         }
-        let mut place = self.last[self.slot(ids)?];
+    }
+
+    /// Returns the best place in the indexed tokens `ids` to continue `text` from.
+    pub fn best(&self, ids: &[u32], text: &[u32]) -> Option<EarlierPlace> {
+        let mut place = self.last[self.slot(text)?];
         let mut best = EarlierPlace { start: 0, agreement: 1 };
         for _ in 0..PLACES {
             if place == NOWHERE || best.agreement == LONGEST {
                 break;
             }
-            let pairs = ids[..place].iter().rev().zip(ids.iter().rev());
+            let pairs = ids[..place as usize].iter().rev().zip(text.iter().rev());
             let agreement = pairs.take(LONGEST).take_while(|(a, b)| a == b).count();
             if agreement > best.agreement {
-                best = EarlierPlace { start: place, agreement };
+                best = EarlierPlace { start: place as usize, agreement };
             }
-            place = self.previous[place];
+            place = self.previous[place as usize];
         }
         Some(best).filter(|best| best.agreement > 1)
     }
@@ -63,6 +73,9 @@ impl Lookup {
     /// Returns the slot of the last two tokens in the hash table.
     fn slot(&self, ids: &[u32]) -> Option<usize> {
         let [.., a, b] = *ids else { return None };
+        if self.last.is_empty() {
+            return None;
+        }
         let hash = (u64::from(a) << 32 | u64::from(b)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         Some((hash >> 32) as usize & (self.last.len() - 1))
     }

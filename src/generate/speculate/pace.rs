@@ -18,6 +18,17 @@ const MARGIN: f64 = 1.03;
 /// It is low, so that a first attempt is made and measured.
 const GUESSED_SLOPE: f64 = 0.04;
 
+/// Estimate of the draft tokens of one text before they are drafted.
+#[derive(Debug, Clone, Copy)]
+pub struct Estimate {
+    /// Probability that a draft token is accepted if those before it are.
+    pub likely: f64,
+    /// Largest number of draft tokens.
+    pub room: usize,
+    /// Whether drafting takes no time.
+    pub is_free: bool,
+}
+
 /// Estimated time of a step that reads `rows` tokens, in seconds: `speed * shape[rows]`, where `speed` is the time of a
 /// step of one token. `speed` is adapted quickly, because texts grow and other programs change the memory bandwidth
 /// that is left within seconds; `shape` is adapted slowly.
@@ -91,31 +102,48 @@ impl Cost {
         self.speed * self.relative(rows) + self.draft * ahead as f64
     }
 
-    /// Returns the number of tokens to draft for each text. `texts` holds for each text the acceptance rate of its
-    /// draft tokens and their largest number.
-    pub fn plan(&self, texts: &[(f64, usize)]) -> Vec<usize> {
-        if let Some(ahead) = self.always {
-            return texts.iter().map(|(_, room)| ahead.min(*room)).collect();
+    /// Returns the number of tokens to draft for each text.
+    pub fn plan(&self, texts: &[Estimate]) -> Vec<usize> {
+        match self.always {
+            Some(ahead) => texts.iter().map(|text| ahead.min(text.room)).collect(),
+            None => self.best(texts).0,
         }
+    }
+
+    /// Returns the better of two estimates about the same text, alone in its step; the first one if they are equal.
+    pub fn better(&self, first: Estimate, second: Estimate) -> Estimate {
+        let speed = |estimate: Estimate| match self.always {
+            Some(_) if estimate.room == 0 => 0.0,
+            Some(_) => estimate.likely,
+            None => self.best(&[estimate]).1,
+        };
+        if speed(second) > speed(first) { second } else { first }
+    }
+
+    /// Returns the numbers of draft tokens with the most expected tokens per second, and these.
+    fn best(&self, texts: &[Estimate]) -> (Vec<usize>, f64) {
         let mut ahead = vec![0; texts.len()];
-        if texts.iter().all(|(_, room)| *room == 0) {
-            return ahead;
-        }
         let mut best = (ahead.clone(), MARGIN * texts.len() as f64 / self.seconds(texts.len().min(MAX_ROWS), 0));
-        let mut gains: Vec<f64> = texts.iter().map(|(likely, _)| *likely).collect();
-        let mut expected = texts.len() as f64;
+        if texts.iter().all(|text| text.room == 0) {
+            return best;
+        }
+        let mut gains: Vec<f64> = texts.iter().map(|text| text.likely).collect();
+        let (mut expected, mut dear) = (texts.len() as f64, 0);
         for rows in texts.len() + 1..=MAX_ROWS {
-            let open = (0..texts.len()).filter(|i| ahead[*i] < texts[*i].1.min(MAX_AHEAD));
+            let open = (0..texts.len()).filter(|i| ahead[*i] < texts[*i].room.min(MAX_AHEAD));
             let Some(next) = open.max_by(|a, b| gains[*a].total_cmp(&gains[*b])) else { break };
             ahead[next] += 1;
             expected += gains[next];
-            gains[next] *= texts[next].0;
-            let rate = expected / self.seconds(rows, ahead.iter().copied().max().unwrap_or(0));
+            gains[next] *= texts[next].likely;
+            if !texts[next].is_free {
+                dear = dear.max(ahead[next]);
+            }
+            let rate = expected / self.seconds(rows, dear);
             if rate > best.1 {
                 best = (ahead.clone(), rate);
             }
         }
-        best.0
+        best
     }
 }
 
@@ -151,6 +179,10 @@ impl Trust {
 mod tests {
     use super::*;
 
+    fn estimate(likely: f64, room: usize) -> Estimate {
+        Estimate { likely, room, is_free: true }
+    }
+
     /// Returns a function from the tokens of a step to its time: 10 ms, and `slope` times that for each further token.
     fn machine(slope: f64) -> impl Fn(usize) -> Duration {
         move |rows| Duration::from_secs_f64(0.01 * (1.0 + slope * (rows - 1) as f64))
@@ -162,10 +194,10 @@ mod tests {
         let time = machine(slope);
         cost.observe(1, time(1));
         for _ in 0..40 {
-            let rows = 1 + cost.plan(&[(likely, 40)])[0];
+            let rows = 1 + cost.plan(&[estimate(likely, 40)])[0];
             cost.observe(rows, time(rows));
         }
-        cost.plan(&[(likely, 40)])[0]
+        cost.plan(&[estimate(likely, 40)])[0]
     }
 
     #[test]
@@ -183,9 +215,9 @@ mod tests {
         for rows in (1..=32).cycle().take(2000) {
             cost.observe(rows, time(rows));
         }
-        let before = cost.plan(&[(0.8, 40)]);
+        let before = cost.plan(&[estimate(0.8, 40)]);
         (0..50).for_each(|_| cost.observe(8, time(8) * 2));
-        assert_eq!(cost.plan(&[(0.8, 40)]), before);
+        assert_eq!(cost.plan(&[estimate(0.8, 40)]), before);
     }
 
     #[test]
@@ -194,19 +226,19 @@ mod tests {
         for rows in (1..=MAX_ROWS).cycle().take(1000) {
             cost.observe(rows, time(rows));
         }
-        let plan = cost.plan(&[(0.0, 40), (0.9, 40), (0.9, 2), (0.5, 0)]);
+        let plan = cost.plan(&[(0.0, 40), (0.9, 40), (0.9, 2), (0.5, 0)].map(|(likely, room)| estimate(likely, room)));
         assert!(plan[0] == 0 && plan[1] > 4 && plan[2] == 2 && plan[3] == 0, "{plan:?}");
         cost.observe(MAX_ROWS + 1, time(MAX_ROWS + 1));
-        assert_eq!(cost.plan(&[(0.9, 40); MAX_ROWS + 1]), [0; MAX_ROWS + 1]);
+        assert_eq!(cost.plan(&[estimate(0.9, 40); MAX_ROWS + 1]), [0; MAX_ROWS + 1]);
     }
 
     #[test]
     fn tokens_that_cost_more_than_they_save_are_not_drafted() {
         let mut cost = Cost::new(1.0);
         cost.observe(1, Duration::from_millis(10));
-        assert_eq!(cost.plan(&[(0.9, 40)]), [0]);
+        assert_eq!(cost.plan(&[Estimate { is_free: false, ..estimate(0.9, 40) }]), [0]);
         (0..100).for_each(|_| cost.observe_draft(Duration::from_micros(10)));
-        assert_ne!(cost.plan(&[(0.9, 40)]), [0]);
+        assert_ne!(cost.plan(&[Estimate { is_free: false, ..estimate(0.9, 40) }]), [0]);
     }
 
     #[test]

@@ -460,7 +460,7 @@ impl<'a> Run<'a> {
         for (_, completion) in report.ended {
             self.end(completion);
         }
-        self.metrics.drafts(report.drafts);
+        self.metrics.drafts(&report.drafts);
         let pages = self.batch.pages();
         self.metrics.pages(pages.free as usize, pages.used as usize, pages.cached as usize);
         self.metrics.queue(self.batch.running(), self.batch.waiting());

@@ -7,6 +7,7 @@ use super::events::{DiskPages, FinishedReason, Phase, Rejection};
 use super::histogram::Histogram;
 use super::model::ModelMetrics;
 use super::text::{Label, MetricKind, MetricsText};
+use crate::generate::speculate::Drafter;
 use MetricKind::{Counter, Gauge};
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -93,13 +94,13 @@ pub(super) const FAMILIES: &[Family] = &[
         out.count(&m.preemptions);
     }),
     row("vllm:spec_decode_num_drafts_total", Counter, "Drafts of one or more tokens that were verified.", |m, out| {
-        out.count(&m.drafts[0]);
+        out.counts("drafter", Drafter::ALL.iter().map(|drafter| drafter.name()).zip(&m.drafts[0]));
     }),
     row("vllm:spec_decode_num_draft_tokens_total", Counter, "Tokens of these drafts.", |m, out| {
-        out.count(&m.drafts[1]);
+        out.counts("drafter", Drafter::ALL.iter().map(|drafter| drafter.name()).zip(&m.drafts[1]));
     }),
     row("vllm:spec_decode_num_accepted_tokens_total", Counter, "Draft tokens that were accepted.", |m, out| {
-        out.count(&m.drafts[2]);
+        out.counts("drafter", Drafter::ALL.iter().map(|drafter| drafter.name()).zip(&m.drafts[2]));
     }),
     row("vllm:request_success_total", Counter, "Requests that ended, by reason.", |m, out| {
         out.counts("finished_reason", FinishedReason::ALL.iter().map(|reason| reason.name()).zip(&m.finished));

@@ -6,7 +6,7 @@
 use super::buckets;
 use super::events::{DiskPages, FinishedReason, Phase, Rejection, RequestTimes, StepRecord, TokenCounts};
 use super::histogram::Histogram;
-use crate::generate::DraftCounts;
+use crate::generate::speculate::{DraftCounts, Drafter};
 use crate::runtime::Stage;
 use crate::runtime::cpu::counters::Counts as Events;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -76,7 +76,7 @@ pub struct ModelMetrics {
     pub(super) prefix_hits: AtomicU64,
     pub(super) preemptions: AtomicU64,
     /// Drafts, their tokens, and those of them that were accepted.
-    pub(super) drafts: Counts<3>,
+    pub(super) drafts: [Counts<{ Drafter::ALL.len() }>; 3],
     pub(super) finished: Counts<{ FinishedReason::ALL.len() }>,
     pub(super) rejections: Counts<{ Rejection::ALL.len() }>,
     pub(super) cancelled: Counts<{ Phase::ALL.len() }>,
@@ -238,9 +238,11 @@ impl ModelMetrics {
     }
 
     /// Counts drafts of a step, and what became of their tokens.
-    pub fn drafts(&self, counts: DraftCounts) {
-        let counts = [counts.drafts, counts.tokens, counts.accepted];
-        self.drafts.iter().zip(counts).for_each(|(sum, count)| add(sum, count));
+    pub fn drafts(&self, counts: &DraftCounts) {
+        for (drafter, count) in counts.each() {
+            let counts = [count.drafts, count.tokens, count.accepted];
+            self.drafts.iter().zip(counts).for_each(|(sums, count)| add(&sums[drafter as usize], count));
+        }
     }
 
     /// Counts pages of the prefix cache on disk.

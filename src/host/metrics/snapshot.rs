@@ -38,7 +38,8 @@ impl ModelMetrics {
     /// Returns the counters as they are now.
     pub fn snapshot(&self) -> EngineMetrics {
         let count = |number: &AtomicU64| number.load(Ordering::Relaxed);
-        let [_, draft_tokens, accepted_draft_tokens] = [0, 1, 2].map(|at: usize| count(&self.drafts[at]));
+        let [_, draft_tokens, accepted_draft_tokens] =
+            [0, 1, 2].map(|at: usize| self.drafts[at].iter().map(count).sum());
         EngineMetrics {
             running: count(&self.running),
             waiting: count(&self.waiting),

@@ -2,7 +2,7 @@
 
 use super::text::{MetricKind, MetricsText};
 use super::*;
-use crate::generate::DraftCounts;
+use crate::generate::speculate::{DraftCounts, Drafter};
 use crate::runtime::cpu::counters::Counts;
 use crate::runtime::{Stage, Stages};
 use proptest::prelude::*;
@@ -183,7 +183,11 @@ fn busy() -> Metrics {
     Rejection::ALL.iter().for_each(|reason| model.rejected(*reason));
     model.cancelled(Phase::Decode);
     model.preempted();
-    model.drafts(DraftCounts { drafts: 2, tokens: 7, accepted: 5 });
+    let mut drafts = DraftCounts::default();
+    [(Drafter::Layer, 3, 2), (Drafter::Layer, 4, 3), (Drafter::History, 2, 0)]
+        .iter()
+        .for_each(|(drafter, tokens, accepted)| drafts.count(*drafter, *tokens, *accepted));
+    model.drafts(&drafts);
     model.disk_pages(DiskPages::Hit, 5);
     model.checked_tensor(true);
     model.lora(16, &["sql", "poems"], &["sql"]);
@@ -240,9 +244,10 @@ fn every_event_changes_its_series() {
         ("iec_cancelled_total", "", &[("phase", "queued")], 0.0),
         ("iec_disk_pages_total", "", &[("result", "hit")], 5.0),
         ("iec_checked_tensors_total", "", &[("result", "same")], 1.0),
-        ("vllm:spec_decode_num_drafts_total", "", &[], 2.0),
-        ("vllm:spec_decode_num_draft_tokens_total", "", &[], 7.0),
-        ("vllm:spec_decode_num_accepted_tokens_total", "", &[], 5.0),
+        ("vllm:spec_decode_num_drafts_total", "", &[("drafter", "mtp")], 2.0),
+        ("vllm:spec_decode_num_draft_tokens_total", "", &[("drafter", "ngram")], 2.0),
+        ("vllm:spec_decode_num_draft_tokens_total", "", &[("drafter", "draft")], 0.0),
+        ("vllm:spec_decode_num_accepted_tokens_total", "", &[("drafter", "mtp")], 5.0),
     ];
     for (name, suffix, labels, expected) in cases {
         let found = value(&families, name, suffix, &[&model[..], labels].concat());

@@ -7,6 +7,7 @@ use super::line::{Measured, MeasurementLine};
 use super::record::{Meta, Record};
 use super::touch::Touch;
 use crate::error::{Cause, Error, Result};
+use crate::generate::speculate::Speculator;
 use crate::generate::{CachedPrefix, Request};
 use crate::resources;
 use crate::rng::Rng;
@@ -48,6 +49,17 @@ pub struct BenchOptions {
     pub expected_tokens: Option<PathBuf>,
     /// True to measure the stages of prefill and decode.
     pub profile: bool,
+    /// Drafts that are made up, to measure what a drafter would save.
+    pub imitation: Option<DraftImitation>,
+}
+
+/// Drafts that are made from the known continuation.
+#[derive(Debug, Clone, Copy)]
+pub struct DraftImitation {
+    /// Probability that a draft token is the right one.
+    pub acceptance: f64,
+    /// Number of draft tokens of each text in each step.
+    pub tokens: usize,
 }
 
 /// Prompts of a benchmark.
@@ -153,6 +165,7 @@ pub fn bench(
     };
     let mut bench = Bench { options, ids, touched: 0 };
     bench.warm_up(session)?;
+    bench.imitate_drafts(session)?;
     session.engine.profile(options.profile);
     let meta = Meta::new("bench", session, options.settings());
     let mut measurement = Measurement { meta, records: Vec::new(), lines: Vec::new(), texts: Vec::new() };
@@ -208,6 +221,19 @@ impl Bench<'_> {
         session.generate(vec![request], &options, |_| Ok(())).map(|_| ())
     }
 
+    /// Generates the texts once without drafts, and makes the later drafts from them, if the options ask for it.
+    fn imitate_drafts(&self, session: &mut Session) -> Result<()> {
+        let Some(DraftImitation { acceptance, tokens }) = self.options.imitation else { return Ok(()) };
+        let speculator = std::mem::replace(&mut session.speculator, Speculator::off());
+        let round = self.round(session, &mut Touch::new(session.reader.files()[0].clone(), 0, 1));
+        session.speculator = speculator;
+        let (before, round) = (self.before(session), round?);
+        let texts = self.ids.iter().zip(&round.outcome.completions);
+        let texts = texts.map(|(ids, done)| [&before[..], ids, &done.ids].concat()).collect();
+        session.speculator.imitate(texts, acceptance, tokens);
+        Ok(())
+    }
+
     fn measure(&mut self, session: &mut Session) -> Result<Vec<Generation>> {
         let weights = session.reader.files()[0].clone();
         let mut touch = Touch::new(weights, self.options.bytes_per_token, self.options.stride_bytes);
@@ -221,6 +247,8 @@ impl Bench<'_> {
     }
 
     fn round(&self, session: &mut Session, touch: &mut Touch) -> Result<Generation> {
+        // Rounds repeat the prompts, whose answers would otherwise be known.
+        session.speculator.forget();
         let requests = self.requests(session)?;
         let options = GenerateOptions { batch: self.options.batch, ignore_eos: true, ..GenerateOptions::default() };
         session.generate(requests, &options, |_| {

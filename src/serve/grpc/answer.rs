@@ -150,8 +150,8 @@ impl Texts {
         };
         let mut last = self.complete(choice, ids, finish);
         (last.cached_tokens, last.matched_stop) = (completion.reused_tokens as u32, matched);
-        (last.spec_draft_tokens, last.spec_accepted_tokens) =
-            (completion.drafted_tokens as u32, completion.accepted_tokens as u32);
+        let drafts = completion.drafts.total();
+        (last.spec_draft_tokens, last.spec_accepted_tokens) = (drafts.tokens as u32, drafts.accepted as u32);
         match (self.is_stream, &scores) {
             (true, Some(_)) => {
                 messages.push_back(self.chunk(choice as u32, last.output_ids.clone(), logprobs, scores));

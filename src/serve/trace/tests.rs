@@ -2,6 +2,7 @@
 
 use super::export::Sender;
 use super::*;
+use crate::generate::speculate::DraftCounts;
 use crate::generate::{Completion, Finish};
 use serde_json::{Value, json};
 use std::cell::RefCell;
@@ -29,8 +30,7 @@ fn done(choice: usize, arrived: Instant, admitted: Option<Instant>, marks: Vec<I
         reused_tokens: 0,
         started: arrived,
         marks,
-        drafted_tokens: 0,
-        accepted_tokens: 0,
+        drafts: DraftCounts::default(),
         constraint_met: None,
         stopped_by: None,
         scores: Vec::new(),

@@ -120,7 +120,8 @@ fn drafts_are_counted_in_the_metrics() {
     server.ask("/v1/completions", &body);
     let metrics = server.get("/metrics").body;
     let count = |name: &str| {
-        let line = metrics.lines().find(|line| line.starts_with(&format!("vllm:spec_decode_num_{name}_total{{")));
+        let series = format!("vllm:spec_decode_num_{name}_total{{");
+        let line = metrics.lines().find(|line| line.starts_with(&series) && line.contains("drafter=\"ngram\""));
         line.and_then(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).unwrap()
     };
     let (drafts, tokens, accepted) = (count("drafts"), count("draft_tokens"), count("accepted_tokens"));
