@@ -326,3 +326,40 @@ fn the_command_line_drafts_with_the_layer_of_the_pack() {
         assert!(how == "auto" || drafted("mtp") > 0 && drafted("ngram") == 0, "{found}");
     }
 }
+
+#[test]
+fn quantized_packs_quantize_the_layer_like_the_last_one() {
+    for name in ["qwen35", "glm4moe"] {
+        let dir = packed_as(&format!("{name}-with-mtp-4"), &fixture(name), &["--with-mtp", "--recipe", "nl4"]);
+        let reader = IebinReader::open(&dir).unwrap();
+        let store = |tensor: &str| reader.entries().iter().find(|entry| entry.name == tensor).unwrap().store;
+        let layers = reader.description.model.as_ref().unwrap().n_layers;
+        let mut quantized = 0;
+        for entry in reader.entries() {
+            let Some(leaf) = entry.name.strip_prefix("mtp.layers.0.") else { continue };
+            let names = (0..layers).rev().map(|n| format!("model.layers.{n}.{leaf}"));
+            if let Some(like) = names.into_iter().find(|name| reader.entries().iter().any(|entry| entry.name == *name))
+            {
+                assert_eq!(entry.store, store(&like), "{leaf}");
+                quantized += usize::from(matches!(entry.store, iec::iebin::Store::Tiled(_)));
+            }
+        }
+        assert!(quantized > 3, "{name}: {quantized}");
+        let (mut engine, _) = open(&dir, Precision::Int4);
+        let mut speculator =
+            Speculator::layer(engine.predictors(&reader).unwrap().remove(0), &engine).unwrap().always(3);
+        let request = Request { ids: (0..50).map(|i| (7 * i) % 60).collect(), max_new: 30, ..Request::default() };
+        let plain = complete(&mut engine, &mut Speculator::off(), vec![request.clone()]);
+        let drafted = complete(&mut engine, &mut speculator, vec![request]);
+        assert_eq!(drafted[0].ids, plain[0].ids, "{name}");
+        assert!(drafted[0].drafts.total().tokens > 0);
+        let unpacked = tempfile::tempdir().unwrap();
+        iec()
+            .args(["unpack", "-q", "--model-dir"])
+            .arg(&dir)
+            .arg("--out-dir")
+            .arg(unpacked.path().join("hf"))
+            .assert()
+            .success();
+    }
+}

@@ -162,12 +162,17 @@ fn tensors_of_multi_token_prediction_come_back_byte_for_byte() {
         let back = tensors(&place.unpack(&pack, "back", &[]));
         assert!(back.keys().eq(expected.keys()), "{name}");
         assert!(back.iter().all(|(tensor, value)| expected[tensor] == *value), "{name}");
-        // Rules and types hold for the language model only.
+        // Types hold for the language model only, rules for the matrices of layers that are computed, too.
         let left = tensors(&place.unpack(&without, "left", &[]));
         let other = tensors(&place.unpack(&quantized, "other", &["--dtype", "fp32"]));
         let kept = expected.iter().filter(|(tensor, _)| !left.contains_key(*tensor));
-        let differing: Vec<_> = kept.clone().filter(|(tensor, value)| other[*tensor] != **value).collect();
-        assert!(kept.count() > 1 && differing.is_empty(), "{name}: {differing:?}");
+        let may_differ = |tensor: &str| tensor.contains("_proj") && !tensor.contains("eh_proj");
+        let is_wrong = |tensor: &str, value: &(DType, Vec<usize>, Vec<u8>)| {
+            other[tensor].1 != value.1 || other[tensor] != *value && !may_differ(tensor)
+        };
+        let wrong: Vec<&String> =
+            kept.clone().filter(|(tensor, value)| is_wrong(tensor, value)).map(|(tensor, _)| tensor).collect();
+        assert!(kept.count() > 1 && wrong.is_empty(), "{name}: {wrong:?}");
         let described = iec().arg("inspect").arg(&pack).output().unwrap();
         assert!(String::from_utf8_lossy(&described.stdout).contains("prediction"), "{name}");
         let run = |pack: &Path| {

@@ -1,7 +1,7 @@
 //! Plans how each tensor is stored and how its bytes are made. The plan is plain data, made before any weights are
 //! read.
 
-use crate::catalogue::Role;
+use crate::catalogue::{Role, name_in_layer, prediction};
 use crate::convert::dry_run::in_words;
 use crate::convert::published::Native;
 use crate::convert::{CanonicalTensor, Checkpoint};
@@ -9,7 +9,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::iebin::{PlannedTensor, Store};
 use crate::manifest::{Decision, Manifest, PackedRange, is_weight_matrix};
-use crate::quant_spec::TensorQuant;
+use crate::quant_spec::{Method, TensorQuant};
 use crate::scheme::QuantSpec;
 use serde::{Deserialize, Serialize};
 
@@ -115,16 +115,19 @@ fn decide<'a>(
     Choices { dtype, form }: Choices,
     manifest: Option<&Manifest>,
 ) -> Result<PackItem<'a>> {
-    // Layers of multi-token prediction keep their bytes, so that `unpack` gives them back.
+    // What is not quantized of multi-token prediction keeps its bytes, so that `unpack` gives it back.
     let is_kept = Role::of(&tensor.name) == Role::Prediction;
+    let decide = |manifest: &Manifest| match is_kept {
+        true => of_prediction(checkpoint, tensor, manifest),
+        false => manifest.decide(&tensor.name, &tensor.shape),
+    };
+    let decision = manifest.map_or(Ok(None), decide)?;
     let (dtype, manifest) = (dtype.filter(|_| !is_kept), manifest.filter(|_| !is_kept));
-    let decision = manifest.map_or(Ok(None), |manifest| manifest.decide(&tensor.name, &tensor.shape))?;
     let keep = manifest.and_then(|manifest| manifest.keep(&tensor.name));
     let listed = manifest.and_then(|m| m.document().tensors.get(&tensor.name));
     let decided_by = if listed.is_some() { "manifest entry" } else { "manifest rule" };
     let measured = decision.as_ref().and_then(|d| d.metrics.clone());
-    let is_free = keep.is_none() && decision.is_none();
-    let (codes, lost) = codes(checkpoint, tensor, form, is_free)?;
+    let (codes, lost) = codes(checkpoint, tensor, form, keep.is_none() && decision.is_none())?;
     let (store, work, why) = match (decision, codes) {
         (Some(Decision { quant, packed: Some(range), .. }), _) => {
             (Store::Tiled(quant.spec), Encoding::Packed(quant.spec, range), FINISHED.to_string())
@@ -166,6 +169,19 @@ fn decide<'a>(
         metrics,
     };
     Ok(PackItem { tensor, planned, work, why })
+}
+
+/// Returns the quantization of a matrix in a layer of multi-token prediction: that of the same matrix in the last layer
+/// of the model that has it, by a method without statistics, because there are none of these layers. Their results need
+/// not be exact.
+fn of_prediction(checkpoint: &Checkpoint, tensor: &CanonicalTensor, manifest: &Manifest) -> Result<Option<Decision>> {
+    let Some((_, leaf)) = prediction::part(&tensor.name).filter(|_| !tensor.is_coded()) else { return Ok(None) };
+    let same = (0..checkpoint.config().n_layers).rev().filter_map(|n| checkpoint.get(&name_in_layer(n, leaf)));
+    let Some(like) = same.into_iter().find(|like| like.shape == tensor.shape) else { return Ok(None) };
+    let Some(Decision { quant, .. }) = manifest.decide(&like.name, &like.shape)? else { return Ok(None) };
+    let is_possible = !quant.method.needs_inputs() && quant.method != Method::Exact;
+    let method = if is_possible { quant.method } else { Method::Search };
+    Ok(Some(Decision { quant: TensorQuant { method, ..quant }, metrics: None, packed: None }))
 }
 
 /// Codes of the source that are taken over: their scheme, how, and the reason.
