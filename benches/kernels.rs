@@ -78,6 +78,9 @@ fn kernels() -> Vec<Case> {
     const fn int(scheme: Scheme, granularity: Granularity, symmetric: bool) -> QuantSpec {
         QuantSpec { scheme, granularity, symmetric, scale_dtype: ScaleType::F16 }
     }
+    const fn bytes(scheme: Scheme, group: u32) -> QuantSpec {
+        QuantSpec { scale_dtype: ScaleType::I8Row, ..int(scheme, Granularity::Group(group), true) }
+    }
     const NL4: QuantSpec = QuantSpec { scheme: Scheme::Nl4, ..QuantSpec::Q4_0 };
     use Arithmetic::{Bf16, Float, Int8, Int16};
     vec![
@@ -93,6 +96,12 @@ fn kernels() -> Vec<Case> {
         ("nl4 x int8", |r, c| tiled(NL4, r, c), Int8),
         ("mxfp4 x int16", |r, c| tiled(QuantSpec::MXFP4, r, c), Int16),
         ("mxfp4 x int8", |r, c| tiled(QuantSpec::MXFP4, r, c), Int8),
+        ("t2 i8_row x int8", |r, c| tiled(bytes(Scheme::T2, 128), r, c), Int8),
+        ("t3 i8_row x int8", |r, c| tiled(bytes(Scheme::T3, 128), r, c), Int8),
+        ("nl4 i8_row x int8", |r, c| tiled(bytes(Scheme::Nl4, 32), r, c), Int8),
+        ("int4 i8_row x int8", |r, c| tiled(bytes(Scheme::Int4, 32), r, c), Int8),
+        ("int5 i8_row x int8", |r, c| tiled(bytes(Scheme::Int5, 32), r, c), Int8),
+        ("int6 i8_row x int8", |r, c| tiled(bytes(Scheme::Int6, 32), r, c), Int8),
         ("int8 row x int16", |r, c| tiled(int(Scheme::Int8, Granularity::Row, true), r, c), Int16),
         ("int8 row x int8", |r, c| tiled(int(Scheme::Int8, Granularity::Row, true), r, c), Int8),
     ]
