@@ -265,11 +265,12 @@ impl<'a> Run<'a> {
         self.worked = true;
     }
 
-    /// Empties the prefix cache if there is nothing to compute. Returns whether it did.
+    /// Empties the prefix cache, and forgets earlier texts, if there is nothing to compute. Returns whether it did.
     fn flush_prefixes(&mut self) -> bool {
         let is_idle = self.lives.all.is_empty() && self.batch.is_empty();
         if is_idle {
             self.batch.flush_prefixes();
+            self.speculator.forget();
         }
         is_idle
     }
