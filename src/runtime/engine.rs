@@ -147,10 +147,7 @@ impl Engine {
                 done
             }
             Output::Hidden { logits, hidden } => {
-                if !self.finds_hidden() {
-                    let found = "found a GPU, which does not return what multi-token prediction reads";
-                    return Err(Error::unsupported(found).help("use --device cpu"));
-                }
+                self.check_hidden()?;
                 let before = [logits.len(), hidden.len()];
                 logits.resize(before[0] + feeds.iter().map(Feed::rows).sum::<usize>() * self.model.config.vocab, 0.0);
                 hidden.resize(before[1] + tokens * self.model.config.hidden, 0.0);
@@ -192,6 +189,18 @@ impl Engine {
     /// Returns true if the engine can return the output of the final norm.
     pub(super) fn finds_hidden(&self) -> bool {
         self.model.parts.last().is_some_and(|part| part.finds_hidden())
+    }
+
+    /// Refuses an engine that cannot return the output of the final norm.
+    ///
+    /// # Errors
+    /// The last layers are on a GPU.
+    pub(super) fn check_hidden(&self) -> Result<()> {
+        if self.finds_hidden() {
+            return Ok(());
+        }
+        let found = "found a GPU, which does not return what multi-token prediction reads";
+        Err(Error::unsupported(found).help("use --device cpu"))
     }
 
     /// Returns true when the engine can return the `k` largest logits of a row without all the others.

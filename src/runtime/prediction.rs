@@ -36,13 +36,15 @@ impl Engine {
     /// threads, the embedding and the output matrix of this engine.
     ///
     /// # Errors
-    /// The pack has no such layers, lacks tensors of them, or has a rotation that depends on more than distances.
+    /// The pack has no such layers, lacks tensors of them, or has a rotation that depends on more than distances; or
+    /// the last layers of this engine are on a GPU.
     pub fn predictors(&self, reader: &IebinReader) -> Result<Vec<Predictor>> {
         let config = self.config();
         if config.prediction_layers == 0 {
             let found = "found a pack without layers of multi-token prediction that are computed";
             return Err(Error::usage(found).help("`iec pack --with-mtp` keeps those of a checkpoint that has them"));
         }
+        self.check_hidden()?;
         if !self.depends_on_distances_only() {
             return Err(Error::unsupported(
                 "found multi-token prediction in a model whose queries or rotations depend on positions",

@@ -156,6 +156,9 @@ impl DraftModel {
             open.push(draft);
             outputs.push(rows);
         }
+        if feeds.is_empty() {
+            return Ok(());
+        }
         let mut feeds: Vec<Feed<'_>> =
             feeds.iter_mut().map(|(sequence, tokens)| Feed { sequence, tokens, want: Want::Last }).collect();
         let best: Vec<u32> = match &mut self.source {
@@ -194,9 +197,11 @@ impl DraftModel {
         let end = first + computed.len() / width;
         layer.count(&text.ids[first..end])?;
         state.follow(first, computed, width);
-        while state.previous.len() >= BEHIND * width {
+        while state.previous.len() >= BEHIND.min(layer.step_rows() + 1) * width {
             let start = state.first + state.read;
-            let count = (state.previous.len() / width).min(text.ids.len() - start).min(layer.step_rows());
+            // One is left for the next draft, which needs its logits.
+            let rows = state.previous.len() / width - 1;
+            let count = rows.min(text.ids.len() - start).min(layer.step_rows());
             if count == 0 {
                 break;
             }
